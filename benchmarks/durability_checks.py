@@ -20,13 +20,10 @@ from benchmarks.state_tables import BYTES_PER_FILE, StateTable, open_tables
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.durability.checking import Checker
-from dormouse.durability.orphans import Known
+from dormouse.durability.ledgers import Ledgers
 from dormouse.model.file_reference import FileReference, FileWithReferences
-from dormouse.objects import open_store
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres import ConnectionSupplier
-from dormouse.state.catalog import Catalog
-from dormouse.state.files.attempts import WriteAttempts
 
 OBJECT_BYTES = 64_000_000
 SKETCHES_BYTES = 1_000
@@ -79,10 +76,8 @@ class _Listing:
 
 
 class _MetadataCheck:
-    def __init__(self, dsn: str, objects: str, table: StateTable) -> None:
+    def __init__(self, dsn: str, table: StateTable) -> None:
         self._supplier = ConnectionSupplier(dsn)
-        attempts = WriteAttempts(self._supplier, open_store(objects))
-        self._known = Known(self._supplier, Catalog(self._supplier, attempts), attempts)
         self._table = table
 
     def close(self) -> None:
@@ -98,7 +93,7 @@ class _MetadataCheck:
     def check(self) -> dict[str, Any]:
         began, before = time.perf_counter(), resident_bytes("VmRSS")
         store: Any = _Listing(self._table)
-        report = Checker(self._supplier, store, self._known).run([self._table.record])
+        report = Checker(Ledgers(self._supplier, store)).run([self._table.record])
         return {
             "seconds": time.perf_counter() - began,
             "bytes": resident_bytes() - before,  # at the most, beyond what it began with
@@ -108,8 +103,8 @@ class _MetadataCheck:
 
 
 @contextmanager
-def _checking(dsn: str, objects: str, table: StateTable) -> Iterator[_MetadataCheck]:
-    made = _MetadataCheck(dsn, objects, table)
+def _checking(dsn: str, table: StateTable) -> Iterator[_MetadataCheck]:
+    made = _MetadataCheck(dsn, table)
     try:
         yield made
     finally:
@@ -122,7 +117,7 @@ def metadata(leaves: int, files_per_leaf: int, tell: Tell) -> Figures:
         tell(f"making {leaves:,} leaves")
         table = tables.make("large", leaves, files_per_leaf=files_per_leaf)
         tell(f"checking {leaves * files_per_leaf:,} files")
-        with remote(partial(_checking, place.dsn, place.objects, table)) as checking:
+        with remote(partial(_checking, place.dsn, table)) as checking:
             listing, found = checking.call("listed"), checking.call("check")
     if found["problems"] or found["files"] != leaves * files_per_leaf:
         raise RuntimeError(f"the check found {found}")

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         TIMESTAMP,
     )
     from dormouse.reading.changes import Consumer
-    from dormouse.reading.deleting import ALL
+    from dormouse.reading.where import ALL
     from dormouse.rows.changes import (
         AddColumn,
         DropColumn,
@@ -107,7 +107,7 @@ __all__ = [
 
 _TYPES = "dormouse.model.types"
 _HOMES = {
-    "ALL": "dormouse.reading.deleting",
+    "ALL": "dormouse.reading.where",
     "Column": "dormouse.rows.columns",
     "Consumer": "dormouse.reading.changes",
     "Cut": "dormouse.model.cut",

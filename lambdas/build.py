@@ -57,7 +57,7 @@ ELSEWHERE = frozenset(
 
 OF_CALLS = frozenset(
     {
-        "__init__.py", "errors", "settings", "aws", "model/__init__.py", "model/ahead.py",
+        "__init__.py", "errors", "settings", "aws", "model/__init__.py", "model/loops.py",
         "state/__init__.py", "state/commits/__init__.py", "state/commits/queue.py",
         "state/commits/sqs_queue.py",
     }

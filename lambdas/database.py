@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from itertools import count
 from typing import Any
 
 from dormouse.durability.ownership import Ownership
 from dormouse.errors import InstanceError, InvalidInput
-from dormouse.model.ahead import backoff_seconds
+from dormouse.model.loops import tries
 from dormouse.objects import ObjectStore
 from dormouse.objects.store import GuardedStore
 from dormouse.postgres import ConnectionSupplier
@@ -67,23 +65,16 @@ def connected(
         search_path=search_path,
     ).limited(**(limits_ms or {}))
     try:
-        _wait_for(supplier, time.monotonic() + wait_seconds, (InvalidInput, *final))
+        for this in tries(wait_seconds):
+            try:
+                with supplier.connection():
+                    return supplier
+            except InstanceError as error:
+                if isinstance(error, (InvalidInput, *final)):
+                    raise
+                failure = error
+                logger.info("attempt %d: %s", this.number, error)
+        raise failure
     except BaseException:
         supplier.close()
         raise
-    return supplier
-
-
-def _wait_for(supplier: ConnectionSupplier, deadline: float, final: tuple[type[Exception], ...]) -> None:
-    for attempt in count(1):
-        try:
-            with supplier.connection():
-                return
-        except final:
-            raise
-        except InstanceError as error:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise
-            logger.info("attempt %d: %s", attempt, error)
-            time.sleep(min(backoff_seconds(attempt), left))

@@ -11,15 +11,13 @@ from typing import Any
 
 from dormouse.aws.schedules.garbage import KIND, collect
 from dormouse.aws.schedules.work import Schedule
+from dormouse.durability.checking import checks
+from dormouse.durability.ledgers import Ledgers
 from dormouse.durability.maintaining import InstanceRounds
-from dormouse.durability.orphans import Known
-from dormouse.durability.shares import checks
 from dormouse.errors import DormouseError
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.settings.lambdas import FILES_DELETED, ORPHANED_BYTES, ROUNDS_FAILING, DatabaseEnvironment
-from dormouse.state.catalog import Catalog
-from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.round_reports import rounds_failing
 from lambdas.database import database
 from lambdas.services import called, tracer
@@ -48,10 +46,8 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
 
 def _checked(supplier: ConnectionSupplier, objects: ObjectStore, seconds_left: Callable[[], float]) -> int:
     """How many rounds of the instance fail, after those checks of today that are due."""
-    rounds, attempts = InstanceRounds(supplier), WriteAttempts(supplier, objects)
-    catalog = Catalog(supplier, attempts)
-    known = Known(supplier, catalog, attempts)
-    for kind, check in checks(supplier, catalog, objects, known, seconds_left).items():
+    rounds = InstanceRounds(supplier)
+    for kind, check in checks(Ledgers(supplier, objects), seconds_left).items():
         if rounds.is_due(kind, DAY_SECONDS):
             try:
                 rounds.run(kind, check)

@@ -6,13 +6,12 @@ Each has a role of its own, here and in the database, so that IAM tells who may 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from typing import Any
 
 from dormouse.api.instance import connect
 from dormouse.errors import DormouseError, InstanceError
-from dormouse.settings.lambdas import TABLE_CHANGES, TABLE_READS, DatabaseEnvironment
-from dormouse.verbs.table_requests import parsed
+from dormouse.settings.lambdas import DatabaseEnvironment
+from dormouse.verbs import tables as verbs
 from lambdas.database import connections
 from lambdas.services import Call, called, logger, tracer
 
@@ -24,31 +23,29 @@ Answer = dict[str, Any]
 
 @tracer.capture_lambda_handler(capture_response=False)
 def show(event: Any, context: Any) -> Answer:
-    """A request of `dormouse.verbs.table_requests` → {"answer": …} or {"error": {"kind", "message"}}."""
+    """An event of `dormouse.verbs.tables` → {"answer": …} or {"error": {"kind", "message"}}."""
     with called(DatabaseEnvironment, "tables", context) as call:
-        return _answer(event, TABLE_READS, call, read_only=True)
+        return _answer(event, call, changes=False)
 
 
 @tracer.capture_lambda_handler(capture_response=False)
 def change(event: Any, context: Any) -> Answer:
     """As `show`."""
     with called(DatabaseEnvironment, "tables", context) as call:
-        return _answer(event, TABLE_CHANGES, call, read_only=False)
+        return _answer(event, call, changes=True)
 
 
-def _answer(
-    event: Any, kinds: Collection[str], call: Call[DatabaseEnvironment], *, read_only: bool
-) -> Answer:
+def _answer(event: Any, call: Call[DatabaseEnvironment], *, changes: bool) -> Answer:
     """What the caller did wrong is told to the caller: it is no failure of the lambda, which would ring."""
     environment = call.environment
     try:
-        work = parsed(event, kinds)
+        verb, asked = verbs.parse_event(event, [verb for verb in verbs.VERBS if verb.changes == changes])
         with (
             # which waits for a database that wakes
             connections(environment.dsn, f"dormouse-{call.name}", environment.connect_seconds_max),
-            connect(environment.dsn, environment.objects, read_only=read_only) as instance,
+            connect(environment.dsn, environment.objects, read_only=not changes) as instance,
         ):
-            answer = {"answer": work(instance)}
+            answer = {"answer": verbs.answer(instance, verb, asked)}
     except DormouseError as error:
         logger.info("%s: %s", type(error).__name__, error)
         return _told(error)

@@ -14,15 +14,15 @@ from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.datafusion_session import sorted_session, table_file
 from dormouse.data.leaf_sorter import MEMORY_BYTES
 from dormouse.data.object_access import open_parquet
+from dormouse.data.transform import Transform
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties
 from dormouse.objects import ObjectStore
 from dormouse.state.context import TableContext
-from dormouse.writing.leaf_files import LeafFiles
 from dormouse.writing.merge import merged_rows
-from dormouse.writing.parquet_file import writer_options
+from dormouse.writing.parquet_file import LeafFiles, writer_options
 
 SKETCHES = ".sketches"
 
@@ -97,8 +97,8 @@ def merge_plan(
     """DataFusion's physical plan of a merge, as text; nothing is run."""
     context = sorted_session(options=writer_options())
     files = [table_file(context, schema, file) for file in inputs]
-    properties = properties or TableProperties()
-    rows = merged_rows(context, files, schema, region=region, properties=properties, now_ms=0)
+    transform = Transform.parse(schema, properties or TableProperties())
+    rows = merged_rows(context, files, transform, region=region, now_ms=0)
     return str(rows.execution_plan().display_indent())
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import dormouse as dm
-from dormouse.settings.lambdas import TABLE_READS
+from dormouse.verbs.registry import VERBS
 from lambdas import tables
 from tests.aws_lambda import Context
 from tests.every_door import CommandLine, Door, Failed, Python
@@ -141,7 +141,7 @@ class Lambdas(Door):
         return self._asked("drop", table=table)
 
     def _asked(self, do: str, **request: Any) -> Any:
-        handler: Callable[[Any, Any], Any] = tables.show if do in TABLE_READS else tables.change
+        handler: Callable[[Any, Any], Any] = tables.change if VERBS[f"table {do}"].changes else tables.show
         event = json.loads(json.dumps({"do": do, **request}))
         answer = json.loads(json.dumps(handler(event, Context())))
         if "error" in answer:

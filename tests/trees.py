@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dormouse.data.sketches import FileSketches, KeyQuantiles, merge
 from dormouse.errors import PartitionNotFound
 from dormouse.model.partition_tree import NONE, Partition, PartitionRow, PartitionTree, Split, TreeArrays
-from dormouse.model.region import KeyValue, Range, Region, compare, decode_value, encode_value
+from dormouse.model.region import KeyRanges, KeyValue, Range, Region, compare, decode_value, encode_value
 from dormouse.model.schema import Schema
-from dormouse.reading.key_ranges import KeyRanges
 
 EVERYTHING = Range()
 

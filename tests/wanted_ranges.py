@@ -7,10 +7,9 @@ from typing import Any
 
 import duckdb
 
-from dormouse.model.region import Range
+from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, DOUBLE, INT, LONG, STRING
-from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.sql import wanted as module
 from dormouse.reading.sql.parsed import parsed
 from dormouse.reading.sql.wanted import Wanted

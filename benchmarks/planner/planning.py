@@ -17,8 +17,7 @@ import psycopg
 
 from benchmarks.harness.processes import resident_bytes
 from benchmarks.state_tables import KEYS_PER_LEAF, StateTable
-from dormouse.model.region import Range
-from dormouse.reading.key_ranges import KeyRanges
+from dormouse.model.region import KeyRanges, Range
 from dormouse.reading.table_view import plan_query
 from dormouse.state.context import TableAddress, TableContext
 

@@ -27,12 +27,13 @@ from dormouse.errors import (
     names_what_is_missing,
 )
 from dormouse.model.cut import When
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, TableRecord, is_edited
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier, migrate
-from dormouse.postgres.leases import ClockJump, clock_jumps
+from dormouse.postgres.lease import ClockJump, clock_jumps
 from dormouse.settings.process import Settings, load_settings
 from dormouse.state.commits.commit_queues import CommitQueues
 from dormouse.state.commits.outcomes import CommitStatus
@@ -46,10 +47,11 @@ if TYPE_CHECKING:
     from dormouse.api.row_table import RowTable
     from dormouse.durability.backups import Backup
     from dormouse.durability.checking import CheckReport
+    from dormouse.durability.ledgers import Orphan
     from dormouse.durability.maintaining import Maintenance
-    from dormouse.durability.orphans import DeletedOrphans, Orphan
     from dormouse.jobs.store import JobStore
     from dormouse.model.types import Parameters
+    from dormouse.objects.ledger import Swept
     from dormouse.payloads.store import PayloadStore
     from dormouse.reading.planner import PlanSummary
     from dormouse.reading.sql.engine import Sessions
@@ -348,7 +350,10 @@ class Instance:
                     self._supplier,
                     self._objects,
                     self._check_writable,
-                    PayloadOptions(hot_seconds=self._settings.payloads_hot_seconds),
+                    PayloadOptions(
+                        hot_seconds=self._settings.payloads_hot_seconds,
+                        kept_seconds=self._settings.objects_kept_seconds,
+                    ),
                 )
             return self._payloads
 
@@ -433,7 +438,7 @@ class Instance:
         *,
         since: str | None = None,
         despite_damage: bool = False,
-        progress: Callable[[int, int | None], object] = lambda done, total: None,
+        progress: Progress = no_progress,
     ) -> Backup:
         """Takes a backup into a folder, or s3://bucket/prefix, while everything runs.
 
@@ -476,7 +481,7 @@ class Instance:
         self,
         deep: bool = False,
         table: str | None = None,
-        progress: Callable[[int, int | None], object] | None = None,
+        progress: Progress | None = None,
         *,
         after: str | None = None,
         finished: Callable[[str], object] = lambda table: None,
@@ -509,8 +514,8 @@ class Instance:
     def delete_orphans(
         self,
         older_than: timedelta = OLDER_THAN,
-        progress: Callable[[int, int | None], object] = lambda done, total: None,
-    ) -> DeletedOrphans:
+        progress: Progress = no_progress,
+    ) -> Swept:
         """Deletes what `orphans` gives, for ever; then there is no way back to another timeline.
 
         `progress` is called with the objects done. Raises `InstanceIsACopy` and `InstanceTakenOver`; and
@@ -573,7 +578,9 @@ class Instance:
         return RowTable(self._table(record, every_version=True), lambda: self.row_indexes)
 
     def _daily(self) -> Mapping[str, Callable[[], object]]:
-        jobs = partial(self.jobs.expire, self._settings.jobs_retention_days)
+        jobs = partial(
+            self.jobs.expire, self._settings.jobs_retention_days, self._settings.objects_kept_seconds
+        )
         return {"jobs": jobs, "rows": self._keep_row_indexes, "commit bodies": self._commits.sweep_bodies}
 
     def _keep_row_indexes(self) -> None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidQuery, RowNotFound, names_what_is_missing
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.table import ROW_DELETED, ROW_ID, ROW_VERSION, Container
 from dormouse.rows.change import (
     LOCK_WAIT_SECONDS,
     Asked,
     Find,
     Found,
+    LookedUp,
     RowChanges,
-    Written,
     checked_changes,
     digest_of_changes,
     digest_of_upsert,
@@ -30,7 +30,7 @@ from dormouse.rows.pages import INDEX_WAIT_SECONDS
 from dormouse.rows.reading import RowReader
 from dormouse.rows.store import HISTORY_PAGE, HeldLock, RowChange, RowLocks, RowSnapshot, RowStore, TableState
 from dormouse.rows.values import to_python
-from dormouse.sources.rows_csv_reader import CsvFormat, CsvOptions
+from dormouse.sources.text_format import TextOptions, text_format
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from dormouse.rows.store import RowStore, TableState
 
 DOWNLOAD_WAIT_SECONDS = 600.0
-Progress = Callable[[int, int | None], object]
 
 
 @names_what_is_missing
@@ -137,7 +136,7 @@ class RowTable(Container):
         changed_by: str | None = None,
         change_id: str | None = None,
         wait_seconds: float = LOCK_WAIT_SECONDS,
-        progress: Progress = lambda done, total: None,
+        progress: Progress = no_progress,
     ) -> Changed:
         """Makes all of the changes in their order, as one transaction, or none.
 
@@ -167,7 +166,7 @@ class RowTable(Container):
         changed_by: str | None = None,
         change_id: str | None = None,
         wait_seconds: float = LOCK_WAIT_SECONDS,
-        progress: Progress = lambda done, total: None,
+        progress: Progress = no_progress,
     ) -> Changed:
         """Updates the rows that have the values of the columns `on`, where they differ; inserts the others.
 
@@ -182,7 +181,7 @@ class RowTable(Container):
         def find(held: HeldLock, columns: tuple[Column, ...]) -> Found:
             locate = partial(self._indexes.locate, self, on, version=held.version)
             batches, unchanged = upserts(rows, on, columns, locate)
-            return Found([Written(batches)] if batches else [], unchanged)
+            return Found([LookedUp(batches)] if batches else [], unchanged)
 
         self._indexes.bring(self)  # or the lock would be held while an index is built
         digest = None if change_id is None else digest_of_upsert(rows, on)
@@ -333,14 +332,15 @@ class RowTable(Container):
         *,
         rows: int = ROWS_SHOWN,
         whole: bool = False,
-        **how: Unpack[CsvOptions],
+        **how: Unpack[TextOptions],
     ) -> CsvPreview:
         """What a CSV or TSV file seems to hold: columns, first rows. Raises `InvalidData` and `InvalidInput`.
 
         `how` is it written: separator (by default as the file's name tells), quote, escape, header,
-        skip_lines, and null, a text that stands for nothing.
+        skip_lines, null, a text that stands for nothing, or several, and encoding. A file whose header is a
+        single cell, of which nothing is said, is looked at for another separator, as files of tables are.
         """
-        return preview_csv(path, CsvFormat.of_file(path, **how), rows=rows, whole=whole)
+        return preview_csv(path, text_format(path, **how), rows=rows, whole=whole)
 
     def upload_csv(
         self,
@@ -352,8 +352,8 @@ class RowTable(Container):
         changed_by: str | None = None,
         change_id: str | None = None,
         wait_seconds: float = LOCK_WAIT_SECONDS,
-        progress: Progress = lambda done, total: None,
-        **how: Unpack[CsvOptions],
+        progress: Progress = no_progress,
+        **how: Unpack[TextOptions],
     ) -> Changed:
         """Makes the change that a CSV or TSV file says, all of it or nothing.
 
@@ -362,7 +362,7 @@ class RowTable(Container):
         file: a download becomes new rows. `columns` names the file's columns, in place of its header; `how`
         is as for `preview_csv`. Raises what `change` does, and `InvalidData`, naming the row.
         """
-        load = LoadCsv(path, columns=columns, as_new=as_new, **asdict(CsvFormat.of_file(path, **how)))
+        load = LoadCsv(path, columns=columns, as_new=as_new, **text_format(path, **how).to_json())
         by: dict[str, Any] = {"changed_by": changed_by, "change_id": change_id, "wait_seconds": wait_seconds}
         return self.change([load], dry_run, progress=progress, **by)
 
@@ -377,7 +377,7 @@ class RowTable(Container):
         separator: str | None = None,
         header: bool = True,
         wait_seconds: float = DOWNLOAD_WAIT_SECONDS,
-        progress: Progress = lambda done, total: None,
+        progress: Progress = no_progress,
     ) -> int:
         """Writes the rows, of the table or of a query, as CSV or TSV; gives how many there were.
 
@@ -387,7 +387,7 @@ class RowTable(Container):
         """
         from dormouse.rows.csv_loads import save_csv
 
-        how = CsvFormat.of_file(path, separator=separator, header=header)
+        how = text_format(path, separator=separator, header=header)
         which: dict[str, Any] = {"version": version, "snapshot": snapshot, "wait_seconds": wait_seconds}
         rows = self.rows_of(sql, parameters=parameters, **which)
         return save_csv(rows, path, how, progress)

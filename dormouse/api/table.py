@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dormouse.api import shown
 from dormouse.api.tables import Tables, compact_on_spark, ingest_on_spark
 from dormouse.errors import names_what_is_missing
 from dormouse.model.cut import When
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.partition_tree import Partition
 from dormouse.model.reshaping import Evolve
 from dormouse.model.schema import Schema
-from dormouse.model.table import Container, TableProperties, check_not_edited, check_upsert, is_edited
+from dormouse.model.table import Container, Engine, TableProperties, check_not_edited, check_upsert, is_edited
 from dormouse.model.types import DataType, Field
 from dormouse.state.context import TableContext
 from dormouse.state.files.deletions import RecordedDeletion, erasure_proofs
@@ -32,20 +33,19 @@ if TYPE_CHECKING:
     from dormouse.durability.erasing import EraseReport
     from dormouse.model.types import Parameters
     from dormouse.reading.changes import Consumer
-    from dormouse.reading.deleting import DeleteReport, DeleteWhere
     from dormouse.reading.planner import PlanSummary
     from dormouse.reading.sql.engine import Sessions
     from dormouse.reading.sql.views import LiveFile
     from dormouse.reading.streams import Answer, Interruption
-    from dormouse.reading.where import Where
+    from dormouse.reading.where import DeleteWhere, Where
     from dormouse.state.history.history import History
     from dormouse.state.history.moments import RestoreReport
     from dormouse.state.partitions.store import SmallPair
     from dormouse.writing.compaction import CompactionReport
+    from dormouse.writing.deleting import DeleteReport
     from dormouse.writing.ingest import IngestReport
     from dormouse.writing.splitting import MergeReport, SplitReport
 
-Engine = Literal["auto", "local", "spark"]
 Waiting = Callable[[str], object] | None
 """What is told why a round waits for the commit queue."""
 
@@ -184,7 +184,7 @@ class Table(Container):
         *,
         ingest_id: str | None = None,
         engine: Engine = "auto",
-        progress: Callable[[int, int | None], None] | None = None,
+        progress: Progress | None = None,
         evolve: Evolve | None = None,
     ) -> IngestReport:
         """Adds rows: all of them, in one commit, or none.
@@ -212,7 +212,7 @@ class Table(Container):
         *,
         ingest_id: str | None = None,
         engine: Engine = "auto",
-        progress: Callable[[int, int | None], None] | None = None,
+        progress: Progress | None = None,
         evolve: Evolve | None = None,
     ) -> IngestReport:
         """Brings rows to a table that keeps the newest row of each key, as `ingest` does there, too.
@@ -356,7 +356,7 @@ class Table(Container):
         wait_seconds: float = 60.0,
         abandon_writers: bool = False,
         backups: Sequence[str] = (),
-        progress: Callable[[int, int | None], object] = lambda done, total: None,
+        progress: Progress = no_progress,
     ) -> EraseReport:
         """Deletes the rows that match for ever, also from the history and the object store.
 
@@ -471,15 +471,14 @@ class Table(Container):
         *,
         engine: Engine = "auto",
         full: bool = False,
-        progress: Callable[[int, int, int], None] | None = None,
+        progress: Progress | None = None,
         waiting: Waiting = None,
     ) -> CompactionReport:
         """Runs one round of compaction: makes jobs, runs those that are due, and reports what it did.
 
         `full` makes each leaf one file, whatever the table's strategy: it rewrites all rows of each leaf that
-        has several files. `progress` is called with the jobs done, all jobs of the round, and the rows
-        merged. Waits first while the commit queue is above its high mark, tells `waiting` why, and raises
-        `CommitQueueFull`.
+        has several files. `progress` is called with the jobs done and all jobs of the round. Waits first
+        while the commit queue is above its high mark, tells `waiting` why, and raises `CommitQueueFull`.
         """
         from dormouse.writing.compaction import compact
 
@@ -514,7 +513,7 @@ class Table(Container):
     def collect_garbage(
         self,
         *,
-        progress: Callable[[int, int], object] = lambda done, total: None,
+        progress: Progress = no_progress,
         waiting: Waiting = None,
     ) -> GarbageReport:
         """Runs one round of garbage collection: deletes files a while after their last reference.

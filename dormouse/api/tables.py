@@ -22,6 +22,7 @@ from dormouse.model.cut import When
 from dormouse.model.reshaping import Evolve, check_evolve
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.model.table import (
+    ROWS_MAX,
     VERSIONS,
     TableProperties,
     TableRecord,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from dormouse.model.types import Parameters
     from dormouse.reading.planner import PlanSummary
     from dormouse.reading.sql.engine import Engine, Sessions
-    from dormouse.reading.sql.named import Named
+    from dormouse.reading.sql.statements import Named
     from dormouse.reading.streams import Answer, Interruption
     from dormouse.reading.where import Where
     from dormouse.writing.compaction_job import CompactionResult
@@ -201,7 +202,7 @@ class Tables:
     ) -> Answer:
         from dormouse.reading.executor import query
         from dormouse.reading.streams import Answer, without_first
-        from dormouse.reading.where import LIMIT_MAX, checked_limit, checked_offset
+        from dormouse.reading.where import checked_limit, checked_offset
 
         if descending:
             from dormouse.reading.sql.views import descending as read
@@ -210,7 +211,7 @@ class Tables:
             return Answer(read(sessions, reading, where, columns, limit, offset, interruption, as_of))
         most, offset = checked_limit(limit), checked_offset(offset)
         if most is not None:
-            most = min(most + offset, LIMIT_MAX)
+            most = min(most + offset, ROWS_MAX)
         rows = query(reading, where, columns, limit=most, interruption=interruption, as_of=as_of)
         return Answer(without_first(rows, offset) if offset else rows)
 
@@ -297,7 +298,7 @@ class Tables:
         return Engine(self.objects)
 
     def _named(self, verify: bool = False) -> Named:
-        from dormouse.reading.sql.named import Named
+        from dormouse.reading.sql.statements import Named
 
         def like(names: Iterable[str]) -> dict[str, TableContext]:
             listed = list(names)

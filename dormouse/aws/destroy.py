@@ -40,6 +40,7 @@ from dormouse.aws.switches import (
     schedules,
 )
 from dormouse.errors import InstanceError, InvalidInput
+from dormouse.model.loops import tries
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.process import environment
 from dormouse.settings.resources import (
@@ -277,7 +278,7 @@ def destroy(
     if session.profile_name != "default":
         command += ["--profile", session.profile_name]
     region = {"AWS_REGION": found.region, "AWS_DEFAULT_REGION": found.region}
-    for _ in range(ATTEMPTS_MAX):
+    for _ in tries(tries_max=ATTEMPTS_MAX, pause=0):
         code = subprocess.run(command, cwd=root, env={**environment(), **region}, check=False).returncode
         for bucket in found.buckets:
             empty(aws, bucket.name)  # access logs come late, and keep a bucket from being deleted

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from dormouse.aws.aws import Aws, AwsRefused
 from dormouse.errors import InstanceError, InvalidInput
+from dormouse.model.loops import tries
 from dormouse.settings.lambdas import Engine, RunsEnvironment, field
 
 logger = logging.getLogger(__name__)
@@ -298,18 +299,19 @@ def _submit_step(environment: RunsEnvironment, step: dict[str, Any], aws: Aws) -
     for one in _clusters_of_late(name, aws):
         if found := _earliest_step(one["Id"], step["Name"], aws):
             return one["Id"], found
-    for tried in range(1, TRIES_MAX + 1):
+    for _ in tries(tries_max=TRIES_MAX, pause=0):
         cluster = _first(_clusters(name, aws)) or _start(environment, name, [], aws)
         try:
             [added] = aws.call("emr", "add_job_flow_steps", JobFlowId=cluster, Steps=[step])["StepIds"]
         except AwsRefused as refused:
             # it began to end, as it was idle, since it was listed
-            if refused.code not in _SHUTTING_DOWN or tried == TRIES_MAX:
+            if refused.code not in _SHUTTING_DOWN:
                 raise
+            failure = refused
             logger.info("cluster %s takes no step any more: %s", cluster, refused)
             continue
         return cluster, _settle_step(cluster, added, step["Name"], aws)
-    raise InstanceError(f"no EMR cluster named {name} takes steps")
+    raise failure
 
 
 def _start(environment: RunsEnvironment, name: str, steps: list[dict[str, Any]], aws: Aws) -> str:

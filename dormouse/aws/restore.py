@@ -30,6 +30,7 @@ from dormouse.aws.steps import (
     StepReport,
 )
 from dormouse.errors import InstanceError, InvalidInput, ObjectStoreError
+from dormouse.model.loops import Progress, no_progress
 from dormouse.settings.resources import INSTANCE_TAG, StorageResources
 
 OF_NOW = frozenset({".staging", "owner", "backups", "runs", "work", "activity"})
@@ -41,7 +42,6 @@ BATCH = 1_000
 YEAR_LEAST = 2006
 CLOCK_SLACK = timedelta(minutes=1)
 EXAMPLES_MAX = 3
-Progress = Callable[[int], object]
 
 Commits = Literal["keep", "purge"]
 """What becomes of commit requests that wait in the queues: those for lost tables are refused in any case."""
@@ -65,7 +65,7 @@ def restore_objects(
     *,
     objects: str | None = None,
     dry_run: bool = False,
-    progress: Progress = lambda count: None,
+    progress: Progress = no_progress,
 ) -> RestoredObjects:
     """Undoes the deletions since a time, and of the minute before it, as clocks differ.
 
@@ -97,7 +97,7 @@ def restore_objects(
             _undo(instance.aws, url.netloc, markers)
         count += len(markers)
         examples += [str(marker["Key"]) for marker in markers[: EXAMPLES_MAX - len(examples)]]
-        progress(count)
+        progress(count, None)
     return RestoredObjects(since, count, tuple(examples), dry_run)
 
 
@@ -150,7 +150,7 @@ def restore_deployment(
     dry_run: bool = False,
     tell: Callable[[str], None] = lambda line: None,
     ended: Callable[[StepReport], None] = lambda report: None,
-    progress: Progress = lambda count: None,
+    progress: Progress = no_progress,
     clock: Clock = SYSTEM_CLOCK,
 ) -> RestoredDeployment:
     """Makes a snapshot of the database as it was at `moment`, and brings back the objects that it knows.

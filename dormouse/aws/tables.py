@@ -9,14 +9,13 @@ from dormouse import errors
 from dormouse.aws.aws import AwsRefused
 from dormouse.aws.instance import DeployedInstance
 from dormouse.errors import DormouseError, InstanceError
-from dormouse.settings.lambdas import TABLE_READS
 
 SECONDS_MAX = 910.0
 """A lambda may take 900, to wait until nothing else uses a table."""
 
 
-def ask(instance: DeployedInstance, request: Mapping[str, Any]) -> Any:
-    """The answer to a request of `dormouse.verbs.table_requests`.
+def ask(instance: DeployedInstance, request: Mapping[str, Any], *, changes: bool) -> Any:
+    """Returns the answer to an event of `dormouse.verbs.tables`, which `changes` tables or only reads them.
 
     Raises the error that the instance raised; InstanceError while it is paused, or if no answer comes.
     """
@@ -27,7 +26,6 @@ def ask(instance: DeployedInstance, request: Mapping[str, Any]) -> Any:
         raise InstanceError(
             f"{instance.id} is paused, and its database sleeps: dormouse resume --instance {instance.id}"
         )
-    changes = request["do"] not in TABLE_READS
     try:
         said = instance.aws.invoke(told.change if changes else told.show, request, seconds_max=SECONDS_MAX)
     except AwsRefused:

@@ -13,8 +13,8 @@ from dormouse.cli.parsing import parse_duration, parse_moment
 from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
 from dormouse.model.cut import BEGINNING
+from dormouse.model.json_values import shown_value
 from dormouse.model.text import listed
-from dormouse.model.types import shown_value
 
 if TYPE_CHECKING:
     from dormouse.state.history.retention import RetentionReport

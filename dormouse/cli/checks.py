@@ -14,7 +14,7 @@ from dormouse.errors import CheckFailed, InvalidInput, ObjectStoreError
 
 if TYPE_CHECKING:
     from dormouse.durability.checking import CheckReport
-    from dormouse.durability.orphans import Orphan
+    from dormouse.durability.ledgers import Orphan
 
 LISTED_MAX = 10_000
 """Orphans that are named; all are counted."""

@@ -115,7 +115,7 @@ def _picture(depths: Sequence[QueueDepth], letters: Sequence[DeadLetter]) -> Any
 @contextmanager
 def _progress(committer: Committer) -> Iterator[None]:
     """A line on stderr now and then, when there is news."""
-    from dormouse.state.commits.queue import repeating
+    from dormouse.postgres.lease import Pulse
 
     said = committer.metrics().batches
 
@@ -125,5 +125,5 @@ def _progress(committer: Committer) -> Iterator[None]:
             said = now.batches
             say(f"so far {now}")
 
-    with repeating(tell, PROGRESS_SECONDS, "committer-progress"):
+    with Pulse(tell, PROGRESS_SECONDS, "committer-progress"):
         yield

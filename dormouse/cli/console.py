@@ -13,8 +13,9 @@ from rich.table import Table as RichTable
 from rich.tree import Tree
 
 from dormouse.cli.failures import printable
+from dormouse.model.json_values import shown_value
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.partition_tree import Partition, PartitionTree, outline
-from dormouse.model.types import shown_value
 
 PIPED_WIDTH = 10_000_000  # tables take what they need; nothing is cut off
 PIPED_CELL_WIDTH = 1_000
@@ -105,14 +106,15 @@ def branches(lines: Iterable[tuple[int | None, str, str | None]]) -> Tree:
 
 
 @contextmanager
-def progress(description: str, *, unit: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar on stderr, when that is a terminal; gives the function that moves it: (done, all or None)."""
+def progress(description: str, *, unit: str) -> Iterator[Progress]:
+    """A bar on stderr, when that is a terminal; gives the function that moves it."""
     if not stderr().is_terminal:
-        yield lambda done, total: None
+        yield no_progress
         return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
 
-    bar = Progress(
+    bar = Bar(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ import typer
 from dormouse.cli.parsing import parse_moment, parse_parameters, parse_where
 from dormouse.cli.verbs import ParamOption, Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
+from dormouse.model.loops import Progress
 from dormouse.model.text import listed
 from dormouse.objects.staging import whole_file
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.api.table import Table
-    from dormouse.reading.deleting import DeleteReport, DeleteWhere
     from dormouse.reading.planner import PlanSummary
+    from dormouse.reading.where import DeleteWhere
+    from dormouse.writing.deleting import DeleteReport
 
 ROWS_SHOWN = 20
 """On a terminal; elsewhere all are."""
@@ -113,7 +115,7 @@ def check_said(verb: str, where: list[str] | None, all: bool) -> None:
 
 def rows_to_go(found: Table, table: str, where: list[str] | None) -> tuple[DeleteWhere, str]:
     """Their condition, and in words; without conditions it is all rows."""
-    from dormouse.reading.deleting import ALL
+    from dormouse.reading.where import ALL
 
     if not where:
         return ALL, f"all rows of table {table}"
@@ -272,7 +274,7 @@ def check_output(
                 "--format csv, tsv, json, lines, arrow or parquet"
             )
     if output is not None and file_format != "table":
-        from dormouse.data.export import check_compression
+        from dormouse.sources.export import check_compression
 
         check_compression(output, file_format)
     if output is None and file_format in _BINARY and sys.stdout.isatty():
@@ -286,7 +288,7 @@ def format_of(output: Path | None, otherwise: Format) -> Format:
     """Returns the format that the name of a file tells."""
     if output is None:
         return otherwise
-    from dormouse.data.export import format_of_name
+    from dormouse.sources.export import format_of_name
 
     return format_of_name(output) or otherwise
 
@@ -300,7 +302,7 @@ def write(
     limited: bool,
 ) -> None:
     """Rows on stdout, or in a file with a line about it on stdout."""
-    from dormouse.data.export import export
+    from dormouse.sources.export import export
 
     if output is not None:
         from dormouse.cli.console import progress
@@ -314,7 +316,7 @@ def write(
         _print_table(reader, None if limited or not sys.stdout.isatty() else ROWS_SHOWN)
 
 
-def _followed(reader: pa.RecordBatchReader, moved: Callable[[int, int | None], None]) -> pa.RecordBatchReader:
+def _followed(reader: pa.RecordBatchReader, moved: Progress) -> pa.RecordBatchReader:
     """The same rows, which tell how many they are as they pass."""
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -329,7 +331,7 @@ def _followed(reader: pa.RecordBatchReader, moved: Callable[[int, int | None], N
 
 def _to_file(reader: pa.RecordBatchReader, file_format: str, output: Path) -> int:
     """Whole, or not at all; devices and pipes are written to as they are."""
-    from dormouse.data.export import compressed, export
+    from dormouse.sources.export import compressed, export
 
     if not output.exists() or output.is_file():
         with whole_file(output) as file, compressed(file, output) as sink:
@@ -360,7 +362,7 @@ def _print_table(reader: pa.RecordBatchReader, rows_max: int | None) -> None:
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """Returns the rows with values that a terminal shows."""
-    from dormouse.data.export import python_values
+    from dormouse.sources.export import python_values
 
     names = batch.schema.names
     return (

@@ -142,7 +142,7 @@ def _picture(name: str, records: Sequence[EpochRecord], lives: Mapping[str, Life
     from rich.console import Group
     from rich.tree import Tree
 
-    from dormouse.model.types import shown_value
+    from dormouse.model.json_values import shown_value
 
     trees = []
     for record in records:

@@ -137,7 +137,7 @@ def worker(
 
     It runs queries, ingests, compactions and splits that were started as jobs, and the functions given.
     """
-    from dormouse.verbs.long_work import functions
+    from dormouse.verbs.jobs import functions
 
     own = dict(_function(text) for text in function or ())
     with session.open() as instance:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.parsing import parse_type
+from dormouse.cli.text_options import with_text_options
 from dormouse.cli.verbs import Engine, EngineOption, Session, TableName, confirmed, plural, verb
 from dormouse.errors import (
     CommitOutcomeUnknown,
@@ -23,6 +24,7 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.model.text import listed
+from dormouse.sources.text_format import TextOptions
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 ROW_NUMBER = "row_number"
 
+_IN_FILES = {"separator": "delimiter", "null": "null_texts"}
+"""What `Files` calls options of `TextFormat`."""
 Many = list[str] | None
 Paths = Annotated[
     list[str],
@@ -54,23 +58,18 @@ TypeOption = Annotated[
         "column=date:%d.%m.%Y."
     ),
 ]
-NullOption = Annotated[Many, typer.Option("--null", help="A text that stands for null, like NA.")]
-DelimiterOption = Annotated[
-    str | None, typer.Option(help="What stands between values; \\t is a tab.", show_default=False)
-]
-EncodingOption = Annotated[str | None, typer.Option(help="Of text, like latin-1.", show_default=False)]
-HeaderOption = Annotated[
-    bool | None,
-    typer.Option("--header/--no-header", help="Whether a CSV file begins with names.", show_default=False),
-]
 RowNumberOption = Annotated[
     bool, typer.Option("--key-row-number", help=f"Add a column {ROW_NUMBER}, which is the key.")
 ]
 
 
 def add_to(app: typer.Typer) -> None:
-    verb(app, "ingest", example="dormouse ingest flights january.csv --create --key carrier,flight")(ingest)
-    verb(app, "upsert", example="dormouse upsert accounts changes.parquet --deletes is_deleted")(upsert)
+    verb(app, "ingest", example="dormouse ingest flights january.csv --create --key carrier,flight")(
+        with_text_options(ingest)
+    )
+    verb(app, "upsert", example="dormouse upsert accounts changes.parquet --deletes is_deleted")(
+        with_text_options(upsert)
+    )
 
 
 def ingest(
@@ -86,21 +85,19 @@ def ingest(
     sort_key: Annotated[Many, typer.Option(help="With --create: what rows of one key are sorted by.")] = None,
     key_row_number: RowNumberOption = False,
     type: TypeOption = None,
-    null: NullOption = None,
-    delimiter: DelimiterOption = None,
-    encoding: EncodingOption = None,
-    header: HeaderOption = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     id: IdOption = None,
     engine: EngineOption = "auto",
     add_columns: AddColumnsOption = False,
+    *,
+    how: TextOptions,
 ) -> None:
     """Add rows from files: all of them, in one commit, or none.
 
     With --create the columns and their types are those of the files' beginning; they are shown, and on a
     terminal asked for. Without --key the key is a running number.
     """
-    files = given_files(paths, type, null, delimiter, encoding, header)
+    files = given_files(paths, type, how)
     keys, sort_keys = _names(key), _names(sort_key)
     if not create and (keys or sort_keys):
         raise InvalidInput("--key and --sort-key go with --create: this table has its columns")
@@ -110,7 +107,7 @@ def ingest(
         if keys:
             raise InvalidInput("give --key, or --key-row-number")
         files = replace(files, row_number=ROW_NUMBER)
-    how = _how(engine, add_columns=add_columns)
+    load = _how(engine, add_columns=add_columns)
     agreed = partial(_agreed, session, table, files, (keys, sort_keys), ask=not yes)
     opened, found = session.open_or_make(agreed) if create else (session.open(), None)
     with opened as instance:
@@ -119,9 +116,9 @@ def ingest(
                 instance, table, files, (keys, sort_keys), lambda: found or agreed(), add_columns=add_columns
             )
             with made as known:
-                report = _added(instance.table(table).ingest, "ingest into", table, known, id, how)
+                report = _added(instance.table(table).ingest, "ingest into", table, known, id, load)
         else:
-            report = _added(instance.table(table).ingest, "ingest into", table, files, id, how)
+            report = _added(instance.table(table).ingest, "ingest into", table, files, id, load)
     _show(session, table, report)
 
 
@@ -136,20 +133,18 @@ def upsert(
         ),
     ] = None,
     type: TypeOption = None,
-    null: NullOption = None,
-    delimiter: DelimiterOption = None,
-    encoding: EncodingOption = None,
-    header: HeaderOption = None,
     id: IdOption = None,
     engine: EngineOption = "auto",
     add_columns: AddColumnsOption = False,
+    *,
+    how: TextOptions,
 ) -> None:
     """Bring rows to a table that keeps the newest row of each key: all of them, in one commit, or none."""
-    files = given_files(paths, type, null, delimiter, encoding, header)
+    files = given_files(paths, type, how)
     _check_types(files)
     with session.open() as instance:
-        how = {"deletes": deletes, **_how(engine, add_columns=add_columns)}
-        report = _added(instance.table(table).upsert, "upsert into", table, files, id, how)
+        load = {"deletes": deletes, **_how(engine, add_columns=add_columns)}
+        report = _added(instance.table(table).upsert, "upsert into", table, files, id, load)
     _show(session, table, report)
 
 
@@ -162,27 +157,14 @@ def _check_types(files: Files) -> None:
         )
 
 
-def given_files(
-    paths: list[str],
-    types: Many,
-    null: Many = None,
-    delimiter: str | None = None,
-    encoding: str | None = None,
-    header: bool | None = None,
-) -> Files:
+def given_files(paths: list[str], types: Many, how: TextOptions | None = None) -> Files:
     """The files, and what the options say of them."""
     from dormouse.sources.data_files import Files
 
     kinds, time_formats = parse_types(types or [])
-    return Files(
-        paths if len(paths) > 1 else paths[0],
-        delimiter=None if delimiter is None else delimiter.replace("\\t", "\t"),
-        header=header,
-        encoding=encoding,
-        null_texts=null,
-        types=kinds,
-        time_formats=time_formats,
-    )
+    said: dict[str, Any] = {_IN_FILES.get(name, name): value for name, value in (how or {}).items()}
+    given = paths if len(paths) > 1 else paths[0]
+    return Files(given, types=kinds, time_formats=time_formats, **said)
 
 
 def parse_types(texts: list[str]) -> tuple[dict[str, DataType], dict[str, str]]:
@@ -253,7 +235,7 @@ def _made(
     if any(name in schema and schema.field(name).type in TIMES for name in found.unsure):
         # what is not shown is not guessed, and the load asks which times are meant
         [how] = found.files.formats.values()
-        yield replace(found.files, formats={}, encoding=how.encoding)
+        yield replace(found.files, formats={}, encoding=how.text.encoding)
     else:
         yield found.files
 

@@ -16,7 +16,7 @@ from dormouse.errors import JobFailed, MaintenanceTakenOver
 
 if TYPE_CHECKING:
     from dormouse.durability.maintaining import InstanceRound, Maintenance
-    from dormouse.postgres.leases import ClockJump
+    from dormouse.postgres.lease import ClockJump
     from dormouse.state.files.holds import Hold
     from dormouse.state.files.round_reports import RoundKind
     from dormouse.state.history.history import TableStatus
@@ -51,9 +51,7 @@ def compact(
     from dormouse.cli.console import progress
 
     with session.open() as instance, progress(f"compact {table}", unit="jobs") as moved:
-        report = instance.table(table).compact(
-            engine=engine, full=full, progress=lambda done, total, rows: moved(done, total), waiting=say
-        )
+        report = instance.table(table).compact(engine=engine, full=full, progress=moved, waiting=say)
     session.show(
         report,
         lambda: (

@@ -11,10 +11,11 @@ from typing import Any
 
 from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidSchema
 from dormouse.model.cut import when_of_text
+from dormouse.model.json_values import parse_json
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import TableProperties, unknown_property
-from dormouse.model.types import DECIMAL, LIST, MAP, STRUCT, DataType, parse_json, value_of_text
+from dormouse.model.types import DECIMAL, LIST, MAP, STRUCT, DataType, value_of_text
 
 _DURATION = re.compile(r"(\d{1,6})([dhms])")
 _COMPOUND = re.compile(r"(\w+)\s*(?:<(?=.*>)|\((?=.*\)))(.*)[>)]", re.DOTALL)

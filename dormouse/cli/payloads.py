@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import date, datetime
 from pathlib import Path
@@ -15,7 +14,8 @@ import typer
 
 from dormouse.cli.verbs import Session, agreed, plural, verb
 from dormouse.errors import InvalidInput, InvalidPayload, PayloadCorrupt, PayloadRoundFailed
-from dormouse.model.types import parse_json
+from dormouse.model.json_values import parse_json
+from dormouse.model.loops import Progress
 
 if TYPE_CHECKING:
     from dormouse.payloads.cooling import OffloadReport
@@ -274,9 +274,7 @@ def _done(reports: list[OffloadReport]) -> str:
     return "\n".join(lines) or "nothing to offload or fold"
 
 
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[date, int], object]]:
+def _progress(what: str) -> AbstractContextManager[Progress]:
     from dormouse.cli.console import progress
 
-    with progress(f"{what} payloads", unit="payloads") as moved:
-        yield lambda day, payloads: moved(payloads, None)
+    return progress(f"{what} payloads", unit="payloads")

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,25 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.parsing import parse_parameters
+from dormouse.cli.text_options import with_text_options
 from dormouse.cli.verbs import ParamOption, Session, TableName, plural, verb
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
-from dormouse.model.types import parse_json
+from dormouse.model.json_values import parse_json
+from dormouse.sources.text_format import TextOptions, text_format
 
 if TYPE_CHECKING:
     from dormouse.rows.changes import Changed
     from dormouse.rows.columns import Column
     from dormouse.rows.pages import Page
-    from dormouse.sources.rows_csv_reader import CsvOptions
 
-
-Separator = Annotated[
-    str | None, typer.Option(help="Between cells; tab for tabs [, or a tab for .tsv].", show_default=False)
-]
-Quote = Annotated[str, typer.Option(help="Around cells; '' for none.")]
-Escape = Annotated[str | None, typer.Option(help="Before a quote or separator that is none.")]
-NoHeader = Annotated[bool, typer.Option("--no-header", help="The first row is one like the others.")]
-SkipLines = Annotated[int, typer.Option(min=0, help="Lines before the header or the first row.")]
-Null = Annotated[str | None, typer.Option(help="A text that stands for nothing, like NA.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and change nothing.")]
 ChangeId = Annotated[
     str | None,
@@ -48,30 +40,6 @@ app = typer.Typer(
 )
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMN = re.compile(r"(?P<name>[^:]+):(?P<type>[A-Za-z]+)(\((?P<size>\d+)\))?(=(?P<default>.*))?", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class CsvChosen:
-    """The options of how a file is written."""
-
-    separator: str | None
-    quote: str
-    escape: str | None
-    no_header: bool
-    skip_lines: int
-    null: str | None
-
-
-def csv_options(chosen: CsvChosen) -> CsvOptions:
-    """As `CsvFormat` takes them."""
-    return {
-        "separator": chosen.separator,
-        "quote": chosen.quote or None,
-        "escape": chosen.escape,
-        "header": not chosen.no_header,
-        "skip_lines": chosen.skip_lines,
-        "null": chosen.null,
-    }
 
 
 def show_changed(session: Session, table: str, done: Changed, *, dry_run: bool) -> None:
@@ -96,6 +64,7 @@ def add_to(root: typer.Typer) -> None:
 
 
 @verb(app, "create", example="dormouse rows create samples --column 'name:STRING(50)' --column n:INTEGER=0")
+@with_text_options
 def create(
     session: Session,
     table: TableName,
@@ -110,18 +79,13 @@ def create(
     like: Annotated[
         Path | None, typer.Option(help="A CSV or TSV file, of which all rows are looked at.")
     ] = None,
-    separator: Separator = None,
-    quote: Quote = '"',
-    escape: Escape = None,
-    no_header: NoHeader = False,
-    skip_lines: SkipLines = 0,
-    null: Null = None,
+    *,
+    how: TextOptions,
 ) -> None:
     """Make a row table. Types: INTEGER, DOUBLE, STRING, DATE, BOOLEAN, ENTITY, LINK, FILE, JSON."""
     if sum(one is not None for one in (column or None, schema, like)) != 1:
         raise InvalidInput("give its columns by --column, by --schema FILE or by --like FILE")
-    chosen = CsvChosen(separator, quote, escape, no_header, skip_lines, null)
-    columns = _columns(column or [], schema, like, chosen)
+    columns = _columns(column or [], schema, like, how)
     with session.open(create=True) as instance:
         made = instance.create_row_table(table, columns).columns()
     session.show(
@@ -131,14 +95,13 @@ def create(
 
 
 def _columns(
-    texts: Sequence[str], schema: Path | None, like: Path | None, chosen: CsvChosen
+    texts: Sequence[str], schema: Path | None, like: Path | None, how: TextOptions
 ) -> Sequence[Column]:
     from dormouse.rows.columns import Column
     from dormouse.rows.csv_preview import preview_csv
-    from dormouse.sources.rows_csv_reader import CsvFormat
 
     if like is not None:
-        return preview_csv(like, CsvFormat.of_file(like, **csv_options(chosen)), whole=True).columns
+        return preview_csv(like, text_format(like, **how), whole=True).columns
     if schema is not None:
         found = read_json(str(schema))
         if not isinstance(found, list):

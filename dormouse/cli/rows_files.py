@@ -17,21 +17,15 @@ from dormouse.cli.data import check_output, format_of, write
 from dormouse.cli.loading import dropped_if_it_fails
 from dormouse.cli.rows import (
     ChangeId,
-    CsvChosen,
     DryRun,
-    Escape,
     FileOption,
-    NoHeader,
-    Null,
-    Quote,
-    Separator,
-    SkipLines,
     WaitSeconds,
-    csv_options,
     show_changed,
 )
+from dormouse.cli.text_options import with_text_options
 from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import InvalidInput
+from dormouse.sources.text_format import HELP, TextOptions, text_format
 
 if TYPE_CHECKING:
     from dormouse.rows.csv_preview import CsvPreview
@@ -45,6 +39,7 @@ def add_to(root: typer.Typer) -> None:
 
 
 @verb(rows.app, "upload", example="dormouse rows upload flights flights.csv --create --null NA")
+@with_text_options
 def upload(
     session: Session,
     table: TableName,
@@ -58,15 +53,11 @@ def upload(
     as_new: Annotated[
         bool, typer.Option("--as-new", help="Insert all rows, without the file's ROW_ID and ROW_VERSION.")
     ] = False,
-    separator: Separator = None,
-    quote: Quote = '"',
-    escape: Escape = None,
-    no_header: NoHeader = False,
-    skip_lines: SkipLines = 0,
-    null: Null = None,
     dry_run: DryRun = False,
     id: ChangeId = None,
     wait_seconds: WaitSeconds = 60.0,
+    *,
+    how: TextOptions,
 ) -> None:
     """Insert the rows of a file; with ROW_ID and ROW_VERSION update them, with nothing else delete them.
 
@@ -74,16 +65,14 @@ def upload(
     """
     from dormouse.cli.console import progress
     from dormouse.rows.csv_preview import preview_csv
-    from dormouse.sources.rows_csv_reader import CsvFormat
 
-    how = csv_options(CsvChosen(separator, quote, escape, no_header, skip_lines, null))
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     if create and (names or dry_run):
         raise InvalidInput("--create takes the columns from the file: leave --columns and --dry-run out")
     with _file(file) as path, ExitStack() as made:
 
         def looked() -> CsvPreview:
-            return preview_csv(path, CsvFormat.of_file(path, **how), whole=True)
+            return preview_csv(path, text_format(path, **how), whole=True)
 
         opened, look = session.open_or_make(looked) if create else (session.open(), None)
         instance = made.enter_context(opened)
@@ -115,13 +104,14 @@ def download(
     sql: Annotated[str | None, typer.Option(help="The rows of a SELECT from the table.")] = None,
     version: Annotated[int | None, typer.Option(min=0, help="The rows as of a version.")] = None,
     snapshot: Annotated[str | None, typer.Option(help="The rows of a snapshot.")] = None,
-    separator: Separator = None,
+    separator: Annotated[
+        str | None, typer.Option("--separator", "--delimiter", help=HELP["separator"], show_default=False)
+    ] = None,
     no_header: Annotated[bool, typer.Option("--no-header", help="Without the columns' names.")] = False,
 ) -> None:
     """Write the rows with their ids and versions: CSV that is edited and uploaded again updates them."""
     from dormouse.cli.console import progress
     from dormouse.rows.csv_loads import write_csv
-    from dormouse.sources.rows_csv_reader import CsvFormat
 
     if file == "-" and session.as_json:
         raise InvalidInput("--json and - contradict each other: both go to stdout")
@@ -133,7 +123,7 @@ def download(
     with session.open(read_only=sql is None) as instance:
         found = instance.row_table(table)
         if file == "-":
-            how = CsvFormat.of_file(file, separator=separator, header=not no_header)
+            how = text_format(file, separator=separator, header=not no_header)
             write_csv(found.rows_of(sql, version=version, snapshot=snapshot), sys.stdout.buffer, how)
             return
         if form not in ("csv", "tsv"):
@@ -178,6 +168,7 @@ def get_file(
 
 
 @verb(rows.app, "preview", opens=False, example="dormouse rows preview flights.csv")
+@with_text_options
 def preview(
     session: Session,
     file: FileOption,
@@ -185,20 +176,14 @@ def preview(
     whole: Annotated[
         bool, typer.Option("--whole", help="Look at all of the file, not at its first 64 MB.")
     ] = False,
-    separator: Separator = None,
-    quote: Quote = '"',
-    escape: Escape = None,
-    no_header: NoHeader = False,
-    skip_lines: SkipLines = 0,
-    null: Null = None,
+    *,
+    how: TextOptions,
 ) -> None:
     """The columns that a table for a file would have, and its first rows."""
     from dormouse.rows.csv_preview import preview_csv
-    from dormouse.sources.rows_csv_reader import CsvFormat
 
-    how = csv_options(CsvChosen(separator, quote, escape, no_header, skip_lines, null))
     with _file(file) as path:
-        found = preview_csv(path, CsvFormat.of_file(path, **how), rows=rows, whole=whole)
+        found = preview_csv(path, text_format(path, **how), rows=rows, whole=whole)
     session.show(found.to_json(), lambda: _shown(found))
 
 

@@ -343,9 +343,7 @@ def restore_objects(
     moment = _moment(since)
     found = find(instance, region, profile)
     with progress("restore objects", unit="objects") as moved:
-        report = restore(
-            found, moment, objects=objects, dry_run=dry_run, progress=lambda count: moved(count, None)
-        )
+        report = restore(found, moment, objects=objects, dry_run=dry_run, progress=moved)
     if objects is None and found.desired != "paused" and not dry_run:
         say(f"{instance} runs, and may have collected garbage meanwhile: pause it, and run this again")
     verb_ = "would come back" if dry_run else "came back"
@@ -374,7 +372,7 @@ def restore_deployed(
             dry_run=dry_run,
             tell=tell,
             ended=ended,
-            progress=lambda count: moved(count, None),
+            progress=moved,
         )
     back = f"{plural(report.objects.count, 'object')} {'would come' if dry_run else 'came'} back"
     version = report.engine_version

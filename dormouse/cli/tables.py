@@ -15,9 +15,9 @@ from dormouse.cli.parsing import parse_field, parse_properties, parse_schema, pa
 from dormouse.cli.system import deployed
 from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
+from dormouse.model.json_values import shown_value
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, allowed_values
-from dormouse.model.types import shown_value
 
 app = typer.Typer(
     help="Make, list, show, drop and rename tables, and set their properties.",
@@ -218,15 +218,16 @@ def ask_tables(
     session: Session, request: Mapping[str, Any], *, read_only: bool = False, create: bool = False
 ) -> Any:
     """The answer of the instance, which is here, or deployed and asked through its lambdas."""
-    if (found := deployed(session, makes=create)) is not None:
+    from dormouse.verbs.tables import answer, parse_event
+
+    found = deployed(session, makes=create)
+    verb, asked = parse_event(request)
+    if found is not None:
         from dormouse.aws.tables import ask
 
-        return ask(found, request)
-    from dormouse.verbs.table_requests import parsed
-
-    work = parsed(request)
+        return ask(found, request, changes=verb.changes)
     with session.open(read_only=read_only, create=create) as instance:
-        return work(instance)
+        return answer(instance, verb, asked)
 
 
 def _dropped(found: Mapping[str, Any]) -> str:

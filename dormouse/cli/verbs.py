@@ -9,14 +9,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from dormouse.cli.failures import printable, report
 from dormouse.errors import InvalidInput, NotAnInstance
+from dormouse.model.json_values import json_value
+from dormouse.model.table import Engine as Engine  # noqa: PLC0414
 from dormouse.model.text import plural as plural  # noqa: PLC0414
-from dormouse.model.types import json_value
 from dormouse.settings.process import load_settings
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ ParamOption = Annotated[
     list[str] | None,
     typer.Option(help="NAME=VALUE for $NAME, or 1=VALUE for $1; as text, which takes the type it is for."),
 ]
-Engine = Literal["auto", "local", "spark"]
 EngineOption = Annotated[Engine, typer.Option(help="auto: Spark on a cluster, here else.")]
 TableName = Annotated[str, typer.Argument(help="The table.", show_default=False)]
 

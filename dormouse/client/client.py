@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar, cast
 from urllib.parse import urlencode
 
-from dormouse.client.http import AnswerReader, Http, rows_of, statement_json
+from dormouse.client.http import AnswerReader, Http, ask
 from dormouse.client.jobs import RemoteJobs
 from dormouse.client.payloads import RemotePayloads
 from dormouse.errors import InvalidInput, InvalidName, TableNotFound
 from dormouse.model.cut import When, text_of_when
+from dormouse.model.json_values import with_times
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import Container, TableProperties, check_table_name, named_versions
 from dormouse.model.text import path_segment
-from dormouse.model.types import Parameters, json_value
+from dormouse.model.types import Parameters
 from dormouse.reading.planner import PlanSummary
 from dormouse.reading.streams import pandas_of, polars_of
 from dormouse.reading.where import SCHEMAS_CHASED_MAX, Question, checked_offset, question, where_json
@@ -25,6 +25,8 @@ from dormouse.state.files.round_reports import LastRound
 from dormouse.state.history.consumers import ConsumerStatus
 from dormouse.state.history.history import TableStatus
 from dormouse.state.history.retention import Holder
+from dormouse.verbs import reading
+from dormouse.verbs.verb import Verb, of_call
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,9 +123,9 @@ class Client:
     def create_row_table(self, name: str, columns: Sequence[Column]) -> RemoteRowTable:
         """Makes a row table. Raises `InvalidColumn`, `TableAlreadyExists` and `InvalidName`."""
         from dormouse.client.rows import RemoteRowTable, run
+        from dormouse.verbs import rows
 
-        listed = json_value([column.to_json() for column in columns])
-        run(self.jobs, "row_create", {"name": name, "columns": listed})
+        run(self.jobs, rows.CREATE, {"name": name, "columns": columns})
         return RemoteRowTable(self._http, name)
 
     def sql(
@@ -138,15 +140,13 @@ class Client:
 
         Raises `InvalidQuery`, `InvalidCut`, `CutExpired` and `ObjectDamaged`.
         """
-        asked = statement_json(statement, parameters) | _at(as_of) | _verified(verify)
-        return rows_of(self._http, "/v1/sql", asked)
+        return cast(AnswerReader, ask(self._http, reading.SQL, of_call(locals())))
 
     def explain_sql(
         self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None
     ) -> dict[str, PlanSummary]:
         """What a statement would read of each table that it reads. Raises `InvalidQuery`."""
-        asked = statement_json(statement, parameters) | _at(as_of)
-        plans = self._http.json("POST", "/v1/sql/plan", asked)["tables"]
+        plans = ask(self._http, reading.PLAN_SQL, of_call(locals()))["tables"]
         return {name: _summary(plan) for name, plan in plans.items()}
 
 
@@ -162,9 +162,8 @@ class _Columns(NamedTuple):
         return _Columns(Schema.from_json(found["schema"]), found.get("schema_id"))
 
     def where(self, asked: Question) -> dict[str, Any]:
-        """What is asked, written by these columns, which the service is told."""
-        told = {} if self.schema_id is None else {"schema_id": self.schema_id}
-        return {"where": where_json(asked), **told}
+        """Returns what is asked, written by these columns, which the service is told."""
+        return {"where": where_json(asked), "schema_id": self.schema_id}
 
 
 class RemoteTable(Container):
@@ -193,7 +192,7 @@ class RemoteTable(Container):
         self._known = _Columns.of(found)
         return self._known.schema, TableProperties(**found["properties"])
 
-    def _asked(self, ask: Callable[[_Columns], T], as_of: When | None) -> T:
+    def _by_columns(self, ask: Callable[[_Columns], T], as_of: When | None) -> T:
         """What is answered to what fits the columns; again where those known here were changed since."""
         if as_of is not None:
             then = text_of_when(as_of)
@@ -208,6 +207,19 @@ class RemoteTable(Container):
                 if known == before:
                     raise
         return ask(known)
+
+    def _ask(self, verb: Verb, given: Mapping[str, Any]) -> Any:
+        """Returns the answer to what is asked of the columns with `where`."""
+
+        def answer(known: _Columns) -> Any:
+            columns, limit = given.get("columns"), given.get("limit")
+            asked = question(known.schema, given["where"], columns, limit)
+            checked_offset(given.get("offset", 0))
+            # those of the table as the service knows them
+            wanted = {} if columns is None else {"columns": asked.columns}
+            return ask(self._http, verb, {**given, **known.where(asked), **wanted, "table": self.name})
+
+        return self._by_columns(answer, given["as_of"])
 
     def _now(self) -> _Columns:
         self.describe()
@@ -230,28 +242,14 @@ class RemoteTable(Container):
         ends without an error is whole.
         """
 
-        def ask(known: _Columns) -> AnswerReader:
-            asked = question(known.schema, where, columns, limit)
-            # those of the table as the service knows them
-            wanted = None if columns is None else asked.columns
-            body = {**known.where(asked), "columns": wanted, "limit": limit, **_at(as_of)}
-            body |= {"offset": offset} if checked_offset(offset) else {}
-            body |= {"descending": True} if descending else {}
-            body |= _verified(verify)
-            return rows_of(self._http, _path(self.name, "query"), body)
-
-        return self._asked(ask, as_of)
+        return cast(AnswerReader, self._ask(reading.QUERY, of_call(locals())))
 
     def explain(
         self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None
     ) -> PlanSummary:
         """What a query would read: partitions, files, bytes. Raises `InvalidQuery`."""
 
-        def ask(known: _Columns) -> PlanSummary:
-            body = {**known.where(question(known.schema, where, None, None)), **_at(as_of)}
-            return _summary(self._http.json("POST", _path(self.name, "plan"), body))
-
-        return self._asked(ask, as_of)
+        return _summary(self._ask(reading.PLAN, of_call(locals())))
 
     def head(
         self, rows: int = 10, columns: Sequence[str] | None = None, *, as_of: When | None = None
@@ -291,7 +289,7 @@ class RemoteTable(Container):
             return sum(batch.num_rows for batch in self.query(where, key, as_of=as_of, verify=verify))
 
         if where:
-            return self._asked(ask, as_of)
+            return self._by_columns(ask, as_of)
         answer = self.sql(f'select count(*) from "{self.name}"', as_of=as_of, verify=verify)
         return int(answer.read_all().column(0)[0].as_py())
 
@@ -310,12 +308,7 @@ class RemoteTable(Container):
         self, after: When | None, till: When | None = None, columns: Sequence[str] | None = None
     ) -> AnswerReader:
         """The rows that came after a moment and up to another, by default now: as `Table.changes`."""
-        moments = {"after": after, "till": till}
-        body: dict[str, Any] = {
-            name: when if when is None else text_of_when(when) for name, when in moments.items()
-        }
-        body["columns"] = None if columns is None else list(columns)
-        return rows_of(self._http, _path(self.name, "changes"), body)
+        return cast(AnswerReader, ask(self._http, reading.CHANGES, of_call(locals()) | {"table": self.name}))
 
     def status(self) -> TableStatus:
         """What the table consists of now."""
@@ -334,29 +327,13 @@ _TIMES = ("_at", "since", "until")
 def _status(found: Mapping[str, Any]) -> TableStatus:
     values = {name: found[name] for name in TableStatus.__dataclass_fields__ if name in found}
     for name, kind in _STATUS_PARTS.items():
-        values[name] = tuple(kind(**_with_times(one)) for one in found.get(name, ()))
+        values[name] = tuple(kind(**with_times(one, _TIMES)) for one in found.get(name, ()))
     values["one_key_partitions"] = tuple(found.get("one_key_partitions", ()))
-    return TableStatus(**_with_times(values))
-
-
-def _with_times(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: datetime.fromisoformat(value) if value and name.endswith(_TIMES) else value
-        for name, value in found.items()
-    }
-
-
-def _verified(verify: bool) -> dict[str, Any]:
-    """Returns what a request has of it: a service of before it knows nothing of it."""
-    return {"verify": True} if verify else {}
+    return TableStatus(**with_times(values, _TIMES))
 
 
 def _path(table: str, *rest: str) -> str:
     return "/".join(("/v1/tables", path_segment(table), *rest))
-
-
-def _at(as_of: When | None) -> dict[str, Any]:
-    return {} if as_of is None else {"as_of": text_of_when(as_of)}
 
 
 def _summary(plan: Mapping[str, Any]) -> PlanSummary:

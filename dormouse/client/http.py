@@ -6,12 +6,11 @@ import json
 import os
 import re
 import ssl
-import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -26,13 +25,14 @@ from dormouse.errors import (
     InstanceReadOnly,
     InvalidInput,
     InvalidPayload,
-    InvalidQuery,
 )
-from dormouse.model.ahead import backoff_seconds
-from dormouse.model.types import Parameters, given
+from dormouse.model.json_values import json_text
+from dormouse.model.loops import backoff_seconds, tries
+from dormouse.model.text import path_segment
 from dormouse.reading.streams import Frames, Source, shown_reader
-from dormouse.reading.where import parameters_json
 from dormouse.settings.service import check_token
+from dormouse.verbs.verb import Http as HttpDoor
+from dormouse.verbs.verb import Verb, json_of
 
 CONNECT_SECONDS_MAX = 10.0
 CONNECTIONS_MAX = 256
@@ -97,25 +97,23 @@ class Http:
     ) -> httpx.Response:
         """A successful answer whose body is still to be read; the caller closes it."""
         content = None if body is None else _json(body)
-        give_up_at = time.monotonic() + RETRY_SECONDS_MAX
-        for attempt in range(1, ATTEMPTS_MAX + 1):
-            wait = backoff_seconds(attempt, _BACKOFF_SECONDS, RETRY_SECONDS_MAX)
+        pause = partial(backoff_seconds, seconds_min=_BACKOFF_SECONDS, seconds_max=RETRY_SECONDS_MAX)
+        for this in tries(RETRY_SECONDS_MAX, tries_max=ATTEMPTS_MAX, pause=pause):
             try:
                 with self.named_failures():
                     response = self._send(method, path, content, accept)
                 if response.is_success:
                     return response
                 busy = response.status_code in _BUSY
-                wait = max(wait, _retry_after(response))
+                this.pause_seconds = max(this.pause_seconds, _retry_after(response))
                 failure = self._failure(path, response)
                 # what only reads now will only read the next time; how long to wait for an index, others say
                 busy = busy and not isinstance(failure, InstanceReadOnly | IndexNotReady)
             except _NotConnected as error:
                 failure, busy = error.failure, True
-            if not busy or attempt == ATTEMPTS_MAX or time.monotonic() + wait > give_up_at:
-                raise failure
-            time.sleep(wait)
-        raise AssertionError("the last attempt answers or raises")
+            if not busy or this.pause_seconds > this.seconds_left:
+                break
+        raise failure
 
     def send_file(self, path: str, content: Iterator[bytes], content_type: str) -> Any:
         """Sends a file, once, and gives the answer's JSON."""
@@ -206,7 +204,7 @@ def problem_error(problem: Mapping[str, Any], url: str) -> DormouseError:
 
 def _json(body: Mapping[str, Any]) -> bytes:
     try:
-        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return json_text(body).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidPayload(f"what is asked is not JSON: {error}") from None
 
@@ -293,17 +291,14 @@ class AnswerReader(Frames, pa.ipc.RecordBatchStreamReader):  # type: ignore[misc
         super().close()
 
 
-def rows_of(http: Http, path: str, body: Mapping[str, Any]) -> AnswerReader:
-    """Returns the rows that a service answers to a request."""
+def ask(http: Http, verb: Verb, asked: Mapping[str, Any]) -> Any:
+    """Returns what a service answers to a verb with these values of Python: an `AnswerReader`, or JSON."""
+    door = cast(HttpDoor, verb.http)
+    body = json_of(verb.request, asked)
+    path = re.sub(r"{(\w+)}", lambda name: path_segment(body.pop(name[1])), door.path)
+    if door.answer is not None:
+        return http.json("POST", path, body)
     return AnswerReader(http, http.open("POST", path, body, accept=ARROW))
-
-
-def statement_json(statement: object, parameters: Parameters | None) -> dict[str, Any]:
-    """Returns a statement with its parameters as `/v1/sql` takes it. Raises `InvalidQuery`."""
-    if not isinstance(statement, str):
-        raise InvalidQuery(f"a statement must be a string, not {statement!r}")
-    asked: dict[str, Any] = {"statement": statement}
-    return asked if parameters is None else asked | {"parameters": parameters_json(given(parameters))}
 
 
 class _Messages:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -12,6 +11,7 @@ from urllib.parse import urlencode
 from dormouse.client.http import Http
 from dormouse.errors import InvalidInput
 from dormouse.jobs.job import Job, JobPlace, JobState, new_job_id
+from dormouse.model.json_values import with_times
 from dormouse.model.text import path_segment
 from dormouse.objects.staging import whole_file
 
@@ -92,8 +92,4 @@ def _path(job_id: str, *rest: str) -> str:
 
 
 def _job(found: Mapping[str, Any]) -> Job:
-    values: dict[str, Any] = {
-        name: datetime.fromisoformat(value) if value and name.endswith("_at") else value
-        for name, value in ((name, found.get(name)) for name in Job.__dataclass_fields__)
-    }
-    return Job(**values)
+    return Job(**with_times({name: found.get(name) for name in Job.__dataclass_fields__}))

@@ -9,36 +9,37 @@ from datetime import datetime
 from functools import cache, partial
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 from urllib.parse import urlencode
 
 from dormouse import errors
-from dormouse.client.http import AnswerReader, Http, rows_of, statement_json
+from dormouse.client.http import AnswerReader, Http, ask
 from dormouse.client.jobs import RemoteJobs
 from dormouse.errors import DormouseError, IndexNotReady, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
+from dormouse.model.json_values import json_value, parameters_json, value_of_json, with_times
+from dormouse.model.loops import Progress, no_progress, tries
 from dormouse.model.table import ROW_VERSION, Container
 from dormouse.model.text import path_segment
-from dormouse.model.types import Parameters, given, json_value
-from dormouse.reading.where import parameters_json
+from dormouse.model.types import DOUBLE, Field, Parameters, given
 from dormouse.rows.cell_files import save
-from dormouse.rows.changes import Change, Changed, as_dicts, changes_json, checked_reference
+from dormouse.rows.changes import Change, Changed, checked_reference
 from dormouse.rows.columns import Column
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview
 from dormouse.rows.pages import INDEX_WAIT_SECONDS, Page, SelectColumn
 from dormouse.rows.store import RowChange, RowSnapshot
-from dormouse.sources.rows_csv_reader import CsvFormat, CsvOptions
+from dormouse.sources.text_format import TextFormat, TextOptions, text_format
+from dormouse.verbs import reading
+from dormouse.verbs import rows as rows_verbs
+from dormouse.verbs.verb import Job, Verb, json_of, of_call
 
 CHUNK_BYTES = 1 << 20
 ROWS_ASKED_MAX = 500
 """In one request of several rows."""
-WAIT_SECONDS_MAX = 60.0
-"""For so long a service waits for an index, at most; then it is asked again."""
 
 _POLL_SECONDS = (0.01, 1.0)
 _CSV, _TSV = "text/csv", "text/tab-separated-values"
-_SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-Progress = Callable[[int, int | None], object]
+_DOUBLE = Field("value", DOUBLE)
 
 
 class RemoteRowTable(Container):
@@ -59,12 +60,13 @@ class RemoteRowTable(Container):
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """Gives the current rows to what takes Arrow's streams, like `pa.table(rows)`."""
-        path = "/".join(("/v1/tables", path_segment(self.name), "query"))
-        return rows_of(self._http, path, {}).__arrow_c_stream__(requested_schema)
+        return cast(AnswerReader, ask(self._http, reading.QUERY, {"table": self.name})).__arrow_c_stream__(
+            requested_schema
+        )
 
     def sql(self, statement: str, parameters: Parameters | None = None) -> AnswerReader:
         """The answer of a SELECT over this and the instance's other tables: as `Client.sql`."""
-        return rows_of(self._http, "/v1/sql", statement_json(statement, parameters))
+        return cast(AnswerReader, ask(self._http, reading.SQL, of_call(locals())))
 
     def columns(self, version: int | None = None) -> tuple[Column, ...]:
         """The columns of now, or as of a version. `TableNotFound`, `NotARowTable`."""
@@ -94,26 +96,28 @@ class RemoteRowTable(Container):
     @staticmethod
     def _with_doubles(row: Mapping[str, Any], columns: Callable[[], tuple[Column, ...]]) -> dict[str, Any]:
         """Returns the row with NaN and infinities, which JSON has as texts; `columns` are those of then."""
-        strange = {name for name, value in row.items() if isinstance(value, str) and value in _SPECIAL}
-        doubles = {column.name for column in columns() if column.type == "DOUBLE"} if strange else set()
-        return {**row, **{name: _SPECIAL[row[name]] for name in strange & doubles}}
+        texts = {name for name, value in row.items() if value in ("NaN", "Infinity", "-Infinity")}
+        doubles = {column.name for column in columns() if column.type == "DOUBLE"} if texts else set()
+        return {**row, **{name: value_of_json(_DOUBLE, row[name]) for name in texts & doubles}}
 
     def history(self, before: int | None = None, limit: int = 100) -> list[RowChange]:
         """Who changed what, and when: the newest first."""
         found = self._http.json("GET", self._path("history", before=before, limit=limit))["changes"]
-        return [RowChange(**_with_times(one)) for one in found]
+        return [
+            RowChange(**with_times(one) | {"columns_changed": tuple(one["columns_changed"])}) for one in found
+        ]
 
     def snapshots(self) -> list[RowSnapshot]:
         """By name."""
-        return [RowSnapshot(**_with_times(one)) for one in self._http.json("GET", self._path())["snapshots"]]
+        return [RowSnapshot(**with_times(one)) for one in self._http.json("GET", self._path())["snapshots"]]
 
     def snapshot(self, name: str) -> RowSnapshot:
         """Names the newest version. `SnapshotExists`."""
-        return RowSnapshot(**_with_times(self._run("row_snapshot", {"name": name})))
+        return RowSnapshot(**with_times(self._run(rows_verbs.SNAPSHOT, {"name": name})))
 
     def drop_snapshot(self, name: str) -> None:
         """Forgets a name; the versions stay. `SnapshotNotFound`."""
-        self._run("row_snapshot", {"name": name, "drop": True})
+        self._run(rows_verbs.SNAPSHOT, {"name": name, "drop": True})
 
     def query(
         self,
@@ -127,22 +131,18 @@ class RemoteRowTable(Container):
         wait_seconds: float = INDEX_WAIT_SECONDS,
     ) -> Page:
         """A page of the rows of a query: as `RowTable.query`, with its errors."""
-        body = {"sql": sql, "page_rows": page_rows, "page": page, "snapshot": snapshot, "version": version}
-        if parameters is not None:
-            body["parameters"] = parameters_json(given(parameters))
+        given = of_call(locals()) | {"table": self.name}
 
-        def ask(**more: Any) -> dict[str, Any]:
-            left, till = float(wait_seconds), time.monotonic() + wait_seconds
-            while True:
-                wait = {"wait_seconds": min(left, WAIT_SECONDS_MAX)}
+        def page_of(**more: Any) -> dict[str, Any]:
+            for this in tries(wait_seconds, pause=_POLL_SECONDS[1]):
+                wait = {"wait_seconds": min(this.seconds_left, rows_verbs.SERVED_WAIT_SECONDS_MAX)}
                 try:
-                    return dict(self._http.json("POST", self._path("query"), body | wait | more))
-                except IndexNotReady:
-                    time.sleep(max(0.0, min(till - time.monotonic(), _POLL_SECONDS[1])))
-                    if (left := till - time.monotonic()) <= 0:
-                        raise
+                    return dict(ask(self._http, rows_verbs.QUERY, {**given, **wait, **more}))
+                except IndexNotReady as error:
+                    failure = error
+            raise failure
 
-        found = ask()
+        found = page_of()
         rows, its_page = len(found["rows"]), found["next_page"] or page
 
         def count() -> int:
@@ -150,7 +150,7 @@ class RemoteRowTable(Container):
                 return rows
             # a token says the version, which the newest, or a snapshot's, need not be any more
             again = {"page": its_page, "page_rows": 1, "version": None, "snapshot": None}
-            return int(ask(**again, count=True)["count"])
+            return int(page_of(**again, count=True)["count"])
 
         return _page(found, count)
 
@@ -168,8 +168,7 @@ class RemoteRowTable(Container):
         file is sent by `upload_csv`. The job waits `wait_seconds` for other changes of the table, by default
         6 hours.
         """
-        asked = {"changes": json_value(changes_json(changes)), "dry_run": dry_run}
-        return self._made("row_change", asked, change_id=change_id, wait_seconds=wait_seconds)
+        return self._changed(rows_verbs.CHANGE, of_call(locals()))
 
     def upsert(
         self,
@@ -184,8 +183,7 @@ class RemoteRowTable(Container):
 
         `wait_seconds` is as for `change`.
         """
-        asked = json_value({"rows": list(map(dict, as_dicts(rows))), "on": list(on), "dry_run": dry_run})
-        return self._made("row_upsert", asked, change_id=change_id, wait_seconds=wait_seconds)
+        return self._changed(rows_verbs.UPSERT, of_call(locals()))
 
     def preview_csv(
         self,
@@ -193,7 +191,7 @@ class RemoteRowTable(Container):
         *,
         rows: int = ROWS_SHOWN,
         whole: bool = False,
-        **how: Unpack[CsvOptions],
+        **how: Unpack[TextOptions],
     ) -> CsvPreview:
         """What a file seems to hold: as `RowTable.preview_csv`."""
         return preview_csv(self._http, path, rows=rows, whole=whole, **how)
@@ -207,15 +205,15 @@ class RemoteRowTable(Container):
         dry_run: bool = False,
         change_id: str | None = None,
         wait_seconds: float | None = None,
-        progress: Progress = lambda done, total: None,
-        **how: Unpack[CsvOptions],
+        progress: Progress = no_progress,
+        **how: Unpack[TextOptions],
     ) -> Changed:
         """Makes the change that a CSV or TSV file says, all of it or nothing: as `RowTable.upload_csv`.
 
         `wait_seconds` is as for `change`.
         """
         given = {
-            **_csv_asked(CsvFormat.of_file(path, **how)),
+            **_csv_asked(text_format(path, **how)),
             "columns": None if columns is None else ",".join(columns),
             "as_new": "true" if as_new else None,
             "dry_run": "true" if dry_run else None,
@@ -242,7 +240,7 @@ class RemoteRowTable(Container):
         Gives how many there were: as `RowTable.download_csv`.
         """
         given_json = None if parameters is None else json.dumps(parameters_json(given(parameters)))
-        how = CsvFormat.of_file(path, separator=separator, header=header)
+        how = text_format(path, separator=separator, header=header)
         asked = self._path(
             "csv",
             sql=sql,
@@ -285,15 +283,13 @@ class RemoteRowTable(Container):
     def _path(self, *rest: str, **asked: Any) -> str:
         return rows_path(self.name, *rest, **asked)
 
-    def _run(self, kind: str, asked: Mapping[str, Any]) -> Any:
-        return run(self._jobs, kind, {"table": self.name, **asked})
+    def _run(self, verb: Verb, given: Mapping[str, Any]) -> Any:
+        return run(self._jobs, verb, {"table": self.name, **given})
 
-    def _made(self, kind: str, asked: Mapping[str, Any], **options: Any) -> Changed:
-        """Returns what a job changed; an option that is None is left to the job."""
-        given = {name: value for name, value in options.items() if value is not None}
-        return Changed.from_json(self._run(kind, {**asked, **given}))
+    def _changed(self, verb: Verb, given: Mapping[str, Any]) -> Changed:
+        return Changed.from_json(self._run(verb, given))
 
-    def _result(self, job_id: str, progress: Progress = lambda done, total: None) -> Any:
+    def _result(self, job_id: str, progress: Progress = no_progress) -> Any:
         return result_of(self._jobs, job_id, progress)
 
 
@@ -303,10 +299,10 @@ def preview_csv(
     *,
     rows: int = ROWS_SHOWN,
     whole: bool = False,
-    **how: Unpack[CsvOptions],
+    **how: Unpack[TextOptions],
 ) -> CsvPreview:
     """What a file seems to hold, without a table."""
-    asked = _csv_asked(CsvFormat.of_file(path, **how)) | {"shown": rows, "whole": "true" if whole else None}
+    asked = _csv_asked(text_format(path, **how)) | {"shown": rows, "whole": "true" if whole else None}
     found = http.send_file(rows_path("preview", **asked), _chunks(path), _CSV)
     columns = tuple(map(Column.from_json, found["columns"]))
     shown = tuple(map(tuple, found["rows"]))
@@ -320,12 +316,13 @@ def preview_csv(
     )
 
 
-def run(jobs: RemoteJobs, kind: str, asked: Mapping[str, Any], job_id: str | None = None) -> Any:
-    """The result of a job, when it has ended; raises what it met."""
-    return result_of(jobs, jobs.start(kind, asked, job_id=job_id))
+def run(jobs: RemoteJobs, verb: Verb, given: Mapping[str, Any]) -> Any:
+    """Returns the result of a verb as a job, when it has ended; raises what it met."""
+    request = json_value(json_of(verb.request, given))
+    return result_of(jobs, jobs.start(cast(Job, verb.job).kind, request))
 
 
-def result_of(jobs: RemoteJobs, job_id: str, progress: Progress = lambda done, total: None) -> Any:
+def result_of(jobs: RemoteJobs, job_id: str, progress: Progress = no_progress) -> Any:
     """Waits for a job; raises what it met, by its class."""
     wait, longest = _POLL_SECONDS
     while not (job := jobs.status(job_id)).has_ended:
@@ -360,15 +357,9 @@ def rows_path(*parts: str, **asked: Any) -> str:
     return f"{path}?{given}" if given else path
 
 
-def _csv_asked(how: CsvFormat) -> dict[str, Any]:
-    return {
-        "separator": how.separator,
-        "quote": how.quote or "",
-        "escape": how.escape,
-        "header": "true" if how.header else "false",
-        "skip_lines": how.skip_lines,
-        "null": how.null,
-    }
+def _csv_asked(how: TextFormat) -> dict[str, Any]:
+    options = how.to_json() | {"quote": how.quote or ""}
+    return {name: str(one).lower() if isinstance(one, bool) else one for name, one in options.items()}
 
 
 def _chunks(path: str | PathLike[str]) -> Iterator[bytes]:
@@ -395,16 +386,8 @@ def _page(found: Mapping[str, Any], count: Callable[[], int]) -> Page:
     doubles = [number for number, column in enumerate(columns) if column.type == "DOUBLE"]
     for row in found["rows"] if doubles else ():
         for number in doubles:
-            row[number] = _SPECIAL.get(row[number], row[number])
+            row[number] = value_of_json(_DOUBLE, row[number])
     values = {name: found[name] for name in ("row_ids", "row_versions", "next_page", "max_rows", "version")}
     rows = [tuple(row) for row in found["rows"]]
     changed_at = datetime.fromisoformat(found["changed_at"])
     return Page(rows=rows, columns=columns, changed_at=changed_at, _count=count, **values)
-
-
-def _with_times(found: Mapping[str, Any]) -> dict[str, Any]:
-    made = {
-        name: datetime.fromisoformat(value) if name.endswith("_at") and value else value
-        for name, value in found.items()
-    }
-    return made | {"columns_changed": tuple(found["columns_changed"])} if "columns_changed" in found else made

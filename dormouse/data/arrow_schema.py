@@ -216,14 +216,11 @@ def _fit(column: Column, field: Field, first_row: int | None) -> Column:
 
 
 def _check_type(found: pa.DataType, field: Field) -> None:
-    by_value = (field.type == FLOAT and _is.is_float64(found)) or _is_rounded(found, field.type)
+    # whole numbers come as floats, as pandas has them beside nulls
+    is_rounded = field.type in (INT, LONG) and bool(_is.is_floating(found))
+    by_value = (field.type == FLOAT and _is.is_float64(found)) or is_rounded
     if not (_can_be(found, field.type) or by_value):
         raise _mistyped(found, field)
-
-
-def _is_rounded(found: pa.DataType, wanted: DataType) -> bool:
-    """Returns whether whole numbers come as floats, as pandas has them beside nulls."""
-    return wanted in (INT, LONG) and bool(_is.is_floating(found))
 
 
 def _mistyped(found: pa.DataType, field: Field) -> InvalidData:
@@ -272,7 +269,10 @@ def _cast(column: Column, target: pa.DataType) -> Column:
     if pa.types.is_run_end_encoded(column.type):
         column = pc.run_end_decode(column)
     if _is.is_dictionary(column.type) and column.type.value_type in _VIEWS:
-        column = _decoded(column, target)
+        # Arrow casts no dictionary of views, as Polars has them
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        taken = [chunk.dictionary.cast(target).take(chunk.indices) for chunk in chunks]
+        column = pa.chunked_array(taken, target)
     if column.type.equals(target):
         return column
     if _is.is_integer(column.type) and _is.is_decimal(target):
@@ -293,12 +293,6 @@ def _cast(column: Column, target: pa.DataType) -> Column:
     return fitted
 
 
-def _decoded(column: Column, target: pa.DataType) -> Column:
-    """Arrow casts no dictionary of views, as Polars has them."""
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    return pa.chunked_array([chunk.dictionary.cast(target).take(chunk.indices) for chunk in chunks], target)
-
-
 def _check_nulls(column: Column, field: Field, first_row: int | None) -> None:
     if column.null_count and not field.nullable:
         row = pc.index(pc.is_null(column), True).as_py() + (first_row or 0)
@@ -317,13 +311,9 @@ def _check_years(columns: Sequence[Column], schema: Schema) -> None:
         if limits is None or not len(column):
             continue
         ends = pc.min_max(column)
-        if not (limits[0] <= _number(ends["min"]) and _number(ends["max"]) <= limits[1]):
+        if not (limits[0] <= int(ends["min"].value) and int(ends["max"].value) <= limits[1]):
             said = f"column {field.name!r} is a key, and has a {field.type} not of {_YEARS}"
             raise InvalidData(said, column=field.name)
-
-
-def _number(value: pa.Scalar) -> int:
-    return int(value.value)
 
 
 def _check_values(column: Column, field: Field) -> None:

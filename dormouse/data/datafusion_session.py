@@ -6,12 +6,11 @@ Expressions are of our columns, ranges and orders; their typed literals are exac
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import and_
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -30,14 +29,13 @@ from datafusion.expr import SortExpr
 from dormouse.data.arrow_schema import arrow_type, check_stored, metadata_of, written_schema
 from dormouse.data.object_access import register
 from dormouse.data.transform import quoted
-from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound, one_line
-from dormouse.model.region import Range, Region
+from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound, one_line, panics_as_errors
+from dormouse.model.loops import joined
+from dormouse.model.region import Region
 from dormouse.model.schema import Column, Field, Schema, is_as_stored, pairs
 from dormouse.model.types import BYTES, STRING
 from dormouse.objects.staging import ForkGuard
 from dormouse.objects.store import ObjectStore
-
-T = TypeVar("T")
 
 check_not_forked = ForkGuard("DataFusion").check
 MEMORY_LIMIT_BYTES = 1_500_000_000
@@ -78,23 +76,18 @@ def among(field: Field, items: Sequence[Any]) -> Expr:
     return functions.array_has(listed, column(field.name))
 
 
-def between(field: Field, item: Range) -> Expr | None:
-    """Whether a value lies in a range; None when every one does."""
-    parts = []
-    if item.min is not None:
-        low = value(field, item.min)
-        parts.append(column(field.name) >= low if item.min_inclusive else column(field.name) > low)
-    if item.max is not None:
-        high = value(field, item.max)
-        parts.append(column(field.name) <= high if item.max_inclusive else column(field.name) < high)
-    return reduce(and_, parts) if parts else None
-
-
 def in_region(schema: Schema, region: Region) -> Expr | None:
     """Whether a row lies in a region; None when every row does."""
-    parts = [between(field, region.range(field.name)) for field in schema.row_keys]
-    bounds = [part for part in parts if part is not None]
-    return reduce(and_, bounds) if bounds else None
+    parts = []
+    for field in schema.row_keys:
+        key, item = column(field.name), region.range(field.name)
+        if item.min is not None:
+            low = value(field, item.min)
+            parts.append(key >= low if item.min_inclusive else key > low)
+        if item.max is not None:
+            high = value(field, item.max)
+            parts.append(key <= high if item.max_inclusive else key < high)
+    return reduce(and_, parts) if parts else None
 
 
 def key_order(names: Iterable[str], descending: Iterable[str] = ()) -> list[SortExpr]:
@@ -108,14 +101,6 @@ def key_order(names: Iterable[str], descending: Iterable[str] = ()) -> list[Sort
 def union(frames: Sequence[DataFrame]) -> DataFrame:
     """The rows of all, at least one."""
     return joined(frames, DataFrame.union)
-
-
-def joined(parts: Sequence[T], join: Callable[[T, T], T]) -> T:
-    """All parts, at least one, as a tree whose depth stays small however many there are."""
-    if len(parts) == 1:
-        return parts[0]
-    middle = len(parts) // 2
-    return join(joined(parts[:middle], join), joined(parts[middle:], join))
 
 
 def sorted_session(
@@ -174,21 +159,6 @@ def table_file(
     return reshaped(frame, written, schema, views=True)
 
 
-class Panic(Exception):
-    """DataFusion panicked, as some corrupt files make it; turned into an error that names the file."""
-
-
-@contextmanager
-def panics_as_errors() -> Iterator[None]:
-    """Turns Rust's panics, which are no `Exception` in Python, into `Panic`."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise Panic(str(error)) from error
-
-
 def file_url(path: str | Path) -> str:
     """A local path as a URL, so that no character of it means anything; other URLs as they are."""
     text = str(path)
@@ -232,17 +202,15 @@ def reshaped(rows: DataFrame, stored: Schema, schema: Schema, *, views: bool = F
 
 def _now(field: Field, one: Column, before: Field | None, *, views: bool) -> Expr:
     if before is None:
-        return _default(field, one.default, views=views).alias(field.name)
+        kind = _VIEWS[field.type] if views and field.type in _VIEWS else arrow_type(field.type)
+        # of lists and structs there is no literal that is null
+        is_null = one.default is None
+        default = literal(None).cast(kind) if is_null else literal(pa.scalar(one.default, kind))
+        return default.alias(field.name)
     found = column(before.name)
     if before.type != field.type:
         return found.cast(arrow_type(field.type)).alias(field.name)
     return found if before.name == field.name else found.alias(field.name)
-
-
-def _default(field: Field, default: Any, *, views: bool) -> Expr:
-    kind = _VIEWS[field.type] if views and field.type in _VIEWS else arrow_type(field.type)
-    # of lists and structs there is no literal that is null
-    return literal(None).cast(kind) if default is None else literal(pa.scalar(default, kind))
 
 
 def numbered(rows: DataFrame, schema: Schema) -> DataFrame:

@@ -8,10 +8,9 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -19,12 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import xxhash
 
 from dormouse.data.arrow_schema import check_stored, is_ascending, written_schema
 from dormouse.data.object_access import parquet_object
 from dormouse.errors import DormouseError, EngineFailed, InvalidData, ObjectNotFound, one_line
-from dormouse.model.ahead import ahead
+from dormouse.model.loops import ahead
 from dormouse.model.region import Region, decode_key, encode_key, encode_value
 from dormouse.model.schema import Schema
 from dormouse.model.table import ProblemKind
@@ -94,58 +92,12 @@ def _flags(found: pa.Array) -> Flags:
     return flags
 
 
-# Digests of files: the XXH3-128 of their bytes.
-
-READ_BYTES = 1 << 20
-"""What fits a core's cache: hashing it again from there costs less than reading it."""
-
-
-def digest_of_file(path: Path) -> bytes:
-    """Of a file on this machine."""
-    with path.open("rb") as file:
-        return _digest(file)
-
-
-def digest_of_object(
-    objects: ObjectStore, name: str, go_on: Callable[[], object] = lambda: None
-) -> tuple[int, bytes]:
-    """Returns an object's size and digest; every byte is read, and `go_on` is called for each megabyte.
-
-    Raises `ObjectNotFound`, `ObjectStoreError`, and what `go_on` raises.
-    """
-    with objects.reader(name) as file:
-        digest = _digest(file, lambda data: go_on())
-        return file.tell(), digest
-
-
-def copied(
-    objects: ObjectStore, name: str, path: Path, go_on: Callable[[], object] = lambda: None
-) -> tuple[int, bytes]:
-    """Copies an object to a path; gives its size and digest. `go_on` is called for each megabyte."""
-    with objects.reader(name) as source, path.open("wb") as file:
-
-        def write(data: bytes) -> None:
-            go_on()
-            file.write(data)
-
-        digest = _digest(source, write)
-        return file.tell(), digest
-
-
-def _digest(file: BinaryIO, use: Callable[[bytes], object] = lambda data: None) -> bytes:
-    found = xxhash.xxh3_128()
-    while data := file.read(READ_BYTES):
-        found.update(data)
-        use(data)
-    return found.digest()
-
-
 READ_ROWS = 65_536
 Found = tuple[ProblemKind, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class Recorded:
     """What is recorded of a file; `region` is of the partition that all its rows are of, if of one alone."""
 
     row_count: int | None
@@ -154,15 +106,7 @@ class Written:
     region: Region | None
 
 
-def digest_problems(store: ObjectStore, name: str, digest: bytes) -> list[Found]:
-    """Whether its bytes are others than when they had the digest. Raises `ObjectNotFound`."""
-    found = digest_of_object(store, name)[1]
-    if found == digest:
-        return []
-    return [("object_digest", f"its digest is {found.hex()}, and was {digest.hex()} when it was written")]
-
-
-def file_problems(store: ObjectStore, name: str, schema: Schema, written: Written) -> list[Found]:
+def file_problems(store: ObjectStore, name: str, schema: Schema, recorded: Recorded) -> list[Found]:
     """What is not as it was written, in bounded memory; every page is read. Raises `ObjectNotFound`.
 
     A damaged file may end the process, as Arrow trusts its footer: see `FileReader`.
@@ -179,8 +123,8 @@ def file_problems(store: ObjectStore, name: str, schema: Schema, written: Writte
                 read.row_group(file, number)
     except InvalidData as error:
         return [*read.found, ("object_unreadable", str(error))]
-    written = replace(written, region=_called(written.region, now, schema))
-    return [*read.found, *_counts_and_keys(read, schema, written), *_sketches(store, name, schema, read)]
+    recorded = replace(recorded, region=_called(recorded.region, now, schema))
+    return [*read.found, *_counts_and_keys(read, schema, recorded), *_sketches(store, name, schema, read)]
 
 
 def _called(region: Region | None, now: Schema, then: Schema) -> Region | None:
@@ -284,17 +228,17 @@ class _Columns:
                         yield f"values of {name} lie outside of what its statistics say"
 
 
-def _counts_and_keys(read: _Read, schema: Schema, written: Written) -> Iterator[Found]:
-    if written.row_count is not None and written.row_count != read.rows:
-        yield "row_count", f"it has {read.rows:,} rows, and was written with {written.row_count:,}"
+def _counts_and_keys(read: _Read, schema: Schema, recorded: Recorded) -> Iterator[Found]:
+    if recorded.row_count is not None and recorded.row_count != read.rows:
+        yield "row_count", f"it has {read.rows:,} rows, and was written with {recorded.row_count:,}"
     if not read.rows:
         return
-    ends = (("first", read.first, written.min_key), ("last", read.last, written.max_key))
+    ends = (("first", read.first, recorded.min_key), ("last", read.last, recorded.max_key))
     for what, found, known in ends:
         if known is not None and encode_key(schema.row_keys, found) != known:
             was = decode_key(schema.row_keys, known)
             yield "key_range", f"its {what} key is {found!r}, and was written as {was!r}"
-    for name, within in (written.region or {}).items():
+    for name, within in (recorded.region or {}).items():
         low, high = read.bounds[name]
         if not (within.contains(low) and within.contains(high)):
             of_partition = f"its partition's {within.min!r} to {within.max!r}"
@@ -331,13 +275,13 @@ class FileReader:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def problems(self, store: ObjectStore, name: str, schema: Schema, written: Written) -> list[Found]:
+    def problems(self, store: ObjectStore, name: str, schema: Schema, recorded: Recorded) -> list[Found]:
         """As `file_problems`; also of a file that ends the process. Raises `EngineFailed` when others do."""
         process = self._process = self._process or _started()
         assert process.stdin is not None  # noqa: S101 both are pipes
         assert process.stdout is not None  # noqa: S101
         try:
-            pickle.dump((store, name, schema, written), process.stdin)
+            pickle.dump((store, name, schema, recorded), process.stdin)
             process.stdin.flush()
             answer: list[Found] | DormouseError = pickle.load(process.stdout)  # noqa: S301 of our own process
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
@@ -373,12 +317,12 @@ def _started() -> subprocess.Popen[bytes]:
 def _serve(asked: BinaryIO, answers: BinaryIO) -> None:
     while True:
         try:
-            store, name, schema, written = pickle.load(asked)  # noqa: S301 of the process that started us
+            store, name, schema, recorded = pickle.load(asked)  # noqa: S301 of the process that started us
         except EOFError:
             return
         answer: list[Found] | DormouseError
         try:
-            answer = file_problems(store, name, schema, written)
+            answer = file_problems(store, name, schema, recorded)
         except DormouseError as error:
             answer = error
         except Exception as error:  # whatever damage makes of values

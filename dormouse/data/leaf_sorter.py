@@ -27,14 +27,13 @@ import pyarrow.parquet as pq
 from dormouse.data.datafusion_session import (
     column,
     key_order,
-    panics_as_errors,
     sorted_file,
     sorted_session,
     union,
 )
 from dormouse.data.sketches import rank, repeats
-from dormouse.errors import JobFailed, one_line
-from dormouse.model.ahead import mapped_ahead
+from dormouse.errors import JobFailed, one_line, panics_as_errors
+from dormouse.model.loops import mapped_ahead
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.schema import Schema
 

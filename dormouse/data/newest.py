@@ -1,4 +1,4 @@
-"""Of rows of equal key the first, which is the newest: vectorised, over a stream in key order."""
+"""Of rows of equal key the newest, which is the first or the last: vectorised, over a stream in key order."""
 
 from __future__ import annotations
 
@@ -6,42 +6,56 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from dormouse.model.table import DELETED_AT
+from dormouse.data.object_access import parquet_object
+from dormouse.model.table import DELETED_AT, SEQUENCE
+from dormouse.objects.store import ObjectStore
 
 _LISTED_SHARE = 1 / 128
 """Rows looked for among those of a batch, from which on all keys of the batch become Python's objects."""
 
 
-class FirstOfKeys:
-    """Batches in key order go in; what comes out are the first rows of their keys. `names` are the key's."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = tuple(names)
-        self._last: tuple[Any, ...] | None = None
-
-    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Those of one batch, which comes after all that came before."""
-        if not batch.num_rows:
-            return batch
-        keys = [batch.column(name) for name in self._names]
-        is_new = self._last is None or tuple(key[0].as_py() for key in keys) != self._last
-        self._last = tuple(key[-1].as_py() for key in keys)
-        differs = reduce(pc.or_, (pc.not_equal(key.slice(1), key.slice(0, len(key) - 1)) for key in keys))
-        # most batches stay as they are, which costs little to see
-        if is_new and differs.true_count == len(differs):
-            return batch
-        return batch.filter(pa.concat_arrays([pa.array([is_new]), differs]))
-
-
 def first_of_keys(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The first row of each key in batches that are in key order."""
-    return map(FirstOfKeys(names).of, batches)
+    last = None
+    for batch in batches:
+        if not batch.num_rows:
+            yield batch
+            continue
+        keys = [batch.column(name) for name in names]
+        is_new, differs = tuple(key[0].as_py() for key in keys) != last, _differs(keys)
+        last = tuple(key[-1].as_py() for key in keys)
+        # most batches stay as they are, which costs little to see
+        is_whole = is_new and differs.true_count == len(differs)
+        yield batch if is_whole else batch.filter(pa.concat_arrays([pa.array([is_new]), differs]))
+
+
+def last_of_keys(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The last row of each key in batches that are in key order."""
+    held, last = None, None
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        keys = [batch.column(name) for name in names]
+        if held is not None and tuple(key[0].as_py() for key in keys) != last:
+            yield held
+        differs = _differs(keys)
+        if differs.true_count:
+            yield batch.filter(pa.concat_arrays([differs, pa.array([False])]))
+        held, last = batch.slice(batch.num_rows - 1), tuple(key[-1].as_py() for key in keys)
+    if held is not None:
+        yield held
+
+
+def _differs(keys: Sequence[pa.Array]) -> pa.BooleanArray:
+    """Returns for each row but the first whether its key is another than that of the row before."""
+    return reduce(pc.or_, (pc.not_equal(key.slice(1), key.slice(0, len(key) - 1)) for key in keys))
 
 
 def laid_over(
@@ -177,3 +191,42 @@ class Marks:
             self.rows += batch.num_rows
             self.marks += batch.num_rows - batch.column(DELETED_AT).null_count
             yield batch
+
+
+# What the footer of a keyed table's file says of its rows.
+
+
+class Places(NamedTuple):
+    """The smallest and largest place of a file's rows, None where not known; whether some are marks."""
+
+    first: int | None
+    last: int | None
+    has_marks: bool
+
+
+def places_of(store: ObjectStore, name: str) -> Places:
+    """Reads a footer; `ObjectNotFound` or `InvalidData`."""
+    sequence, deleted_at = chunks_of(store, name, (SEQUENCE, DELETED_AT))
+    first, last = ends_of(sequence) or (None, None)
+    told = ((one.statistics, one.num_values) for one in deleted_at)
+    has_marks = any(s is None or not s.has_null_count or s.null_count < values for s, values in told)
+    return Places(first, last, has_marks)
+
+
+def chunks_of(
+    store: ObjectStore, name: str, columns: Sequence[str | None]
+) -> list[list[pq.ColumnChunkMetaData]]:
+    """Returns what a file's footer says of columns in each row group; nothing of one that it lacks."""
+    with parquet_object(store, name) as file:
+        metadata = file.metadata
+    names = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    return [[one.column(names.index(name)) for one in groups] if name in names else [] for name in columns]
+
+
+def ends_of(chunks: Sequence[pq.ColumnChunkMetaData]) -> tuple[int, int] | None:
+    """Returns the smallest and the largest value of a column of whole numbers, where it is known."""
+    told = [one.statistics for one in chunks]
+    if not told or any(one is None or not one.has_min_max for one in told):
+        return None
+    return min(one.min_raw for one in told), max(one.max_raw for one in told)

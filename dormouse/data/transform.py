@@ -17,7 +17,7 @@ from dormouse.errors import InvalidData, InvalidProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import TableProperties, check_keyed
 from dormouse.model.text import NAME, name_of, parts_of
-from dormouse.model.types import BOOLEAN, BYTES, DATE, DOUBLE, FLOAT, INT, LONG, STRING, TIMESTAMP, DataType
+from dormouse.model.types import BOOLEAN, BYTES, DATE, DOUBLE, FLOAT, INT, LONG, STRING, TIMESTAMP
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -208,14 +208,10 @@ def _aggregate_sql(field: Field, function: Function) -> str:
         is_boolean = field.type == BOOLEAN
         # the same type as its default, whether the session reads bytes as views or not
         result = f"arrow_cast({result}, 'BinaryView')" if field.type == BYTES else result
-        result = f"{result} IS TRUE" if is_boolean else f"coalesce({result}, {_default(field.type)})"
+        digits = f"{field.type.precision}, {field.type.scale}"
+        default = _DEFAULTS.get(field.type, f"CAST(0 AS DECIMAL({digits}))")
+        result = f"{result} IS TRUE" if is_boolean else f"coalesce({result}, {default})"
     return f"{result} AS {name}"
-
-
-def _default(found: DataType) -> str:
-    if found.precision is not None:
-        return f"CAST(0 AS DECIMAL({found.precision}, {found.scale}))"
-    return _DEFAULTS[found]
 
 
 def _extreme_sql(name: str, function: Function, kind: str) -> str:

@@ -24,8 +24,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from dormouse.datasource.options import TableOptions
 from dormouse.errors import DormouseError, InvalidInput
+from dormouse.model.json_values import json_value
 from dormouse.model.reshaping import Evolve
-from dormouse.model.types import json_value
 from dormouse.spark.frames import rows_at
 from dormouse.spark.run import BAD_USAGE, DONE, FAILED, Stopped, until_told_to_stop
 from dormouse.spark.session import REDACTED, REDACTED_BY_SPARK

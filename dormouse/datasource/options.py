@@ -141,9 +141,11 @@ class ReadOptions:
         return ReadOptions(
             TableOptions.parse(given),
             where=_where(given.get("where")),
-            columns=_columns(given.get("columns")),
+            columns=tuple(listed(given["columns"])) if "columns" in given else None,
             as_of=_when(given, "as_of"),
-            changes=_changes(given),
+            changes=(_when(given, "changes_after"), _when(given, "changes_till"))
+            if "changes_after" in given
+            else None,
             metadata=_metadata(given.get("metadata")),
             split_bytes=_positive(given, "split_bytes"),
             max_rows_per_batch=_positive(given, "max_rows_per_batch"),
@@ -239,19 +241,9 @@ def _where(text: str | None) -> Mapping[str, Any] | None:
     return found
 
 
-def _columns(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else tuple(listed(text))
-
-
 def _when(given: Mapping[str, str], name: str) -> When | None:
-    return None if name not in given else when_of_text(given[name])
-
-
-def _changes(given: Mapping[str, str]) -> tuple[When | None, When | None] | None:
-    if "changes_after" not in given:
-        return None
-    after = given["changes_after"]
-    return None if after == BEGINNING else when_of_text(after), _when(given, "changes_till")
+    is_after_all = name not in given or (name == "changes_after" and given[name] == BEGINNING)
+    return None if is_after_all else when_of_text(given[name])
 
 
 def _metadata(text: str | None) -> Metadata | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 
 from dormouse.datasource.options import Metadata, ReadOptions, StreamOptions, TableOptions, WriteOptions
 from dormouse.errors import InvalidInput, ObjectNotFound
-from dormouse.model.types import json_value
+from dormouse.model.json_values import json_value
 from dormouse.spark.worker import on_worker, settle
 
 if TYPE_CHECKING:
@@ -108,12 +108,11 @@ class MetadataReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[_Row]:
         with self.of.open() as table:
-            yield from _READ[self.kind](table)
-
-
-def _files(table: Table) -> Iterator[_Row]:
-    pages = _pages(table.file_page, lambda last: last.filename)
-    return (_row(file, "files") for file in pages)
+            if self.kind == "partitions":
+                yield from _partitions(table)
+                return
+            for one in _OBJECTS[self.kind](table):
+                yield tuple(getattr(one, name) for name in _COLUMNS[self.kind])
 
 
 def _partitions(table: Table) -> Iterator[_Row]:
@@ -122,30 +121,15 @@ def _partitions(table: Table) -> Iterator[_Row]:
         yield one.partition_id, one.parent_id, one.is_leaf, _json(one.region), *split
 
 
-def _cuts(table: Table) -> Iterator[_Row]:
-    return (_row(cut, "cuts") for cut in table.history.cuts())
-
-
-def _jobs(table: Table) -> Iterator[_Row]:
-    pages = _pages(table.context.jobs.page, lambda last: (last.job_id, last.partition_id), ("", ""))
-    return (_row(job, "jobs") for job in pages)
-
-
-def _consumers(table: Table) -> Iterator[_Row]:
-    return (_row(one, "consumers") for one in table.consumers())
-
-
-def _row(value: object, kind: Metadata) -> _Row:
-    return tuple(getattr(value, name) for name in _COLUMNS[kind])
-
-
-_READ: Mapping[Metadata, Callable[[Table], Iterator[_Row]]] = {
-    "files": _files,
-    "partitions": _partitions,
-    "cuts": _cuts,
-    "jobs": _jobs,
-    "consumers": _consumers,
+_OBJECTS: Mapping[Metadata, Callable[[Table], Iterable[object]]] = {
+    "files": lambda table: _pages(table.file_page, lambda last: last.filename),
+    "cuts": lambda table: table.history.cuts(),
+    "jobs": lambda table: _pages(
+        table.context.jobs.page, lambda last: (last.job_id, last.partition_id), ("", "")
+    ),
+    "consumers": lambda table: table.consumers(),
 }
+"""What has the columns of each kind as its attributes."""
 
 
 def _pages(
@@ -176,7 +160,7 @@ class DormouseSource(DataSource):
         options = ReadOptions.parse(self.options)
         if options.metadata is not None:
             return columns_of_metadata(options.metadata)
-        from dormouse.datasource.columns import columns_now
+        from dormouse.datasource.changes import columns_now
 
         with options.of.open() as table:
             found = columns_now(table.reading, options)
@@ -188,7 +172,7 @@ class DormouseSource(DataSource):
         if options.max_rows_per_batch is not None:
             raise InvalidInput("the option max_rows_per_batch is for streams: read by spark.readStream")
         if options.metadata is not None:
-            from dormouse.datasource.columns import check_given
+            from dormouse.datasource.changes import check_given
 
             check_given(schema, self.schema(), options.of.table)
             return MetadataReader(options.of, options.metadata)
@@ -243,7 +227,7 @@ class RowsReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        from dormouse.datasource.columns import asked_of, check_given, columns_of_rows
+        from dormouse.datasource.changes import asked_of, check_given, columns_of_rows
         from dormouse.reading.executor import PART_BYTES, parts
         from dormouse.state.history.moments import now, position_of
 
@@ -278,7 +262,7 @@ class RowsReader(DataSourceReader):
                 ) from error
 
     def _in_order(self) -> Iterator[pa.RecordBatch]:
-        from dormouse.datasource.columns import check_given
+        from dormouse.datasource.changes import check_given
         from dormouse.reading.where import parse_where
         from dormouse.spark.frames import struct_of
 

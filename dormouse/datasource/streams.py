@@ -21,8 +21,7 @@ from pyspark.sql.types import StructType
 
 from dormouse.data.arrow_schema import conform
 from dormouse.data.leaf_sorter import MEMORY_BYTES, LeafLookup
-from dormouse.datasource.changes import ChangesTask, tasks_of
-from dormouse.datasource.columns import changed_columns, check_given
+from dormouse.datasource.changes import ChangesTask, changed_columns, check_given, tasks_of
 from dormouse.datasource.options import ReadOptions, StreamOptions, TableOptions, WriteOptions
 from dormouse.errors import AttemptAbandoned, InvalidInput, InvalidSchema, JobFailed, TableNotFound
 from dormouse.model.cut import Position
@@ -44,14 +43,14 @@ from dormouse.state.history.moments import now
 from dormouse.state.history.retention import Life, has_events_since, is_of_life, lives
 from dormouse.writing.ingest import (
     INGEST_ID_BYTES_MAX,
+    KeyedRows,
     check_ingested,
     commit_files,
     commit_id,
     keyed_rows,
     with_place,
 )
-from dormouse.writing.keyed_merge import KeyedRows
-from dormouse.writing.leaf_files import LeafFiles
+from dormouse.writing.parquet_file import LeafFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -291,7 +291,7 @@ class Pipeline:
         with self._screen.working(label) as say:
             report = self._table.compact(
                 engine="spark",
-                progress=lambda done, jobs, rows: say(f"{label}: {done} of {jobs} Spark tasks"),
+                progress=lambda done, jobs: say(f"{label}: {done} of {jobs} Spark tasks"),
             )
         if report.given_up:
             raise JobFailed(f"compaction failed: {report.errors[0]}")

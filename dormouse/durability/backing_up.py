@@ -13,26 +13,22 @@ from typing import Any
 
 import psycopg
 
-from dormouse.durability.backups import Backup, BackupWriter, Progress, Wanted
+from dormouse.durability.backups import Backup, BackupWriter
 from dormouse.durability.incarnations import FOLDER, NOW, on_disk
-from dormouse.durability.job_objects import is_answer
+from dormouse.durability.ledgers import Ledgers
 from dormouse.durability.ownership import MARKER
-from dormouse.errors import DormouseError, InvalidCommitRequest, InvalidName, ObjectNotFound, TableNotFound
-from dormouse.model.table import is_edited
+from dormouse.errors import DormouseError, InvalidCommitRequest, InvalidName, ObjectNotFound
+from dormouse.model.loops import Progress, no_progress
+from dormouse.objects.ledger import LedgerObject
 from dormouse.objects.names import ANSWERS, ROW_FILES, SKETCHES_SUFFIX, check_name
 from dormouse.objects.store import ObjectStore
-from dormouse.payloads.pack import written as payload_objects
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
-from dormouse.state.catalog import Catalog
 from dormouse.state.commits.pointers import OBJECT_PREFIX, object_of
 from dormouse.state.commits.requests import attempt_of, decode, names_of_new_files
 from dormouse.state.files.holds import held
-from dormouse.state.files.store import FileReferenceStore
-from dormouse.state.files.write_streams import PutFiles
 
-PAGE_FILES = 10_000
 PAGE_MESSAGES = 100
 RECORDED = (f"{FOLDER}/", OBJECT_PREFIX, f"{ROW_FILES}/", f"{ANSWERS}/")
 NIL = "00000000-0000-0000-0000-000000000000"
@@ -40,32 +36,31 @@ _QUERIES = load(__file__, "backing_up")
 
 
 def back_up(
-    supplier: Supplier,
-    catalog: Catalog,
-    objects: ObjectStore,
+    ledgers: Ledgers,
     target: ObjectStore,
     base_backup: Callable[[Path], None],
     *,
     since: str | None = None,
     despite_damage: bool = False,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Backup:
     """`base_backup` writes the database's to a path. What fails leaves no backup.
 
     The database notes the backup before any object is copied: an erasure looks at what it notes, so it never
     misses a backup that is killed, whole or not.
     """
-    writer = BackupWriter(target, catalog.instance_id(), since, despite_damage=despite_damage)
+    supplier, objects = ledgers.supplier, ledgers.objects
+    writer = BackupWriter(target, ledgers.catalog.instance_id(), since, despite_damage=despite_damage)
     try:
         _note(supplier, "note_backup", target, writer.name)
         with held(supplier, f"backup {writer.name}"):
             # a committer takes away the bodies of what it has applied, which the copy may still have to apply
-            writer.objects(objects, (Wanted(name) for name, _ in objects.list(OBJECT_PREFIX)), progress)
+            writer.objects(objects, (LedgerObject(name) for name, _ in objects.list(OBJECT_PREFIX)), progress)
             writer.database(base_backup)
             records = (name for folder in RECORDED for name, _ in objects.list(folder))
-            writer.objects(objects, wanted(supplier, catalog, records, objects.get), progress)
+            writer.objects(objects, wanted(ledgers, records, objects.get), progress)
             gone = (name for prefix in _dropped(supplier) for name, _ in objects.list(prefix))
-            writer.objects(objects, map(Wanted, gone), progress)
+            writer.objects(objects, map(LedgerObject, gone), progress)
         return writer.finish()
     except BaseException:
         writer.abandon()
@@ -82,53 +77,28 @@ def _note(supplier: Supplier, query: str, target: ObjectStore, name: str) -> Non
     run_transaction(supplier, work, operation="note a backup")
 
 
-def wanted(
-    supplier: Supplier, catalog: Catalog, records: Iterable[str], get: Callable[[str], bytes]
-) -> Iterator[Wanted]:
+def wanted(ledgers: Ledgers, records: Iterable[str], get: Callable[[str], bytes]) -> Iterator[LedgerObject]:
     """The instance's own of the names in `records`: bodies of requests, which `get` gives, and objects of
     jobs, too; and the files of all tables, and of what was submitted and is not applied.
     """
-    submitted = set(_submitted(supplier, get))  # first: what is applied meanwhile a table has
-    yield Wanted(MARKER, needed=True)
-    put = set[str]()
-    for table in catalog.tables():
-        if is_edited(table.properties):
-            for cell_file in PutFiles(supplier, table).noted():
-                put.add(cell_file.object_name)
-                yield Wanted(cell_file.object_name, needed=True, size=cell_file.byte_count, table=table.name)
-    # what is listed of those that were put is wanted as it was put, and no other way
-    kept = (name for name in records if not name.startswith(f"{NOW}/") and name not in put)
-    for name in kept:
-        if name.startswith(RECORDED):
-            # when a job has expired, another may have its id
-            yield Wanted(name, is_reused=is_answer(name))
-    for table in catalog.tables():
-        store = FileReferenceStore(supplier, table)
-        after: str | None = None
-        while True:
-            try:
-                page = store.page(after, PAGE_FILES)
-            except TableNotFound:  # dropped meanwhile: its objects are held
-                break
-            for file in page:
-                submitted.discard(file.filename)
-                digest = None if file.digest is None else file.digest.hex()
-                yield Wanted(
-                    file.filename,
-                    file.unreferenced_at is None,
-                    file.byte_count,
-                    digest,
-                    table.name,
-                    file.row_count,
-                )
-                yield Wanted(file.filename + SKETCHES_SUFFIX)
-            if len(page) < PAGE_FILES:
-                break
-            after = page[-1].filename
+    submitted = set(_submitted(ledgers.supplier, get))  # first: what is applied meanwhile a table has
+    yield LedgerObject(MARKER, needed=True)
+    cell_files = set[str]()
+    # before all that takes long: a committer takes bodies away
+    for name in records:
+        if name.startswith(f"{ROW_FILES}/"):
+            cell_files.add(name)
+        elif name.startswith(RECORDED) and not name.startswith(f"{NOW}/"):
+            yield LedgerObject(name)
     # what has died since the copy of the database was made is there, as it is held
-    yield from (Wanted(name, needed, size) for name, size, _, needed in payload_objects(supplier))
+    for one in ledgers.written():
+        submitted.discard(one.name)
+        cell_files.discard(one.name)
+        yield one
+    # files of cells that were put before they were noted
+    yield from map(LedgerObject, sorted(cell_files))
     for name in sorted(submitted):
-        yield from (Wanted(name), Wanted(name + SKETCHES_SUFFIX))
+        yield from (LedgerObject(name), LedgerObject(name + SKETCHES_SUFFIX))
 
 
 def _submitted(supplier: Supplier, get: Callable[[str], bytes]) -> Iterator[str]:

@@ -22,11 +22,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import NamedTuple
 
-import xxhash
-
-from dormouse.data.file_checks import copied
+from dormouse.durability.ledgers import is_answer
 from dormouse.errors import (
     BackupDamaged,
     InstanceError,
@@ -35,15 +33,29 @@ from dormouse.errors import (
     ObjectAlreadyExists,
     ObjectNotFound,
     ObjectStoreError,
-    one_line,
 )
+from dormouse.model.loops import Progress
+from dormouse.model.table import KEPT_SECONDS
+from dormouse.objects.fault import (
+    MISSING,
+    Fault,
+    compared,
+    copied,
+    digest_of,
+    new_digest,
+    unreadable,
+)
+from dormouse.objects.ledger import LedgerObject
 from dormouse.objects.staging import shut_out_others
 from dormouse.objects.store import ObjectStore
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.lease import METADATA_BACKUP_SECONDS
+from dormouse.state.files.holds import held_until_next
 
 MANIFEST, BEGUN = "manifest.json", "begun.json"
 SWEPT = "swept.json"
 """Another took it for abandoned: it can be finished no more."""
-ABANDONED_AFTER = timedelta(days=1)
+ABANDONED_AFTER = timedelta(seconds=KEPT_SECONDS)
 """A backup that has no manifest, and to which nothing was written for so long, is nobody's any more."""
 NAME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{6}Z(-\d+)?")
 FORMAT = 1
@@ -52,12 +64,9 @@ FORMAT_DAMAGED = 2
 DATABASE, OBJECTS = "database.tar.gz", "objects.txt"
 FOLDER = "objects"
 COPIED_AT_ONCE = 4
-_CHUNK_BYTES = 1 << 20
 _BATCH = 1_000
 INSTEAD = "restore another one ('dormouse backups' lists them), or take one without --since"
 logger = logging.getLogger(__name__)
-Progress = Callable[[int, int | None], object]
-"""Called with the objects done, and all of them if known."""
 
 
 def has_object(store: ObjectStore, name: str) -> bool:
@@ -134,34 +143,12 @@ class Backup:
     damaged: tuple[Damaged, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """An object that is to be in a backup: if it is there, or else none is made.
-
-    Of a file it has the table, and its rows.
-    """
-
-    name: str
-    needed: bool = False
-    size: int | None = None
-    digest: str | None = None
-    table: str | None = None
-    row_count: int | None = None
-    is_reused: bool = False
-    """Whether the name may have been another object's before."""
-
-    def is_met_by(self, size: int, digest: str) -> bool:
-        """Whether an object is what was written, as far as that is recorded."""
-        return self.size in (None, size) and self.digest in (None, digest)
-
-
-@dataclass(frozen=True, slots=True)
-class BackedUp:
+class BackedUp(NamedTuple):
     """An object of a backup."""
 
     name: str
     size: int
-    digest: str
+    digest: bytes
 
 
 def backups(store: ObjectStore) -> list[Backup]:
@@ -208,27 +195,24 @@ def backup_of(store: ObjectStore, name: str | None) -> Backup:
 def objects_of(store: ObjectStore, backup: Backup) -> dict[str, BackedUp]:
     """The objects of a backup, by name; `BackupDamaged` when the list is not the one that was written."""
     data = _get(store, f"{backup.name}/{OBJECTS}")
-    if xxhash.xxh3_128_hexdigest(data) != backup.objects_digest:
+    if new_digest(data=data).hexdigest() != backup.objects_digest:
         raise BackupDamaged(f"{store.url}/{backup.name}/{OBJECTS} is damaged: {INSTEAD}")
     found = {}
     for line in data.decode().splitlines():
         digest, size, name = line.split(" ", 2)
-        found[name] = BackedUp(name, int(size), digest)
+        found[name] = BackedUp(name, int(size), bytes.fromhex(digest))
     return found
 
 
 def fetch(store: ObjectStore, backup: Backup, found: BackedUp, path: Path) -> None:
     """Copies an object of a backup to a path, and verifies it; `BackupDamaged`."""
-    name = f"{backup.name}/{FOLDER}/{found.name}"
-    if _fetched(store, name, path) != (found.size, found.digest):
-        raise BackupDamaged(f"{store.url}/{name} is damaged: {INSTEAD}")
+    _fetch(store, f"{backup.name}/{FOLDER}/{found.name}", path, found.size, found.digest.hex())
 
 
 def fetch_database(store: ObjectStore, backup: Backup, path: Path) -> None:
     """Copies the base backup to a path, and verifies it; `BackupDamaged`."""
     name = f"{backup.name}/{DATABASE}"
-    if _fetched(store, name, path) != (backup.database_bytes, backup.database_digest):
-        raise BackupDamaged(f"{store.url}/{name} is damaged: {INSTEAD}")
+    _fetch(store, name, path, backup.database_bytes, backup.database_digest)
 
 
 class BackupWriter:
@@ -260,9 +244,10 @@ class BackupWriter:
             write(path)
             shut_out_others(path)
             with path.open("rb") as file:
-                self._database = _digest(file)
+                digest = digest_of(file).hex()
+                self._database = file.tell(), digest
 
-    def objects(self, source: ObjectStore, wanted: Iterable[Wanted], progress: Progress) -> None:
+    def objects(self, source: ObjectStore, wanted: Iterable[LedgerObject], progress: Progress) -> None:
         """Copies objects; raises `ObjectNotFound` and `BackupDamaged` for those that must be there."""
         pending = iter(wanted)
         with ThreadPoolExecutor(COPIED_AT_ONCE, "backup") as pool:
@@ -273,7 +258,7 @@ class BackupWriter:
 
     def finish(self) -> Backup:
         """Makes it a backup."""
-        lines = "".join(f"{one.digest} {one.size} {one.name}\n" for one in self._done).encode()
+        lines = "".join(f"{one.digest.hex()} {one.size} {one.name}\n" for one in self._done).encode()
         self._store.put(f"{self.name}/{OBJECTS}", lines)
         made = Backup(
             name=self.name,
@@ -286,7 +271,7 @@ class BackupWriter:
             database_bytes=self._database[0],
             since=None if self._since is None else self._since.name,
             database_digest=self._database[1],
-            objects_digest=xxhash.xxh3_128_hexdigest(lines),
+            objects_digest=new_digest(data=lines).hexdigest(),
             damaged=tuple(sorted(self._damaged, key=lambda one: one.name)),
         )
         said = asdict(made)
@@ -334,11 +319,15 @@ class BackupWriter:
         if folder is not None:
             shut_out_others(folder)
 
-    def _object(self, source: ObjectStore, wanted: Wanted) -> BackedUp | None:
+    def _object(self, source: ObjectStore, wanted: LedgerObject) -> BackedUp | None:
         name = wanted.name
         target, before = f"{self.name}/{FOLDER}/{name}", self._before.get(name)
-        met = before is not None and not wanted.is_reused and wanted.is_met_by(before.size, before.digest)
-        if before is not None and self._since is not None and met:
+        if (
+            before is not None
+            and self._since is not None
+            and not is_answer(name)  # when a job has expired, another may have its id
+            and not compared(wanted, before.size, before.digest)
+        ):
             try:
                 earlier = f"{self._since.name}/{FOLDER}/{name}"
                 if self._store.size(earlier) == before.size:
@@ -353,32 +342,28 @@ class BackupWriter:
                 size, digest = self._read(source, name, path)
         except ObjectNotFound:
             if wanted.needed:
-                self._note(source, name, "is not there")
+                self._note(source, name, MISSING)
             return None
         except _Unreadable as error:
-            self._note(source, name, f"cannot be read: {one_line(error.__cause__ or error)}")
+            self._note(source, name, unreadable(error.__cause__ or error))
             return None
         except ObjectAlreadyExists:  # of a table that was dropped while it was listed, or a body
             return None
-        if not wanted.is_met_by(size, digest):
-            what = f"has not the bytes that were written: its digest is {digest}, and was {wanted.digest}"
-            if wanted.size is not None and wanted.size != size:
-                what = f"has {size:,} bytes, and was written with {wanted.size:,}"
-            self._note(source, name, what)
+        if fault := compared(wanted, size, digest):
+            self._note(source, name, fault)
         with self._counting:
             self._copied += 1
         return BackedUp(name, size, digest)
 
-    def _read(self, source: ObjectStore, name: str, path: Path) -> tuple[int, str]:
+    def _read(self, source: ObjectStore, name: str, path: Path) -> tuple[int, bytes]:
         try:
-            size, digest = copied(source, name, path)
-            return size, digest.hex()
+            return copied(source, name, path)
         except ObjectStoreError as error:
             if self._despite_damage and not isinstance(error, ObjectNotFound):
                 raise _Unreadable(name) from error
             raise
 
-    def _note(self, source: ObjectStore, name: str, fault: str) -> None:
+    def _note(self, source: ObjectStore, name: str, fault: Fault) -> None:
         """Of an object that is damaged or missing: in the backup, or there is none."""
         if not self._despite_damage:
             raise BackupDamaged(
@@ -386,7 +371,7 @@ class BackupWriter:
                 "damaged: bring it back from an earlier backup, or back up the rest by --despite-damage"
             )
         with self._counting:
-            self._damaged.append(Damaged(name, fault))
+            self._damaged.append(Damaged(name, fault.text))
 
 
 class _Unreadable(Exception):
@@ -422,20 +407,13 @@ def _names(store: ObjectStore) -> list[str]:
     return sorted(name for name in names if NAME.fullmatch(name))
 
 
-def _fetched(store: ObjectStore, name: str, path: Path) -> tuple[int, str]:
+def _fetch(store: ObjectStore, name: str, path: Path, size: int, digest: str) -> None:
     try:
-        size, digest = copied(store, name, path)
-        return size, digest.hex()
+        found = copied(store, name, path)
     except ObjectNotFound:
         raise BackupDamaged(f"{store.url}/{name} is gone: {INSTEAD}") from None
-
-
-def _digest(file: BinaryIO) -> tuple[int, str]:
-    digest, size = xxhash.xxh3_128(), 0
-    while chunk := file.read(_CHUNK_BYTES):
-        digest.update(chunk)
-        size += len(chunk)
-    return size, digest.hexdigest()
+    if (found[0], found[1].hex()) != (size, digest):
+        raise BackupDamaged(f"{store.url}/{name} is damaged: {INSTEAD}")
 
 
 def _get(store: ObjectStore, name: str) -> bytes:
@@ -443,3 +421,68 @@ def _get(store: ObjectStore, name: str) -> bytes:
         return store.get(name)
     except ObjectNotFound:
         raise BackupDamaged(f"{store.url}/{name} is gone: {INSTEAD}") from None
+
+
+# Backups of an instance's metadata in its own store, for the day on which the database is gone.
+#
+# `backups/<incarnation>/<time>.tar.gz` is a base backup of the database. What a table's files were then
+# is known again from it; files that came later are orphans, and those that were collected are missing.
+
+METADATA = "backups"
+KIND = "metadata backup"
+HELD_SECONDS_MAX = METADATA_BACKUP_SECONDS
+"""Two days: should the next one not come, collection goes on."""
+
+_TIME = "%Y-%m-%dT%H%M%SZ"
+_METADATA_NAME = re.compile(rf"{METADATA}/(\d+)/(\d{{4}}-\d{{2}}-\d{{2}}T\d{{6}}Z)\.tar\.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataBackup:
+    """One backup; `name` is its object's, `made` its time in UTC."""
+
+    name: str
+    incarnation: int
+    made: str
+    byte_count: int
+
+
+def metadata_backups(objects: ObjectStore) -> list[MetadataBackup]:
+    """Those that the store has, the earliest first."""
+    found = ((_METADATA_NAME.fullmatch(name), name, size) for name, size in objects.list(METADATA))
+    listed = [MetadataBackup(name, int(m[1]), m[2], size) for m, name, size in found if m is not None]
+    return sorted(listed, key=lambda one: (one.incarnation, one.made))
+
+
+def take_metadata(
+    supplier: Supplier,
+    objects: ObjectStore,
+    incarnation: int,
+    base_backup: Callable[[Path], None],
+    *,
+    keep: int,
+) -> MetadataBackup:
+    """Takes one, and deletes all but the last `keep`.
+
+    Files that it refers to are held until the next one: else it would be of little use when it is needed.
+    """
+    made = f"{datetime.now(UTC):{_TIME}}"
+    last = max((one.made for one in metadata_backups(objects)), default="")
+    if made <= last:  # the clock was ahead: the order says what is deleted, and what is restored
+        made = f"{datetime.strptime(last, _TIME) + timedelta(seconds=1):{_TIME}}"
+    name = f"{METADATA}/{incarnation}/{made}.tar.gz"
+    with held_until_next(supplier, KIND, HELD_SECONDS_MAX), objects.staged(name) as path:
+        base_backup(path)
+    found = metadata_backups(objects)
+    objects.delete([one.name for one in found[:-keep]])
+    return found[-1]
+
+
+def find_metadata(objects: ObjectStore, name: str | None) -> MetadataBackup:
+    """The one of this name or time, the last one when there is none. `InvalidInput`."""
+    found = metadata_backups(objects)
+    for one in reversed(found):
+        if name in (None, one.name, one.made):
+            return one
+    known = ", ".join(one.made for one in found) or "none"
+    raise InvalidInput(f"{objects.url} has no such backup of the metadata; there are: {known}")

@@ -8,29 +8,41 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
+import random
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from hashlib import sha256
-from itertools import chain, islice
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import UTC, datetime
+from functools import partial
+from itertools import chain, groupby, islice
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
-from dormouse.durability.orphans import Known, is_quarantined, is_there
-from dormouse.errors import InvalidName, ObjectNotFound, PartitionNotFound, TableNotFound
+from dormouse.durability.incarnations import last_adopted
+from dormouse.durability.ledgers import Ledgers, is_quarantined, is_there
+from dormouse.durability.maintaining import InstanceRounds
+from dormouse.errors import (
+    CheckFailed,
+    DormouseError,
+    InvalidName,
+    ObjectNotFound,
+    PartitionNotFound,
+    TableNotFound,
+)
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import Region
-from dormouse.model.table import Problem, TableRecord, is_edited, stored_schema
+from dormouse.model.table import Problem, TableRecord, stored_schema
 from dormouse.model.text import narrow_bytes
 from dormouse.model.types import is_text
+from dormouse.objects.fault import Fault, WrittenObject, compared, digest_of_object
+from dormouse.objects.ledger import Ledger, faults
 from dormouse.objects.names import ANSWERS, SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore
-from dormouse.payloads.pack import FOLDER, written
-from dormouse.postgres.connection import Supplier
-from dormouse.postgres.leases import ClockJump
-from dormouse.state.files.checks import FileChecks, TrackedFile
-from dormouse.state.files.layout import OwnTables
-from dormouse.state.files.write_streams import PutFile, PutFiles
+from dormouse.postgres.lease import ClockJump
+from dormouse.state.files.checks import PAGE_FILES, TrackedFile
 from dormouse.state.partitions.store import PartitionStore
 from dormouse.state.partitions.trees import tree_problems
 
@@ -39,7 +51,6 @@ if TYPE_CHECKING:
 
 PROBLEMS_OF_ONE_MAX = 1_000
 """Of payloads, and of the cells of one table."""
-CHUNK_BYTES = 1 << 20
 RUN_OBJECTS = 100_000
 """Sorted in memory at once; what there is more waits on disk."""
 PROBLEMS_MAX = 10_000
@@ -47,95 +58,20 @@ PROBLEMS_MAX = 10_000
 UNKNOWN_MAX = 1_000
 """Of objects that nothing knows so many are told, and of those that are quarantined so many are counted."""
 SUSPECTS_MAX = 1_000
-Progress = Callable[[int, int | None], object]
 
 
-def payload_problems(supplier: Supplier, objects: ObjectStore, *, deep: bool) -> list[Problem]:
-    """What is found, and found again: what was collected meanwhile is no problem."""
-    first = list(islice(_payload_problems(supplier, objects, deep), PROBLEMS_OF_ONE_MAX))
-    if not first:
-        return []
-    again = {one.filename for one in _payload_problems(supplier, objects, deep)}
-    return [one for one in first if one.filename in again]
-
-
-def _payload_problems(supplier: Supplier, objects: ObjectStore, deep: bool) -> Iterator[Problem]:
-    sizes = dict(objects.list(FOLDER))
-    for name, size, digest, needed in written(supplier):
-        found = sizes.get(name)
-        if not needed:
-            continue
-        if found is None:
-            yield Problem("object_missing", None, None, name, "the store does not have it")
-        elif found != size:
-            detail = f"it has {found:,} bytes, and was written with {size:,}"
-            yield Problem("object_size", None, None, name, detail)
-        elif deep and _payload_digest(objects, name) != digest:
-            yield Problem("object_digest", None, None, name, "its bytes are not those that were written")
-
-
-def _payload_digest(objects: ObjectStore, name: str) -> bytes | None:
-    try:
-        return sha256(objects.get(name)).digest()
-    except ObjectNotFound:
-        return None
-
-
-def cell_file_problems(
-    supplier: Supplier, objects: ObjectStore, table: TableRecord, *, deep: bool
-) -> list[Problem]:
-    """Of the files that were noted; none of a table that was dropped meanwhile."""
-    if not is_edited(table.properties):
-        return []
-    files = PutFiles(supplier, table)
-    sizes = dict(objects.list(files.prefix))
-    found = (
-        problem
-        for file in files.noted()
-        if (problem := _cell_file_problem(objects, table.name, file, sizes.get(file.object_name), deep))
-    )
-    problems = list(islice(found, PROBLEMS_OF_ONE_MAX))
-    return problems if problems and any(files.noted()) else []
-
-
-def _cell_file_problem(
-    objects: ObjectStore, table: str, file: PutFile, listed: int | None, deep: bool
-) -> Problem | None:
-    name = file.object_name
-    try:
-        # what is not listed so may have been put since
-        size = listed if listed == file.byte_count else objects.size(name)
-        if size != file.byte_count:
-            detail = f"it has {size:,} bytes, and was written with {file.byte_count:,}"
-            return Problem("object_size", table, None, name, detail)
-        if deep and _digest(objects, name) != file.sha256:
-            return Problem("object_digest", table, None, name, "its bytes are not those that were written")
-    except ObjectNotFound:
-        return Problem("object_missing", table, None, name, "the store does not have it")
-    return None
-
-
-def _digest(objects: ObjectStore, name: str) -> str:
-    digest = sha256()
-    with objects.reader(name) as source:
-        while chunk := source.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+def _problem(fault: Fault, table: str | None, name: str, partition_id: str | None = None) -> Problem:
+    return Problem(fault.kind, table, partition_id, name, f"it {fault}")
 
 
 # A listing of objects in the order in which the database reads files: by the ids of their names.
 
 
-class Listed(NamedTuple):
-    """An object; the id is its file's, as hexadecimal digits, which its sketches have too."""
+def by_file(objects: Iterable[tuple[str, int]]) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Yields each (name, bytes) after its file's id, in the order of these ids, in bounded memory.
 
-    file_id: str
-    name: str
-    byte_count: int
-
-
-def by_file(objects: Iterable[tuple[str, int]]) -> Iterator[Listed]:
-    """(name, bytes) in the order of the ids of files, in bounded memory."""
+    Ids are hexadecimal digits. Sketches have that of their file.
+    """
     lines = map(_line, objects)
     with ExitStack() as stack:
         runs: list[Iterable[str]] = []
@@ -156,9 +92,9 @@ def _line(listed: tuple[str, int]) -> str:
     return f"{file_id} {size} {json.dumps(name)}\n"
 
 
-def _listed(line: str) -> Listed:
+def _listed(line: str) -> tuple[str, tuple[str, int]]:
     file_id, size, name = line.split(" ", 2)
-    return Listed(file_id, json.loads(name), int(size))
+    return file_id, (json.loads(name), int(size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,53 +117,44 @@ class CheckReport:
 
 
 @dataclass
-class _Unknown:
-    """Objects that the database does not know; `quarantined` counts those that may be another timeline's."""
-
-    objects: ObjectStore
-    known: Known
-    adopted: int
-    problems: list[Problem] = field(default_factory=list)
-    quarantined: int = 0
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.problems) >= UNKNOWN_MAX
-
-    def look(self, table: str | None, names: Sequence[str]) -> None:
-        """Notes those that the database does not know now, and that are still there."""
-        asked = [name for name in names if not self._has_enough_like(name)]
-        for name in self.known.unknown(asked) if asked else ():
-            if not is_there(self.objects, name):
-                continue
-            if is_quarantined(name, self.adopted):
-                self.quarantined += 1
-            elif not name.startswith(f"{ANSWERS}/"):  # what was sent for no job is expired with jobs
-                detail = "the database does not know it: see dormouse orphans"
-                self.problems.append(Problem("object_unknown", table, None, name, detail))
-
-    def _has_enough_like(self, name: str) -> bool:
-        return self.quarantined >= UNKNOWN_MAX if is_quarantined(name, self.adopted) else self.is_full
-
-
-@dataclass
 class _Done:
-    unknown: _Unknown
+    """What was found; `quarantined` counts unknown objects that may be another timeline's."""
+
+    ledgers: Ledgers
+    adopted: int
     tables: int = 0
     files: int = 0
     bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
+    unknown: list[Problem] = field(default_factory=list)
+    quarantined: int = 0
     began: float = field(default_factory=time.monotonic)
 
     @property
     def is_over(self) -> bool:
         return len(self.problems) >= PROBLEMS_MAX
 
+    @property
+    def has_enough_unknown(self) -> bool:
+        return len(self.unknown) >= UNKNOWN_MAX
+
+    def look(self, table: str | None, names: Sequence[str]) -> None:
+        """Notes objects that the database does not know now, and that are still there."""
+        is_enough = {True: self.quarantined >= UNKNOWN_MAX, False: self.has_enough_unknown}
+        asked = [name for name in names if not is_enough[is_quarantined(name, self.adopted)]]
+        for name in self.ledgers.unknown(asked) if asked else ():
+            if not is_there(self.ledgers.objects, name):
+                continue
+            if is_quarantined(name, self.adopted):
+                self.quarantined += 1
+            elif not name.startswith(f"{ANSWERS}/"):  # what was sent for no job is expired with jobs
+                detail = "the database does not know it: see dormouse orphans"
+                self.unknown.append(Problem("object_unknown", table, None, name, detail))
+
     def report(self) -> CheckReport:
         seconds = time.monotonic() - self.began
-        problems = (*self.problems, *self.unknown.problems[:UNKNOWN_MAX])
-        counts = self.tables, self.files, self.bytes, seconds
-        return CheckReport(*counts, problems, self.unknown.quarantined)
+        problems = (*self.problems, *self.unknown[:UNKNOWN_MAX])
+        return CheckReport(self.tables, self.files, self.bytes, seconds, problems, self.quarantined)
 
 
 class Checker:
@@ -239,9 +166,7 @@ class Checker:
 
     def __init__(
         self,
-        supplier: Supplier,
-        objects: ObjectStore,
-        known: Known,
+        ledgers: Ledgers,
         *,
         adopted: int = 0,
         deep: bool = False,
@@ -255,10 +180,9 @@ class Checker:
             from dormouse.data.file_checks import FileReader
 
             self._apart = FileReader()
-        self._supplier = supplier
-        self._objects = objects
-        self._progress = progress or (lambda done, total: None)
-        self._done = _Done(_Unknown(objects, known, adopted))
+        self._objects, self._ledgers = ledgers.objects, ledgers
+        self._progress = progress or no_progress
+        self._done = _Done(ledgers, adopted)
 
     def run(
         self,
@@ -283,74 +207,69 @@ class Checker:
     def rest(self, tables: Sequence[TableRecord]) -> CheckReport:
         """Checks what of the store is no table's; what begins as the objects of `tables` is not looked at."""
         if not self._done.is_over:
-            self._done.problems += payload_problems(self._supplier, self._objects, deep=self._deep)
+            self._look_at(self._ledgers.of_instance)
             self._unknown(tables)
         return self._done.report()
 
     def _table(self, table: TableRecord) -> None:
-        checks = FileChecks(OwnTables(self._supplier, table))
-        self._done.problems += _twice(lambda: [*tree_problems(self._supplier, table), *checks.problems()])
-        reader = _Reader(self._supplier, self._objects, table, self._apart) if self._apart else None
-        of_table = _TableObjects(self._objects, table, checks, self._done, reader, self._notes)
-        of_table.check(self._progress)
-        self._done.problems += cell_file_problems(self._supplier, self._objects, table, deep=self._deep)
+        supplier, checks = self._ledgers.supplier, self._ledgers.files(table)
+        self._done.problems += _twice(lambda: [*tree_problems(supplier, table), *checks.problems()])
+        _TableObjects(self._ledgers, table, self._done, self._apart, self._notes).check(self._progress)
+        self._look_at(self._ledgers.of_table(table))
+
+    def _look_at(self, ledgers: Sequence[Ledger]) -> None:
+        for ledger in ledgers:
+            for one, fault in faults(self._objects, ledger, PROBLEMS_OF_ONE_MAX, deep=self._deep):
+                self._done.problems.append(_problem(fault, one.table, one.name))
 
     def _unknown(self, tables: Sequence[TableRecord]) -> None:
         owned = tuple(prefix for table in tables for prefix in table.object_prefixes)
         others = (
             name
             for name, _ in self._objects.list()
-            if not name.startswith(owned) and not Known.is_record(name)
+            if not name.startswith(owned) and not Ledgers.is_record(name)
         )
         while (names := list(islice(others, SUSPECTS_MAX))) and not self._done.is_over:
-            self._done.unknown.look(None, names)
-            if self._done.unknown.is_full:
+            self._done.look(None, names)
+            if self._done.has_enough_unknown:
                 return
 
 
 class _TableObjects:
-    """The objects of one table, beside its files."""
+    """The objects of one table, beside its files; with `apart`, files are read whole."""
 
     def __init__(
-        self,
-        objects: ObjectStore,
-        table: TableRecord,
-        checks: FileChecks,
-        done: _Done,
-        reader: _Reader | None,
-        notes: bool,
+        self, ledgers: Ledgers, table: TableRecord, done: _Done, apart: FileReader | None, notes: bool
     ) -> None:
-        self._notes = notes
-        self._objects = objects
+        self._objects = ledgers.objects
         self._table = table
-        self._checks = checks
+        self._checks = ledgers.files(table)
         self._done = done
-        self._reader = reader
+        self._apart = apart
+        self._notes = notes
+        self._stored = stored_schema(table.schema, table.properties)
+        self._partitions = PartitionStore(ledgers.supplier, table)
         self._without: list[TrackedFile] = []
-        self._strange: list[str] = []
-        self._doubtful: list[tuple[TrackedFile, str]] = []
+        self._doubtful: list[tuple[TrackedFile | None, str]] = []
 
     def check(self, progress: Progress) -> None:
-        listed = by_file(self._possible(self._listed()))
-        ahead: Listed | None = next(listed, None)
-        for page in self._checks.pages(with_references=self._reader is not None):
-            for file in page:
-                key = file.file_id.hex
-                while ahead is not None and ahead.file_id < key:
-                    self._suspect_object(ahead.name)
-                    ahead = next(listed, None)
-                found: list[Listed] = []
-                while ahead is not None and ahead.file_id == key:
-                    found.append(ahead)
-                    ahead = next(listed, None)
-                self._file(file, found)
-                if self._reader is not None:
+        listed: Iterator[tuple[str, Any]] = by_file(self._possible(self._listed()))
+        deep = self._apart is not None
+        files = ((file.file_id.hex, file) for file in self._checks.files(with_references=deep))
+        by_id = heapq.merge(files, listed, key=itemgetter(0))
+        for _, of_id in groupby(by_id, itemgetter(0)):
+            of_file = [one for _, one in of_id]
+            sizes = dict(one for one in of_file if not isinstance(one, TrackedFile))
+            if isinstance(of_file[0], TrackedFile):
+                self._file(of_file[0], sizes)
+                if deep or not self._done.files % PAGE_FILES:
                     progress(self._done.files, None)
-                if self._done.is_over:
-                    return
-            progress(self._done.files, None)
-        for rest in chain([ahead] if ahead is not None else [], listed):
-            self._suspect_object(rest.name)
+            else:
+                for name in sizes:
+                    self._doubt(None, name)
+            if self._done.is_over:
+                return
+        progress(self._done.files, None)
         self._confirm()
         self._note_digests()
 
@@ -362,29 +281,28 @@ class _TableObjects:
             if is_text(name):
                 yield name, size
             else:
-                self._suspect_object(name)
+                self._doubt(None, name)
 
-    def _file(self, file: TrackedFile, found: list[Listed]) -> None:
-        sizes = {one.name: one.byte_count for one in found}
-        if not file.filename.startswith(self._table.object_prefixes):
+    def _file(self, file: TrackedFile, sizes: dict[str, int]) -> None:
+        if not file.name.startswith(self._table.object_prefixes):
             # a caller's own name: others may be beside it, so that it is looked up alone
-            size = _size(self._objects, file.filename)
+            size = _size(self._objects, file.name)
         else:
-            size = sizes.get(file.filename)
-            if size is not None and file.filename + SKETCHES_SUFFIX not in sizes:
-                self._doubt(file, file.filename + SKETCHES_SUFFIX)
+            size = sizes.get(file.name)
+            if size is not None and file.name + SKETCHES_SUFFIX not in sizes:
+                self._doubt(file, file.name + SKETCHES_SUFFIX)
         if size is None or size != file.byte_count is not None:
-            self._doubt(file, file.filename)
-        if self._reader is not None and size is not None and file.references:
-            self._read(self._reader, file)
+            self._doubt(file, file.name)
+        if self._apart is not None and size is not None and file.references:
+            self._read(self._apart, file)
         self._done.files += 1
         self._done.bytes += size or 0
 
-    def _read(self, reader: _Reader, file: TrackedFile) -> None:
+    def _read(self, apart: FileReader, file: TrackedFile) -> None:
         try:
-            found = reader.problems(file)
+            found = self._problems_of(file, apart)
         except ObjectNotFound:
-            self._doubt(file, file.filename)
+            self._doubt(file, file.name)
             return
         if found and self._checks.referenced([file.file_id]):
             self._done.problems += found
@@ -397,69 +315,45 @@ class _TableObjects:
         """Of files that have none, and were read without a problem."""
         if not self._without:
             return
-        from dormouse.data.file_checks import digest_of_object
-
         found = {}
         for file in self._without:
             with suppress(ObjectNotFound):  # collected since
-                found[file.file_id] = digest_of_object(self._objects, file.filename)[1]
+                found[file.file_id] = digest_of_object(self._objects, file.name)[1]
         if found:
             self._checks.note_digests(found)
         self._without = []
 
-    def _doubt(self, file: TrackedFile, name: str) -> None:
+    def _doubt(self, file: TrackedFile | None, name: str) -> None:
+        """Suspects an object, of no file or of one, until `_confirm`."""
         self._doubtful.append((file, name))
         if len(self._doubtful) >= SUSPECTS_MAX:
             self._confirm()
 
-    def _suspect_object(self, name: str) -> None:
-        self._strange.append(name)
-        if len(self._strange) >= SUSPECTS_MAX:
-            self._confirm()
-
     def _confirm(self) -> None:
-        self._done.unknown.look(self._table.name, self._strange)
-        sizes = {name: _size(self._objects, name) for _, name in self._doubtful}
+        doubtful, self._doubtful = self._doubtful, []
+        self._done.look(self._table.name, [name for file, name in doubtful if file is None])
+        of_files = [(file, name, _size(self._objects, name)) for file, name in doubtful if file is not None]
         # what is collected loses its references long before its object
-        referenced = self._checks.referenced([file.file_id for file, _ in self._doubtful])
-        for file, name in self._doubtful:
+        referenced = self._checks.referenced([file.file_id for file, *_ in of_files])
+        for file, name, seen in of_files:
             if file.file_id in referenced:
-                tracked = referenced[file.file_id] if name == file.filename else None
-                self._done.problems += self._wrong(name, sizes[name], tracked)
-        self._strange, self._doubtful = [], []
+                tracked = referenced[file.file_id] if name == file.name else None
+                size = _size(self._objects, name) if seen is None else seen
+                if fault := compared(WrittenObject(name, tracked), size):
+                    self._done.problems.append(_problem(fault, self._table.name, name))
 
-    def _wrong(self, name: str, size: int | None, tracked: int | None) -> Iterator[Problem]:
-        if size is None and _size(self._objects, name) is None:
-            yield Problem("object_missing", self._table.name, None, name, "the store does not have it")
-        elif size is not None and tracked is not None and size != tracked:
-            detail = f"it has {size:,} bytes, and was written with {tracked:,}"
-            yield Problem("object_size", self._table.name, None, name, detail)
-
-
-class _Reader:
-    """Reads files of one table whole."""
-
-    def __init__(
-        self, supplier: Supplier, objects: ObjectStore, table: TableRecord, apart: FileReader
-    ) -> None:
-        self._objects = objects
-        self._table = table
-        self._stored = stored_schema(table.schema, table.properties)
-        self._partitions = PartitionStore(supplier, table)
-        self._apart = apart
-
-    def problems(self, file: TrackedFile) -> list[Problem]:
+    def _problems_of(self, file: TrackedFile, apart: FileReader) -> list[Problem]:
         """What is read of a file whose bytes are not those that were written tells nothing more."""
-        from dormouse.data.file_checks import Written, digest_problems, file_problems
+        from dormouse.data.file_checks import Recorded, file_problems
 
-        name, found = file.filename, []
+        name = file.name
         if file.digest is not None:
-            found = digest_problems(self._objects, name, file.digest)
-        if not found:
-            region = self._region(file.partition_id)
-            written = Written(file.row_count, file.min_key, file.max_key, region)
-            read = self._apart.problems if file.digest is None else file_problems
-            found = read(self._objects, name, self._stored, written)
+            digest = digest_of_object(self._objects, name)
+            if fault := compared(WrittenObject(name, None, file.digest), *digest):
+                return [_problem(fault, self._table.name, name, file.partition_id)]
+        recorded = Recorded(file.row_count, file.min_key, file.max_key, self._region(file.partition_id))
+        read = apart.problems if file.digest is None else file_problems
+        found = read(self._objects, name, self._stored, recorded)
         return [Problem(kind, self._table.name, file.partition_id, name, detail) for kind, detail in found]
 
     def _region(self, partition_id: str | None) -> Region | None:
@@ -483,3 +377,64 @@ def _twice(look: Callable[[], list[Problem]]) -> list[Problem]:
         return []
     known = {(one.kind, one.partition_id, one.filename) for one in first}
     return [one for one in look() if (one.kind, one.partition_id, one.filename) in known]
+
+
+# Checks of tables in seven shares: of few tables all each day, else one share, so each table once a week.
+# Each share is a round of its own, so that what one misses is told until it is there again.
+
+KIND = "check"
+"""What the rounds' kinds begin with; before there were shares, it was the one kind."""
+
+REST = f"{KIND} rest"
+SHARES = 7
+SECONDS_MIN = 60.0
+"""With less time left no other table is begun."""
+
+
+def checks(
+    ledgers: Ledgers, seconds_left: Callable[[], float] = lambda: math.inf
+) -> Mapping[str, Callable[[], None]]:
+    """The checks of today, and those that failed when they were last done, by the kinds of their rounds.
+
+    In any order, so that none takes always the time of the others.
+    """
+    rounds, tables = InstanceRounds(ledgers.supplier), ledgers.catalog.tables()
+    shares: dict[str, list[TableRecord]] = {f"{KIND} {number}": [] for number in range(SHARES)}
+    kinds = [*shares]
+    for table in tables:
+        shares[kinds[int(table.uuid, 16) % SHARES]].append(table)
+    rounds.divide(KIND, [*kinds, REST])
+    today = datetime.now(UTC).toordinal() % SHARES
+    due = [one.kind for one in rounds.read() if one.error is not None and one.kind in {*kinds, REST}]
+    due += [kind for kind in (kinds if len(tables) <= SHARES else [kinds[today]]) if shares[kind]]
+    due += [REST] if today == 0 else []
+
+    def check(kind: str) -> None:
+        checker = Checker(ledgers, adopted=last_adopted(ledgers.supplier))
+        if kind == REST:
+            _check_rest(checker, tables, seconds_left)
+        else:
+            _check_tables(checker, shares[kind], seconds_left)
+
+    return {kind: partial(check, kind) for kind in random.sample(due, len(due))}
+
+
+def _check_tables(checker: Checker, tables: Sequence[TableRecord], seconds_left: Callable[[], float]) -> None:
+    """Without reading them. In any order, so that none is always the one for which no time is left."""
+    done, problems = 0, tuple[Problem, ...]()
+    for table in random.sample(tables, len(tables)):
+        if seconds_left() <= SECONDS_MIN:
+            break
+        problems = checker.run([table]).problems
+        done += 1
+    if problems:
+        raise CheckFailed(problems)
+    if done < len(tables):
+        raise DormouseError(f"only {done:,} of {len(tables):,} tables in the time")
+
+
+def _check_rest(checker: Checker, tables: Sequence[TableRecord], seconds_left: Callable[[], float]) -> None:
+    if seconds_left() <= SECONDS_MIN:
+        raise DormouseError("no time was left for what is no table's")
+    if problems := checker.rest(tables).problems:
+        raise CheckFailed(problems)

@@ -26,9 +26,10 @@ from dormouse.errors import (
     ObjectStoreError,
     TableNotFound,
 )
+from dormouse.model.loops import Progress
 from dormouse.objects.store import GuardedStore, ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.postgres.leases import clock_jumps
+from dormouse.postgres.lease import clock_jumps
 from dormouse.settings.process import Settings
 from dormouse.state.catalog import Catalog
 from dormouse.state.files import removal_log
@@ -38,8 +39,9 @@ from dormouse.state.files.holds import Hold, holds, release
 if TYPE_CHECKING:
     from dormouse.durability.backups import Backup
     from dormouse.durability.checking import CheckReport
+    from dormouse.durability.ledgers import Ledgers, Orphan
     from dormouse.durability.maintaining import Maintained, Maintenance, Number
-    from dormouse.durability.orphans import DeletedOrphans, Known, Orphans
+    from dormouse.objects.ledger import Swept
     from dormouse.payloads.store import PayloadStore
 
 logger = logging.getLogger(__name__)
@@ -49,9 +51,6 @@ Rounds = Callable[[], Mapping[str, Callable[[], object]]]
 KEEP_DAYS_MAX = 36_500
 PAYLOAD_SECONDS_MAX = 600.0
 """For so long an hour `maintain` cools payloads down, and keeps tables waiting."""
-
-NO_TABLE = 0
-"""What `WriteAttempts.collect_abandoned` finds for it is of tables that are gone."""
 
 
 class Durability:
@@ -98,7 +97,7 @@ class Durability:
         if writers_are_dead:
             self.attempts.abandon_all()
         with suppress(ObjectStoreError):  # a user that may not delete objects may still read and add
-            self.attempts.collect_abandoned(NO_TABLE)
+            self.attempts.collect_abandoned()
         self.objects.sweep_staging()
         removal_log.roll(self._supplier)
         return True
@@ -125,7 +124,7 @@ class Durability:
         target: str | os.PathLike[str],
         since: str | None,
         despite_damage: bool,
-        progress: Callable[[int, int | None], object],
+        progress: Progress,
     ) -> Backup:
         from dormouse.durability.backing_up import back_up
 
@@ -142,9 +141,7 @@ class Durability:
                 f"{store.url} is in the instance's own folder, and is lost with it: give another"
             )
         return back_up(
-            self._supplier,
-            self.catalog,
-            self.objects,
+            self.ledgers,
             store,
             self.base_backup,
             since=since,
@@ -164,14 +161,15 @@ class Durability:
         metrics: Path | None,
     ) -> Maintenance:
         """`daily` gives what else is done once a day; `numbers` are more of the instance, for Prometheus."""
-        from dormouse.durability import metadata_backups, shares
+        from dormouse.durability import checking
+        from dormouse.durability.backups import KIND, take_metadata
         from dormouse.durability.maintaining import Maintainer
         from dormouse.payloads import cooling
 
         self.check_writable()
         kept: dict[str, Callable[[], object]] = {}
         if (base_backup := self.base_backup) is not None and self.metadata_backups:
-            kept[metadata_backups.KIND] = lambda: metadata_backups.take(
+            kept[KIND] = lambda: take_metadata(
                 self._supplier,
                 self.objects,
                 self.ownership.number,
@@ -180,7 +178,7 @@ class Durability:
             )
 
         def each_day() -> Mapping[str, Callable[[], object]]:
-            checks = shares.checks(self._supplier, self.catalog, self.objects, self.known)
+            checks = checking.checks(self.ledgers)
             return {**kept, **checks, **daily()}
 
         def after_cycle(done: Maintenance) -> None:
@@ -211,7 +209,7 @@ class Durability:
         self,
         deep: bool = False,
         table: str | None = None,
-        progress: Callable[[int, int | None], object] | None = None,
+        progress: Progress | None = None,
         after: str | None = None,
         finished: Callable[[str], object] = lambda table: None,
     ) -> CheckReport:
@@ -221,9 +219,7 @@ class Durability:
         if after is not None:
             tables = [one for one in tables if one.name > after]
         checker = Checker(
-            self._supplier,
-            self.objects,
-            self.known,
+            self.ledgers,
             adopted=self._adopted,
             deep=deep,
             notes=deep and not self.read_only,
@@ -242,19 +238,19 @@ class Durability:
         store.totals.count_again()
         return store.differences.accept()
 
-    def orphans(self, older_than: timedelta) -> Orphans:
-        from dormouse.durability.orphans import Orphans
+    def orphans(self, older_than: timedelta) -> Iterator[Orphan]:
+        from dormouse.durability.ledgers import orphan_pages
 
-        return Orphans(self.objects, self.known, self._adopted, older_than)
+        return chain.from_iterable(orphan_pages(self.ledgers, self._adopted, older_than))
 
-    def delete_orphans(
-        self, older_than: timedelta, progress: Callable[[int, int | None], object]
-    ) -> DeletedOrphans:
+    def delete_orphans(self, older_than: timedelta, progress: Progress) -> Swept:
         self.check_writable()
         missing = [one for one in self.check().problems if one.kind == "object_missing"]
         if missing:
             raise CheckFailed(missing, "nothing is deleted, as orphans may be the last copy of these rows")
-        return self.orphans(older_than).delete(progress)
+        from dormouse.durability.ledgers import delete_orphans
+
+        return delete_orphans(self.ledgers, self._adopted, older_than, progress)
 
     @property
     def _adopted(self) -> int:
@@ -264,10 +260,10 @@ class Durability:
         return sys.maxsize if is_copy else self.ownership.adopted
 
     @property
-    def known(self) -> Known:
-        from dormouse.durability.orphans import Known
+    def ledgers(self) -> Ledgers:
+        from dormouse.durability.ledgers import Ledgers
 
-        return Known(self._supplier, self.catalog, self.attempts)
+        return Ledgers(self._supplier, self.objects)
 
     def adopt(self, keep_days: float, wait_seconds: float, force: bool, tell: Callable[[str], object]) -> int:
         if self.refusal is None and self.ownership.completed is not None:

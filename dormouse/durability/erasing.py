@@ -14,14 +14,20 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from dormouse.aws.versions import Version, Versions
-from dormouse.durability.backups import FOLDER, backup_of, listed_backups, objects_in, objects_of
-from dormouse.durability.metadata_backups import metadata_backups
+from dormouse.durability.backups import (
+    FOLDER,
+    backup_of,
+    listed_backups,
+    metadata_backups,
+    objects_in,
+    objects_of,
+)
 from dormouse.errors import (
     DormouseError,
     InvalidQuery,
@@ -30,21 +36,22 @@ from dormouse.errors import (
     ObjectStoreError,
     TableBusy,
 )
-from dormouse.model.ahead import backoff_seconds
+from dormouse.model.loops import Progress, backoff_seconds, no_progress
 from dormouse.model.table import is_keyed
+from dormouse.objects.ledger import unknown_pages
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.reading.checked_files import on_current
-from dormouse.reading.deleting import DeleteWhere, asked_to_delete, bounds_to_delete, names_values
 from dormouse.reading.planner import may_hold
 from dormouse.reading.scan_session import Look, count_rows, look_at
-from dormouse.reading.where import Deletion, Question, deletions_of
+from dormouse.reading.where import DeleteWhere, Deletion, Question, deletions_of
 from dormouse.state.context import TableContext
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.deletions import Candidate, Erasure, backups_taken, begin_erasure
 from dormouse.state.files.holds import holds
 from dormouse.writing.compaction import compact_in_threads
 from dormouse.writing.compaction_job import CompactionResult
+from dormouse.writing.deleting import asked_to_delete, bounds_to_delete, names_values
 from dormouse.writing.ingest import check_engine, choose_engine
 
 # Where else a table's rows may be: unknown objects, versions of deleted ones, backups.
@@ -54,8 +61,6 @@ UNREADABLE_MAX = 1_000
 RUN_SECONDS = 24 * 3600.0
 WAIT_SECONDS = 60.0
 IGNORED_HOLDS = ("metadata backup ", "reader ")
-Progress = Callable[[int, int | None], object]
-"""Called with the files that were looked at."""
 RunsJobsOf = Callable[..., Generator[CompactionResult, None, None]]
 """As `compact_in_threads`, which takes `run_id`."""
 
@@ -139,7 +144,7 @@ class Elsewhere:
         """Deletes what the store keeps of deleted files and their sketches; gives how many versions."""
         return self._hidden.delete(part for name in filenames for part in (name, name + SKETCHES_SUFFIX))
 
-    def look(self, writers: Sequence[tuple[str, str]], progress: Callable[[int], object]) -> None:
+    def look(self, writers: Sequence[tuple[str, str]], progress: Progress) -> None:
         """Looks at all that is below the table's prefixes and no file of it; what has rows is deleted.
 
         `writers` are attempts that go on, whose objects are theirs.
@@ -149,7 +154,7 @@ class Elsewhere:
             for name, size in self._unknown(prefix.rstrip("/")):
                 if not name.startswith(own or ("/",)):
                     self._look_at(name, size)
-                    progress(self.looked)
+                    progress(self.looked, None)
             for hidden in self._hidden.below(prefix):
                 if not hidden.name.endswith(SKETCHES_SUFFIX):
                     with tempfile.TemporaryDirectory(prefix="dormouse-erase-") as folder:
@@ -159,7 +164,7 @@ class Elsewhere:
                     self._note(hidden.name, rows)
                     if rows:
                         self.versions += self.delete_versions([hidden.name])
-                    progress(self.looked)
+                    progress(self.looked, None)
 
     def backups(self, places: Sequence[str]) -> Iterator[str]:
         """Yields the backups that still hold rows, by name, and those that may, with why it is not known.
@@ -220,11 +225,11 @@ class Elsewhere:
     def _unknown(self, prefix: str) -> Iterator[tuple[str, int]]:
         """The objects of the store that are no files of the table, nor their sketches, and of no attempt."""
         checks = FileChecks(self._context.store.own)
+        attempts = self._context.attempts
         listed = (one for one in self._context.objects.list(prefix) if not one[0].endswith(SKETCHES_SUFFIX))
-        while page := dict(islice(listed, PAGE_NAMES)):
-            # attempts first: what one has committed meanwhile the table knows
-            for name in checks.unknown(self._context.attempts.of_none(list(page))):
-                yield name, page[name]
+        # attempts first: what one has committed meanwhile the table knows
+        pages = unknown_pages(listed, lambda names: checks.unknown(attempts.unknown(names)), PAGE_NAMES)
+        return chain.from_iterable(pages)
 
     def _look_at(self, name: str, size: int) -> None:
         rows = self._rows(name, size)
@@ -306,7 +311,7 @@ def erase(
     wait_seconds: float = WAIT_SECONDS,
     abandon_writers: bool = False,
     backups: Sequence[str] = (),
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
     on_spark: RunsJobsOf | None = None,
 ) -> EraseReport:
     """Deletes the rows that match, and makes that physical everywhere; `Table.erase` says what it raises."""
@@ -325,7 +330,7 @@ def erase(
     versions = work.free(elsewhere)
     if not loads_have_places:
         still = work.end_writers(abandon=abandon_writers)
-    elsewhere.look(still, lambda more: progress(work.looked + more, None))
+    elsewhere.look(still, lambda more, _: progress(work.looked + more, None))
     looked, files, rows = erasure.counts()
     report = EraseReport(
         erasure.deletion_id,
@@ -375,9 +380,9 @@ def _would_erase(context: TableContext, where: DeleteWhere, progress: Progress) 
     asked, _ = _asked(context, where)
     deletion = Deletion(0, "", asked.ranges, asked.conditions)
     looked = files = rows = 0
-    for file in chain.from_iterable(context.store.pages()):
+    for file in FileChecks(context.store.own).files():
         if may_hold(context.schema, file.min_key, file.max_key, asked.ranges):
-            found = sum(count_rows(context, file.filename, file.byte_count, [deletion]).values())
+            found = sum(count_rows(context, file.name, file.byte_count, [deletion]).values())
             looked, files, rows = looked + 1, files + bool(found), rows + found
             progress(looked, None)
     seconds = round(time.monotonic() - started, 3)

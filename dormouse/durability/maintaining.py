@@ -31,14 +31,13 @@ from dormouse.errors import (
 )
 from dormouse.model.table import TableProperties
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.leases import restart_leases
+from dormouse.postgres.lease import SessionLock, restart_leases
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 from dormouse.state.partitions.store import REST_SECONDS, of_one_key
 
 if TYPE_CHECKING:
     from dormouse.payloads.store import PayloadStore
-    from dormouse.postgres.leases import SessionLock
 
 # Rounds of maintenance that are of the instance, not of a table: when they are due, and how they ended.
 
@@ -123,8 +122,6 @@ class InstanceRounds:
 
         Raises `InstanceLocked` when another process does it.
         """
-        from dormouse.postgres.leases import SessionLock
-
         lock = SessionLock(self._supplier, _QUERIES["alone"])
         try:
             alone = Alone(lock)

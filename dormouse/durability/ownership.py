@@ -61,6 +61,8 @@ from dormouse.errors import (
     ObjectNotFound,
     ObjectStoreIsNotOurs,
 )
+from dormouse.model.loops import tries
+from dormouse.objects.ledger import sweep
 from dormouse.objects.names import INCOMING, RECORDS, STAGING
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
@@ -117,8 +119,8 @@ def announced(objects: ObjectStore, number: int) -> Iterator[None]:
 
 def take_back(objects: ObjectStore, names: Sequence[str]) -> None:
     """The deletions are over."""
-    for name, why in objects.delete(names) if names else ():
-        logger.warning("%s is not needed and could not be deleted: %s", name, why)
+    if names:
+        sweep(objects, [[(name, None) for name in names]]).warn()
 
 
 def take_back_dead(objects: ObjectStore, names: Sequence[str]) -> list[Announced]:
@@ -142,20 +144,15 @@ def wait_for_deletions(
     With `force`, what is left after `seconds_max` is taken for ended, and logged. `tell` is told what is
     waited for. Raises `InstanceLocked` when some are left, which may still delete.
     """
-    deadline = time.monotonic() + seconds_max
     told_at = float("-inf")
-    while True:
+    for this in tries(seconds_max, pause=POLL_SECONDS):
         names = [name for number, name in records(objects).deletions if number < before]
         left = take_back_dead(objects, names)
         if not left:
             return
-        now = time.monotonic()
-        if now >= deadline:
-            break
-        if now - told_at >= TOLD_SECONDS:
-            told_at = now
-            tell(f"{_of(left)} to delete objects: waiting up to {deadline - now:.0f} s for its end")
-        time.sleep(min(POLL_SECONDS, deadline - now))
+        if this.seconds_left and time.monotonic() - told_at >= TOLD_SECONDS:
+            told_at = time.monotonic()
+            tell(f"{_of(left)} to delete objects: waiting up to {this.seconds_left:.0f} s for its end")
     if not force:
         raise InstanceLocked(
             f"{_of(left)} to delete objects for the owner of before, and may go on at any time: end it, then "

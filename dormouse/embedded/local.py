@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
-import tempfile
 from functools import partial
 from pathlib import Path
 
 from dormouse.api.instance import Instance
+from dormouse.embedded import TEMPORARY, is_instance, mark
 from dormouse.errors import (
     InstanceError,
     InstanceReadOnly,
-    InstanceTooNew,
     InvalidName,
     NotAnInstance,
     not_installed,
 )
 from dormouse.objects.store import open_store
 from dormouse.settings.process import Settings, load_settings
-
-FORMAT = 1
-MARKER = "dormouse.json"
-_TEMPORARY = ".dormouse-"
 
 
 def local(path: str | os.PathLike[str], *, read_only: bool = False, committer: bool = False) -> Instance:
@@ -113,7 +107,7 @@ def prepare(folder: Path, *, read_only: bool) -> None:
             raise NotAnInstance(f"{folder} is not a Dormouse instance")
         folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
         # another process may have marked it since
-        foreign = [entry for entry in folder.iterdir() if not entry.name.startswith(_TEMPORARY)]
+        foreign = [entry for entry in folder.iterdir() if not entry.name.startswith(TEMPORARY)]
         if foreign and not is_instance(folder):
             raise NotAnInstance(
                 f"{folder} holds something that is not a Dormouse instance; use an empty or a new folder"
@@ -127,31 +121,3 @@ def prepare(folder: Path, *, read_only: bool) -> None:
         if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
             raise InstanceReadOnly(f"cannot write to {folder}: {error.strerror}") from None
         raise InstanceError(f"cannot use {folder}: {error.strerror}") from None
-
-
-def is_instance(folder: Path) -> bool:
-    """Whether the folder is one; raises `NotAnInstance` or `InstanceTooNew` when its marker says no."""
-    try:
-        text = (folder / MARKER).read_bytes()
-    except FileNotFoundError:
-        return False
-    try:
-        found = int(json.loads(text)["format"])
-    except (ValueError, KeyError, TypeError):
-        raise NotAnInstance(f"{folder / MARKER} is not Dormouse's") from None
-    if found > FORMAT:
-        raise InstanceTooNew(f"{folder} has format {found}, this Dormouse knows {FORMAT}; upgrade Dormouse")
-    return True
-
-
-def mark(folder: Path) -> None:
-    """Says that the folder is an instance."""
-    handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=folder)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"format": FORMAT}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(folder / MARKER)
-    finally:
-        Path(name).unlink(missing_ok=True)

@@ -9,7 +9,6 @@ import shutil
 import stat
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from dormouse.embedded.running import PROGRAM, close_lock, open_lock, try_lock
 from dormouse.errors import InstanceError
+from dormouse.model.loops import tries
 
 # A copy of PostgreSQL's programs for a server whose user may not reach the installed ones.
 
@@ -119,11 +119,8 @@ def _locked(place: Path) -> Iterator[None]:
     """Keeps other processes from making a copy at the same time."""
     lock = open_lock(place / "lock")
     try:
-        deadline = time.monotonic() + LOCK_SECONDS_MAX
-        while not try_lock(lock):
-            if time.monotonic() > deadline:
-                raise InstanceError(f"another process has held {place / 'lock'} for {LOCK_SECONDS_MAX:g} s")
-            time.sleep(POLL_SECONDS)
+        if not any(try_lock(lock) for _ in tries(LOCK_SECONDS_MAX, pause=POLL_SECONDS)):
+            raise InstanceError(f"another process has held {place / 'lock'} for {LOCK_SECONDS_MAX:g} s")
         yield
     finally:
         close_lock(lock)

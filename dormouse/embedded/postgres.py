@@ -19,7 +19,6 @@ import stat
 import subprocess
 import tarfile
 import threading
-import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -39,6 +38,7 @@ from dormouse.embedded.running import (
 )
 from dormouse.embedded.server import Server, StillRecovering, _binaries
 from dormouse.errors import BackupDamaged, InstanceError, InstanceLocked, NotAnInstance
+from dormouse.model.loops import tries
 
 # A base backup of an embedded PostgreSQL that runs, as one compressed tar; and a data directory of it.
 
@@ -179,14 +179,12 @@ class _Share:
 
         Waits a moment for a server elsewhere that is leaving, and lets its user have the mutex meanwhile.
         """
-        deadline = time.monotonic() + LEAVING_SECONDS_MAX
-        while True:
+        for _ in tries(LEAVING_SECONDS_MAX, pause=LEAVING_POLL_SECONDS):
             try:
                 return self._enter(options)
             except HeldElsewhere as error:
-                if time.monotonic() > deadline:
-                    raise InstanceLocked(str(error)) from None
-            time.sleep(LEAVING_POLL_SECONDS)
+                failure = str(error)
+        raise InstanceLocked(failure)
 
     def _enter(self, options: Mapping[str, str]) -> bool:
         with self._mutex() as path:
@@ -264,14 +262,11 @@ class _Share:
         path = self._folder / "postgres.lock"
         mutex = open_lock(path)
         try:
-            deadline = time.monotonic() + self._seconds_max
-            while not try_lock(mutex):
-                if time.monotonic() > deadline:
-                    raise InstanceLocked(
-                        f"another process has been starting or stopping the server of {self._folder} for "
-                        f"{self._seconds_max:g} s; try again, or end that process"
-                    )
-                time.sleep(POLL_SECONDS)
+            if not any(try_lock(mutex) for _ in tries(self._seconds_max, pause=POLL_SECONDS)):
+                raise InstanceLocked(
+                    f"another process has been starting or stopping the server of {self._folder} for "
+                    f"{self._seconds_max:g} s; try again, or end that process"
+                )
             yield path
         finally:
             close_lock(mutex)

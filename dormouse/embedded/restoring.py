@@ -20,21 +20,23 @@ from dormouse.durability.backups import (
     INSTEAD,
     BackedUp,
     Backup,
-    Progress,
-    Wanted,
     backup_of,
     fetch,
     fetch_database,
+    find_metadata,
     objects_of,
 )
 from dormouse.durability.backups import FOLDER as OBJECTS_FOLDER
 from dormouse.durability.backups import backups as backups_of
-from dormouse.durability.metadata_backups import find
+from dormouse.durability.ledgers import Ledgers
 from dormouse.durability.ownership import Ownership
-from dormouse.embedded.local import is_instance, mark
+from dormouse.embedded import is_instance, mark
 from dormouse.embedded.postgres import EmbeddedPostgres, extract
 from dormouse.embedded.server import Server
 from dormouse.errors import BackupDamaged, InstanceError, InstanceLocked, InvalidInput, NotAnInstance
+from dormouse.model.loops import Progress, no_progress
+from dormouse.objects.fault import compared
+from dormouse.objects.ledger import LedgerObject
 from dormouse.objects.staging import sync
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier, migrate
@@ -93,7 +95,7 @@ def restore(
     *,
     check: bool = False,
     despite_damage: bool = False,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Restored:
     """Makes a new instance, in the folder `into`, of a backup: of the latest when there is no name.
 
@@ -174,14 +176,14 @@ def _restored(
     objects = open_store(work / "objects")
     with EmbeddedPostgres(work) as server, closing(ConnectionSupplier(server.dsn)) as supplier:
         migrate(supplier)
-        catalog = Catalog(supplier, WriteAttempts(supplier, objects))
-        instance_id = catalog.instance_id()
+        ledgers = Ledgers(supplier, objects)
+        instance_id = ledgers.catalog.instance_id()
         bringer = _Bringer(store, backup, objects, despite_damage=despite_damage)
-        needed = wanted(supplier, catalog, listed, partial(_body, store, backup))
+        needed = wanted(ledgers, listed, partial(_body, store, backup))
         brought = bringer.bring(needed, listed, progress)
         # no other knows these objects
         incarnation = Ownership(supplier, objects).adopt(instance_id, keep_days=0)
-        tables = len(catalog.tables())
+        tables = len(ledgers.catalog.tables())
     mark(work)
     byte_count = sum(one.size for one in brought)
     return Restored(backup, None, tables, len(brought), byte_count, incarnation, tuple(bringer.lost))
@@ -200,34 +202,28 @@ class _Bringer:
         self.lost: list[LostFile] = []
 
     def bring(
-        self, wanted: Iterable[Wanted], listed: Mapping[str, BackedUp], progress: Progress
+        self, wanted: Iterable[LedgerObject], listed: Mapping[str, BackedUp], progress: Progress
     ) -> list[BackedUp]:
         """Those that are wanted, and listed; gives them."""
-        needed = [pair for one in wanted if (pair := self._pair(one, listed.get(one.name))) is not None]
+        needed = list[tuple[LedgerObject, BackedUp]]()
+        for one in wanted:
+            if (has := listed.get(one.name)) is None:
+                if one.needed:
+                    self._lose(one, f"{self._place} lacks {one.name}", "is not in the backup")
+            elif compared(one, has.size, has.digest):
+                fault = "was damaged before it was backed up"
+                self._lose(one, f"{self._place}/{FOLDER}/{has.name} {fault}", fault)
+            else:
+                needed.append((one, has))
         with ThreadPoolExecutor(COPIED_AT_ONCE, "restore") as pool:
             brought = []
-            for done, one in enumerate(pool.map(self._bring, needed), start=1):
+            for done, found in enumerate(pool.map(self._bring, needed), start=1):
                 progress(done, len(needed))
-                brought += [] if one is None else [one]
+                brought += [] if found is None else [found]
         self.lost.sort(key=lambda one: (one.table or "", one.filename))
         return brought
 
-    def _pair(self, one: Wanted, has: BackedUp | None) -> tuple[Wanted, BackedUp] | None:
-        if has is None:
-            if one.needed:
-                self._lose(
-                    one, BackupDamaged(f"{self._place} lacks {one.name}: {INSTEAD}"), "is not in the backup"
-                )
-            return None
-        if not one.is_met_by(has.size, has.digest):
-            error = BackupDamaged(
-                f"{self._place}/{FOLDER}/{has.name} was damaged before it was backed up: {INSTEAD}"
-            )
-            self._lose(one, error, "was damaged before it was backed up")
-            return None
-        return one, has
-
-    def _bring(self, pair: tuple[Wanted, BackedUp]) -> BackedUp | None:
+    def _bring(self, pair: tuple[LedgerObject, BackedUp]) -> BackedUp | None:
         one, has = pair
         try:
             with self._objects.staged(has.name) as path:
@@ -237,9 +233,9 @@ class _Bringer:
             return None
         return has
 
-    def _lose(self, one: Wanted, error: BackupDamaged, fault: str) -> None:
+    def _lose(self, one: LedgerObject, error: BackupDamaged | str, fault: str) -> None:
         if not self._despite_damage:
-            raise error
+            raise BackupDamaged(f"{error}: {INSTEAD}") if isinstance(error, str) else error
         said = {damaged.name: damaged.fault for damaged in self._backup.damaged}
         self.lost.append(LostFile(one.table, one.name, one.row_count, said.get(one.name, fault)))
 
@@ -261,7 +257,7 @@ def restore_metadata(folder: str | os.PathLike[str], backup: str | None = None) 
     if (place / "postgres").exists():
         raise InvalidInput(f"{place / 'postgres'} is there: its database is not lost; move it away first")
     objects = open_store(place / "objects")
-    found = find(objects, backup)
+    found = find_metadata(objects, backup)
     try:
         with _locked(place), _workplace(place / "postgres") as work:
             return _restored_metadata(objects, found.name, work, place)

@@ -39,6 +39,7 @@ from dormouse.embedded.owner import (
 )
 from dormouse.embedded.running import PROGRAM, close_lock, hand_over, is_alive, open_lock, try_lock
 from dormouse.errors import DormouseError, InstanceError, InstanceTooNew, NotAnInstance, not_installed
+from dormouse.model.loops import tries
 from dormouse.objects.staging import make_private, private_folder
 
 # Where an embedded PostgreSQL listens: in its data directory, or else in a private temporary folder.
@@ -381,11 +382,8 @@ class Server:
             time.sleep(POLL_SECONDS)
 
     def _wait_until_gone(self, process: psutil.Process, seconds_max: float) -> bool:
-        deadline = time.monotonic() + seconds_max
-        while is_alive(process):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL_SECONDS)
+        if all(is_alive(process) for _ in tries(seconds_max, pause=POLL_SECONDS)):
+            return False
         if self._child is not None:
             self._child.poll()
         return True

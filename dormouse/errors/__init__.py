@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import wraps
 from typing import Any, TypeVar
@@ -390,6 +391,21 @@ class JobFailed(DormouseError):
 def one_line(error: BaseException) -> str:
     """What an error says, bounded, in one line."""
     return " ".join(str(error).split())[:LINE_CHARACTERS_MAX] or type(error).__name__
+
+
+class Panic(Exception):
+    """DataFusion panicked, as some corrupt files make it; turned into an error that names the file."""
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Turns Rust's panics, which are no `Exception` in Python, into `Panic`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise Panic(str(error)) from error
 
 
 class DependencyMissing(DormouseError):

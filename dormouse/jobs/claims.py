@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
-from itertools import islice
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from psycopg import errors as pg
 
 from dormouse.durability.incarnations import last_adopted
-from dormouse.durability.job_objects import known, of_jobs
+from dormouse.durability.ledgers import JobObjects, of_jobs
 from dormouse.errors import InvalidInput, ObjectStoreError
 from dormouse.jobs.job import (
     ANSWERING,
@@ -29,6 +29,8 @@ from dormouse.jobs.job import (
     result_key,
     result_of_claim,
 )
+from dormouse.model.table import KEPT_SECONDS
+from dormouse.objects.ledger import unknown_pages
 from dormouse.objects.names import ANSWERS
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads.keys import PayloadKey, columns
@@ -36,7 +38,7 @@ from dormouse.payloads.rows import DAYS as PAYLOAD_DAYS
 from dormouse.payloads.rows import PUT, with_days, write
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.days import DayPartitions, days_ahead
-from dormouse.postgres.leases import restart_leases
+from dormouse.postgres.lease import restart_leases
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
 
@@ -68,6 +70,8 @@ def expire(
     payloads: PayloadStore,
     retention_days: int,
     is_over: Callable[[], bool] = lambda: False,
+    *,
+    kept_seconds: float = KEPT_SECONDS,
 ) -> int:
     """Drops the days that ended more than so many days ago; gives how many.
 
@@ -95,7 +99,8 @@ def expire(
                 return dropped
         dropped += ENDED_DAYS.attempt(supplier, lambda conn, day=day: ENDED_DAYS.drop(conn, day))  # type: ignore[misc]
     if not last_adopted(supplier):
-        _delete(objects, _of_no_job(supplier, objects, is_over))
+        before = datetime.now(UTC) - timedelta(seconds=kept_seconds)
+        _delete(objects, _of_no_job(supplier, objects, before, is_over))
     return dropped
 
 
@@ -105,12 +110,13 @@ def _delete(objects: ObjectStore, names: Iterable[str]) -> None:
         raise ObjectStoreError(f"{len(failed):,} objects of jobs are not deleted, first {name}: {why}")
 
 
-def _of_no_job(supplier: Supplier, objects: ObjectStore, is_over: Callable[[], bool]) -> Iterator[str]:
-    """Objects that are a day old and whose job is not there."""
-    before = datetime.now(UTC) - timedelta(days=1)
-    old = (name for name, _, written_at in objects.list_dated(ANSWERS) if written_at < before)
-    while not is_over() and (some := list(islice(old, PAGE_JOBS))):
-        yield from of_jobs(some).keys() - known(supplier, some)
+def _of_no_job(
+    supplier: Supplier, objects: ObjectStore, before: datetime, is_over: Callable[[], bool]
+) -> Iterator[str]:
+    """Gives objects that were written before a time and whose job is not there."""
+    old = (one for one in objects.list_dated(ANSWERS) if one[2] < before)
+    pages = unknown_pages(old, lambda names: of_jobs(JobObjects(supplier).unknown(names)), PAGE_JOBS)
+    return (name for page in takewhile(lambda page: not is_over(), pages) for name, *_ in page)
 
 
 class _Page(NamedTuple):

@@ -42,6 +42,7 @@ from dormouse.jobs.job import (
     request_of,
     result_of,
 )
+from dormouse.model.table import KEPT_SECONDS
 from dormouse.objects.store import ObjectStore, is_shared, note_activity
 from dormouse.payloads.keys import decode
 from dormouse.payloads.rows import with_days, write
@@ -276,13 +277,16 @@ class JobStore:
             worker.stop()
             worker.stop()
 
-    def expire(self, retention_days: int) -> int:
+    def expire(self, retention_days: int, kept_seconds: float = KEPT_SECONDS) -> int:
         """Drops the days of jobs that ended so long ago, with their requests, results and answers.
 
-        Gives how many days went. Whole days go, in UTC; jobs that have not ended stay. Raises `InvalidInput`.
+        Gives how many days went. Whole days go, in UTC; jobs that have not ended stay. What was sent for a
+        job that was never started goes after `kept_seconds`. Raises `InvalidInput`.
         """
         self._check_writable()
-        return expire(self._supplier, self._objects, self._payloads, retention_days)
+        return expire(
+            self._supplier, self._objects, self._payloads, retention_days, kept_seconds=kept_seconds
+        )
 
     def _found(self, job_id: str, owner: str | None) -> Job:
         check_owner(owner)

@@ -41,11 +41,11 @@ from dormouse.errors import (
 )
 from dormouse.jobs.claims import AGAIN_SECONDS, CANCELLED, CHANNEL, LIMITS, Claims, Ending, KindsBusy
 from dormouse.jobs.job import Claim, encode_result, read_requests
-from dormouse.jobs.runs import JobFunction, Progress, Pulse, Run, refused, unkept
-from dormouse.model.ahead import backoff_seconds
+from dormouse.jobs.runs import JobFunction, Progress, Run, WorkerPulse, refused, unkept
+from dormouse.model.loops import backoff_seconds
 from dormouse.objects.store import ObjectStore, is_noted_since, is_shared
 from dormouse.payloads.store import PayloadStore
-from dormouse.postgres.leases import WORKER_ASLEEP_SECONDS, WORKER_IDLE_SECONDS
+from dormouse.postgres.lease import WORKER_ASLEEP_SECONDS, WORKER_IDLE_SECONDS
 from dormouse.postgres.listening import Listening
 
 # Threads that are kept for the next work; one that never comes back is replaced by another.
@@ -195,7 +195,7 @@ class Worker:
         self._ended: queue.SimpleQueue[tuple[Run, Ending | None, str | None]] = queue.SimpleQueue()
         self._to_finish: list[tuple[Run, Ending | None, str | None]] = []
         self._threads = Threads("dormouse-job")
-        self._pulse = Pulse(claims, list(self._functions), options.lease_seconds, self._line.wake)
+        self._pulse = WorkerPulse(claims, list(self._functions), options.lease_seconds, self._line.wake)
         self._sight = Sight()
         self._limited: frozenset[int] = frozenset()
         self._is_registered = self._is_announced = self._found_nothing = self._is_sure = False
@@ -282,7 +282,7 @@ class Worker:
         # first, and again if that fails: a job must not fail because its workers were not heard for a while
         self._claims.lives(self._worker_id, self._running)
         self._drop(self._running.values(), "its worker told nothing for so long that others took it over")
-        self._pulse.end()
+        self._pulse.close()
         with suppress(DormouseError, psycopg.Error):
             self._claims.leave(self._worker_id)
         self._is_registered = self._is_announced = False

@@ -13,7 +13,8 @@ from json import dumps, loads
 from typing import Any
 
 from dormouse.errors import DormouseError, InvalidSchema
-from dormouse.model.types import KEY_TYPE_NAMES, DataType, Field, json_value, value_of_json
+from dormouse.model.json_values import json_value, value_of_json
+from dormouse.model.types import KEY_TYPE_NAMES, DataType, Field
 
 __all__ = [
     "FIELDS_MAX", "Column", "Field", "Schema", "SchemaMoved", "Shape", "Stage", "is_as_stored", "pairs",

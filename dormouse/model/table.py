@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SECONDS_MAX = 100 * 365.25 * 86_400
+READERS_SECONDS = 900
+"""How long an object stays for readers that have just looked up where it is."""
+KEPT_SECONDS = 86_400
+"""How long an object stays that nothing relies on any more, and one that its writer has left: other delays
+before a deletion are this one, unless they are set."""
 INT_MAX = (1 << 31) - 1
 ROWS_MAX = (1 << 63) - 1
 
@@ -44,6 +49,9 @@ NEWEST_ROW = "newest_row"
 
 TABLE_NAME_LENGTH_MAX = 128
 _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+Engine = Literal["auto", "local", "spark"]
+"""What sorts, writes and merges files."""
 
 ProblemKind = Literal[
     "object_missing",
@@ -101,11 +109,14 @@ class TableProperties(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     gc_delay_seconds: float = Option(
-        900, ge=0, le=SECONDS_MAX, description="how long a file stays after its last reference went"
+        READERS_SECONDS,
+        ge=0,
+        le=SECONDS_MAX,
+        description="how long a file stays after its last reference went",
     )
     gc_batch_files: int = Option(10_000, ge=1, le=INT_MAX, description="files deleted in one transaction")
     history_retention_seconds: float = Option(
-        86_400,
+        KEPT_SECONDS,
         ge=0,
         le=SECONDS_MAX,
         description="how far back the table can be read as it was; with gc_delay_seconds 0 only as far as "
@@ -118,7 +129,10 @@ class TableProperties(BaseModel):
         description="how long a consumer that acknowledges nothing holds files",
     )
     attempt_expiry_seconds: float = Option(
-        86_400, ge=0, le=SECONDS_MAX, description="when the files of a job that never committed are collected"
+        KEPT_SECONDS,
+        ge=0,
+        le=SECONDS_MAX,
+        description="when the files of a job that never committed are collected",
     )
     compaction_strategy: Literal["size_ratio", "basic"] = "size_ratio"
     compaction_batch_files: int = Option(12, ge=2, le=INT_MAX, description="files merged by one job, at most")

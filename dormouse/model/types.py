@@ -1,17 +1,16 @@
-"""Fields, their data types and their values: as Python's, as parameters of statements, as JSON and as text.
+"""Fields, their data types and their values: as Python's, as parameters of statements and as text.
 
 Keys are of some types, values of any. docs/reference/values.md has the table of forms; Arrow columns are
-written by `dormouse.data.export`, after the same rules.
+written by `dormouse.sources.export`, after the same rules.
 """
 
 from __future__ import annotations
 
 import binascii
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Context, Decimal, InvalidOperation
 from typing import Any, cast
@@ -34,9 +33,6 @@ NESTING_MAX = 100
 """The most lists in each other."""
 
 _TYPES = (bool, int, float, str, bytes, datetime, date, time, timedelta, Decimal, UUID, type(None))
-_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-_NOT_FINITE |= {"infinity": math.inf, "-infinity": -math.inf}
-
 EXACT_MAX = 2.0**53
 """Up to it each whole number is a double."""
 
@@ -315,56 +311,6 @@ def _checked_parameter(name: str, value: Any, depth: int = 1) -> Any:
     return value
 
 
-def json_value(value: Any) -> Any:
-    """A value as JSON has it, with all that is in it; dataclasses are objects, what JSON lacks is text."""
-    if isinstance(value, Mapping):
-        return {name: json_value(item) for name, item in value.items()}
-    if isinstance(value, list | tuple) and not _is_interval(value):
-        return [json_value(item) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
-    return _json_scalar(value)
-
-
-def _json_scalar(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, bytes):
-        return base64_text(value)
-    if _is_interval(value):
-        return interval_text(value)
-    return _time_text(value) if isinstance(value, datetime) else str(value)
-
-
-def shown_value(value: Any) -> str:
-    """A value as a person reads it, and `value_of_text` does; null is empty."""
-    if value is None:
-        return ""
-    if isinstance(value, bytes):
-        return f"0x{value.hex()}"
-    if _is_interval(value):
-        return interval_text(value)
-    if isinstance(value, bool | list | tuple | dict):
-        return json.dumps(json_value(value), ensure_ascii=False)
-    return _time_text(value) if isinstance(value, datetime) else str(value)
-
-
-def value_of_json(field: Field, value: Any) -> Any:
-    """Of the field's type, as far as JSON has no word for it; the query checks the rest."""
-    parser = _OF_JSON.get(field.type.name)
-    if value is None or parser is None:
-        return value
-    parse, what = parser
-    try:
-        return parse(value)
-    except (ValueError, TypeError, KeyError, OverflowError, InvalidOperation):
-        text = repr(value)
-        shown = text if len(text) <= 100 else f"{text[:100]}…"
-        raise InvalidQuery(f"{field.name!r} is {field.type}: {shown} is not {what}") from None
-
-
 def value_of_text(field: Field, text: str) -> Any:
     """A number, text, bytes as text or 0x and hexadecimal digits, true or false, a date, or a time.
 
@@ -391,11 +337,11 @@ def interval_text(value: Any) -> str:
     return f"P{value.months}M{value.days}DT{Decimal(value.nanoseconds).scaleb(-9).normalize():f}S"
 
 
-def _is_interval(value: Any) -> bool:
+def is_interval(value: Any) -> bool:
     return hasattr(value, "nanoseconds") and hasattr(value, "months")
 
 
-def _time_text(value: datetime) -> str:
+def time_text(value: datetime) -> str:
     """ISO 8601 with microseconds, in UTC; without a zone when it has none."""
     if value.tzinfo is None:
         return value.isoformat(timespec="microseconds")
@@ -408,34 +354,11 @@ def time_of_text(text: str) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def _bytes_of_json(value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise TypeError
-    return bytes_of_base64(value)
-
-
-def _double_of_json(value: Any) -> float:
-    if isinstance(value, bool):
-        raise TypeError
-    if isinstance(value, str):
-        return _NOT_FINITE[value.lower()]
-    if not math.isfinite(found := float(value)):
-        raise ValueError  # JSON's 1e400
-    return found
-
-
 def _double_of_text(text: str) -> float:
     """Returns the number, which is infinite only where the text says so in letters."""
     if math.isinf(found := float(text)) and any(map(str.isdigit, text)):
         raise ValueError
     return found
-
-
-def _decimal_of_json(value: Any) -> Decimal:
-    """JSON's numbers are not all exact: text is."""
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise TypeError
-    return Decimal(value)
 
 
 def _bytes_of_text(text: str) -> bytes:
@@ -447,14 +370,6 @@ def _truth(text: str) -> bool:
 
 
 # for each type what reads it, and what it should have been
-_OF_JSON: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "bytes": (_bytes_of_json, "base64"),
-    "timestamp": (time_of_text, "a time in ISO 8601, like 2026-01-31T12:00:00Z"),
-    "date": (date.fromisoformat, "a date, like 2026-01-31"),
-    "decimal": (_decimal_of_json, 'a decimal number in quotes, like "0.10"'),
-    "double": (_double_of_json, 'a number, "NaN", "Infinity" or "-Infinity"'),
-    "float": (_double_of_json, 'a number, "NaN", "Infinity" or "-Infinity"'),
-}
 _OF_TEXT: dict[str, tuple[Callable[[str], Any], str]] = {
     "int": (int, "a whole number"),
     "long": (int, "a whole number"),
@@ -499,29 +414,3 @@ def exact_double(text: str) -> float:
     if not math.isfinite(number) and any(map(str.isdigit, text)):
         raise ValueError("is larger than any double")
     return number
-
-
-def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """Returns the value of JSON; ValueError for a name that is there twice, and numbers that would change.
-
-    `parse_constant` is called for NaN and infinities, as `json.loads` calls it.
-    """
-    return json.loads(
-        text, parse_float=_json_double, parse_constant=parse_constant, object_pairs_hook=_object
-    )
-
-
-def _json_double(text: str) -> float:
-    try:
-        return exact_double(text)
-    except ValueError as error:
-        raise ValueError(f"{text[:60]} {error}") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name[:100]!r} is named twice")
-        found[name] = value
-    return found

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from dormouse.errors import InvalidName, ObjectStoreError
+from dormouse.model.loops import tries
 from dormouse.objects.names import (
     STAGING,
     check_name,
@@ -269,7 +270,7 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
 
 def _link(path: Path, target: Path) -> None:
     """Link a file, making its folders, which a deletion may take away meanwhile."""
-    for _ in range(PUBLISH_ATTEMPTS_MAX):
+    for _ in tries(tries_max=PUBLISH_ATTEMPTS_MAX, pause=0):
         _make_folders(target.parent)
         with suppress(FileNotFoundError):
             return target.hardlink_to(path)

@@ -25,9 +25,9 @@ from dormouse.errors import (
     PayloadsDiffer,
     one_line,
 )
-from dormouse.model.ahead import ahead
+from dormouse.model.loops import ahead
 from dormouse.payloads.copying import Contents, Pages, Payload, Slice, Units, Uploads, commit_pointers
-from dormouse.payloads.days import Lease, PayloadDay, Work, cools_at, days, has_rows, leased, read, status
+from dormouse.payloads.days import DayLease, PayloadDay, Work, cools_at, days, has_rows, leased, read, status
 from dormouse.payloads.exchange import Exchange, Names, Tools, check_objects
 from dormouse.payloads.fold import fold_day
 from dormouse.payloads.keys import columns
@@ -115,7 +115,7 @@ class OffloadReport:
 # A day cools down: its payloads go into objects, and a copy of its partition has pointers to them.
 
 
-def offload_day(tools: Tools, lease: Lease) -> bool:
+def offload_day(tools: Tools, lease: DayLease) -> bool:
     """Goes on with a day wherever it is; False when the slice is over before it is done.
 
     Raises `PayloadsDiffer` when the copy is not what the day has: then nothing has changed, and the next try
@@ -129,7 +129,7 @@ def offload_day(tools: Tools, lease: Lease) -> bool:
         raise
 
 
-def _phases(tools: Tools, lease: Lease, exchange: Exchange) -> bool:
+def _phases(tools: Tools, lease: DayLease, exchange: Exchange) -> bool:
     phase = lease.row().phase
     if phase == "prepare":
         # what a copy that was given up has left
@@ -155,7 +155,7 @@ def _phases(tools: Tools, lease: Lease, exchange: Exchange) -> bool:
     return False
 
 
-def _copy(tools: Tools, lease: Lease, exchange: Exchange) -> bool:
+def _copy(tools: Tools, lease: DayLease, exchange: Exchange) -> bool:
     """Everything after the last key that is done; False when the slice is over before all is."""
     row = lease.row()
     done, options = row.payloads, tools.options
@@ -170,7 +170,7 @@ def _copy(tools: Tools, lease: Lease, exchange: Exchange) -> bool:
                 commit_pointers(lease, exchange.names.copy, unit, tools.step)
                 tools.step("committed")
                 done += 0 if unit.packed is None else len(unit.packed.entries)
-                tools.progress(lease.day, done)
+                tools.progress(done, None)
     return not slice_.was_ended
 
 
@@ -185,7 +185,7 @@ class Job:
 
     work: Work
     states: Sequence[str]
-    on: Callable[[Tools, Lease], bool]
+    on: Callable[[Tools, DayLease], bool]
 
     def run(self, tools: Tools, day: date) -> DayReport:
         """Raises what goes wrong."""
@@ -207,14 +207,14 @@ class Job:
         return DayReport(day, self.work, finished, *done, error=error)
 
 
-def _offload(tools: Tools, lease: Lease) -> bool:
+def _offload(tools: Tools, lease: DayLease) -> bool:
     if lease.row().phase == "prepare" and is_empty(tools, lease.day):
         Exchange(tools, lease).end("offloaded")
         return True
     return offload_day(tools, lease)
 
 
-def _fold(tools: Tools, lease: Lease) -> bool:
+def _fold(tools: Tools, lease: DayLease) -> bool:
     row, objects = lease.row(), tools.known.of_day(lease.day, "live", "block")
     if (row.phase, row.state) == ("prepare", "offloaded") and not objects and is_empty(tools, lease.day):
         Exchange(tools, lease).end("folded")
@@ -222,7 +222,7 @@ def _fold(tools: Tools, lease: Lease) -> bool:
     return fold_day(tools, lease)
 
 
-def warm_day(tools: Tools, lease: Lease) -> bool:
+def warm_day(tools: Tools, lease: DayLease) -> bool:
     """Goes on with a day; what is hot already is left. False when the slice is over before all is.
 
     When something is lost the day is as it was, but for what is hot by now.
@@ -234,7 +234,7 @@ def warm_day(tools: Tools, lease: Lease) -> bool:
         raise
 
 
-def _warm_day(tools: Tools, lease: Lease) -> bool:
+def _warm_day(tools: Tools, lease: DayLease) -> bool:
     contents = Contents(tools.objects, tools.known)
     done = 0
     pages = Pages(tools.supplier, lease.day, tools.options.page_rows_max, tools.step)
@@ -245,7 +245,7 @@ def _warm_day(tools: Tools, lease: Lease) -> bool:
             warm(tools.supplier, lease.day, portion, lease)
             done += len(portion)
             tools.step("warmed")
-            tools.progress(lease.day, done)
+            tools.progress(done, None)
             if tools.is_over():
                 return False
     run_transaction(tools.supplier, lambda conn: _end(conn, lease), operation="rehydrate a day")
@@ -266,7 +266,7 @@ def portions(given: Iterable[tuple[Payload, bytes]]) -> Iterator[list[tuple[Payl
 
 
 def warm(
-    supplier: Supplier, day: date, portion: Sequence[tuple[Payload, bytes]], lease: Lease | None = None
+    supplier: Supplier, day: date, portion: Sequence[tuple[Payload, bytes]], lease: DayLease | None = None
 ) -> None:
     """Has payloads be inline that are in objects still as they were when they were read.
 
@@ -302,7 +302,7 @@ def _values(given: Iterable[tuple[Payload, str]]) -> dict[str, Any]:
     }
 
 
-def _end(conn: psycopg.Connection[Any], lease: Lease) -> None:
+def _end(conn: psycopg.Connection[Any], lease: DayLease) -> None:
     name = DAYS.name(lease.day)
     lease.advance(conn, "finish")
     # who has just deleted something knew of blocks, and said so in a row
@@ -467,7 +467,7 @@ def run_round(tools: Tools, retention_days: int | None) -> PayloadRound:
         if isinstance(done := tried(what, work), OffloadReport):
             reports.append(done)
             errors += done.errors
-    collected = tried("collection", tools.known.collect)
+    collected = tried("collection", partial(tools.known.collect, tools.options.kept_seconds))
     deleted = getattr(collected, "deleted", 0)
     return _report_round(tools, expired, tuple(reports), deleted, errors)
 

@@ -18,8 +18,9 @@ import psycopg
 import zstandard
 
 from dormouse.errors import DormouseError, ObjectNotFound, PayloadCorrupt
+from dormouse.model.table import KEPT_SECONDS
 from dormouse.objects.store import ObjectStore
-from dormouse.payloads.days import Lease, mark_reader
+from dormouse.payloads.days import DayLease, mark_reader
 from dormouse.payloads.keys import PayloadKey, Places, columns, place_values
 from dormouse.payloads.pack import Damaged, DayObject, Entry, Packed, Packer, PayloadObjects, Row, compressed
 from dormouse.payloads.reading import Pointer, Reader
@@ -88,7 +89,7 @@ class PayloadOptions:
     Objects have `object_bytes_min` or more, but for the last of a day or slice, and no more than
     `object_bytes_max`, unless one payload has. `portion_bytes_max` are decompressed bytes that are in memory
     at once; `threads` compress, and `uploads` objects are sent at once. A day is offloaded when it has been
-    over for `hot_seconds`.
+    over for `hot_seconds`. Objects that payloads do not need any more stay for `kept_seconds`.
     """
 
     object_bytes_min: int = 8 * 2**20
@@ -102,6 +103,7 @@ class PayloadOptions:
     pointer_days: int = 7
     hot_seconds: float = HOT_SECONDS
     dictionaries: bool = True
+    kept_seconds: float = KEPT_SECONDS
 
     @property
     def object_bytes(self) -> int:
@@ -251,7 +253,11 @@ class Uploads:
     """Writes units beside each other, and gives them back in their order."""
 
     def __init__(
-        self, objects: PayloadObjects, lease: Lease, options: PayloadOptions, step: Step = lambda name: None
+        self,
+        objects: PayloadObjects,
+        lease: DayLease,
+        options: PayloadOptions,
+        step: Step = lambda name: None,
     ) -> None:
         self._objects = objects
         self._lease = lease
@@ -281,7 +287,7 @@ class Uploads:
         return unit
 
 
-def commit_pointers(lease: Lease, copy: str, unit: Unit, step: Step = lambda name: None) -> None:
+def commit_pointers(lease: DayLease, copy: str, unit: Unit, step: Step = lambda name: None) -> None:
     """Adds the pointers of a unit to a copy, and notes how far it is. Raises `LeaseLost`."""
 
     def work(conn: psycopg.Connection[Any]) -> None:

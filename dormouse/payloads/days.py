@@ -1,35 +1,31 @@
 """The days of payloads: how much each has, what is being done with it, and the lease of the worker on it.
 
-A lease has a token, which every transaction of the work checks: a worker that was frozen for longer than the
-lease finds another token, and commits nothing.
-Source: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
+Every transaction of the work checks the token of the lease (`dormouse.postgres.lease`): a worker that was
+frozen for longer than the lease finds another token, and commits nothing.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import psycopg
 
-from dormouse.errors import DormouseError, PayloadDayBusy, one_line
+from dormouse.errors import PayloadDayBusy, one_line
 from dormouse.payloads.keys import PayloadKey, place_values
 from dormouse.payloads.pack import PayloadObjects
 from dormouse.payloads.reading import ColdReads
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.leases import PAYLOAD_DAY_SECONDS, restart_leases
+from dormouse.postgres.lease import PAYLOAD_DAY_SECONDS, Lease, held_by, restart_leases, this_holder
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
+from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 T = TypeVar("T")
 LEASE_SECONDS = PAYLOAD_DAY_SECONDS
@@ -38,8 +34,6 @@ _READERS = 723_615_409
 """Of the advisory locks of those that read a day."""
 
 _QUERIES = load(__package__ or "", "days")
-
-logger = logging.getLogger(__name__)
 
 
 class LeaseLost(PayloadDayBusy):
@@ -80,78 +74,66 @@ class DayRow:
         return PayloadKey(self.after_tenant, self.after_id, self.after_at, self.after_kind)
 
 
-@dataclass(frozen=True)
-class Lease:
+@dataclass(eq=False)
+class DayLease(Lease):
     """The right to work on a day."""
 
-    supplier: Supplier
-    day: date
-    token: int
-    seconds: float
+    @property
+    def day(self) -> date:
+        day: date = self.values["day"]
+        return day
+
+    @property
+    def token(self) -> int:
+        token: int = self.values["token"]
+        return token
 
     def advance(
         self, conn: psycopg.Connection[Any], phase: str, after: PayloadKey | None = None, **done: int
     ) -> None:
         """First in a transaction: notes the phase and how far it is. Raises `LeaseLost`."""
         counts = {"payloads": 0, "bytes_in": 0, "bytes_out": 0, "objects": 0, **done}
-        values = {**self._key, **place_values("after", after), **counts, "phase": phase}
-        self._must(conn.execute(_QUERIES["advance"].on(), values).fetchall())
+        self.fence(conn, "advance", **place_values("after", after), **counts, phase=phase)
 
     def end(self, conn: psycopg.Connection[Any], state: str) -> None:
         """The work is done, and the day is in another state. Raises `LeaseLost`."""
-        self._must(conn.execute(_QUERIES["end"].on(), {**self._key, "state": state}).fetchall())
+        self.fence(conn, "end", state=state)
 
     def row(self) -> DayRow:
-        found = read(self.supplier, self.day)
-        if found is None or found.token != self.token:
-            self._must([])
-        assert found is not None  # noqa: S101 it would have been raised
-        return found
-
-    @property
-    def _key(self) -> dict[str, Any]:
-        return {"day": self.day, "token": self.token, "lease_seconds": self.seconds}
-
-    def _must(self, rows: list[Any]) -> None:
-        if not rows:
-            raise LeaseLost(f"payloads of {self.day}: another worker has taken the day over")
+        row = read(self.supplier, self.day)
+        if row is None or row.token != self.token:
+            raise self.lost()
+        return row
 
 
 @contextmanager
 def leased(
     supplier: Supplier, day: date, work: Work, states: Sequence[str], seconds: float = LEASE_SECONDS
-) -> Iterator[Lease]:
+) -> Iterator[DayLease]:
     """A day to work on, if it is in one of the states, or the work was begun.
 
     Raises `PayloadDayBusy` when another has it. What the work raises is noted with the day.
     """
-    values = {
-        "day": day,
-        "work": work,
-        "worker": f"{socket.gethostname()}:{os.getpid()}",
-        "states": list(states),
-        "lease_seconds": seconds,
-    }
-    taken = run_transaction(supplier, rows_of(_QUERIES["take"], values), operation="lease a day")
+    values = {"day": day, "lease_seconds": seconds}
+    asked = {**values, "work": work, "worker": this_holder(), "states": list(states)}
+    taken = run_transaction(supplier, rows_of(_QUERIES["take"], asked), operation="lease a day")
     if not taken:
         # for the next try: a lease that a wrong clock made too long is over a while from now
         restart_leases(supplier)
         raise PayloadDayBusy(_why_not(supplier, day, work))
-    lease = Lease(supplier, day, taken[0][0], seconds)
+    values["token"] = taken[0][0]
+    lost = partial(LeaseLost, f"payloads of {day}: another worker has taken the day over")
+    lease = DayLease(supplier, "payload day", str(day), _QUERIES, values, lost)
     run_transaction(supplier, lambda conn: _end_readers(conn, day), operation="lease a day")
     began, error = time.monotonic(), None
     try:
-        with _renewed(lease):
+        with lease.pulse():
             yield lease
     except BaseException as raised:
         error = one_line(raised)
         raise
     finally:
-        over = {**lease._key, "seconds": time.monotonic() - began, "error": error}
-        try:
-            run_transaction(supplier, rows_of(_QUERIES["release"], over), operation="release a day")
-        except DormouseError:
-            logger.warning("payloads of %s: the lease ends by itself", day, exc_info=True)
+        lease.release(seconds=time.monotonic() - began, error=error)
 
 
 def read(supplier: Supplier, day: date) -> DayRow | None:
@@ -187,34 +169,11 @@ def _reader_of(day: date) -> dict[str, int]:
     return {"class": _READERS, "number": day.toordinal()}
 
 
-@contextmanager
-def _renewed(lease: Lease) -> Iterator[None]:
-    ended = threading.Event()
-
-    def renew() -> None:
-        while not ended.wait(lease.seconds / 4):
-            try:
-                if not run_statement(
-                    lease.supplier, rows_of(_QUERIES["renew"], lease._key), operation="renew a lease"
-                ):
-                    return
-            except Exception:
-                logger.warning("the lease of payloads of %s was not renewed yet", lease.day, exc_info=True)
-
-    renewing = threading.Thread(target=renew, name="payload lease", daemon=True)
-    renewing.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        renewing.join()
-
-
 def _why_not(supplier: Supplier, day: date, work: str) -> str:
     found = read(supplier, day)
     if found is not None and found.worker is not None:
-        until = f"{found.leased_until:%H:%M:%S}" if found.leased_until else "now"
-        return f"payloads of {day}: worker {found.worker} has the day until {until} UTC; try again later"
+        until = found.leased_until or datetime.now(UTC)
+        return f"payloads of {day}: {held_by(found.worker, 'has the day', until)}"
     doing = f"a {found.work} of it is not done" if found and found.work else "it was done meanwhile"
     return f"payloads of {day}: no {work} of it can begin now: {doing}"
 

@@ -15,18 +15,18 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from dormouse.errors import ObjectNotFound, PayloadDayBusy, PayloadsDiffer
-from dormouse.model.ahead import mapped_ahead
+from dormouse.errors import PayloadDayBusy, PayloadsDiffer
+from dormouse.model.loops import Progress, mapped_ahead, no_progress, tries
+from dormouse.objects.fault import Fault, read_back
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads.copying import PayloadOptions, Step
-from dormouse.payloads.days import Lease, PayloadDay, days, reading
+from dormouse.payloads.days import DayLease, PayloadDay, days, reading
 from dormouse.payloads.keys import PayloadKey, place_values
 from dormouse.payloads.pack import DayObject, PayloadObjects
 from dormouse.payloads.rows import DAYS
@@ -50,10 +50,6 @@ _EVER = "1:1:"
 _QUERIES = load(__package__ or "", "exchange")
 
 
-Progress = Callable[[date, int], object]
-"""Called with the day and its payloads that are done."""
-
-
 @dataclass(frozen=True)
 class Tools:
     """What works on days have in common. `is_over` ends a slice; `step` is told each, for tests."""
@@ -61,7 +57,7 @@ class Tools:
     supplier: Supplier
     objects: ObjectStore
     options: PayloadOptions
-    progress: Progress = lambda day, payloads: None
+    progress: Progress = no_progress
     is_over: Callable[[], bool] = lambda: False
     step: Step = lambda name: None
 
@@ -118,7 +114,7 @@ class Names:
 class Exchange:
     """The exchange of one day, by the worker that has its lease; `is_over` of the tools ends its waits."""
 
-    def __init__(self, tools: Tools, lease: Lease) -> None:
+    def __init__(self, tools: Tools, lease: DayLease) -> None:
         self._tools = tools
         self._lease = lease
         self.names = Names(lease.day)
@@ -180,20 +176,19 @@ class Exchange:
     def wait_for_readers(self) -> bool:
         """Waits for transactions that began before all was copied, which would not see it; False: over."""
         work = rows_of(_QUERIES["transactions"])
-        before = set(run_lookup(self._lease.supplier, work, operation="wait for readers"))
-        ends = time.monotonic() + READERS_SECONDS_MAX
-        while before:
+        before = set[tuple[Any, ...]]()
+        for this in tries(READERS_SECONDS_MAX, pause=_READERS_LOOK_SECONDS):
+            now = set(run_lookup(self._lease.supplier, work, operation="wait for readers"))
+            before = now if this.number == 1 else before & now
+            if not before:
+                return True
             if self._tools.is_over():
                 return False
-            if time.monotonic() > ends:
-                which = ", ".join(str(pid) for _, pid in sorted(before))
-                raise PayloadDayBusy(
-                    f"payloads of {self._lease.day}: transactions of before are under way for "
-                    f"{READERS_SECONDS_MAX:g} s, of the server's processes {which}; the day is as it was"
-                )
-            time.sleep(_READERS_LOOK_SECONDS)
-            before &= set(run_lookup(self._lease.supplier, work, operation="wait for readers"))
-        return True
+        which = ", ".join(str(pid) for _, pid in sorted(before))
+        raise PayloadDayBusy(
+            f"payloads of {self._lease.day}: transactions of before are under way for "
+            f"{READERS_SECONDS_MAX:g} s, of the server's processes {which}; the day is as it was"
+        )
 
     def swap(self, forget: bool = True) -> None:
         """Puts the copy into the day's place; what is written since verification is compared first.
@@ -348,8 +343,7 @@ class Exchange:
 
         `before` runs before each try, while other transactions are not held up.
         """
-        began = time.monotonic()
-        while True:
+        for _ in tries(READERS_SECONDS_MAX, pause=lambda _: random.uniform(0.1, 1) * PAUSE_SECONDS_MAX):  # noqa: S311
             before()
             try:
                 return run_transaction(
@@ -359,12 +353,12 @@ class Exchange:
                     operation=operation,
                 )
             except pg.LockNotAvailable:
-                if self._tools.is_over() or time.monotonic() - began > READERS_SECONDS_MAX:
-                    raise PayloadDayBusy(
-                        f"payloads of {self._lease.day}: {operation}: others use the day all the time; "
-                        "it is as it was, and is tried again"
-                    ) from None
-            time.sleep(random.uniform(0.1, 1) * PAUSE_SECONDS_MAX)  # noqa: S311
+                if self._tools.is_over():
+                    break
+        raise PayloadDayBusy(
+            f"payloads of {self._lease.day}: {operation}: others use the day all the time; "
+            "it is as it was, and is tried again"
+        )
 
 
 def differs(day: date, keys: Sequence[PayloadKey]) -> PayloadsDiffer:
@@ -387,10 +381,14 @@ def check_objects(tools: Tools, day: date, state: str = "live") -> bool:
     """
     left = [one for one in tools.known.of_day(day, state) if not one.verified]
     step = tools.options.uploads
+
+    def read(one: DayObject) -> Fault | None:
+        return read_back(tools.objects, one.written)[1]
+
     with ThreadPoolExecutor(step, "payload checks") as pool:
         for at in range(0, len(left), step):
             some = left[at : at + step]
-            for one, fault in zip(some, pool.map(lambda one: _fault(tools.objects, one), some), strict=True):
+            for one, fault in zip(some, pool.map(read, some), strict=True):
                 if fault is not None:
                     raise PayloadsDiffer(
                         f"payloads of {day}: object {one.object_key!r} {fault}; the day is as it was, and is "
@@ -400,13 +398,3 @@ def check_objects(tools: Tools, day: date, state: str = "live") -> bool:
             if tools.is_over():
                 return at + step >= len(left)
     return True
-
-
-def _fault(objects: ObjectStore, one: DayObject) -> str | None:
-    try:
-        data = objects.get(one.object_key)
-    except ObjectNotFound:
-        return "is not there"
-    if len(data) != one.byte_count:
-        return f"has {len(data):,} bytes, and was written with {one.byte_count:,}"
-    return None if sha256(data).digest() == one.digest else "has other bytes"

@@ -16,7 +16,7 @@ import psycopg
 
 from dormouse.errors import PayloadCorrupt, PayloadsDiffer
 from dormouse.payloads.copying import Contents, Pages, Payload, Slice, Unit, Units, Uploads
-from dormouse.payloads.days import Lease, reading
+from dormouse.payloads.days import DayLease, reading
 from dormouse.payloads.exchange import DIFFERENCES_MAX, Exchange, Tools, check_objects, differs
 from dormouse.payloads.keys import PayloadKey, columns, place_values
 from dormouse.payloads.pack import DayObject, PayloadObjects, checksum
@@ -39,7 +39,7 @@ class Range(NamedTuple):
     before: PayloadKey | None
 
 
-def fold_day(tools: Tools, lease: Lease) -> bool:
+def fold_day(tools: Tools, lease: DayLease) -> bool:
     """Goes on with a day wherever it is; False when the slice is over before it is done."""
     fold = _Fold(tools, lease)
     try:
@@ -50,7 +50,7 @@ def fold_day(tools: Tools, lease: Lease) -> bool:
 
 
 class _Fold:
-    def __init__(self, tools: Tools, lease: Lease) -> None:
+    def __init__(self, tools: Tools, lease: DayLease) -> None:
         self._tools = tools
         self._lease = lease
         self._exchange = Exchange(tools, lease)
@@ -112,7 +112,7 @@ class _Fold:
                     uploads = Uploads(self._tools.known, self._lease, self._tools.options, self._tools.step)
                     for unit in uploads.done(slice_.of(units)):
                         self._commit(unit)
-                        self._tools.progress(self._lease.day, self._lease.row().payloads)
+                        self._tools.progress(self._lease.row().payloads, None)
                         has_gone_on = True
                 if slice_.was_ended:
                     return False

@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from dormouse.errors import InvalidInput, InvalidPayload
+from dormouse.model.json_values import json_text
 from dormouse.model.text import check_text
 
 KEY_BYTES_MAX = 512
@@ -114,7 +115,7 @@ def encode_given(given: object) -> tuple[PayloadKey, str]:
 def encode(key: PayloadKey, content: Any) -> str:
     """The JSON of a payload; `InvalidPayload` when it is no JSON value, or none that can be kept."""
     try:
-        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json_text(content)
         size = len(text) if text.isascii() else len(text.encode())
         if not _is_same(json.loads(text), content):
             raise InvalidPayload(f"payload {key} is not JSON: {_fault(content)}")

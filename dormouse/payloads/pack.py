@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import struct
 import uuid
 from array import array
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from hashlib import sha256
-from itertools import accumulate
+from itertools import accumulate, starmap
 from json.encoder import encode_basestring
 from sys import intern
 from typing import Any, NamedTuple
@@ -29,7 +28,10 @@ import psycopg
 import zstandard
 from psycopg.types.json import Jsonb
 
-from dormouse.errors import CommitFailed, ObjectAlreadyExists
+from dormouse.errors import CommitFailed
+from dormouse.model.table import KEPT_SECONDS, READERS_SECONDS
+from dormouse.objects.fault import WrittenObject
+from dormouse.objects.ledger import LedgerObject, Swept, put_new, sweep
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads.keys import CONTENT_BYTES_MAX, PayloadKey, Places, place_values
 from dormouse.postgres.connection import Supplier
@@ -275,22 +277,8 @@ def _time(micros: int) -> datetime:
 # The objects of payloads: announced before they are written, then relied on, deleted long after.
 
 FOLDER = "payloads"
-DELAY_SECONDS = 900.0
-"""A reader that has just looked where a payload is finds its object for so long."""
-
-KEPT_SECONDS = 86_400.0
-"""How long an object stays that payloads needed: as long as a table's file does by default.
-
-A database that is put back as it was in that time, and adopted, finds the objects that its pointers lead to.
-"""
-
-WRITER_SECONDS = 86_400.0
-"""A writer that was frozen may write for so long after."""
-
 PAGE_OBJECTS = 1_000
 _QUERIES = load(__package__ or "", "pack")
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,18 +297,15 @@ class DayObject:
     first: PayloadKey
     last: PayloadKey
 
-
-@dataclass
-class CollectedObjects:
-    """What a round deleted; `failed` are the first of what it could not."""
-
-    deleted: int = 0
-    failures: int = 0
-    failed: tuple[tuple[str, str], ...] = ()
+    @property
+    def written(self) -> WrittenObject:
+        return WrittenObject(self.object_key, self.byte_count, self.digest)
 
 
 class PayloadObjects:
-    """The objects of an instance's payloads, as its database knows them."""
+    """The ledger of the objects of an instance's payloads."""
+
+    prefix = FOLDER
 
     def __init__(self, supplier: Supplier, objects: ObjectStore) -> None:
         self._supplier = supplier
@@ -332,12 +317,7 @@ class PayloadObjects:
         values = {"object_key": object_key, "day": day, "token": token}
         # a transaction of its own: one that is frozen within would keep others waiting who take the day over
         run_statement(self._supplier, rows_of(_QUERIES["announce"], values), operation="announce an object")
-        try:
-            self._objects.put(object_key, packed.data)
-        except ObjectAlreadyExists:
-            # the store's client tried again a write that had succeeded
-            if self._objects.get(object_key) != packed.data:
-                raise
+        put_new(self._objects, object_key, packed.data)
         return object_key
 
     @staticmethod
@@ -405,55 +385,41 @@ class PayloadObjects:
         found = run_lookup(self._supplier, rows_of(_QUERIES["orphaned"]), operation="count objects")[0]
         return found[0], found[1]
 
-    def collect(self, kept_seconds: float = KEPT_SECONDS) -> CollectedObjects:
+    def written(self) -> Iterator[LedgerObject]:
+        """Yields every object, and whether payloads need it; by name.
+
+        Of those that they do not need any more, only what a hold keeps, as a backup that is being taken does.
+        """
+        for page in self._pages("written"):
+            yield from starmap(LedgerObject, page)
+
+    def unknown(self, names: Sequence[str]) -> list[str]:
+        """Returns those of some names that are of no payloads' object, and none that is being written."""
+        own = [name for name in names if name.startswith(f"{FOLDER}/")]
+        work = rows_of(_QUERIES["known"], {"object_keys": own})
+        rows = run_lookup(self._supplier, work, operation="look for objects") if own else []
+        known = {name for (name,) in rows}
+        return [name for name in names if name not in known]
+
+    def collect(self, kept_seconds: float) -> Swept:
         """Deletes objects that payloads have not needed for so long, and what writers that died have left.
 
-        Readers have `DELAY_SECONDS` at least.
+        Readers have `READERS_SECONDS` at least.
         """
         run_transaction(self._supplier, rows_of(_QUERIES["give_up"]), operation="look for dead writers")
-        done, after = CollectedObjects(), ""
+        delays = {"delay_seconds": READERS_SECONDS, "kept_seconds": max(READERS_SECONDS, kept_seconds)}
+        return sweep(self._objects, self._pages("deletable", **delays), self._forget).warn()
+
+    def _forget(self, object_keys: Sequence[str]) -> None:
+        values = {"object_keys": object_keys, "writer_seconds": KEPT_SECONDS}
+        run_transaction(self._supplier, rows_of(_QUERIES["forget"], values), operation="forget objects")
+
+    def _pages(self, query: str, **values: float) -> Iterator[list[Any]]:
+        after = ""
         while True:
-            values = {
-                "delay_seconds": DELAY_SECONDS,
-                "kept_seconds": max(DELAY_SECONDS, kept_seconds),
-                "after": after,
-                "limit": PAGE_OBJECTS,
-            }
-            rows = run_lookup(
-                self._supplier, rows_of(_QUERIES["deletable"], values), operation="look for objects"
-            )
-            if not rows:
-                return done
-            names = [name for (name,) in rows]
-            after = names[-1]
-            failed = self._objects.delete(names)
-            for name, why in failed:
-                logger.warning("%s is not needed and could not be deleted: %s", name, why)
-            kept = {name for name, _ in failed}
-            gone = {"object_keys": [name for name in names if name not in kept]}
-            work = rows_of(_QUERIES["forget"], {**gone, "writer_seconds": WRITER_SECONDS})
-            run_transaction(self._supplier, work, operation="forget objects")
-            done.deleted += len(gone["object_keys"])
-            done.failures += len(failed)
-            done.failed = (*done.failed, *((name, str(why)) for name, why in failed))[:100]
-
-
-def written(supplier: Supplier) -> Iterator[tuple[str, int, bytes, bool]]:
-    """Yields the name, bytes and SHA-256 of every object, and whether payloads need it; by name.
-
-    Of those that they do not need any more, only what a hold keeps, as a backup that is being taken does.
-    """
-    after = ""
-    while True:
-        values = {"after": after, "limit": PAGE_OBJECTS}
-        rows = run_lookup(supplier, rows_of(_QUERIES["written"], values), operation="look for objects")
-        yield from rows
-        if len(rows) < PAGE_OBJECTS:
-            return
-        after = rows[-1][0]
-
-
-def known(supplier: Supplier, object_keys: Sequence[str]) -> set[str]:
-    """Of some names those of objects that are payloads', or are being written."""
-    work = rows_of(_QUERIES["known"], {"object_keys": list(object_keys)})
-    return {name for (name,) in run_lookup(supplier, work, operation="look for objects")}
+            work = rows_of(_QUERIES[query], {**values, "after": after, "limit": PAGE_OBJECTS})
+            page = run_lookup(self._supplier, work, operation="look for objects")
+            if not page:
+                return
+            yield page
+            after = page[-1][0]

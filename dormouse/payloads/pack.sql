@@ -70,7 +70,7 @@ where o.state = 'pending' and not exists (
 
 -- name: deletable
 -- Objects that nothing has relied on for a while, and that no hold keeps; by name. Those that no payload ever needed go sooner.
-select object_key
+select object_key, byte_count
 from payload_object
 where state = 'dead' and changed_at < least(
         clock_timestamp()

@@ -18,9 +18,11 @@ import psycopg
 from psycopg import errors as pg
 
 from dormouse.errors import DormouseError, ObjectNotFound
+from dormouse.objects.fault import MISSING
+from dormouse.objects.ledger import faults
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads.copying import Unit, add_pointers
-from dormouse.payloads.days import Lease, leased
+from dormouse.payloads.days import DayLease, leased
 from dormouse.payloads.exchange import Exchange, Tools
 from dormouse.payloads.keys import columns
 from dormouse.payloads.pack import (
@@ -33,7 +35,6 @@ from dormouse.payloads.pack import (
     Packed,
     PayloadObjects,
     index_start,
-    written,
 )
 from dormouse.payloads.reading import Reader
 from dormouse.payloads.rows import DAYS
@@ -89,11 +90,10 @@ def recover_pointers(tools: Tools) -> list[str]:
 
     Returns a line for each day that had some: what was found, and what was not.
     """
-    there = {name for name, _ in tools.objects.list(FOLDER)}
     lost: dict[date, list[str]] = defaultdict(list)
-    for name, _, _, needed in written(tools.supplier):
-        if needed and name not in there:
-            lost[date.fromisoformat(name.split("/")[1])].append(name)
+    for one, fault in faults(tools.objects, tools.known):
+        if fault is MISSING:
+            lost[date.fromisoformat(one.name.split("/")[1])].append(one.name)
     return [_recovered(tools, day, names) for day, names in sorted(lost.items())]
 
 
@@ -135,7 +135,7 @@ def pointers_to(supplier: Supplier, day: date, object_keys: Sequence[str] | None
 class _Rebuilding:
     """The work on one day, whose state is to be `state`."""
 
-    def __init__(self, tools: Tools, lease: Lease, state: str) -> None:
+    def __init__(self, tools: Tools, lease: DayLease, state: str) -> None:
         self._tools = tools
         self._lease = lease
         self._state = state

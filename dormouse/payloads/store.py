@@ -27,15 +27,17 @@ from dormouse.errors import (
     PayloadNotFound,
     one_line,
 )
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.table import SECONDS_MAX
+from dormouse.objects.ledger import Swept
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads import cooling, rows
 from dormouse.payloads.cooling import OffloadReport, PayloadRound, expire, warm
 from dormouse.payloads.copying import Payload, PayloadOptions
 from dormouse.payloads.days import PayloadDay, PayloadStatus, days, status
-from dormouse.payloads.exchange import Progress, Tools, within
+from dormouse.payloads.exchange import Tools, within
 from dormouse.payloads.keys import PayloadKey, checked, columns, decode, encode_given
-from dormouse.payloads.pack import KEPT_SECONDS, CollectedObjects, Damaged, Entry, PayloadObjects
+from dormouse.payloads.pack import Damaged, Entry, PayloadObjects
 from dormouse.payloads.reading import ColdReads, Pointer, Reader, problem
 from dormouse.payloads.rebuilding import recover_pointers
 from dormouse.payloads.rows import DAYS, Place, batches, in_order, make_days
@@ -407,13 +409,14 @@ class PayloadStore:
         dry_run: bool = False,
         *,
         seconds_max: float | None = None,
-        progress: Progress = lambda day, payloads: None,
+        progress: Progress = no_progress,
     ) -> OffloadReport:
         """Moves the payloads of a day that is over into objects, or of each that is over for
         `DORMOUSE_PAYLOADS_HOT_SECONDS`, while all goes on.
 
         Others may do the same with other days, or go on where this one ends: after `seconds_max`, or killed.
-        A day that is done stays so. With `dry_run`, only what would be done is told.
+        A day that is done stays so. With `dry_run`, only what would be done is told. `progress` is called
+        with the payloads done of the day at hand, and None.
 
         Of one day raises `InvalidInput` when it is not over or is not there, `PayloadExpired`,
         `PayloadDayBusy`, `PayloadsDiffer` and `ObjectStoreError`; of many, the report has them.
@@ -427,7 +430,7 @@ class PayloadStore:
         day: date | None = None,
         *,
         seconds_max: float | None = None,
-        progress: Progress = lambda day, payloads: None,
+        progress: Progress = no_progress,
     ) -> OffloadReport:
         """Makes blocks of a day's objects, or of each day that is cold for a week: some hundred rows.
 
@@ -440,7 +443,7 @@ class PayloadStore:
         self,
         what: date | Iterable[tuple[str, str, datetime, str]],
         *,
-        progress: Progress = lambda day, payloads: None,
+        progress: Progress = no_progress,
     ) -> int:
         """Has the payloads of a day, or of some keys, be in PostgreSQL again; gives how many were not.
 
@@ -453,7 +456,7 @@ class PayloadStore:
         return self._lookup.warm(dict.fromkeys(map(checked, what)))
 
     def verify(
-        self, day: date, *, rebuild: bool = False, progress: Progress = lambda day, payloads: None
+        self, day: date, *, rebuild: bool = False, progress: Progress = no_progress
     ) -> PayloadVerification:
         """Reads all objects of a day, and compares the day's pointers or blocks with what they have.
 
@@ -488,12 +491,15 @@ class PayloadStore:
         """How much waits to be cooled down, and how the last days went."""
         return status(self.days(), self._known, self._lookup.cold_reads)
 
-    def collect(self, kept_seconds: float = KEPT_SECONDS) -> CollectedObjects:
-        """Deletes the objects that no payload has needed for a day, or another time, and that are not held.
+    def collect(self, kept_seconds: float | None = None) -> Swept:
+        """Deletes the objects that no payload has needed for a time, and that are not held.
 
-        These are objects of expired days, those that a fold replaced, and those of workers that died. Readers
-        have a quarter of an hour at least. Raises `InvalidInput`.
+        The time is by default `DORMOUSE_OBJECTS_KEPT_SECONDS`, a day; readers have a quarter of an hour at
+        least. The objects are those of expired days, of workers that died, and those that a fold replaced.
+        Raises `InvalidInput`.
         """
+        if kept_seconds is None:
+            kept_seconds = self._options.kept_seconds
         if not 0 <= kept_seconds <= SECONDS_MAX:
             raise InvalidInput(f"kept_seconds must be from 0 to {SECONDS_MAX:,.0f}, not {kept_seconds!r}")
         self._check_writable()
@@ -521,7 +527,5 @@ class PayloadStore:
     def _known(self) -> PayloadObjects:
         return PayloadObjects(self._supplier, self._objects)
 
-    def _tools(
-        self, seconds_max: float | None = None, progress: Progress = lambda day, payloads: None
-    ) -> Tools:
+    def _tools(self, seconds_max: float | None = None, progress: Progress = no_progress) -> Tools:
         return Tools(self._supplier, self._objects, self._options, progress, within(seconds_max))

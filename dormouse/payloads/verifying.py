@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
-from hashlib import sha256
 from typing import Any
 
 from psycopg import errors as pg
 
-from dormouse.errors import InvalidInput, ObjectNotFound
+from dormouse.errors import InvalidInput
+from dormouse.objects.fault import MISSING, read_back
 from dormouse.payloads.days import read
 from dormouse.payloads.exchange import Tools
 from dormouse.payloads.keys import PayloadKey
@@ -33,8 +33,8 @@ _QUERIES = load(__package__ or "", "verifying")
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadProblem:
-    """What is wrong with an object, or with one of its payloads."""
+class DamagedObject:
+    """An object that is not as it was written, or one payload of it; `detail` says what is wrong."""
 
     object_key: str
     key: PayloadKey | None
@@ -54,7 +54,7 @@ class PayloadVerification:
     objects: int
     payloads: int
     bytes: int
-    problems: tuple[PayloadProblem, ...]
+    problems: tuple[DamagedObject, ...]
     without_pointer: int = 0
     rebuilt: int = 0
     recovered: int = 0
@@ -68,11 +68,11 @@ class _Done:
     without_pointer: int = 0
 
     def __post_init__(self) -> None:
-        self.problems: list[PayloadProblem] = []
+        self.problems: list[DamagedObject] = []
 
     def note(self, object_key: str, key: PayloadKey | None, detail: str) -> None:
         if len(self.problems) < PROBLEMS_MAX:
-            self.problems.append(PayloadProblem(object_key, key, detail))
+            self.problems.append(DamagedObject(object_key, key, detail))
 
     def of(self, day: date, made: Rebuilt) -> PayloadVerification:
         return PayloadVerification(
@@ -98,7 +98,7 @@ def verify(tools: Tools, day: date, *, rebuild: bool = False) -> PayloadVerifica
         done.note(object_key, None, detail)
     for one in tools.known.of_day(day, "live", "block"):
         _object(tools, one, done)
-        tools.progress(day, done.payloads)
+        tools.progress(done.payloads, None)
     query = _QUERIES["lost_objects"].on(day=DAYS.name(day))
     try:
         lost = run_lookup(tools.supplier, rows_of(query), operation="verify a day")
@@ -113,17 +113,12 @@ def verify(tools: Tools, day: date, *, rebuild: bool = False) -> PayloadVerifica
 
 def _object(tools: Tools, one: DayObject, done: _Done) -> None:
     done.objects += 1
-    try:
-        data = tools.objects.get(one.object_key)
-    except ObjectNotFound:
+    data, wrong = read_back(tools.objects, one.written)
+    if wrong is MISSING:
         return done.note(one.object_key, None, _gone(tools, one))
     done.bytes += len(data)
-    if len(data) != one.byte_count:
-        done.note(
-            one.object_key, None, f"it has {len(data):,} bytes, and was written with {one.byte_count:,}"
-        )
-    elif sha256(data).digest() != one.digest:
-        done.note(one.object_key, None, "it has other bytes than were written")
+    if wrong is not None:
+        done.note(one.object_key, None, f"it {wrong}")
     try:
         index = Index(data[index_start(data) :])
     except Damaged as error:
@@ -143,9 +138,9 @@ def _object(tools: Tools, one: DayObject, done: _Done) -> None:
 
 def _gone(tools: Tools, one: DayObject) -> str:
     if one.state == "block":
-        return f"it is not there, and had {one.payloads:,} payloads"
+        return f"it {MISSING}, and had {one.payloads:,} payloads"
     count = pointers_to(tools.supplier, one.first.day, [one.object_key]).get(one.object_key, 0)
-    return f"it is not there, and {count:,} pointers lead to it"
+    return f"it {MISSING}, and {count:,} pointers lead to it"
 
 
 def _entries(data: bytes, index: Index) -> Iterator[tuple[Entry, str | None]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from functools import partial
+from types import TracebackType
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -20,29 +21,27 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
 from dormouse.errors import ConnectionsExhausted, InstanceError, one_line
-from dormouse.model.ahead import backoff_seconds
-from dormouse.postgres.cutting import (
-    CLOSE_SECONDS,
-    END_SECONDS_MAX,
-    Connection,
-    Grace,
-    Limits,
-    Lines,
-    SessionLimits,
-    cut_in_time,
-    lower,
-)
+from dormouse.model.loops import backoff_seconds
 from dormouse.postgres.queries import load
 from dormouse.postgres.session import (
+    AGAIN_SECONDS,
+    CLOSE_SECONDS,
+    END_SECONDS_MAX,
     SCAN_SETTINGS,
     SESSION_SETTINGS,
     SHORT,
+    Connection,
     Isolation,
+    Limits,
+    Lines,
+    SessionLimits,
     Unavailable,
     connect,
+    cut_in_time,
     describe,
     is_alive,
     is_by_rds_proxy,
+    lower,
     session_conninfo,
 )
 
@@ -61,6 +60,47 @@ _QUERIES = load(__package__, "connection")
 
 DURABLY = _QUERIES["durably"]
 """Within a transaction: it waits for the disk, and so is what was committed before it."""
+
+
+class Cuts(Protocol):
+    """Connections that can be cut: those of `Lines`, or of a supplier."""
+
+    def cut(self, threads: Collection[int]) -> bool:
+        """Cuts what is lent to threads, which are named by their ids; returns whether something is."""
+        ...
+
+
+class Grace:
+    """A context, in which the connections of some threads are cut when a time from `begin` on is over."""
+
+    def __init__(self, lines: Cuts, seconds: float, threads: Collection[int]) -> None:
+        self._lines = lines
+        self._seconds = seconds
+        self._threads = threads
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.has_cut = False
+        """Whether the server did not answer in time."""
+
+    def begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="dormouse-cut", daemon=True)
+            with suppress(RuntimeError):  # no thread starts while the program ends
+                self._thread.start()
+
+    def __enter__(self) -> Grace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        seconds = self._seconds
+        while not self._over.wait(seconds):
+            self.has_cut |= self._lines.cut(self._threads)
+            seconds = AGAIN_SECONDS
 
 
 class PoolClosed(Exception):
@@ -443,7 +483,7 @@ class ConnectionSupplier:
             return self._pool
 
     def _connect(self) -> Connection:
-        self._check_lines()
+        self._lines.check()
         try:
             conn = connect(self._conninfo, reached_before=self._reached_before)
         except InstanceError:
@@ -452,7 +492,6 @@ class ConnectionSupplier:
             conn = connect(self._conninfo, reached_before=True)
         try:
             self._lines.add(conn)
-            self._check_lines()
             self._look(conn)
             if not self._waits_for_disk and not conn.is_pooled:
                 conn.execute(_QUERIES["hurry"].on())
@@ -465,10 +504,6 @@ class ConnectionSupplier:
             raise
         self._reached_before = True
         return conn
-
-    def _check_lines(self) -> None:
-        if self._lines.is_over:
-            raise InstanceError("the instance is closed, and its database did not answer until then")
 
     def _look(self, conn: Connection) -> None:
         """Sees what is between, and bounds the session.

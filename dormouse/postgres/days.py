@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import errors as pg
 
+from dormouse.model.loops import tries
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
@@ -59,7 +60,7 @@ class DayPartitions:
         self, supplier: Supplier, work: Callable[[psycopg.Connection[Any]], None], *, attempts: int = 1
     ) -> bool:
         """Does what must have a partition, or the table, alone for a moment; False: it was busy."""
-        for _ in range(attempts):
+        for _ in tries(tries_max=attempts, pause=0):
             try:
                 run_transaction(supplier, work, lock_ms=LOCK_WAIT_MS_MAX, operation=f"days of {self.table}")
             except (pg.LockNotAvailable, pg.DuplicateTable, pg.UndefinedTable):

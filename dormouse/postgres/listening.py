@@ -15,8 +15,7 @@ from psycopg.rows import TupleRow
 
 from dormouse.errors import InstanceError
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.cutting import END_SECONDS_MAX
-from dormouse.postgres.session import is_alive
+from dormouse.postgres.session import END_SECONDS_MAX, is_alive
 
 
 class Listening:

@@ -16,9 +16,8 @@ from psycopg.rows import TupleRow
 
 from dormouse.errors import InstanceError, InstanceReadOnly, InstanceTooNew, NotAnInstance, one_line
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
-from dormouse.postgres.cutting import Connection
 from dormouse.postgres.queries import Queries, load
-from dormouse.postgres.session import ALONE, MIGRATING_IDLE_MS_MAX
+from dormouse.postgres.session import ALONE, MIGRATING_IDLE_MS_MAX, Connection
 from dormouse.postgres.transaction import ALONE_SECONDS_MAX, CONFLICTS, bounded, impatiently, run_lookup
 
 MIGRATIONS = Path(__file__).with_name("migrations")

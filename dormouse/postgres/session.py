@@ -13,20 +13,27 @@ import os
 import re
 import select
 import socket
+import threading
 import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from weakref import WeakSet
 
 import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import TupleRow
 
 from dormouse.errors import ConnectionsExhausted, DormouseError, InstanceError, InvalidInput, one_line
-from dormouse.postgres.cutting import Connection
-from dormouse.postgres.queries import Uuids, UuidsDumper, UuidsTextDumper
+from dormouse.postgres.queries import PREPARED_MAX, Uuids, UuidsDumper, UuidsTextDumper
 from dormouse.settings.section import CA_BUNDLE, CONNECT_SECONDS_MAX
+
+Limits = Mapping[str, int]
 
 _SECOND = 1_000
 _MINUTE = 60 * _SECOND
@@ -67,23 +74,6 @@ PEER_SECONDS_MAX = 60
 
 The server waits as long for a process that reads nothing of a large answer.
 """
-
-PEER_PARAMETERS = {
-    "tcp_user_timeout": PEER_SECONDS_MAX * _SECOND,
-    "keepalives_idle": PEER_SECONDS_MAX // 2,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-}
-"""Of libpq, by which a client notices a peer that vanished."""
-
-PEER_SETTINGS = {
-    "tcp_user_timeout": str(PEER_SECONDS_MAX * _SECOND),
-    "tcp_keepalives_idle": str(PEER_SECONDS_MAX // 2),
-    "tcp_keepalives_interval": "10",
-    "tcp_keepalives_count": "3",
-    "client_connection_check_interval": str(10 * _SECOND),
-}
-"""Of a session, by which the server notices a client that vanished; over a Unix socket by the last alone."""
 
 PEER_OF_PAGES = "tcp_user_timeout"
 """While pages are copied out, their reader may pause for as long as between pages."""
@@ -146,6 +136,62 @@ class Isolation(StrEnum):
     READ_COMMITTED = "read committed"
     REPEATABLE_READ = "repeatable read"
     SERIALIZABLE = "serializable"
+
+
+PEER_PARAMETERS = {
+    "tcp_user_timeout": PEER_SECONDS_MAX * _SECOND,
+    "keepalives_idle": PEER_SECONDS_MAX // 2,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
+"""The parameters of libpq by which a client notices a peer that vanished."""
+
+PEER_SETTINGS = {
+    "tcp_user_timeout": str(PEER_SECONDS_MAX * _SECOND),
+    "tcp_keepalives_idle": str(PEER_SECONDS_MAX // 2),
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    "client_connection_check_interval": str(10 * _SECOND),
+}
+"""The settings of a session by which the server notices a client that vanished.
+
+Over a Unix socket only the last has an effect.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """The limits of one session."""
+
+    usual: Limits = field(default_factory=dict)
+    """The limits of a transaction that names no kind of work."""
+    highest: Limits = field(default_factory=dict)
+    """The limits that no kind of work exceeds: of the role, the server or the supplier; 0 is no limit.
+
+    It has every limit that the server knows, and no other.
+    """
+    in_force: Limits = field(default_factory=dict)
+    """The limits that the session has outside of a transaction."""
+    given: frozenset[str] = frozenset()
+    """The limits that the supplier was given, whose errors the caller handles."""
+
+    def local(self, kind: Limits | None = None, *, lock_ms: int | None = None) -> str:
+        """Returns what follows BEGIN to have the limits of a kind; nothing where the session has them."""
+        wanted = self.usual if kind is None else {**self.usual, **kind}
+        if lock_ms is not None:
+            wanted = {**wanted, LOCK: lock_ms}
+        return "".join(f"; set local {name} = {limit}" for name, limit in self._differing(wanted))
+
+    def _differing(self, wanted: Limits) -> Iterator[tuple[str, int]]:
+        for name, highest in self.highest.items():
+            limit = lower(wanted.get(name, 0), highest)
+            if limit != self.in_force[name]:
+                yield name, limit
+
+
+def lower(one: int, other: int) -> int:
+    """Returns the lower of two limits, of which 0 is none."""
+    return min(one, other) or max(one, other)
 
 
 def to_conninfo(dsn: str) -> str:
@@ -221,6 +267,39 @@ def _session() -> Any:
     import botocore.session
 
     return botocore.session.get_session()
+
+
+class Connection(psycopg.Connection[TupleRow]):
+    """A connection that knows whose it is, and since when it is open and rests (`time.monotonic`)."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.prepared_max = PREPARED_MAX
+        self.open_since = time.monotonic()
+        self.rested_since = float("inf")
+        self.is_spare = True
+        """Whether the server has so many more that this one may be kept for later."""
+        self.is_pooled = False
+        """Whether each transaction may be another session's, as a pooler gives them out."""
+        self.is_direct = False
+        """Whether the server's process answers itself: the connection ends with the server."""
+        self.limits = SessionLimits()
+        self.lent_to: int | None = threading.get_ident()
+        """The thread that opened or borrowed it, by its id; None while it rests."""
+
+    def cut(self) -> None:
+        """Shuts the socket down, from any thread: the one that waits for an answer gets an error.
+
+        That thread may close the connection at any time, so this one has a descriptor of its own.
+        """
+        with suppress(OSError, psycopg.Error):
+            number = self.fileno()
+            with socket.socket(fileno=os.dup(number)) as same:
+                if self.fileno() == number:  # it was not closed meanwhile, and its number given to another
+                    same.shutdown(socket.SHUT_RDWR)
+
+    def __del__(self, *_: Any) -> None:
+        """A pooled connection ends with the program, which is nothing to warn of."""
 
 
 class Unavailable(InstanceError):
@@ -351,6 +430,19 @@ def is_alive(conn: psycopg.Connection[Any], *, ask: bool = False) -> bool:
     return not conn.closed
 
 
+def limits_of(conn: psycopg.Connection[Any]) -> SessionLimits:
+    """Returns the limits of a session; none for a connection that no supplier opened."""
+    return conn.limits if isinstance(conn, Connection) else SessionLimits()
+
+
+def was_open_at(conn: psycopg.Connection[Any], since: float) -> bool:
+    """Returns whether the session was open at `since` (`time.monotonic`): no crash of its server came later.
+
+    Returns False behind a pooler or an RDS Proxy, whose connections outlive the server.
+    """
+    return isinstance(conn, Connection) and conn.is_direct and conn.open_since < since
+
+
 def _has_something_to_read(conn: psycopg.Connection[Any]) -> bool:
     """An idle server says nothing, unless it is going away."""
     poll = select.poll()
@@ -409,3 +501,95 @@ def _is_backlog_full(conninfo: str) -> bool:
         except OSError:
             return False
     return True
+
+
+# How a wait for a server that does not answer is ended: another thread shuts the socket down.
+
+END_SECONDS_MAX = 10.0
+"""How long what is to end waits for a server that does not answer one statement."""
+CLOSE_SECONDS = 30.0
+"""How long work has to end by itself when what it belongs to is closed: a batch takes a second or two."""
+AGAIN_SECONDS = 0.5
+"""How often a thread that waits on after that is cut again, as it may try its statement again."""
+
+
+class Lines:
+    """The connections that a supplier opened, and those of suppliers that were made of it."""
+
+    def __init__(self, above: Lines | None = None) -> None:
+        self._above = above
+        self._lock = threading.Lock()
+        self._opened: WeakSet[Connection] = WeakSet()
+        self._is_over = False
+
+    @property
+    def top(self) -> Lines:
+        """Those of the supplier that all were made of; a thread may use connections of several."""
+        return self if self._above is None else self._above.top
+
+    def add(self, conn: Connection) -> None:
+        """Notes a connection that was opened just now. Raises InstanceError when they are to end."""
+        with self._lock:
+            self._opened.add(conn)
+        if self._above is not None:
+            self._above.add(conn)
+        self.check()
+
+    def check(self) -> None:
+        """Raises InstanceError after `end`."""
+        if self._is_over:
+            raise InstanceError("the instance is closed, and its database did not answer until then")
+        if self._above is not None:
+            self._above.check()
+
+    def cut(self, threads: Collection[int] | None = None) -> bool:
+        """Cuts what is lent to threads, named by their ids, or to any; returns whether something is."""
+        lent = self._lent(threads)
+        for conn in lent:
+            conn.cut()
+        return bool(lent)
+
+    def end(self, seconds: float) -> None:
+        """Gives what is lent so many seconds to come back; then cuts it, and opens no more.
+
+        Returns at once: a thread of its own waits, where something is lent.
+        """
+        if not self._lent():
+            return
+        with suppress(RuntimeError):  # no thread starts while the program ends
+            threading.Thread(target=self._end, args=(seconds,), name="dormouse-cut", daemon=True).start()
+
+    def forget(self) -> None:
+        """For a forked child, which leaves its parent's connections alone."""
+        self._lock, self._opened = threading.Lock(), WeakSet()
+
+    def _end(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._lent():
+            if time.monotonic() >= until:
+                self._is_over = True  # what is being opened now is closed
+                self.cut()
+                return
+            time.sleep(min(AGAIN_SECONDS, seconds))
+
+    def _lent(self, threads: Collection[int] | None = None) -> list[Connection]:
+        with self._lock:
+            opened = list(self._opened)
+        lent = [conn for conn in opened if conn.lent_to is not None and not conn.closed]
+        return lent if threads is None else [conn for conn in lent if conn.lent_to in threads]
+
+
+@contextmanager
+def cut_in_time(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """Cuts a connection of a supplier when the block takes longer than `END_SECONDS_MAX`."""
+    if not isinstance(conn, Connection):
+        yield
+        return
+    timer = threading.Timer(END_SECONDS_MAX, conn.cut)
+    timer.daemon = True
+    with suppress(RuntimeError):  # no thread starts while the program ends
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -24,9 +24,8 @@ from dormouse.errors import (
     TableBusy,
     TooManyRetries,
 )
-from dormouse.model.ahead import backoff_seconds
+from dormouse.model.loops import backoff_seconds
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.cutting import Limits, cut_in_time, limits_of
 from dormouse.postgres.queries import Query
 from dormouse.postgres.session import (
     ALONE,
@@ -35,7 +34,10 @@ from dormouse.postgres.session import (
     SCAN_SETTINGS,
     STATEMENT,
     Isolation,
+    Limits,
+    cut_in_time,
     is_alive,
+    limits_of,
 )
 
 # Counts of the transactions that were tried again, given up or left unknown.
@@ -134,13 +136,12 @@ def run_transaction(
     `Supplier.connection` raises.
     """
     begin, more = _BEGIN[isolation, read_only], _WITH_SCANS if scans else ""
-    kind = limits or (LONG if scans or read_only else {})
-    if lock_ms is not None:
-        kind = {**kind, LOCK: lock_ms}
+    kind = LONG if limits is None and (scans or read_only) else limits
 
     def once(conn: psycopg.Connection[TupleRow]) -> T:
         try:
-            return _run_once(conn, work, begin + limits_of(conn).local(kind) + more, operation)
+            bounds = limits_of(conn).local(kind, lock_ms=lock_ms)
+            return _run_once(conn, work, begin + bounds + more, operation)
         except CommitOutcomeUnknown as error:
             if not read_only:
                 raise
@@ -153,8 +154,7 @@ def run_transaction(
 def bounded(conn: psycopg.Connection[Any], limits: Limits, *, lock_ms: int | None = None) -> Iterator[None]:
     """Opens a transaction of a kind, which no function tries again, and commits it at the end."""
     with ExitStack() as ending, conn.transaction():
-        wanted = limits if lock_ms is None else {**limits, LOCK: lock_ms}
-        if bounds := limits_of(conn).local(wanted):
+        if bounds := limits_of(conn).local(limits, lock_ms=lock_ms):
             conn.execute(bounds.removeprefix("; "), prepare=False)
         try:
             yield

@@ -19,21 +19,20 @@ from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.datafusion_session import column, key_order, reshaped
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidCut, InvalidInput, InvalidQuery
-from dormouse.model.ahead import portions
 from dormouse.model.cut import Position
+from dormouse.model.loops import portions
+from dormouse.model.region import KeyRanges, united
 from dormouse.model.schema import Schema
 from dormouse.model.table import is_keyed
-from dormouse.reading.checked_files import FileGone
-from dormouse.reading.key_ranges import KeyRanges, united
+from dormouse.reading.checked_files import FileGone, named_failures
 from dormouse.reading.keyed_changes import KeyedChanges
 from dormouse.reading.planner import Scan
 from dormouse.reading.row_filter import is_of, rendered
 from dormouse.reading.scan_session import (
     DATAFUSION,
     FILES_A_SCAN,
-    interruptible,
+    executed,
     key_session,
-    named_failures,
     planned,
     rows,
     stored_rows,
@@ -107,7 +106,7 @@ class Restored:
         if partition_ids:
             tree = self._then.partitions.at(self._past.before.epoch)
             regions = (tree[partition_id].region for partition_id in partition_ids)
-            parts += [KeyRanges({name: (item,) for name, item in region.items()}) for region in regions]
+            parts += map(KeyRanges.of, regions)
         return united(parts) if parts else None
 
 
@@ -292,7 +291,7 @@ def _of_keys(
 ) -> Iterator[pa.RecordBatch]:
     with kept(keyed.context, keyed.after):
         try:
-            yield from keyed.batches((list(_scans(page)) for page in pages), events)
+            yield from keyed.batches(chain.from_iterable(map(_scans_together, pages)), events)
         except FileGone as error:
             raise gone_of_moment(keyed.context, keyed.after, error) from error
 
@@ -322,13 +321,8 @@ class _Reading:
                 elif isinstance(step, PastDeletion):
                     yield from self._deleted(step)
                 else:
-                    yield from self._inserted(step)
-
-    def _inserted(self, pages: Iterable[Sequence[ChangedFile]]) -> Iterator[pa.RecordBatch]:
-        for page in pages:
-            scans = list(_scans(page))
-            for start in range(0, len(scans), FILES_A_SCAN):
-                yield from self._rows_of(scans[start:][:FILES_A_SCAN], INSERT, self._context.schema)
+                    for scans in chain.from_iterable(map(_scans_together, step)):
+                        yield from self._rows_of(scans, INSERT, self._context.schema)
 
     def _deleted(self, past: PastDeletion) -> Iterator[pa.RecordBatch]:
         """The rows that a deletion is of, as they were just before it."""
@@ -381,10 +375,7 @@ class _Reading:
         """`may_search`: many rows may be read for one that is told."""
         with named_failures(self._context, scans, self._transform):
             plan = planned(self._context, scans, physical, self._interruption)
-            stream = key_session(self._context.objects).execute(plan, 0)
-            for batch in interruptible(stream, self._interruption) if may_search else stream:
-                self._interruption.check()
-                yield batch.to_pyarrow()
+            yield from executed(self._context, plan, self._interruption, may_search=may_search)
 
     def _physical(self, scans: Sequence[Scan], then: Schema, condition: Expr | None) -> ExecutionPlan:
         """`then` are the columns that the scans and the condition are of."""
@@ -414,23 +405,20 @@ def _earlier(deletions: Iterable[Deletion], than: Deletion) -> tuple[Deletion, .
     return tuple(one for one in deletions if one.deletion_id < than.deletion_id)
 
 
+def _scans_together(files: Iterable[ChangedFile]) -> Iterator[list[Scan]]:
+    """So many scans as DataFusion reads side by side."""
+    return portions(_scans(files), lambda _: 1, FILES_A_SCAN)
+
+
 def _scans(files: Iterable[ChangedFile]) -> Iterator[Scan]:
     """A scan for each file; the references of one come together."""
     for filename, found in groupby(files, key=attrgetter("filename")):
         parts = list(found)
-        slices = () if _is_whole(parts) else tuple(_slice(part) for part in parts)
+        is_exact = not any(part.count_approximate for part in parts)
+        # where the references tell of all rows of the file, none need be looked at
+        is_whole = is_exact and sum(part.row_count for part in parts) == parts[0].file_row_count
+        slices = () if is_whole else tuple(KeyRanges.of(part.region or {}) for part in parts)
         yield Scan(filename, slices or (KeyRanges(),), parts[0].partition_id, parts[0].byte_count)
-
-
-def _is_whole(parts: Sequence[ChangedFile]) -> bool:
-    """Whether some references tell of all rows of their file, so that none need be looked at."""
-    if any(part.count_approximate for part in parts):
-        return False
-    return sum(part.row_count for part in parts) == parts[0].file_row_count
-
-
-def _slice(part: ChangedFile) -> KeyRanges:
-    return KeyRanges({name: (item,) for name, item in (part.region or {}).items()})
 
 
 # A consumer, as users hold it: no change is missed, and none comes twice.

@@ -15,9 +15,10 @@ from typing import TypeVar
 import pyarrow as pa
 
 from dormouse.data.arrow_schema import check_stored
-from dormouse.data.file_checks import digest_of_object
 from dormouse.data.object_access import open_parquet
+from dormouse.data.transform import Transform
 from dormouse.errors import (
+    DormouseError,
     InvalidData,
     InvalidInput,
     InvalidQuery,
@@ -27,9 +28,11 @@ from dormouse.errors import (
     QueryOvertaken,
     TableBusy,
     one_line,
+    panics_as_errors,
 )
 from dormouse.model.reshaping import seen_with
 from dormouse.model.schema import Schema, SchemaMoved
+from dormouse.objects.fault import WrittenObject, compared, digest_of_object
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.planner import Scan
 from dormouse.reading.streams import Interruption
@@ -222,8 +225,7 @@ def _check_digest(
     context: TableContext, scan: Scan, digest: bytes, go_on: Callable[[], object] = lambda: None
 ) -> None:
     with _naming(context, scan):
-        if digest_of_object(context.objects, scan.filename, go_on)[1] != digest:
-            raise damaged(context, scan, "has not the bytes that were written")
+        _compare(context, scan, *digest_of_object(context.objects, scan.filename, go_on), digest)
 
 
 def check_columns(context: TableContext, scan: Scan, *, pages: bool = False) -> None:
@@ -253,10 +255,58 @@ def _check_size(context: TableContext, scan: Scan) -> None:
         size = context.objects.size(scan.filename)
     except ObjectNotFound as error:
         raise FileGone(scan.filename, context.table.name) from error
-    if scan.byte_count and size != scan.byte_count:
-        raise damaged(context, scan, f"has {size:,} bytes, and had {scan.byte_count:,} when it was written")
+    _compare(context, scan, size)
     if not size:
         raise damaged(context, scan, "cannot be read as Parquet: it is empty")
+
+
+def _compare(
+    context: TableContext, scan: Scan, size: int, digest: bytes | None = None, was: bytes | None = None
+) -> None:
+    if fault := compared(WrittenObject(scan.filename, scan.byte_count or None, was), size, digest):
+        raise damaged(context, scan, fault.text)
+
+
+# What DataFusion complains of while it reads files, as our errors: one line, which names the file or sum.
+
+MEMORY_BYTES_MAX = 2 * 1024**3
+_PREFIXES = (
+    "DataFusion error: ",
+    "Error during planning: ",
+    "Schema error: ",
+    "SQL error: ",
+    "Arrow error: ",
+    "Cast error: ",
+    "Parser error: ",
+)
+
+
+@contextmanager
+def named_failures(context: TableContext, scans: Sequence[Scan], transform: Transform) -> Iterator[None]:
+    """Turns what fails while these files are read into one line, which names the file or sum at fault."""
+    try:
+        with panics_as_errors():
+            yield
+    except DormouseError:
+        raise
+    except Exception as error:
+        raise transform.overflow(str(error)) or _failure(context, scans, error) from error
+
+
+def _failure(context: TableContext, scans: Sequence[Scan], error: Exception) -> DormouseError:
+    # the first line of what caused it, without the names of DataFusion's layers
+    cause = str(error).rpartition("\ncaused by\n")[2]
+    text = (cause.splitlines() or [type(error).__name__])[0]
+    while prefix := next((p for p in _PREFIXES if text.startswith(p)), None):
+        text = text.removeprefix(prefix)
+    if "Resources exhausted" in text:
+        return DormouseError(f"the query needs more than the {MEMORY_BYTES_MAX:,} bytes of memory it may use")
+    try:
+        check_there(context, scans)
+        check_bytes(context, scans)
+    except DormouseError as found:
+        return found
+    return InvalidQuery(f"the query of table {context.table.name!r} failed: {text.strip()}")
 
 
 # Work that begins with the columns that a table has now, and keeps them while others change them.

@@ -12,32 +12,28 @@ from typing import Any
 
 import pyarrow as pa
 from datafusion import ExecutionPlan, Expr
-from datafusion.record_batch import RecordBatch
 
 from dormouse.data.arrow_schema import arrow_schema, exact, written_schema
 from dormouse.data.datafusion_session import column, key_order
 from dormouse.data.newest import laid_over
 from dormouse.data.transform import Transform
 from dormouse.errors import ObjectNotFound
-from dormouse.model.ahead import portions
 from dormouse.model.cut import Position, When
-from dormouse.model.region import KeyValue, Range, compare, decode_key
+from dormouse.model.loops import portions
+from dormouse.model.region import Range, compare, decode_key
 from dormouse.model.schema import Schema, SchemaMoved, is_as_stored
 from dormouse.model.table import is_keyed
 from dormouse.objects.store import ObjectStore
-from dormouse.reading.checked_files import FileGone, on_current, verify
-from dormouse.reading.key_order import HeldBack, Reached, read_from, wanted_of
-from dormouse.reading.keyed import GONE, KeyedScans
+from dormouse.reading.checked_files import FileGone, named_failures, on_current, verify
+from dormouse.reading.keyed import GONE, HeldBack, KeyedScans, Reached, read_from, wanted_of
 from dormouse.reading.page_reads import looked_up, row_group_starts, row_groups_in_memory
-from dormouse.reading.planner import Scan, may_hold
-from dormouse.reading.row_filter import every, meets, rendered
+from dormouse.reading.planner import Scan, bytes_of, may_hold
+from dormouse.reading.row_filter import after, every, meets, rendered
 from dormouse.reading.scan_session import (
     DATAFUSION,
     LARGE_BATCH_ROWS,
-    from_key,
-    interruptible,
+    executed,
     key_session,
-    named_failures,
     planned,
     rows,
 )
@@ -158,7 +154,7 @@ def parts(
     """
     now_ms = milliseconds_at(at)
     planned_groups = plan_query(context, asked.ranges, at=at)
-    for groups in portions(planned_groups, _bytes_of, bytes_max):
+    for groups in portions(planned_groups, bytes_of, bytes_max):
         names = {scan.filename for group in groups for scan in group} if context.verifies else None
         digests = None if names is None else context.store.digests(sorted(names))
         yield Part(asked, tuple(groups), now_ms, digests)
@@ -168,10 +164,6 @@ def columns_of(schema: Schema, names: Sequence[str]) -> pa.Schema:
     """Some columns of a table as Arrow has them."""
     whole = arrow_schema(schema)
     return whole if tuple(names) == schema.names else pa.schema([whole.field(name) for name in names])
-
-
-def _bytes_of(group: Sequence[Scan]) -> int:
-    return sum(scan.byte_count or 0 for scan in group)
 
 
 class _Execution:
@@ -297,15 +289,13 @@ class _Execution:
 
     def _executed(self, physical: ExecutionPlan, scans: Sequence[Scan]) -> Iterator[pa.RecordBatch]:
         """Yields what a plan gives, which begins when the first batch is asked for."""
-        self._interruption.check()
-        are_many = self._may_be_many(scans)
-        stream: Iterable[RecordBatch]
-        stream = key_session(self._context.objects, of_large_batches=are_many).execute(physical, 0)
-        if self._may_search or any(scan.deletions for scan in scans):
-            stream = interruptible(stream, self._interruption)
-        for batch in stream:
-            self._interruption.check()
-            yield batch.to_pyarrow()
+        return executed(
+            self._context,
+            physical,
+            self._interruption,
+            of_large_batches=self._may_be_many(scans),
+            may_search=self._may_search or any(scan.deletions for scan in scans),
+        )
 
     def _keyed(self, scans: Sequence[Scan]) -> KeyedScans:
         context, asked = self._context, self._asked
@@ -339,7 +329,10 @@ class _Execution:
         """The groups, each with its rows: those of a look-up, or what DataFusion's plan is going to give."""
         for scans in groups:
             with self._naming(scans):
-                found = self._looked_up(scans, start)
+                self._interruption.check()
+                found: Iterable[pa.RecordBatch] | None = None
+                if start is None:
+                    found = looked_up(self._context, self._moment.schema, self._asked, self._transform, scans)
                 if found is None:
                     found = self._planned(scans, start)
             yield scans, found
@@ -358,12 +351,6 @@ class _Execution:
                     if self._is_awaited.is_set() or byte_count >= BEGUN_BYTES_MAX:
                         break
             yield scans, chain(made, rest)
-
-    def _looked_up(self, scans: Sequence[Scan], start: Reached | None) -> Iterable[pa.RecordBatch] | None:
-        if start is not None:
-            return None
-        self._interruption.check()
-        return looked_up(self._context, self._moment.schema, self._asked, self._transform, scans)
 
     def _naming(self, scans: Sequence[Scan]) -> AbstractContextManager[None]:
         return named_failures(self._context, scans, self._transform)
@@ -385,7 +372,8 @@ class _Execution:
         """Returns the condition of the keys that were not reached yet."""
         if start is None:
             return None
-        return from_key(self._moment.schema.key_fields, start.key, inclusive=not start.given)
+        beyond = after(self._moment.schema.key_fields, start.key, inclusive=not start.given)
+        return rendered(beyond, DATAFUSION)
 
     def _limited(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches up to the limit; DataFusion's own may skip row groups out of order below a merge."""
@@ -439,7 +427,7 @@ def first_divided(groups: Iterable[Sequence[Scan]], moment: Moment, rows: int) -
 
 def is_large(scans: Sequence[Scan]) -> bool:
     """Whether a group has files of so many bytes that more than a moment is spent on them."""
-    return sum(scan.byte_count or 0 for scan in scans) >= PART_BYTES_MIN
+    return bytes_of(scans) >= PART_BYTES_MIN
 
 
 def are_narrow(scans: Sequence[Scan], objects: ObjectStore, schema: Schema, batch_rows: int) -> bool:
@@ -520,7 +508,9 @@ def _points(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iter
     starts = [
         (value, rows)
         for scan in scans
-        for value, rows in _starts(scan, objects, schema)
+        # by the name that the key had: today's may be what another column was called
+        for key in written_schema(schema, scan.filename).row_keys[:1]
+        for value, rows in row_group_starts(objects, scan.filename, scan.byte_count or 0, key)
         if high is None or value < high
     ]
     # as large as each other, since one is read as long as another is
@@ -533,12 +523,6 @@ def _points(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iter
             yield value
             low, rows = value, 0
         rows, left = rows + row_count, left - row_count
-
-
-def _starts(scan: Scan, objects: ObjectStore, schema: Schema) -> list[tuple[KeyValue, int]]:
-    # by the name that the key had: today's may be what another column was called
-    key = written_schema(schema, scan.filename).row_keys[0]
-    return row_group_starts(objects, scan.filename, scan.byte_count or 0, key)
 
 
 def _clipped(scans: Sequence[Scan], name: str, limits: Range) -> tuple[Scan, ...]:

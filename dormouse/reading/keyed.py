@@ -1,9 +1,12 @@
-"""The rows of keyed tables: the newest of each key first, then what is asked of values."""
+"""The newest row of each key as queries give it: of keyed tables, of row tables, and of sorted streams.
+
+Where many rows have one key, those of the newest key are held back, so that a query can begin anew from them.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
@@ -12,20 +15,39 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datafusion import DataFrame, ExecutionPlan, Expr, SessionContext, functions, literal
 
-from dormouse.data.datafusion_session import column, key_order, union
-from dormouse.data.newest import FirstOfKeys
+from dormouse.data.datafusion_session import column, key_order, sorted_session, union
+from dormouse.data.newest import first_of_keys, last_of_keys
 from dormouse.data.transform import Transform
+from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema
-from dormouse.model.table import DELETED_AT, TableProperties, newest_first, stored_schema
+from dormouse.model.table import (
+    DELETED_AT,
+    ROW_DELETED,
+    ROW_ID,
+    ROW_VERSION,
+    TableProperties,
+    newest_first,
+    stored_schema,
+)
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.overlaps import layers, overlap
 from dormouse.reading.planner import Scan
-from dormouse.reading.row_filter import meets, remains, rendered
+from dormouse.reading.row_filter import every, meets, parted, remains, rendered
 from dormouse.reading.scan_session import DATAFUSION, stored_rows
-from dormouse.reading.where import Condition, Deletion
+from dormouse.reading.streams import up_to
+from dormouse.reading.where import Condition, Deletion, Question
+from dormouse.state.context import TableContext
 
 GONE = "__gone"
 """Whether the newest row of its key is none that is wanted."""
+FILTERED_BATCHES_MAX = 32
+FILTERED_BYTES_MAX = 16 * 1024 * 1024
+"""What is filtered at once."""
+_BATCHES = "batches"
+HELD_BYTES_MAX = 64 * 1024 * 1024
+
+
+# The rows of keyed tables: the newest of each key first, then what is asked of values.
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +86,30 @@ class KeyedScans:
     def rows(self, ctx: SessionContext, store: ObjectStore) -> DataFrame:
         """In no order: the rows that are wanted, where each key is once; else all, with what is gone."""
         stored, order = stored_schema(self.schema, self.properties), newest_first(self.properties)
+        # by the deletions of rows that hide others; the other deletions leave out rows as they are read
+        ways: dict[tuple[Deletion, ...], list[Scan]] = defaultdict(list)
+        for scan in self.scans:
+            hiding, others = parted(scan.deletions, hides=self.properties.newest_by is not None)
+            ways[hiding].append(replace(scan, deletions=others))
         narrowed = self._marked if self.merges else self._filtered
-        return union(
-            [
-                narrowed(stored_rows(ctx, store, stored, scans, order), deletions)
-                for deletions, scans in self._ways().items()
-            ]
-        )
+        frames = ((stored_rows(ctx, store, stored, scans, order), hiding) for hiding, scans in ways.items())
+        return union([narrowed(frame, hiding) for frame, hiding in frames])
 
     def plan(self, ctx: SessionContext, store: ObjectStore, start: Expr | None = None) -> ExecutionPlan:
         """Of what `newest` takes; with `start` of the keys that meet it."""
         rows = self.rows(ctx, store)
-        return self._sorted(rows if start is None else rows.filter(start)).execution_plan()
-
-    def _sorted(self, rows: DataFrame) -> DataFrame:
-        """By key, and the newest first, with the columns that are needed from there on."""
-        if not self.merges:
-            return rows.sort(*key_order(self.schema.row_key_names)).select(*map(column, self.names))
-        rows = rows.sort(*key_order(self.schema.row_key_names, newest_first(self.properties)))
-        return rows.select(*map(column, [*self.names, GONE]))
+        rows = rows if start is None else rows.filter(start)
+        newest_by, names = (newest_first(self.properties), [GONE]) if self.merges else ((), [])
+        rows = rows.sort(*key_order(self.schema.row_key_names, newest_by))
+        # the columns that are needed from there on
+        return rows.select(*map(column, [*self.names, *names])).execution_plan()
 
     def newest(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields of sorted rows the newest of each key, if it meets the conditions, or `hides` others."""
         if not self.merges:
             yield from batches
             return
-        first = FirstOfKeys(self.schema.row_key_names)
-        for batch in batches:
-            found = first.of(batch)
+        for found in first_of_keys(batches, self.schema.row_key_names):
             if self.hides:
                 yield found
                 continue
@@ -99,17 +117,6 @@ class KeyedScans:
             # to filter copies all that stays
             left = found if gone.false_count == len(gone) else found.filter(pc.invert(gone))
             yield left.select(self.names)
-
-    def _ways(self) -> dict[tuple[Deletion, ...], list[Scan]]:
-        """Scans by the deletions of them; without those that leave out rows as they are read."""
-        ways: dict[tuple[Deletion, ...], list[Scan]] = defaultdict(list)
-        # without newest_by what is older than a row that is gone is gone with it
-        may_hide = self.properties.newest_by is not None
-        for scan in self.scans:
-            hiding = tuple(one for one in scan.deletions if may_hide and not one.is_erasure)
-            others = tuple(one for one in scan.deletions if not may_hide or one.is_erasure)
-            ways[hiding].append(replace(scan, deletions=others))
-        return ways
 
     def _filtered(self, rows: DataFrame, deletions: Sequence[Deletion]) -> DataFrame:
         left = [rendered(remains(self.schema, deletions), DATAFUSION)] if deletions else []
@@ -131,3 +138,178 @@ class KeyedScans:
             *(rendered(meets(one), DATAFUSION) for one in self.conditions),
             *([] if young is None else [rows.parse_sql_expr(young)]),
         ]
+
+
+# The current rows of row tables: the newest version of each row, unless that version is a deletion.
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentRows:
+    """A question about current rows, answered from every version of the rows that may be wanted."""
+
+    context: TableContext
+    asked: Question
+
+    @property
+    def every_version(self) -> tuple[TableContext, Question]:
+        """What is read: all versions of the wanted ids. Other conditions are on the newest version alone."""
+        conditions = (condition.field.name for condition in self.asked.conditions)
+        columns = dict.fromkeys((ROW_ID, ROW_VERSION, ROW_DELETED, *self.asked.columns, *conditions))
+        return self.context.every_version, Question(self.asked.ranges, (), tuple(columns))
+
+    def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the rows that are asked for, of versions in the order of ids and versions."""
+        rows = (
+            batch.filter(pc.invert(batch.column(ROW_DELETED))) for batch in last_of_keys(batches, [ROW_ID])
+        )
+        found = self._found(batch for batch in rows if batch.num_rows)
+        return up_to((batch for batch in found if batch.num_rows), self.asked.limit)
+
+    def _found(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the rows that meet the conditions, which DataFusion compares as it does those of files."""
+        if not self.asked.conditions:
+            yield from batches
+            return
+        session = sorted_session(options={"datafusion.execution.target_partitions": "1"})
+        wanted = rendered(every(map(meets, self.asked.conditions)), DATAFUSION)
+        for several in _growing(batches):
+            frame = session.create_dataframe([several], _BATCHES).filter(wanted)
+            for batch in frame.collect():
+                columns = [batch.column(name) for name in several[0].schema.names]
+                yield pa.RecordBatch.from_arrays(columns, schema=several[0].schema)
+            session.deregister_table(_BATCHES)
+
+
+def _growing(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Yields batches together, more and more of them: a plan costs more than the rows of one.
+
+    The first rows come at once, for questions with a limit.
+    """
+    several: list[pa.RecordBatch] = []
+    size, most = 0, 1
+    for batch in batches:
+        several.append(batch)
+        size += batch.nbytes
+        if len(several) >= most or size >= FILTERED_BYTES_MAX:
+            yield several
+            several, size, most = [], 0, min(2 * most, FILTERED_BATCHES_MAX)
+    if several:
+        yield several
+
+
+def read_from(context: TableContext, asked: Question) -> tuple[TableContext, Question]:
+    """Returns what a plan is made for: the question itself, or one about every version of rows."""
+    return CurrentRows(context, asked).every_version if context.current_rows else (context, asked)
+
+
+def wanted_of(
+    context: TableContext, asked: Question, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Returns the rows that a question asks for, of the rows that `read_from` asks for."""
+    return CurrentRows(context, asked).of(batches) if context.current_rows else batches
+
+
+# Rows of the newest key wait until a larger key is seen.
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A key in key order, row keys then sort keys: rows before it were given; those of it too, if `given`."""
+
+    key: tuple[KeyValue, ...]
+    given: bool
+
+
+class HeldBack:
+    """Batches of a sorted stream go in, and come out as they were but for the places where it stops.
+
+    `names` are the columns of the key. Beyond `bytes_max` rows of one key are given at once; until a larger
+    key comes, `interrupt` is then refused.
+    """
+
+    def __init__(self, names: Sequence[str], bytes_max: int = HELD_BYTES_MAX) -> None:
+        self._names = tuple(names)
+        self._bytes_max = bytes_max
+        self._held: list[pa.RecordBatch] = []
+        self._newest: tuple[KeyValue, ...] | None = None
+        self._given_in_part: tuple[KeyValue, ...] | None = None
+        self._is_first = True
+        self.reached: Reached | None = None
+
+    @property
+    def row_count(self) -> int:
+        """The rows that wait."""
+        return sum(int(batch.num_rows) for batch in self._held)
+
+    def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Takes a batch; gives what need not wait any more."""
+        if not batch.num_rows:
+            return
+        yield from self._older() if self._key(batch, 0) == self._newest else self._all()
+        self._held.append(batch)
+        self._newest = self._key(batch, batch.num_rows - 1)
+        if self._is_first or self._is_too_much:
+            # the reader waits for the first row, and need not wait for the second batch
+            self._is_first = False
+            yield from self._older()
+        if self._is_too_much:
+            self._given_in_part = self._newest
+            yield from self._all()
+
+    def end(self) -> Iterator[pa.RecordBatch]:
+        """Gives all: only rows of larger keys come after this, if any."""
+        yield from self._all()
+        if self._newest is not None:
+            self.reached = Reached(self._newest, given=True)
+        self._newest = None
+
+    def interrupt(self) -> Iterator[pa.RecordBatch]:
+        """Gives the rows before the newest key, and forgets the rows of that: they are to come again.
+
+        `reached` then tells from where on. See `is_in_part`.
+        """
+        yield from self._older()
+        if self._newest is not None:
+            self.reached = Reached(self._newest, given=False)
+        self._held, self._newest = [], None
+
+    @property
+    def is_in_part(self) -> bool:
+        """Whether some rows of the newest key were given already, so that it cannot be read again."""
+        return self._newest is not None and self._newest == self._given_in_part
+
+    @property
+    def _is_too_much(self) -> bool:
+        return sum(int(batch.nbytes) for batch in self._held) > self._bytes_max
+
+    def _all(self) -> Iterator[pa.RecordBatch]:
+        held, self._held = self._held, []
+        yield from held
+
+    def _older(self) -> Iterator[pa.RecordBatch]:
+        """Gives the rows before the newest key."""
+        if not self._held:
+            return
+        *before, last = self._held
+        older = self._start_of_newest(last)
+        if older:
+            # whatever is held before a batch has the key of its first row
+            self._held = [last.slice(older)]
+            yield from before
+            yield last.slice(0, older)
+
+    def _start_of_newest(self, batch: pa.RecordBatch) -> int:
+        """The first row of the newest key, which the last row has, by bisection."""
+        low, high = 0, int(batch.num_rows) - 1
+        if high and self._key(batch, high - 1) != self._newest:
+            return high
+        while low < high:
+            middle = (low + high) // 2
+            if self._key(batch, middle) == self._newest:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _key(self, batch: pa.RecordBatch, row: int) -> tuple[KeyValue, ...]:
+        return tuple(batch.column(name)[row].as_py() for name in self._names)

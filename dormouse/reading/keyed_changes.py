@@ -22,15 +22,20 @@ from dormouse.data.file_checks import Flags, differ
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.newest import first_of_keys
 from dormouse.data.transform import Transform
-from dormouse.model.ahead import portions
 from dormouse.model.cut import Position
-from dormouse.model.region import Range
+from dormouse.model.loops import portions
+from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema
 from dormouse.model.table import SEQUENCE, stored_schema
-from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.checked_files import named_failures
 from dormouse.reading.keyed import KeyedScans
 from dormouse.reading.planner import Scan
-from dormouse.reading.scan_session import FILES_A_SCAN, key_session, named_failures, planned, stored_rows
+from dormouse.reading.scan_session import (
+    executed,
+    key_session,
+    planned,
+    stored_rows,
+)
 from dormouse.reading.streams import Interruption
 from dormouse.reading.table_view import plan_query
 from dormouse.reading.where import deletions_of
@@ -60,22 +65,17 @@ class KeyedChanges:
     def batches(
         self, files: Iterable[Sequence[Scan]], events: Sequence[PastEvent]
     ) -> Iterator[pa.RecordBatch]:
-        """Of the scans of the files that came, the deletions and the restores."""
+        """Of the scans of the files that came, some side by side, the deletions and the restores."""
         keys = Schema(self.context.schema.row_keys)
         with LeafSorter(keys, 1, by_leaf=False, memory_bytes=SORTED_BYTES) as sorter:
-            for batch in chain(self._of_files(files), *map(self._of_event, events)):
+            for batch in chain(chain.from_iterable(map(self._keys_of, files)), *map(self._of_event, events)):
                 sorter.add(batch, pa.array(np.zeros(batch.num_rows, np.int32)))
             single = first_of_keys(sorter.sorted_batches(), keys.row_key_names)
             for some in portions(single, attrgetter("num_rows"), KEYS_AT_ONCE):
                 yield from self._compared(pa.Table.from_batches(some)).to_batches()
 
-    def _of_files(self, files: Iterable[Sequence[Scan]]) -> Iterator[pa.RecordBatch]:
-        """The keys that loads brought, some of them more than once."""
-        for page in files:
-            for start in range(0, len(page), FILES_A_SCAN):
-                yield from self._keys_of(page[start:][:FILES_A_SCAN])
-
     def _keys_of(self, scans: Sequence[Scan]) -> Iterator[pa.RecordBatch]:
+        """The keys that loads brought, some of them more than once."""
         ctx, names = key_session(self.context.objects), self.context.schema.row_key_names
         with named_failures(self.context, scans, self._transform):
             plan = planned(
@@ -88,10 +88,7 @@ class KeyedChanges:
                 ),
                 self.interruption,
             )
-            for number in range(plan.partition_count):
-                for batch in ctx.execute(plan, number):
-                    self.interruption.check()
-                    yield batch.to_pyarrow()
+            yield from executed(self.context, plan, self.interruption)
 
     def _of_event(self, event: PastEvent) -> Iterator[pa.RecordBatch]:
         """The keys of the earlier moment that a deletion is of; of a restore all of both moments."""
@@ -177,8 +174,7 @@ class KeyedChanges:
             keyed = KeyedScans(context.schema, unfiltered, scans, names=tuple(names))
             with named_failures(context, scans, self._transform):
                 plan = planned(context, scans, partial(keyed.plan, ctx, context.objects), self.interruption)
-                for batch in keyed.newest(batch.to_pyarrow() for batch in ctx.execute(plan, 0)):
-                    self.interruption.check()
+                for batch in keyed.newest(executed(context, plan, self.interruption)):
                     yield pa.RecordBatch.from_arrays(batch.columns, schema=self._of_stored(names))
 
     def _of_stored(self, names: Sequence[str]) -> pa.Schema:

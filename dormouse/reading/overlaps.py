@@ -8,17 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import pyarrow.parquet as pq
-
 from dormouse.data.arrow_schema import written_schema
-from dormouse.data.object_access import parquet_object
+from dormouse.data.newest import chunks_of, ends_of
 from dormouse.errors import InvalidData, ObjectStoreError
 from dormouse.model.schema import Schema, then_called
-from dormouse.model.table import DELETED_AT, SEQUENCE, TableProperties, newest_first, stored_schema
+from dormouse.model.table import TableProperties, newest_first, stored_schema
 from dormouse.model.types import DATE, INT, LONG, TIMESTAMP
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.page_reads import KEPT
-from dormouse.reading.planner import Scan
+from dormouse.reading.planner import Scan, bytes_of
 
 FOOTERS_MAX = 1_000
 """Files of one query whose footers are read to learn how new their rows are."""
@@ -40,31 +38,6 @@ class NewestBounds(NamedTuple):
     last: tuple[int, ...]
 
 
-class Places(NamedTuple):
-    """The smallest and largest place of a file's rows, None where not known; whether some are marks."""
-
-    first: int | None
-    last: int | None
-    has_marks: bool
-
-
-def places_of(store: ObjectStore, name: str) -> Places:
-    """Reads a footer; `ObjectNotFound` or `InvalidData`."""
-    with parquet_object(store, name) as file:
-        metadata = file.metadata
-    names = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
-    sequence, deleted_at = names.index(SEQUENCE), names.index(DELETED_AT)
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    told = [_bounds(group.column(sequence)) for group in groups]
-    known = [one for one in told if one is not None]
-    is_known = bool(known) and len(known) == len(told)
-    return Places(
-        min(low for low, _ in known) if is_known else None,
-        max(high for _, high in known) if is_known else None,
-        any(_has_values(group.column(deleted_at)) for group in groups),
-    )
-
-
 def newest_bounds(store: ObjectStore, name: str, columns: Sequence[str | None]) -> NewestBounds | None:
     """Returns how new the rows of a file are by columns of `WHOLE_NUMBERS`, as the file calls them.
 
@@ -74,39 +47,14 @@ def newest_bounds(store: ObjectStore, name: str, columns: Sequence[str | None]) 
     found: NewestBounds | None = KEPT.get(key)
     if found is None:
         try:
-            found = _read_bounds(store, name, columns)
+            ends = [known for chunks in chunks_of(store, name, columns) if (known := ends_of(chunks))]
         except (InvalidData, ObjectStoreError):
             return None
-        if found is not None:
-            KEPT.put(key, found, len(name))
-    return found
-
-
-def _read_bounds(store: ObjectStore, name: str, columns: Sequence[str | None]) -> NewestBounds | None:
-    with parquet_object(store, name) as file:
-        metadata = file.metadata
-    names = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
-    if not all(column in names for column in columns) or not metadata.num_row_groups:
-        return None
-    lows, highs = [], []
-    for column in map(names.index, columns):
-        groups = [metadata.row_group(number).column(column) for number in range(metadata.num_row_groups)]
-        told = [one.statistics for one in groups]
-        if any(one is None or not one.has_min_max for one in told):
+        if len(ends) < len(columns):
             return None
-        lows.append(min(one.min_raw for one in told))
-        highs.append(max(one.max_raw for one in told))
-    return NewestBounds(tuple(lows), tuple(highs))
-
-
-def _bounds(column: pq.ColumnChunkMetaData) -> tuple[int, int] | None:
-    statistics = column.statistics
-    return (statistics.min, statistics.max) if statistics is not None and statistics.has_min_max else None
-
-
-def _has_values(column: pq.ColumnChunkMetaData) -> bool:
-    statistics = column.statistics
-    return statistics is None or not statistics.has_null_count or statistics.null_count < column.num_values
+        found = NewestBounds(*(tuple(side) for side in zip(*ends, strict=True)))
+        KEPT.put(key, found, len(name))
+    return found
 
 
 # Files by what must be done to find the newest row of each key.
@@ -143,7 +91,7 @@ def layers(store: ObjectStore, schema: Schema, properties: TableProperties, scan
             found.alone += cluster
             continue
         large, small = _by_size(cluster)
-        if any(scan.max_key is None for scan in cluster) or _byte_count(small) > _byte_count(large):
+        if any(scan.max_key is None for scan in cluster) or bytes_of(small) > bytes_of(large):
             found.together += cluster
         else:
             places.append((large, small))
@@ -199,10 +147,6 @@ def _by_size(cluster: Sequence[Scan]) -> tuple[list[Scan], list[Scan]]:
             large.insert(at, scan)
             starts.insert(at, low)
     return large, small
-
-
-def _byte_count(scans: Iterable[Scan]) -> int:
-    return sum(scan.byte_count or 0 for scan in scans)
 
 
 def _bounds_of(

@@ -492,11 +492,8 @@ def _decoded(parts: list[Part], row_count: int) -> dict[str, pa.Array]:
         table = reading.read(use_threads=False)
     if table.num_rows != row_count:
         raise NotUnderstood("pages of other rows")
-    return {name: _one(table[name]) for name in table.column_names}
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    columns = ((name, table[name]) for name in table.column_names)
+    return {name: one.chunk(0) if one.num_chunks == 1 else one.combine_chunks() for name, one in columns}
 
 
 # Look-ups of a key of a table without an engine; what does not fit needs one.
@@ -516,12 +513,15 @@ def looked_up(
     properties = context.properties
     newest_by = newest_first(properties) if is_keyed(properties) else ()
     stored = stored_schema(schema, properties)
-    if not all(_is_plain(stored, scan) for scan in scans):
-        return None
     wanted = list(dict.fromkeys((*schema.key_names, *asked.columns)))
     hidden = [*newest_by, DELETED_AT] if newest_by else []
     columns = [stored.field(name) for name in dict.fromkeys((*wanted, *hidden))]
-    if not can_look_up(schema.key_fields, columns):
+    # all rows of a file count, as they were written
+    are_plain = all(
+        one.byte_count and not one.deletions and is_as_stored(written_schema(stored, one.filename), stored)
+        for one in scans
+    )
+    if not (are_plain and can_look_up(schema.key_fields, columns)):
         return None
     names = [field.name for field in columns]
     batches: list[pa.RecordBatch] = []
@@ -535,20 +535,10 @@ def looked_up(
         order += [(name, "descending") for name in newest_by]
         rows = pa.Table.from_batches(batches).sort_by(order)
         batches = cast("list[pa.RecordBatch]", rows.combine_chunks().to_batches())
-    return _newest(batches, schema, wanted) if newest_by else batches
-
-
-def _newest(batches: Iterable[pa.RecordBatch], schema: Schema, names: Sequence[str]) -> list[pa.RecordBatch]:
-    """Returns the first row of each key, without marks of deletion."""
-    first = first_of_keys(batches, schema.row_key_names)
-    return [batch.filter(pc.is_null(batch.column(DELETED_AT))).select(names) for batch in first]
-
-
-def _is_plain(schema: Schema, scan: Scan) -> bool:
-    """Whether all rows of a file count, as they were written."""
-    written = written_schema(schema, scan.filename)
-    is_whole = not scan.deletions and bool(scan.byte_count)
-    return is_whole and is_as_stored(written, schema)
+    if newest_by:
+        first = first_of_keys(batches, schema.row_key_names)
+        batches = [batch.filter(pc.is_null(batch.column(DELETED_AT))).select(wanted) for batch in first]
+    return batches
 
 
 def _key_of(schema: Schema, scan: Scan) -> dict[Field, Any]:

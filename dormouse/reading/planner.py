@@ -10,17 +10,17 @@ key, and what is asked for up to there is planned as a query of its own.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, takewhile
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dormouse.errors import MetadataDamaged
 from dormouse.model.partition_tree import PartitionTree
-from dormouse.model.region import KeyValue, Range, compare, decode_key, encode_key
+from dormouse.model.region import KeyRanges, KeyValue, Range, compare, decode_key, encode_key
 from dormouse.model.schema import Schema
-from dormouse.reading.key_ranges import KeyRanges
+from dormouse.objects.names import schema_version_of
 
 if TYPE_CHECKING:
     from dormouse.reading.where import Deletion
@@ -70,9 +70,8 @@ def may_hold(
     lowest, highest = corners or corners_of(schema, ranges)
     if max_key < lowest or (min_key > highest and not min_key.startswith(highest)):
         return False
-    if _is_one_range_of(schema.row_keys[0].name, ranges) and not (
-        max_key.startswith(lowest) or min_key.startswith(highest)
-    ):
+    is_one_range = len(ranges) == 1 and len(ranges.get(schema.row_keys[0].name, ())) == 1
+    if is_one_range and not (max_key.startswith(lowest) or min_key.startswith(highest)):
         return True  # away from the corners, which may not be wanted themselves, there is nothing to decode
     for name, low, high in _spans(schema, min_key, max_key):
         held = Range(low, high, max_inclusive=True)
@@ -81,21 +80,16 @@ def may_hold(
     return True
 
 
-def _is_one_range_of(name: str, ranges: KeyRanges) -> bool:
-    return len(ranges) == 1 and name in ranges and len(ranges[name]) == 1
-
-
 def corners_of(schema: Schema, ranges: KeyRanges) -> tuple[bytes, bytes]:
     """The keys, or beginnings of keys, that no wanted key is below, or above."""
     enclosing = [ranges.enclosing(field.name) for field in schema.row_keys]
     return tuple(  # type: ignore[return-value]
-        encode_key(schema.row_keys, list(takewhile(_is_known, (getattr(item, end) for item in enclosing))))
+        encode_key(
+            schema.row_keys,
+            list(takewhile(lambda value: value is not None, (getattr(item, end) for item in enclosing))),
+        )
         for end in ("min", "max")
     )
-
-
-def _is_known(value: KeyValue | None) -> bool:
-    return value is not None
 
 
 def _spans(schema: Schema, min_key: bytes, max_key: bytes) -> Iterator[tuple[str, KeyValue, KeyValue]]:
@@ -140,6 +134,32 @@ class Scan:
     deletions_till: int = 0
     min_key: bytes | None = field(default=None, compare=False, repr=False)
     max_key: bytes | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def schema_version(self) -> int:
+        """The version of the schema that the file was written with."""
+        return schema_version_of(self.filename)
+
+
+class Way(NamedTuple):
+    """How files are read together: which of their rows count, and what else tells one scan from another."""
+
+    slices: tuple[KeyRanges, ...]
+    deletions: tuple[Deletion, ...]
+    kind: Any
+
+
+def bytes_of(scans: Iterable[Scan]) -> int:
+    """The bytes of files, as far as they are known; each counts as often as it is read."""
+    return sum(scan.byte_count or 0 for scan in scans)
+
+
+def ways_of(scans: Iterable[Scan], kind: Callable[[Scan], Any]) -> dict[Way, list[Scan]]:
+    """Groups scans of the same filter and kind, which an engine reads together, as they come."""
+    found: dict[Way, list[Scan]] = defaultdict(list)
+    for scan in scans:
+        found[Way(scan.slices, scan.deletions, kind(scan))].append(scan)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +254,9 @@ def plan(page: Page, references: Iterable[PlannedReference], deletions: Sequence
     scans: dict[int, list[Scan]] = defaultdict(list)
     shared: dict[str, SharedFile] = {}
     files = pruned = byte_count = 0
-    for found in _by_file(references):
+    # by the files' names: plans of one state are equal
+    for _, some in groupby(sorted(references, key=_FILENAME), key=_FILENAME):
+        found = list(some)
         is_read, file = False, found[0]
         gone = reach.of(file.deletions_till, file.min_key, file.max_key, file.deletions_left)
         for group, scan in planner.scans(found):
@@ -272,11 +294,6 @@ def added_up(plans: Iterable[QueryPlan]) -> PlanSummary:
                 byte_count -= found.byte_count * (found.is_read and before.is_read)
                 pruned -= not (found.is_read and before.is_read)
     return PlanSummary(partitions, total, files, pruned, byte_count)
-
-
-def _by_file(references: Iterable[PlannedReference]) -> Iterable[Sequence[PlannedReference]]:
-    """References by file, in the order of the files' names: plans of one state are equal."""
-    return (list(found) for _, found in groupby(sorted(references, key=_FILENAME), key=_FILENAME))
 
 
 class _Own(NamedTuple):
@@ -367,7 +384,7 @@ class _Planner:
         """What tells a file's rows of this partition from its others."""
         if home != NO_NODE:
             return KeyRanges()
-        return KeyRanges({name: (item,) for name, item in self.tree.region_of(node).items()})
+        return KeyRanges.of(self.tree.region_of(node))
 
     def _cut(self, node: int, home: int) -> KeyRanges:
         wanted = self.wanted[node]
@@ -376,7 +393,9 @@ class _Planner:
         # All of the file's rows lie at home: its bounds need no check, unless only a part of it is read.
         region = self.tree.region_of(home)
         return wanted.without(
-            name for name, items in wanted.items() if all(_covers(item, region.range(name)) for item in items)
+            name
+            for name, items in wanted.items()
+            if all(item.intersect(region.range(name)) == region.range(name) for item in items)
         )
 
     def _may_hold(self, file: PlannedReference, node: int) -> bool:
@@ -422,10 +441,6 @@ def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRang
                 stack.append((children[1], above, split.point if split.field == first else start))
             if below is not None:
                 stack.append((children[0], below, start))
-
-
-def _covers(item: Range, region: Range) -> bool:
-    return item.intersect(region) == region
 
 
 def _upwards(tree: PartitionTree, node: int) -> Iterator[int]:

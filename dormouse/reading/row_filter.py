@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import and_, ge, gt, le, lt, or_
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from dormouse.model.region import Range
+from dormouse.model.loops import joined
+from dormouse.model.region import KeyRanges, KeyValue, Range
 from dormouse.model.schema import Field, Schema
 
 if TYPE_CHECKING:
-    from dormouse.reading.key_ranges import KeyRanges
     from dormouse.reading.where import Condition, Deletion
 
 T = TypeVar("T")
@@ -70,6 +71,7 @@ class Given:
 
 Filter = InRanges | IsNull | Every | Some | Fails | Given
 EVERY_ROW = Every(())
+SIGNS = {"<": lt, "<=": le, ">": gt, ">=": ge}
 
 
 def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> Filter:
@@ -106,6 +108,29 @@ def remains(
     return Fails(some(gone)) if gone else EVERY_ROW
 
 
+def after(fields: Sequence[Field], key: Sequence[KeyValue], *, inclusive: bool) -> Filter:
+    """Returns the filter of rows that come after a key in the order of these fields, or have it."""
+    first = InRanges(fields[0], (Range(key[0]),))
+    beyond = InRanges(fields[0], (Range(key[0], min_inclusive=False),))
+    if len(fields) == 1:
+        return first if inclusive else beyond
+    # said apart, the bound of the first field prunes row groups
+    return every([first, some([beyond, after(fields[1:], key[1:], inclusive=inclusive)])])
+
+
+def parted(
+    deletions: Sequence[Deletion], *, hides: bool
+) -> tuple[tuple[Deletion, ...], tuple[Deletion, ...]]:
+    """Parts the deletions of a keyed table's file: those whose rows still hide older ones, and the others.
+
+    Rows of the others are left out as they are read. Where a value tells which row is newer, a deletion
+    `hides`: an older row may come from elsewhere. Otherwise what is older than a row that is gone is gone
+    with it. Of rows of an erasure nothing is left.
+    """
+    hiding = tuple(one for one in deletions if hides and not one.is_erasure)
+    return hiding, tuple(one for one in deletions if not hides or one.is_erasure)
+
+
 def every(parts: Iterable[Filter]) -> Filter:
     """Returns the filter of rows that meet all parts."""
     left = tuple(part for part in parts if part != EVERY_ROW)
@@ -130,9 +155,15 @@ class Engine(Protocol[T]):
         """Whether a column has one of some values, at least one."""
         ...
 
+    def compared(self, field: Field, sign: str, value: Any) -> T:
+        """Whether a column is `<`, `<=`, `>` or `>=` a value."""
+        ...
+
     def within(self, field: Field, item: Range) -> T:
         """Whether a column lies in a range that has an end and more than one value."""
-        ...
+        low, high = (">=" if item.min_inclusive else ">"), ("<=" if item.max_inclusive else "<")
+        ends = [(low, item.min), (high, item.max)]
+        return self.all_of([self.compared(field, sign, end) for sign, end in ends if end is not None])
 
     def is_null(self, field: Field) -> T:
         """Whether a column is null; never unknown."""
@@ -143,12 +174,12 @@ class Engine(Protocol[T]):
         ...
 
     def all_of(self, parts: Sequence[T]) -> T:
-        """Whether all parts are true, at least two."""
-        ...
+        """Whether all parts are true, at least one."""
+        return joined(parts, and_)
 
     def any_of(self, parts: Sequence[T]) -> T:
-        """Whether any part is true, at least two."""
-        ...
+        """Whether any part is true, at least one."""
+        return joined(parts, or_)
 
     def fails(self, part: T) -> T:
         """Whether a part is false or unknown."""
@@ -156,7 +187,8 @@ class Engine(Protocol[T]):
 
     def given(self, expression: Any) -> T:
         """Returns an expression that was written for the engine."""
-        ...
+        found: T = expression
+        return found
 
 
 def rendered(found: Filter, engine: Engine[T]) -> T:  # noqa: PLR0911 one a node
@@ -200,7 +232,7 @@ Row = Mapping[str, Any]
 Judged = Callable[[Row], bool | None]
 
 
-class _Plain:
+class _Plain(Engine[Judged]):
     """Rows as mappings from names to values; an expression is a function of a row."""
 
     def always(self, value: bool) -> Judged:
@@ -210,15 +242,9 @@ class _Plain:
         wanted = [_place(value) for value in values]
         return self._known(field, lambda value: _place(value) in wanted)
 
-    def within(self, field: Field, item: Range) -> Judged:
-        low, high = (None if end is None else _place(end) for end in (item.min, item.max))
-
-        def lies(value: Any) -> bool:
-            at = _place(value)
-            above = low is None or low < at or (item.min_inclusive and low == at)
-            return above and (high is None or at < high or (item.max_inclusive and high == at))
-
-        return self._known(field, lies)
+    def compared(self, field: Field, sign: str, value: Any) -> Judged:
+        end = _place(value)
+        return self._known(field, lambda value: bool(SIGNS[sign](_place(value), end)))
 
     def _known(self, field: Field, judge: Callable[[Any], bool]) -> Judged:
         return lambda row: None if row[field.name] is None else judge(row[field.name])
@@ -230,25 +256,18 @@ class _Plain:
         return lambda row: row[field.name] is not None
 
     def all_of(self, parts: Sequence[Judged]) -> Judged:
-        def judge(row: Row) -> bool | None:
-            found = [part(row) for part in parts]
-            return False if False in found else None if None in found else True
-
-        return judge
+        return lambda row: _decided(False, [part(row) for part in parts])
 
     def any_of(self, parts: Sequence[Judged]) -> Judged:
-        def judge(row: Row) -> bool | None:
-            found = [part(row) for part in parts]
-            return True if True in found else None if None in found else False
-
-        return judge
+        return lambda row: _decided(True, [part(row) for part in parts])
 
     def fails(self, part: Judged) -> Judged:
         return lambda row: not part(row)
 
-    def given(self, expression: Any) -> Judged:
-        judge: Judged = expression
-        return judge
+
+def _decided(by: bool, values: Sequence[bool | None]) -> bool | None:
+    """Returns a value that decides, where one of several is it; else unknown, where one is unknown."""
+    return by if by in values else None if None in values else not by
 
 
 def _place(value: Any) -> tuple[bool, Any]:

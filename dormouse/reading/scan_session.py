@@ -7,12 +7,10 @@ import atexit
 import re
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import and_, or_
+from operator import attrgetter, or_
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -35,28 +33,33 @@ from datafusion.plan import LogicalPlan
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.datafusion_session import (
     among,
-    between,
     check_not_forked,
     column,
-    joined,
     key_order,
     open_session,
-    panics_as_errors,
     reshaped,
     union,
-    value,
+)
+from dormouse.data.datafusion_session import (
+    value as literal_value,
 )
 from dormouse.data.object_access import credentials, register
 from dormouse.data.transform import Transform
-from dormouse.errors import DormouseError, InvalidQuery
-from dormouse.model.region import KeyValue, Range
+from dormouse.errors import InvalidQuery
+from dormouse.model.loops import joined, portions
+from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Field, Schema
-from dormouse.objects.names import schema_version_of
 from dormouse.objects.store import ObjectStore
-from dormouse.reading.checked_files import check_bytes, check_there, checked_sizes, on_current
-from dormouse.reading.key_ranges import KeyRanges
-from dormouse.reading.planner import Reach, Scan
-from dormouse.reading.row_filter import EVERY_ROW, Engine, in_slices, is_of, remains, rendered, some
+from dormouse.reading.checked_files import (
+    MEMORY_BYTES_MAX,
+    check_there,
+    checked_sizes,
+    named_failures,
+    on_current,
+)
+from dormouse.reading.page_index import read_varint, text
+from dormouse.reading.planner import Reach, Scan, ways_of
+from dormouse.reading.row_filter import EVERY_ROW, SIGNS, Engine, in_slices, is_of, remains, rendered, some
 from dormouse.reading.streams import Interruption
 from dormouse.reading.where import Deletion, deletions_of, is_nan
 from dormouse.state.context import TableContext
@@ -74,7 +77,7 @@ DELETIONS_AT_ONCE = 32
 LOOKS_AT_ONCE = 4
 
 
-class _DataFusion:
+class _DataFusion(Engine[Expr]):
     """Filters as DataFusion's expressions, which prune row groups."""
 
     def always(self, value: bool) -> Expr:
@@ -82,7 +85,7 @@ class _DataFusion:
 
     def among(self, field: Field, values: Sequence[Any]) -> Expr:
         if len(values) == 1:
-            return column(field.name) == value(field, values[0])
+            return column(field.name) == literal_value(field, values[0])
         if field.type.is_floating and 0.0 in values:
             # a long list is looked up by its bits, in which one zero is not the other
             values = [*values, 0.0, -0.0]
@@ -90,10 +93,12 @@ class _DataFusion:
         bounds = self.within(field, Range(min(values), max(values), max_inclusive=True))
         return bounds & among(field, values)
 
+    def compared(self, field: Field, sign: str, value: Any) -> Expr:
+        found: Expr = SIGNS[sign](column(field.name), literal_value(field, value))
+        return found
+
     def within(self, field: Field, item: Range) -> Expr:
-        found = between(field, item)
-        if found is None:
-            return self.is_not_null(field)
+        found = super().within(field, item)
         if not field.type.is_floating:
             return found
         # NaN is the largest value, but the statistics that row groups are pruned by do not know of it
@@ -108,79 +113,11 @@ class _DataFusion:
     def is_not_null(self, field: Field) -> Expr:
         return column(field.name).is_not_null()
 
-    def all_of(self, parts: Sequence[Expr]) -> Expr:
-        return joined(parts, and_)
-
-    def any_of(self, parts: Sequence[Expr]) -> Expr:
-        return joined(parts, or_)
-
     def fails(self, part: Expr) -> Expr:
         return ~functions.coalesce(part, literal(False))
 
-    def given(self, expression: Any) -> Expr:
-        found: Expr = expression
-        return found
-
 
 DATAFUSION: Engine[Expr] = _DataFusion()
-
-
-def from_key(fields: Sequence[Field], key: Sequence[KeyValue], *, inclusive: bool) -> Expr:
-    """Whether a row comes after a key in the order of these fields, or has it, if `inclusive`."""
-    first, reached = column(fields[0].name), value(fields[0], key[0])
-    if len(fields) == 1:
-        return first >= reached if inclusive else first > reached
-    rest = from_key(fields[1:], key[1:], inclusive=inclusive)
-    # said apart, the bound of the first field prunes row groups
-    return (first >= reached) & ((first > reached) | rest)
-
-
-# What DataFusion complains of while it reads files, as our errors: one line, which names the file or sum.
-
-MEMORY_BYTES_MAX = 2 * 1024**3
-_PREFIXES = (
-    "DataFusion error: ",
-    "Error during planning: ",
-    "Schema error: ",
-    "SQL error: ",
-    "Arrow error: ",
-    "Cast error: ",
-    "Parser error: ",
-)
-_CAUSED_BY = "\ncaused by\n"
-
-
-@contextmanager
-def named_failures(context: TableContext, scans: Sequence[Scan], transform: Transform) -> Iterator[None]:
-    """Turns what fails while these files are read into one line, which names the file or sum at fault."""
-    try:
-        with panics_as_errors():
-            yield
-    except DormouseError:
-        raise
-    except Exception as error:
-        raise transform.overflow(str(error)) or _failure(context, scans, error) from error
-
-
-def _one_line(error: BaseException) -> str:
-    """The first line of what caused an error, without the names of DataFusion's layers."""
-    cause = str(error).rpartition(_CAUSED_BY)[2]
-    text = (cause.splitlines() or [type(error).__name__])[0]
-    while prefix := next((p for p in _PREFIXES if text.startswith(p)), None):
-        text = text.removeprefix(prefix)
-    return text.strip()
-
-
-def _failure(context: TableContext, scans: Sequence[Scan], error: Exception) -> DormouseError:
-    text = _one_line(error)
-    if "Resources exhausted" in text:
-        return DormouseError(f"the query needs more than the {MEMORY_BYTES_MAX:,} bytes of memory it may use")
-    try:
-        check_there(context, scans)
-        check_bytes(context, scans)
-    except DormouseError as found:
-        return found
-    return InvalidQuery(f"the query of table {context.table.name!r} failed: {text}")
 
 
 # One scan of many Parquet files: DataFusion's Python API has it for whole folders and for single files only.
@@ -209,38 +146,12 @@ def scan_of(
     if len(urls) == 1:
         return first
     written = first.logical_plan().to_bytes(ctx)
-    length, start = _unvarint(written, 1)
+    length, start = read_varint(written, 1)
     if written[0] != _LISTING_SCAN or start + length != len(written):
         raise RuntimeError("this DataFusion serializes the scan of a file in another way")
-    node = written[start:] + b"".join(_string(_PATH, url) for url in urls[1:])
-    plan = LogicalPlan.from_bytes(ctx, bytes([_LISTING_SCAN]) + _varint(len(node)) + node)
+    node = written[start:] + b"".join(bytes([_PATH]) + text(url.encode()) for url in urls[1:])
+    plan = LogicalPlan.from_bytes(ctx, bytes([_LISTING_SCAN]) + text(node))
     return ctx.create_dataframe_from_logical_plan(plan)
-
-
-def _string(tag: int, text: str) -> bytes:
-    encoded = text.encode()
-    return bytes([tag]) + _varint(len(encoded)) + encoded
-
-
-def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the highest bit says that more follow."""
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
-
-
-def _unvarint(data: bytes, start: int) -> tuple[int, int]:
-    """The number at a position, and the position after it."""
-    number = shift = 0
-    for position in range(start, len(data)):
-        number |= (data[position] & 0x7F) << shift
-        shift += 7
-        if data[position] < 0x80:
-            return number, position + 1
-    raise ValueError("the number does not end")
 
 
 KEY_SESSIONS_MAX = 8
@@ -334,7 +245,21 @@ def stored_rows(
 
     Files that have each key once are sorted by other columns after the key, too.
     """
-    return union(list(_scans(ctx, store, schema, scans, descending)))
+    frames = []
+    for way, some_scans in ways_of(scans, attrgetter("schema_version")).items():
+        written = schema.as_written(way.kind)
+        columns, order = arrow_schema(written), key_order(written.key_names, descending)
+        wanted = (in_slices(schema, way.slices), remains(schema, way.deletions))
+        predicates = [rendered(one, DATAFUSION) for one in wanted if one != EVERY_ROW]
+        paths = [(scan.filename, store.local_path(scan.filename)) for scan in some_scans]
+        # in a URL DataFusion takes no character for a pattern
+        urls = [store.uri(name) if path is None else path.as_uri() for name, path in paths]
+        for some_urls in portions(urls, lambda _: 1, FILES_A_SCAN):
+            # whatever columns files have, they come as those of the schema
+            frame = scan_of(ctx, some_urls, columns, order)
+            frame = frame if written is schema else reshaped(frame, written, schema)
+            frames.append(frame.filter(*predicates) if predicates else frame)
+    return union(frames)
 
 
 def planned(
@@ -352,37 +277,24 @@ def planned(
     return found
 
 
-def _scans(
-    ctx: SessionContext,
-    store: ObjectStore,
-    schema: Schema,
-    scans: Iterable[Scan],
-    descending: Sequence[str] = (),
-) -> Iterator[DataFrame]:
-    """Scans for files of which the same is wanted and gone, each of so many as are sorted streams at once.
-
-    And of one version of the schema each: whatever columns files have, they come as those of the schema.
-    """
-    urls: dict[tuple[tuple[KeyRanges, ...], tuple[Deletion, ...], int], list[str]] = defaultdict(list)
-    for scan in scans:
-        version = schema_version_of(scan.filename)
-        urls[scan.slices, scan.deletions, version].append(_url(store, scan.filename))
-    for (slices, deletions, version), listed in urls.items():
-        written = schema.as_written(version)
-        columns, order = arrow_schema(written), key_order(written.key_names, descending)
-        wanted = (in_slices(schema, slices), remains(schema, deletions))
-        predicates = [rendered(one, DATAFUSION) for one in wanted if one != EVERY_ROW]
-        for start in range(0, len(listed), FILES_A_SCAN):
-            frame = scan_of(ctx, listed[start:][:FILES_A_SCAN], columns, order)
-            if written is not schema:
-                frame = reshaped(frame, written, schema)
-            yield frame.filter(*predicates) if predicates else frame
-
-
-def _url(store: ObjectStore, filename: str) -> str:
-    """As a URL, in which DataFusion takes no character for a pattern."""
-    path = store.local_path(filename)
-    return store.uri(filename) if path is None else path.as_uri()
+def executed(
+    context: TableContext,
+    plan: ExecutionPlan,
+    interruption: Interruption,
+    *,
+    of_large_batches: bool = False,
+    may_search: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """Yields what a plan gives; `may_search`: it may read many rows for one that it gives."""
+    interruption.check()
+    ctx = key_session(context.objects, of_large_batches=of_large_batches)
+    for number in range(plan.partition_count):
+        stream: Any = ctx.execute(plan, number)
+        if may_search:
+            stream = interruptible(stream, interruption)
+        for batch in stream:
+            interruption.check()
+            yield batch.to_pyarrow()
 
 
 # DataFusion's streams, whose readers need not wait for a batch: a search that finds nothing can be ended.
@@ -464,8 +376,7 @@ def count_rows(
     """
     scan = Scan(filename, (KeyRanges(),), partition_id, byte_count)
     found: dict[int, int] = {}
-    for start in range(0, len(deletions), DELETIONS_AT_ONCE):
-        portion = deletions[start : start + DELETIONS_AT_ONCE]
+    for portion in portions(deletions, lambda _: 1, DELETIONS_AT_ONCE):
         if _sums(context, scan, [portion]) == [0]:
             continue
         sums = _sums(context, scan, [[one] for one in portion])
@@ -485,11 +396,9 @@ def _sums(context: TableContext, scan: Scan, groups: Sequence[Sequence[Deletion]
         ones = [functions.when(condition, lit(1)).otherwise(lit(0)) for condition in conditions]
         return frame.aggregate([], [functions.sum(one).alias(f"n{n}") for n, one in enumerate(ones)])
 
-    transform = Transform.parse(schema, context.properties)
-    with named_failures(context, [scan], transform):
+    with named_failures(context, [scan], Transform.parse(schema, context.properties)):
         plan = planned(context, [scan], lambda: counted().execution_plan())
-        batches = [batch.to_pyarrow() for batch in key_session(objects).execute(plan, 0)]
-    [row] = [row for batch in batches for row in batch.to_pylist()]
+        [row] = [row for batch in executed(context, plan, Interruption()) for row in batch.to_pylist()]
     return [int(row[f"n{n}"] or 0) for n in range(len(groups))]
 
 

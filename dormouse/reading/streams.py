@@ -201,14 +201,18 @@ def first_rows(reader: pa.RecordBatchReader, limit: int) -> pa.RecordBatchReader
     """The rows up to the limit; no batch is read beyond it."""
     import pyarrow as pa
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        remaining = limit
-        while remaining and (batch := next(reader, None)) is not None:
-            part = batch.slice(0, remaining)
-            remaining -= part.num_rows
-            yield part
+    return pa.RecordBatchReader.from_batches(reader.schema, up_to(reader, limit))
 
-    return pa.RecordBatchReader.from_batches(reader.schema, batches())
+
+def up_to(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    """The rows up to a limit, if there is one; no batch is read beyond it."""
+    if limit is None:
+        yield from batches
+        return
+    while limit and (batch := next(batches, None)) is not None:
+        part = batch.slice(0, limit)
+        limit -= part.num_rows
+        yield part
 
 
 def without_first(reader: pa.RecordBatchReader, rows: int) -> pa.RecordBatchReader:
@@ -373,17 +377,13 @@ def heeding_signals(call: Callable[[], T], interrupt: Callable[[], object]) -> T
     with ThreadPoolExecutor(1, thread_name_prefix="dormouse-query") as worker:
         made = worker.submit(call)
         try:
-            return _result(made)
+            # a signal ends the wait even if a library has it begun anew, as Polars does
+            while not made.done():
+                wait([made], SIGNALS_SECONDS)
+            return made.result()
         finally:
             if not made.done():
                 interrupt()
-
-
-def _result(made: Future[T]) -> T:
-    """What a thread gives; a signal ends the wait even if a library has it begun anew, as Polars does."""
-    while not made.done():
-        wait([made], SIGNALS_SECONDS)
-    return made.result()
 
 
 # Answers as users hold them: a stream of batches, all of which other libraries take in one call.

@@ -8,7 +8,8 @@ takes one round trip, and misses nothing that was committed before it began.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -18,16 +19,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dormouse.errors import (
     CutExpired,
     DormouseError,
+    InvalidCut,
     InvalidQuery,
     QueryOvertaken,
 )
-from dormouse.model.cut import Position, When
+from dormouse.model.cut import Cut, Position, When
 from dormouse.model.partition_tree import PartitionTree
-from dormouse.model.region import encode_value, number_of_value
+from dormouse.model.region import KeyRanges, encode_value, number_of_value
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.postgres import Isolation, run_lookup, run_transaction
 from dormouse.reading.checked_files import FileGone, keeping_columns, on_current
-from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import (
     Page,
     PlannedReference,
@@ -43,7 +44,7 @@ from dormouse.reading.where import Where, deletions_of, question
 from dormouse.state.context import TableContext
 from dormouse.state.files.store import KeyBounds, PlannedRows
 from dormouse.state.history.ends import check_since
-from dormouse.state.history.moments import expired_by_erasure, position_of
+from dormouse.state.history.moments import expired_by_erasure, kept, position_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -201,14 +202,17 @@ def check_files(context: TableContext, ranges: KeyRanges, files_max: int, at: Po
 def explain(context: TableContext, where: Where = None, as_of: When | None = None) -> PlanSummary:
     """What a query would read."""
     if as_of is None:
-        return on_current(context, lambda now: summary(now, _ranges(now, where)))
+        return on_current(context, lambda now: summary(now, question(now.schema, where, None, None).ranges))
+    then, at = at_moment(context, as_of)
+    return summary(then, question(then.schema, where, None, None).ranges, at)
+
+
+def at_moment(context: TableContext, as_of: When | None) -> tuple[TableContext, Position | None]:
+    """Returns the services for the columns of another moment, and its position; those of now without one."""
+    if as_of is None:
+        return context, None
     at = position_of(context, as_of)
-    then = context.as_of(at)
-    return summary(then, _ranges(then, where), at)
-
-
-def _ranges(context: TableContext, where: Where) -> KeyRanges:
-    return question(context.schema, where, None, None).ranges
+    return context.as_of(at), at
 
 
 def summary(context: TableContext, ranges: KeyRanges, at: Position | None = None) -> PlanSummary:
@@ -295,17 +299,13 @@ class _View:
             self._is_further = True
             # files that the snapshot shows may be collected soon: later ones may show the same rows
             is_old = self._at is None and time.monotonic() - self._seen_at > cut_seconds_max
-            later = self._later(rest, leaves_max) if is_old else None
+            later = None
+            if is_old:
+                with suppress(SchemaMoved, QueryOvertaken):  # its columns are others
+                    later = self.now(rest, leaves_max)
             if later is None or not self.has_same_rows(rest, planned.snapshot):
                 later = self._as_of(planned.page.tree, planned.snapshot, rest, leaves_max)
             planned = later
-
-    def _later(self, rest: KeyRanges, leaves_max: int) -> _PlannedPage | None:
-        """A page as of now; None when its columns are others."""
-        try:
-            return self.now(rest, leaves_max)
-        except (SchemaMoved, QueryOvertaken):
-            return None
 
     def has_same_rows(self, ranges: KeyRanges, snapshot: str) -> bool:
         """Whether what is wanted has the rows that a snapshot had, in plans that were made until now."""
@@ -411,3 +411,77 @@ def milliseconds_at(position: Position | None) -> int:
     """Returns the moment of a position, or now without one, since 1970: ages of rows are counted from it."""
     at = datetime.now(UTC) if position is None else position.at
     return number_of_value(at) // 1_000
+
+
+class Moments:
+    """Where tables are read: each at the position of one moment, or all as they are now.
+
+    `contexts` have the columns of then; of a table that cannot be read then, those of now, until it is
+    `read`. `refused` says of these why.
+    """
+
+    def __init__(self, contexts: Mapping[str, TableContext], as_of: When | None) -> None:
+        self._as_of = as_of
+        self._read: Collection[str] = ()
+        self._positions: dict[str, Position] = {}
+        self._errors: dict[str, DormouseError] = {}
+        self.contexts = dict(contexts)
+        self._now_ms = milliseconds_at(None)
+        if as_of is None:
+            return
+        for name, context in contexts.items():
+            try:
+                self._positions[name] = position = position_of(context, as_of)
+                self.contexts[name] = context.as_of(position)
+            except (InvalidCut, CutExpired) as error:
+                self._errors[name] = error
+
+    def __bool__(self) -> bool:
+        return self._as_of is not None
+
+    @property
+    def refused(self) -> dict[str, str]:
+        return {name: str(error) for name, error in self._errors.items()}
+
+    def read(self, names: Collection[str], named: Collection[str]) -> None:
+        """Records which tables are read.
+
+        All that are `named` must be there at the moment: raises `CutExpired` and `InvalidCut`, also for the
+        cut of one table where several are named.
+        """
+        if isinstance(self._as_of, Cut) and len(named) > 1:
+            listed = ", ".join(map(repr, sorted(named)))
+            raise InvalidCut(
+                f"a cut is of one table, and the statement reads {listed}: give a time, or the name of a cut "
+                "that each of them has"
+            )
+        for name in named:
+            if name in self._errors:
+                raise self._errors[name]
+        self._read = names
+
+    def of(self, name: str) -> Position | None:
+        """Returns where a table is read; None: as it is now, or not at all."""
+        return self._positions.get(name)
+
+    def milliseconds(self, name: str) -> int:
+        """When a table is read, as ages are told from, since 1970: of all as they are now, one time."""
+        return self._now_ms if (at := self.of(name)) is None else milliseconds_at(at)
+
+    def all(self, names: Sequence[str]) -> list[Position] | None:
+        return [self._positions[name] for name in names] if self else None
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """What the tables had then stays until the end."""
+        with ExitStack() as stack:
+            for name in self._read if self else ():
+                stack.enter_context(kept(self.contexts[name], self._positions[name]))
+            yield
+
+    def why_gone(self, error: FileGone) -> DormouseError:
+        """Of a file of the moment: `CutExpired`, or it is lost."""
+        for name, position in self._positions.items():
+            if self.contexts[name].table.name == error.table:
+                return gone_of_moment(self.contexts[name], position, error)
+        return error

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal, InvalidOperation
-from functools import lru_cache, partial
-from typing import Any
-from uuid import UUID
+from decimal import Decimal
+from enum import Enum
+from functools import lru_cache
+from typing import Any, Literal
 
 import pyarrow as pa
-from pydantic import TypeAdapter
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.errors import (
@@ -20,44 +18,13 @@ from dormouse.errors import (
     InvalidQuery,
     InvalidRange,
 )
-from dormouse.model.region import Range, Region, check_key
+from dormouse.model.json_values import json_value, value_of_json
+from dormouse.model.region import KeyRanges, Range, Region, check_key
 from dormouse.model.schema import Field, Schema, Shape
-from dormouse.model.table import as_now, kept
+from dormouse.model.table import ROWS_MAX, as_now, kept
 from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
-from dormouse.model.types import (
-    base64_text,
-    bytes_of_base64,
-    check_nesting,
-    exact_double,
-    json_value,
-    plain,
-    value_of_json,
-)
-from dormouse.reading.key_ranges import KeyRanges
+from dormouse.model.types import plain
 
-_INTERVAL = TypeAdapter(timedelta)
-_KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any], str]] = {
-    "bytes": (bytes, base64_text, bytes_of_base64, "base64"),
-    "timestamp": (
-        datetime,
-        datetime.isoformat,
-        datetime.fromisoformat,
-        "a time in ISO 8601, like 2026-01-31T12:00:00Z",
-    ),
-    "date": (date, date.isoformat, date.fromisoformat, "a date, like 2026-01-31"),
-    "time": (time, time.isoformat, time.fromisoformat, "a time of day, like 12:00:00"),
-    "interval": (
-        timedelta,
-        partial(_INTERVAL.dump_python, mode="json"),
-        _INTERVAL.validate_python,
-        "an interval in ISO 8601, like P1DT12H",
-    ),
-    "uuid": (UUID, str, UUID, "a UUID, like 0198c0de-0000-7000-8000-000000000000"),
-    "decimal": (Decimal, str, Decimal, "a decimal number, like 0.10"),
-    "double": (float, str, exact_double, "a number that a double keeps, NaN, Infinity or -Infinity"),
-}
-"""What JSON has no word for is an object with the name of its kind; the first that fits counts."""
-LIMIT_MAX = (1 << 63) - 1
 VALUES_MAX = 100_000
 """Values and ranges of one query."""
 Where = Mapping[str, Any] | Region | None
@@ -69,55 +36,19 @@ PARSED_MAX = 16_384
 """Of all tables. A plan asks for a table's pending ones in turn: were these more, none would be found."""
 SCHEMAS_CHASED_MAX = 20
 """Changes of a table's columns while work begins."""
-# Parameters of statements in JSON, as the service and its client have them.
-
-
-def parameters_json(parameters: Any) -> Any:
-    """Parameters, as `parse_parameters` takes them."""
-    if isinstance(parameters, Mapping):
-        return {name: _json(f"${name}", value) for name, value in parameters.items()}
-    return [_json(f"${number}", value) for number, value in enumerate(parameters, 1)]
-
-
-def parse_parameters(parameters: list[Any] | dict[str, Any] | None) -> list[Any] | dict[str, Any] | None:
-    """Raises `InvalidQuery` for what is not as `parameters_json` gives it."""
-    if isinstance(parameters, dict):
-        return {name: _parsed(name, value) for name, value in parameters.items()}
-    return parameters and [_parsed(str(number), value) for number, value in enumerate(parameters, 1)]
-
-
-def _json(name: str, value: Any, depth: int = 1) -> Any:
-    if isinstance(value, list | tuple):
-        check_nesting(name, depth)
-        return [_json(name, item, depth + 1) for item in value]
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    found = ({word: text(value)} for word, (kind, text, *_) in _KINDS.items() if isinstance(value, kind))
-    return next(found, value)
-
-
-def _parsed(name: str, value: Any, depth: int = 1) -> Any:
-    if isinstance(value, list):
-        check_nesting(f"${name}", depth)
-        return [_parsed(name, item, depth + 1) for item in value]
-    if not isinstance(value, dict):
-        return value
-    must = ""
-    try:
-        [(kind, text)] = value.items()
-        _, _, parse, what = _KINDS[kind]
-        must = f": it must be {what}"
-        if not isinstance(text, str):
-            raise TypeError
-        return parse(text)
-    except (KeyError, TypeError, ValueError, InvalidOperation):
-        kinds = ", ".join(f'{{"{kind}": "…"}}' for kind in _KINDS)
-        raise InvalidQuery(
-            f"parameter ${name} is {value!r:.100}{must}; for what JSON has no word there is {kinds}"
-        ) from None
-
-
 # Conditions, columns and a limit, checked against a schema.
+
+
+class _All(Enum):
+    ALL = "all"
+
+    def __repr__(self) -> str:
+        return "dm.ALL"
+
+
+ALL: Literal[_All.ALL] = _All.ALL
+"""All rows of a table, as they are to be deleted."""
+DeleteWhere = Mapping[str, Any] | Region | Literal[_All.ALL]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +142,14 @@ def checked_limit(limit: int | None) -> int | None:
     """The most rows that are wanted; `InvalidQuery` for what is none."""
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
         raise InvalidQuery(f"limit must be a whole number of rows, at least 0, not {limit!r}")
-    if limit is not None and limit > LIMIT_MAX:
-        raise InvalidQuery(f"limit {limit} is more than {LIMIT_MAX}; leave it out for all rows")
+    if limit is not None and limit > ROWS_MAX:
+        raise InvalidQuery(f"limit {limit} is more than {ROWS_MAX}; leave it out for all rows")
     return limit
 
 
 def checked_offset(offset: Any) -> int:
     """How many rows are left out first; `InvalidQuery` for what is none."""
-    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= LIMIT_MAX:
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= ROWS_MAX:
         raise InvalidQuery(f"offset must be a whole number of rows, at least 0, not {offset!r}")
     return offset
 

@@ -32,7 +32,7 @@ from dormouse.rows.changes import AddColumn, DropColumn, RenameColumn, RetypeCol
 from dormouse.rows.columns import Column, check_column_name, check_columns, check_new, column_named
 from dormouse.rows.reading import RowReader
 from dormouse.rows.store import HeldLock, Recorded, RowStore
-from dormouse.rows.values import converted, stands_alike, with_default
+from dormouse.rows.values import Label, converted, stands_alike, with_default
 
 Cells = dict[int, pa.Array]
 """Arrays by the ids of their columns."""
@@ -397,9 +397,7 @@ class Application:
         changed[updates] = differs
         return changed
 
-    def _add(
-        self, ids: Ints, version: int, deletes: Flags, cells: Cells, label: Callable[[int], str]
-    ) -> None:
+    def _add(self, ids: Ints, version: int, deletes: Flags, cells: Cells, label: Label) -> None:
         """Writes the rows of a block, with all columns that the table will have."""
         self._fill_added(cells, deletes)
         self._retype(cells, label)
@@ -418,7 +416,7 @@ class Application:
             if (column.column_id or 0) not in cells:
                 cells[column.column_id or 0] = _without(_defaults(column, len(deletes)), deletes)
 
-    def _retype(self, cells: Cells, label: Callable[[int], str]) -> None:
+    def _retype(self, cells: Cells, label: Label) -> None:
         """Adds what columns become that are retyped; raises `InvalidRow` for what refers to nothing."""
         _convert(cells, self._plan.retyped, label)
         for one in self._plan.retyped:
@@ -490,7 +488,7 @@ class _Touched:
         np.bitwise_or.at(self._bits, ids >> 3, np.left_shift(1, ids & 7).astype(np.uint8))
 
 
-def _convert(cells: Cells, retyped: Sequence[Retyped], label: Callable[[int], str]) -> None:
+def _convert(cells: Cells, retyped: Sequence[Retyped], label: Label) -> None:
     """Adds what columns become that are retyped; rows that were changed since have it already."""
     for one in retyped:
         before = cells.get(one.before.column_id or 0)

@@ -184,7 +184,7 @@ def patches(change: Patch, columns: Sequence[Column]) -> Iterator[RowBatch]:
         parts = [_patch(row, label(number)) for number, row in enumerate(rows)]
         kept = [number for number, (_, _, cells) in enumerate(parts) if cells is None or cells]
 
-        def of_kept(number: int, kept: list[int] = kept, label: Label = label) -> str:
+        def of_kept(number: int, kept: list[int] = kept, label: Label = label) -> object:
             return label(kept[number])
 
         if not kept:
@@ -236,7 +236,7 @@ def _whole(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], label: 
     }
 
 
-def _check_dict(row: Any, label: str) -> None:
+def _check_dict(row: Any, label: object) -> None:
     if not isinstance(row, Mapping):
         raise InvalidRow(f"{label}: a row is a dict of cells, not {row!r}"[:200])
 
@@ -267,7 +267,7 @@ def check_names(
             raise InvalidRow(said, column=name)
 
 
-def _patch(row: Any, label: str) -> tuple[Any, Any, Mapping[str, Any] | None]:
+def _patch(row: Any, label: object) -> tuple[Any, Any, Mapping[str, Any] | None]:
     if isinstance(row, tuple | list) and len(row) == 3:
         row_id, version, cells = row
         if cells is not None:

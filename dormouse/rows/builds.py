@@ -21,9 +21,8 @@ import psycopg
 from psycopg import sql
 
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
-from dormouse.postgres.cutting import Connection
 from dormouse.postgres.queries import load
-from dormouse.postgres.session import LONG, Isolation
+from dormouse.postgres.session import LONG, Connection, Isolation
 from dormouse.postgres.transaction import rows_of, run_alone, run_lookup, run_statement, run_transaction
 from dormouse.rows.cluster import Looked
 from dormouse.rows.columns import Column

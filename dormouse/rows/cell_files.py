@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import uuid
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.errors import InvalidInput, InvalidName, InvalidRow, ObjectDamaged, ObjectNotFound, RowNotFound
+from dormouse.objects.fault import SHA256, WrittenObject, compared, digest_of_file, new_digest
 from dormouse.objects.staging import whole_file
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.queries import load
@@ -22,7 +22,7 @@ from dormouse.postgres.transaction import rows_of, run_lookup
 from dormouse.rows.columns import FILE_REFERENCE, Column
 from dormouse.rows.values import Label
 from dormouse.state.context import TableContext
-from dormouse.state.files.write_streams import PutFile, PutFiles
+from dormouse.state.files.write_streams import PutFiles
 
 CHUNK_BYTES = 1 << 20
 NAME_CHARACTERS_MAX = 255
@@ -57,9 +57,7 @@ class CellFiles:
         file_id, given = uuid.uuid4().hex, list[str]()
         with self._objects.staged(self._prefix + file_id) as path:
             yield path, given
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            size = path.stat().st_size
+            digest, size = digest_of_file(path, SHA256).hex(), path.stat().st_size
         # noted before anybody has the reference: checks and backups miss no file that a cell refers to
         self._put_files.note(file_id, size, digest)
         given.append(f"file:{file_id}:{size}:{digest}:{name}")
@@ -93,10 +91,10 @@ class CellFiles:
         noted = self._put_files.of_ids({file_id for file_id, *_ in parts.values()}) if parts else {}
         return [cell for cell in cells if cell not in parts or not self._is_put(parts[cell], noted)]
 
-    def _is_put(self, parts: Sequence[str], noted: Mapping[str, PutFile]) -> bool:
+    def _is_put(self, parts: Sequence[str], noted: Mapping[str, tuple[int, str]]) -> bool:
         file_id, size, digest, _ = parts
         if (put := noted.get(file_id)) is not None:
-            return (put.byte_count, put.sha256) == (int(size), digest)
+            return put == (int(size), digest)
         try:  # it may have been put before files were noted
             return self._objects.size(self._prefix + file_id) == int(size)
         except ObjectNotFound:
@@ -112,7 +110,7 @@ class CellFiles:
         end = file.byte_count if end is None else end
         if start >= end and file.byte_count:
             return
-        digest, size, held = hashlib.sha256(), 0, b""
+        digest, size, held = new_digest(SHA256), 0, b""
         with self._objects.reader(file.object_name) as source:
             while chunk := source.read(CHUNK_BYTES):
                 digest.update(chunk)
@@ -121,10 +119,11 @@ class CellFiles:
                 if held and wanted and size <= file.byte_count:
                     yield held
                 held = wanted or held
-        if (size, digest.hexdigest()) != (file.byte_count, file.sha256):
+        written = WrittenObject(file.object_name, file.byte_count, bytes.fromhex(file.sha256))
+        if fault := compared(written, size, digest.digest()):
             raise ObjectDamaged.told(
                 f"table {self._table!r}: object {file.object_name!r} is not the file that was put there: it "
-                f"has {size:,} bytes, and {file.byte_count:,} were written, or others"
+                f"{fault}"
             )
         if held:
             yield held

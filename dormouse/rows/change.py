@@ -7,7 +7,6 @@ import json
 import os
 import pwd
 import socket
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -25,9 +24,10 @@ from dormouse.data.file_checks import differ
 from dormouse.data.leaf_sorter import LeafLookup
 from dormouse.errors import AmbiguousRows, CommitFailed, InvalidColumn, InvalidRow
 from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.json_values import json_value
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.schema import Schema
 from dormouse.model.table import ROW_ID, ROW_VERSION, TableRecord
-from dormouse.model.types import json_value
 from dormouse.rows.applying import Application, ColumnPlan, Reshaped
 from dormouse.rows.batches import (
     BLOCK_ROWS_MAX,
@@ -71,7 +71,7 @@ from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.shapes import NextShape
 from dormouse.writing.ingest import commit_files
-from dormouse.writing.leaf_files import LeafFiles
+from dormouse.writing.parquet_file import LeafFiles
 
 if TYPE_CHECKING:
     import psycopg
@@ -284,19 +284,18 @@ class RowFiles:
 
 
 LOCK_WAIT_SECONDS = 60.0
-Progress = Callable[[int, int | None], object]
 Batches = Callable[[Any, Sequence[Column]], Iterator[RowBatch]]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class LookedUp:
     """A change whose rows are looked up already."""
 
     batches: Sequence[RowBatch]
 
 
 _BATCHES: dict[type, Batches] = {
-    Written: lambda change, _: iter(change.batches),
+    LookedUp: lambda change, _: iter(change.batches),
     Insert: inserts,
     Update: updates,
     Patch: patches,
@@ -318,7 +317,7 @@ class Asked:
     change_id: str | None = None
     digest: bytes | None = None
     wait_seconds: float = LOCK_WAIT_SECONDS
-    progress: Progress = lambda done, total: None
+    progress: Progress = no_progress
 
     def __post_init__(self) -> None:
         check_wait(self.wait_seconds, LOCK_SECONDS_MAX)
@@ -328,7 +327,7 @@ class Asked:
 class Found:
     """Changes, and how many rows were found to be as they are wanted already."""
 
-    changes: Sequence[Change | Written]
+    changes: Sequence[Change | LookedUp]
     unchanged: int = 0
 
 
@@ -374,7 +373,7 @@ class RowChanges:
         if not asked.dry_run:
             return self.locks.write(asked.wait_seconds)
         state = self.store.state()
-        return nullcontext(HeldLock(uuid.uuid4(), state.version, state.next_id))
+        return nullcontext(HeldLock(self.locks.lease(), state.version, state.next_id))
 
     def _tried(self, held: HeldLock, columns: tuple[Column, ...], found: Found, asked: Asked) -> Changed:
         plan = ColumnPlan(self.context().followed().schema, columns)
@@ -400,13 +399,13 @@ class RowChanges:
                 if made.version == held.version:
                     context.attempts.discard(attempt)
                     if asked.change_id is not None:
-                        self.store.record_unchanged(held.token, done, asked.change_id, asked.digest)
+                        self.store.record_unchanged(held.lease, done, asked.change_id, asked.digest)
                     return changed_of(done)
                 written = files.written()
             gone, come = made.ranges()
 
             def with_them(conn: psycopg.Connection[Any]) -> None:
-                self.store.fence(conn, held.token)
+                held.lease.fence(conn)
                 _reshape(conn, context, plan)
                 self.store.replace_ranges(conn, gone, come)
                 self.store.record(
@@ -444,7 +443,7 @@ def this_user() -> str:
 
 def _run(
     application: Application,
-    changes: Sequence[Change | Written],
+    changes: Sequence[Change | LookedUp],
     steps: Sequence[Reshaped | None],
     columns: tuple[Column, ...],
     progress: Progress,

@@ -158,7 +158,7 @@ class LoadCsv:
 
     A row of only ROW_ID and ROW_VERSION is deleted. With `as_new`, ROW_ID and ROW_VERSION of the file are
     left out, and all rows are inserted. `columns` are the names of the file's columns, in place of its
-    header's. `null` is a text that stands for nothing, like NA, where it is not quoted.
+    header's. `null` is a text that stands for nothing, like NA, where it is not quoted, or several.
     """
 
     path: str | PathLike[str] | Any
@@ -168,8 +168,9 @@ class LoadCsv:
     header: bool = True
     skip_lines: int = 0
     columns: Sequence[str] | None = None
-    null: str | None = None
+    null: str | Sequence[str] | None = None
     as_new: bool = False
+    encoding: str = "utf-8"
 
 
 Change = Insert | Update | Patch | Remove | AddColumn | RenameColumn | RetypeColumn | DropColumn | LoadCsv

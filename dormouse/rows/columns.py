@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime
 from typing import Any, Literal, get_args
 
 from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema, one_line
+from dormouse.model.json_values import json_text, json_value, parse_json
 from dormouse.model.table import DROPPED, ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.model.types import (
     BOOLEAN,
@@ -20,8 +21,6 @@ from dormouse.model.types import (
     DataType,
     check_field_name,
     exact_double,
-    json_value,
-    parse_json,
 )
 
 ColumnType = Literal["INTEGER", "DOUBLE", "STRING", "DATE", "BOOLEAN", "ENTITY", "LINK", "FILE", "JSON"]
@@ -148,7 +147,7 @@ def _date(value: Any) -> int:
 
 def _json(value: Any) -> str:
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json_text(value)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise Misfit(f"is no value of JSON: {one_line(error)}") from None
@@ -361,7 +360,7 @@ def from_jsonb(found: Any) -> Column:
     return Column.from_json(given if text is None else {**given, "default": json.loads(text)})
 
 
-def value_of(column: Column, value: Any, label: str, *, formed: bool = True) -> Any:
+def value_of(column: Column, value: Any, label: object, *, formed: bool = True) -> Any:
     """Returns a value of Python or JSON as files have it; null stays, and NaN is null but in a DOUBLE.
 
     `InvalidRow` begins with the label.
@@ -381,7 +380,7 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, float | datetime) and value != value  # noqa: PLR0124
 
 
-def text_value(column: Column, text: str | None, label: str) -> Any:
+def text_value(column: Column, text: str | None, label: object) -> Any:
     """As `value_of`, of a text of CSV without space around it."""
     if text is None:
         return None
@@ -403,14 +402,14 @@ def _within(column: Column, found: Any, *, formed: bool) -> Any:
     return found
 
 
-def _refused(column: Column, value: Any, label: str, cause: Misfit) -> InvalidRow:
+def _refused(column: Column, value: Any, label: object, cause: Misfit) -> InvalidRow:
     shown = repr(value)
     shown = shown if len(shown) <= _SHOWN_MAX else f"{shown[:_SHOWN_MAX]}…"
     said = f"{label}, column {column.name!r} ({column.type}): {shown} {cause}"
     return InvalidRow(said, column=column.name)
 
 
-def _of_column(column: Column, value: Any, label: str) -> Any:
+def _of_column(column: Column, value: Any, label: object) -> Any:
     try:
         return value_of(column, value, label, formed=False)
     except InvalidRow as error:

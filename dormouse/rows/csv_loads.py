@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dormouse.data.export import Csv, compressed, format_of_name, moment_texts
 from dormouse.errors import InvalidData, InvalidInput, InvalidRow
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.model.text import did_you_mean, plural
 from dormouse.objects.staging import whole_file
@@ -20,18 +20,20 @@ from dormouse.rows.batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, Ints, RowBatc
 from dormouse.rows.changes import LoadCsv
 from dormouse.rows.columns import INTEGER_MAX, Column, Misfit, parsed_value
 from dormouse.rows.pages import Page
-from dormouse.rows.values import is_date, of_text
-from dormouse.sources.rows_csv_reader import CsvBatch, CsvFile, CsvFormat
+from dormouse.rows.values import Label, is_date, of_text
+from dormouse.sources.export import Csv, compressed, format_of_name, moment_texts
+from dormouse.sources.sniffing import other_format
+from dormouse.sources.text_format import TextFormat, TextOptions, text_format
+from dormouse.sources.text_reader import Place, TextBatch, TextFile, naming
 
 # Rows as CSV that can be edited and uploaded: with the id and version of each, of a table or of a query.
 
-Progress = Callable[[int, int | None], object]
 _UNWRITTEN = {".xlsx", ".xls", ".ods", ".zip", ".orc", ".avro", ".feather"}
 """Ends of names that promise another kind of file than CSV."""
 
 
 def write_csv(
-    reader: pa.RecordBatchReader, sink: BinaryIO, how: CsvFormat, progress: Progress = lambda done, of: None
+    reader: pa.RecordBatchReader, sink: BinaryIO, how: TextFormat, progress: Progress = no_progress
 ) -> int:
     """Writes all rows; returns how many there were. Texts are quoted, and nothing is null."""
     check_written(how)
@@ -46,9 +48,9 @@ def write_csv(
     return rows
 
 
-def check_written(how: CsvFormat) -> None:
+def check_written(how: TextFormat) -> None:
     """`InvalidInput` for a format that is only read."""
-    if how != CsvFormat(how.separator, header=how.header):
+    if how != TextFormat(separator=how.separator, header=how.header):
         raise InvalidInput("of a download the separator and the header may be chosen, and nothing else")
 
 
@@ -75,8 +77,8 @@ def with_moments(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
 def save_csv(
     reader: pa.RecordBatchReader,
     path: str | PathLike[str],
-    how: CsvFormat,
-    progress: Progress = lambda done, of: None,
+    how: TextFormat,
+    progress: Progress = no_progress,
 ) -> int:
     """As `write_csv`, to a file that is whole or not there; of a name like x.csv.gz, compressed."""
     check_written(how)
@@ -116,60 +118,73 @@ def loads(change: LoadCsv, columns: Sequence[Column]) -> Iterator[RowBatch]:
 
     `as_new` of the change leaves both columns out: all rows are inserted. Raises `InvalidData` for a file
     that is no CSV, or whose columns are others than the table's, and `InvalidRow` for what does not fit;
-    each names the row.
+    each names the line.
     """
     if type(change.as_new) is not bool:
         raise InvalidInput(f"as_new must be True or False, not {change.as_new!r}")
-    file = CsvFile(change.path, CsvFormat.like(change))
-    found = matched(file, columns, change.columns, as_new=change.as_new)
-    keys_first = len(found) > 2 and tuple(found[:2]) == _KEYS
-    must_end = found[-1] == ROW_ID or set(found) == set(_KEYS)
-    for batch in _blocks(file.batches(2 if keys_first else None, must_end=must_end)):
-        yield _batch(batch, found)
+    with naming(fspath(change.path), called := f"file {fspath(change.path)!r}"):
+        file, matches = _opened(change, columns)
+        keys_first = len(matches) > 2 and tuple(matches[:2]) == _KEYS
+        must_end = matches[-1] == ROW_ID or set(matches) == set(_KEYS)
+        for batch in _blocks(file.batches(width_min=2 if keys_first else None, must_end=must_end)):
+            yield _batch(batch, matches, file, called)
+
+
+def _opened(change: LoadCsv, columns: Sequence[Column]) -> tuple[TextFile, list[Column | str | None]]:
+    """Opens a file as it is said to be written; or as it is found to be, if it does not fit the table so."""
+    options = {name: getattr(change, name) for name in TextOptions.__annotations__}
+    file = TextFile(change.path, text_format(**options))
+    try:
+        return file, matched(file, columns, change.columns, as_new=change.as_new)
+    except InvalidData:
+        if (other := other_format(file)) is None:
+            raise
+        file = TextFile(change.path, other)
+        return file, matched(file, columns, change.columns, as_new=change.as_new)
 
 
 def matched(
-    file: CsvFile, columns: Sequence[Column], names: Sequence[str] | None = None, *, as_new: bool = False
+    file: TextFile, columns: Sequence[Column], names: Sequence[str] | None = None, *, as_new: bool = False
 ) -> list[Column | str | None]:
     """Returns of each cell of a row its column, ROW_ID or ROW_VERSION; with `as_new` None for these two.
 
     `names` go before those of the header.
     """
-    given = tuple(names) if names is not None else file.names or tuple(column.name for column in columns)
+    given = tuple(names) if names is not None else file.header or tuple(column.name for column in columns)
     if len(given) != file.width:
-        told = "names are given for" if names is not None else "the table has"
+        lacks = "names are given for" if names is not None else "the table has"
         raise InvalidData(
-            f"{file.name} has rows of {plural(file.width, 'cell')}, and {told} "
+            f"has rows of {plural(file.width, 'cell')}, and {lacks} "
             f"{plural(len(given), 'column')}: give the name of each cell's column"
         )
     known: dict[str, Column | str] = {column.name: column for column in columns}
-    found = [_named(name, known, file.name) for name in given]
-    for number, one in enumerate(found):
-        if one in found[:number]:
-            raise InvalidData(f"{file.name} has column {given[number]!r} twice")
+    matches = [_named(name, known) for name in given]
+    for number, one in enumerate(matches):
+        if one in matches[:number]:
+            raise InvalidData(f"has column {given[number]!r} twice")
     if as_new:
-        if not any(isinstance(one, Column) for one in found):
-            raise InvalidData(f"{file.name} has no column of the table, and new rows need one")
-        return [one if isinstance(one, Column) else None for one in found]
+        if not any(isinstance(one, Column) for one in matches):
+            raise InvalidData("has no column of the table, and new rows need one")
+        return [one if isinstance(one, Column) else None for one in matches]
     for key, other in (_KEYS, _KEYS[::-1]):
-        if key in found and other not in found:
-            raise InvalidData(f"{file.name} has {key} and no {other}: updates need both, and inserts neither")
-    return [*found]
+        if key in matches and other not in matches:
+            raise InvalidData(f"has {key} and no {other}: updates need both, and inserts neither")
+    return [*matches]
 
 
-def _named(name: str, known: dict[str, Column | str], where: str) -> Column | str:
+def _named(name: str, known: dict[str, Column | str]) -> Column | str:
     if name.upper() in _KEYS:
         return name.upper()
     if name in known:
         return known[name]
     hint = did_you_mean(name, known) or f"; its columns are {', '.join(known) or 'none'}"
-    said = f"{where} has column {name[:100]!r}, which the table does not have{hint}"
+    said = f"has column {name[:100]!r}, which the table does not have{hint}"
     raise InvalidData(said, column=name[:100])
 
 
-def _blocks(batches: Iterator[CsvBatch]) -> Iterator[CsvBatch]:
+def _blocks(batches: Iterator[TextBatch]) -> Iterator[TextBatch]:
     """The same rows, as many at once as one version may have; those of another width apart."""
-    held: list[CsvBatch] = []
+    held: list[TextBatch] = []
     for batch in batches:
         if held and len(held[0].columns) != len(batch.columns):
             yield _joined(held)
@@ -178,8 +193,7 @@ def _blocks(batches: Iterator[CsvBatch]) -> Iterator[CsvBatch]:
         if _are_full(held):
             whole, held = _joined(held), []
             for start in range(0, whole.num_rows, BLOCK_ROWS_MAX):
-                part = [column.slice(start, BLOCK_ROWS_MAX) for column in whole.columns]
-                piece = CsvBatch(whole.first_row + start, part, whole.bytes_read)
+                piece = whole.slice(start, BLOCK_ROWS_MAX)
                 if _are_full([piece]):
                     yield piece
                 else:
@@ -188,26 +202,29 @@ def _blocks(batches: Iterator[CsvBatch]) -> Iterator[CsvBatch]:
         yield _joined(held)
 
 
-def _are_full(batches: Sequence[CsvBatch]) -> bool:
+def _are_full(batches: Sequence[TextBatch]) -> bool:
     rows = sum(one.num_rows for one in batches)
     return rows >= BLOCK_ROWS_MAX or sum(one.byte_count for one in batches) >= BLOCK_BYTES_MAX
 
 
-def _joined(batches: Sequence[CsvBatch]) -> CsvBatch:
+def _joined(batches: Sequence[TextBatch]) -> TextBatch:
     if len(batches) == 1:
         return batches[0]
     columns = [pa.concat_arrays(each) for each in zip(*(one.columns for one in batches), strict=True)]
-    return CsvBatch(batches[0].first_row, columns, batches[-1].bytes_read)
+    return TextBatch(batches[0].first_row, columns, batches[-1].bytes_read)
 
 
-def _batch(batch: CsvBatch, found: Sequence[Column | str | None]) -> RowBatch:
-    label, given = batch.label, found[: len(batch.columns)]
+def _batch(batch: TextBatch, matches: Sequence[Column | str | None], file: TextFile, called: str) -> RowBatch:
+    def label(number: int) -> Place:
+        return Place(file, batch.first_row + number, called)
+
+    given = matches[: len(batch.columns)]
     texts = {one: batch.columns[n] for n, one in enumerate(given) if isinstance(one, str)}
     zeros = np.zeros(batch.num_rows, np.int64)
-    ids = _numbers(ROW_ID, texts[ROW_ID], batch, 0) if texts else zeros
-    versions = _numbers(ROW_VERSION, texts[ROW_VERSION], batch, -1) if texts else zeros - 1
+    ids = _numbers(ROW_ID, texts[ROW_ID], label, 0) if texts else zeros
+    versions = _numbers(ROW_VERSION, texts[ROW_VERSION], label, -1) if texts else zeros - 1
     only_keys = len(texts) == len(given)
-    _check(ids, versions, batch, only_keys=only_keys)
+    _check(ids, versions, label, only_keys=only_keys)
     cells = {
         one.name: of_text(one, batch.columns[n], label)
         for n, one in enumerate(given)
@@ -217,7 +234,7 @@ def _batch(batch: CsvBatch, found: Sequence[Column | str | None]) -> RowBatch:
     return RowBatch(ids, versions, cells, deletes=deletes, label=label)
 
 
-def _numbers(name: str, texts: pa.Array, batch: CsvBatch, missing: int) -> Ints:
+def _numbers(name: str, texts: pa.Array, label: Label, missing: int) -> Ints:
     """Ids or versions; what stands for a cell with nothing in it."""
     texts = pc.utf8_trim_whitespace(texts)
     texts = pc.if_else(pc.equal(texts, ""), None, texts)
@@ -225,9 +242,7 @@ def _numbers(name: str, texts: pa.Array, batch: CsvBatch, missing: int) -> Ints:
         numbers = [missing if text is None else _number(text) for text in texts.to_pylist()]
         if None in numbers:
             at, what = numbers.index(None), "id" if name == ROW_ID else "version"
-            raise InvalidRow(
-                f"{batch.label(at)}: {name} {texts[at].as_py()[:60]!r} is not the {what} of a row"
-            )
+            raise InvalidRow(f"{label(at)}: {name} {texts[at].as_py()[:60]!r} is not the {what} of a row")
         return np.asarray(numbers, np.int64)
     return np.asarray(pc.fill_null(texts.cast(pa.int64()), missing), np.int64)
 
@@ -241,7 +256,7 @@ def _number(text: str) -> int | None:
     return number if 1 <= number <= INTEGER_MAX else None
 
 
-def _check(ids: Ints, versions: Ints, batch: CsvBatch, *, only_keys: bool) -> None:
+def _check(ids: Ints, versions: Ints, label: Label, *, only_keys: bool) -> None:
     faults = (
         ((ids > 0) & (versions < 0), f"it has no {ROW_VERSION}: send the version that it was read with"),
         ((ids == 0) & (versions > 0), f"it has {ROW_VERSION} and no {ROW_ID}: a new row has neither"),
@@ -249,4 +264,4 @@ def _check(ids: Ints, versions: Ints, batch: CsvBatch, *, only_keys: bool) -> No
     )
     for wrong, why in faults:
         if wrong.any():
-            raise InvalidRow(f"{batch.label(int(wrong.argmax()))}: {why}")
+            raise InvalidRow(f"{label(int(wrong.argmax()))}: {why}")

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from os import PathLike
+from os import PathLike, fspath
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +16,9 @@ from dormouse.errors import InvalidColumn, InvalidData, InvalidRow
 from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.rows.columns import COLUMNS_MAX, SIZE_DEFAULT, SIZE_MAX, Column, ColumnType, check_column_name
 from dormouse.rows.values import of_text
-from dormouse.sources.rows_csv_reader import CsvBatch, CsvFile, CsvFormat
+from dormouse.sources.sniffing import other_format
+from dormouse.sources.text_format import TextFormat
+from dormouse.sources.text_reader import TextBatch, TextFile, naming
 
 LOOK_BYTES_MAX = 64 * 1024 * 1024
 """Of a file, unless all of it is wanted."""
@@ -67,7 +69,7 @@ class CsvPreview:
 
 def preview_csv(
     path: str | PathLike[str],
-    how: CsvFormat,
+    how: TextFormat,
     *,
     rows: int = ROWS_SHOWN,
     whole: bool = False,
@@ -81,31 +83,28 @@ def preview_csv(
     Long cells are shown cut. Raises `InvalidData`, which names the row: of too many cells or too
     few, or with a text longer than a column can hold.
     """
-    file = CsvFile(path, how, name)
-    if file.width > COLUMNS_MAX + len(_KEYS):
-        raise _too_wide(file, file.width)
-    names = _names(file)
-    keys = [number for number, name in enumerate(names) if name in _KEYS]
-    guesses = [_Guess(name) for name in names]
-    if len(names) - len(keys) > COLUMNS_MAX:
-        raise _too_wide(file, len(names) - len(keys))
-    shown = _Shown(rows)
-    count, is_whole = 0, True
-    for batch in file.batches(2 if keys == [0, 1] else None):
-        if count and not whole and batch.bytes_read > LOOK_BYTES_MAX:
-            is_whole = False
-            break
-        shown.add(batch)
-        count += batch.num_rows
-        for guess, texts in zip(guesses, batch.columns, strict=False):
-            check()
-            guess.look(texts, batch, file.name)
+    with naming(fspath(path), name or f"file {fspath(path)!r}"):
+        file = TextFile(path, how)
+        if (other := other_format(file)) is not None:
+            file = TextFile(path, other)
+        names = _names(file) if file.width <= COLUMNS_MAX + len(_KEYS) else []
+        keys = [number for number, name in enumerate(names) if name in _KEYS]
+        if (width := file.width - len(keys)) > COLUMNS_MAX:
+            raise InvalidData(f"has {width:,} columns; a row table has at most {COLUMNS_MAX}")
+        guesses = [_Guess(name) for name in names]
+        shown = _Shown(rows)
+        count, is_whole = 0, True
+        for batch in file.batches(width_min=2 if keys == [0, 1] else None):
+            if count and not whole and batch.bytes_read > LOOK_BYTES_MAX:
+                is_whole = False
+                break
+            shown.add(batch)
+            count += batch.num_rows
+            for guess, texts in zip(guesses, batch.columns, strict=False):
+                check()
+                guess.look(texts, batch, file)
     columns = tuple(guess.column() for number, guess in enumerate(guesses) if number not in keys)
     return CsvPreview(columns, tuple(names), tuple(shown.rows), count, is_whole, bool(keys))
-
-
-def _too_wide(file: CsvFile, width: int) -> InvalidData:
-    return InvalidData(f"{file.name} has {width:,} columns; a row table has at most {COLUMNS_MAX}")
 
 
 class _Shown:
@@ -116,7 +115,7 @@ class _Shown:
         self._left = rows_max
         self._bytes_left = SHOWN_BYTES_MAX
 
-    def add(self, batch: CsvBatch) -> None:
+    def add(self, batch: TextBatch) -> None:
         for row in _first(batch, self._left):
             self._bytes_left -= sum(4 * len(text) for text in row if text is not None)
             if self._bytes_left < 0:
@@ -126,7 +125,7 @@ class _Shown:
             self.rows.append(row)
 
 
-def _first(batch: CsvBatch, count: int) -> Iterator[tuple[str | None, ...]]:
+def _first(batch: TextBatch, count: int) -> Iterator[tuple[str | None, ...]]:
     if count <= 0:
         return iter(())
     ends = {True: "…", False: "", None: ""}
@@ -144,9 +143,9 @@ def _first(batch: CsvBatch, count: int) -> Iterator[tuple[str | None, ...]]:
     return zip(*cut, strict=True)
 
 
-def _names(file: CsvFile) -> list[str]:
+def _names(file: TextFile) -> list[str]:
     """A name for each cell: the header's, mended and numbered where two columns of a table must differ."""
-    given = file.names or ("",) * file.width
+    given = file.header or ("",) * file.width
     found: list[str] = []
     taken: set[str] = set()
     for number, name in enumerate(given, 1):
@@ -185,7 +184,7 @@ class _Guess:
         self._longest = 0
         self._has_values = False
 
-    def look(self, texts: pa.Array, batch: CsvBatch, file: str) -> None:
+    def look(self, texts: pa.Array, batch: TextBatch, file: TextFile) -> None:
         values = pc.drop_null(texts).filter(pc.not_equal(pc.drop_null(texts), ""))
         if not len(values):
             return
@@ -197,13 +196,12 @@ class _Guess:
             if pc.any(long).as_py():
                 at = pc.index(long, True).as_py()
                 size = pc.utf8_length(texts[at]).as_py()
-                raise InvalidData(
-                    f"{file}, {batch.label(at)}, column {self.name!r}: it has {size:,} characters, and a "
-                    f"STRING may have {SIZE_MAX:,}"
+                raise file.refused(
+                    batch.first_row + at,
+                    f"column {self.name!r} has {size:,} characters, and a STRING may have {SIZE_MAX:,}",
+                    column=self.name,
                 )
-            raise InvalidData(
-                f"{file}, column {self.name!r}: it has texts longer than {SIZE_MAX:,} characters"
-            )
+            raise InvalidData(f"column {self.name!r} has texts longer than {SIZE_MAX:,} characters")
 
     def column(self) -> Column:
         if self._left and self._has_values:

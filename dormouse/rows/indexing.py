@@ -27,6 +27,7 @@ from dormouse.errors import (
     one_line,
 )
 from dormouse.postgres.connection import DAMAGES
+from dormouse.postgres.lease import wait_for
 from dormouse.rows.builds import Build, BuildBusy, Builds, ColumnIndexes
 from dormouse.rows.cluster import IndexCluster, IndexForbidden, Looked, Placed, Placements, Source
 
@@ -52,8 +53,6 @@ REBUILT_SHARE = 0.5
 A row that is brought in costs 2.5 times as much as one that is copied into a new build, and more with each
 index of a column.
 """
-
-BUSY_SECONDS = 0.05
 
 UNREACHABLE = (
     InstanceError,
@@ -95,6 +94,10 @@ class Indexing:
         `InstanceError` when no database can be used.
         """
         failed: set[str] = set()
+        seconds = math.inf if waits else 0.0
+        return wait_for(lambda _: self._brought(table, columns, failed), seconds)
+
+    def _brought(self, table: Source, columns: Collection[int], failed: set[str]) -> Looked | BuildBusy:
         while True:
             looked = self.placements.look(table.table_id)
             database = looked.database
@@ -106,10 +109,8 @@ class Indexing:
                     if looked.failure is not None:
                         self.placements.failed(looked.table_id, None)
                     return looked
-            except BuildBusy:
-                if not waits:
-                    raise
-                time.sleep(BUSY_SECONDS)
+            except BuildBusy as busy:
+                return busy
             except TableNotFound:
                 raise
             except UNREACHABLE as error:

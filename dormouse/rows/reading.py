@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dormouse.data.newest import last_of_keys
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.model.table import ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.reading.executor import query
-from dormouse.reading.key_order import newest_versions
 from dormouse.rows.batches import Ints, spans
 from dormouse.rows.columns import Column
 from dormouse.rows.values import field_of
@@ -35,7 +35,7 @@ class RowReader:
         """The rows as of a version, by ids: ROW_ID, ROW_VERSION and the columns."""
         schema = _schema(columns, deleted=False)
         batches = self._versions(None, Range(max=version, max_inclusive=True), columns)
-        kept = (_without_deleted(batch, schema) for batch in newest_versions(batches))
+        kept = (_without_deleted(batch, schema) for batch in last_of_keys(batches, [ROW_ID]))
         return pa.RecordBatchReader.from_batches(schema, (batch for batch in kept if batch.num_rows))
 
     def changed(self, after: int, till: int, columns: Sequence[Column], ranges: Ints) -> pa.RecordBatchReader:

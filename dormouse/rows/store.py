@@ -1,24 +1,20 @@
 """The database's part of one row table: versions, columns, ranges of rows, changes, snapshots, locks.
 
-Many readers or one writer lock a table, each with a token that fences.
-Source: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
+Many readers or one writer lock a table, each with a lease (`dormouse.postgres.lease`).
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import os
-import socket
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -29,22 +25,28 @@ from psycopg.types.json import Jsonb
 
 from dormouse.errors import (
     CommitIdReused,
-    DormouseError,
     RowLockHeld,
     RowLockLost,
     SnapshotExists,
     SnapshotNotFound,
     TableNotFound,
 )
-from dormouse.model.ahead import backoff_seconds
 from dormouse.model.schema import Schema
 from dormouse.model.table import ROW_DELETED, ROW_ID, ROW_VERSION, TableProperties, TableRecord, check_keyed
 from dormouse.model.text import check_printed
 from dormouse.model.types import BOOLEAN, LONG, Field
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.leases import MARGIN_SECONDS, ROW_LOCK_SECONDS, restart_leases
+from dormouse.postgres.lease import (
+    MARGIN_SECONDS,
+    ROW_LOCK_SECONDS,
+    Lease,
+    held_by,
+    restart_leases,
+    this_holder,
+    wait_for,
+)
 from dormouse.postgres.queries import booleans, integers, load
-from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
+from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 from dormouse.rows.columns import Column, check_columns, check_new, from_jsonb, to_jsonb
 from dormouse.state.catalog import Catalog
 
@@ -56,27 +58,30 @@ QUEUE_SECONDS_MAX = 1.0
 ASKED_SECONDS_MIN = 1.0
 """How long even a caller that does not wait is held up by a transaction that is just changing the lock."""
 
-POLL_SECONDS_MIN, POLL_SECONDS_MAX = 0.002, 0.25
 Kind = Literal["read", "write"]
 _QUERIES = load(__package__ or "", "store")
 
 _queues: WeakValueDictionary[tuple[int, str | None], threading.Lock] = WeakValueDictionary()
 """Where the writers of one process wait for each other: only one asks the database again and again."""
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(slots=True)
 class HeldLock:
-    """A lock that was granted: what its token fences, and the table as it was then.
+    """A lock that was granted, and the table as it was then.
 
     A commit that has given it back says so.
     """
 
-    token: UUID
+    lease: Lease
     version: int
     next_id: int
     given_back: bool = False
+
+    @property
+    def token(self) -> UUID:
+        """The token that fences."""
+        token: UUID = self.lease.values["token"]
+        return token
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,84 +129,64 @@ class RowLocks:
         """Who holds locks now."""
         return [LockHolder(*row) for row in run_lookup(self._supplier, rows_of(_QUERIES["locks"], self._key))]
 
+    def lease(self) -> Lease:
+        """Returns a lease that is not taken yet."""
+        values = {
+            **self._key,
+            "token": uuid.uuid4(),
+            "lease_seconds": self._lease_seconds,
+            "margin_seconds": MARGIN_SECONDS,
+        }
+        return Lease(self._supplier, "row lock", repr(self._table.name), _QUERIES, values, self._lost)
+
+    def _lost(self) -> RowLockLost:
+        return RowLockLost(
+            f"table {self._table.name!r}: the lock was given to another worker while this one wrote; "
+            "nothing was changed: try again",
+            table=self._table.name,
+        )
+
     @contextmanager
     def _held(self, kind: Kind, wait_seconds: float) -> Iterator[HeldLock]:
-        token, lock = uuid.uuid4(), None
-        ended = threading.Event()
+        lease, lock = self.lease(), None
         try:
-            lock = self._waited_for(kind, token, time.monotonic() + wait_seconds)
-            renewing = threading.Thread(target=self._renew, args=(token, ended), name="row lock", daemon=True)
-            renewing.start()
-            yield lock
+            lock = wait_for(partial(self._take, kind, lease), wait_seconds)
+            with lease.pulse():
+                yield lock
         finally:
-            ended.set()
             if lock is None or not lock.given_back:
-                self._release(token)  # also a precursor, or what the answer was lost of
+                lease.release()  # also a precursor, or what the answer was lost of
 
-    def _waited_for(self, kind: Kind, token: UUID, deadline: float) -> HeldLock:
-        for number in count():
-            found = self._take(kind, token, max(deadline - time.monotonic(), ASKED_SECONDS_MIN))
-            if isinstance(found, HeldLock):
-                return found
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise found
-            time.sleep(min(left, backoff_seconds(number, POLL_SECONDS_MIN, POLL_SECONDS_MAX)))
-        raise AssertionError
-
-    def _take(self, kind: Kind, token: UUID, seconds_max: float) -> HeldLock | RowLockHeld:
+    def _take(self, kind: Kind, lease: Lease, seconds_left: float) -> HeldLock | RowLockHeld:
         """Returns the lock, or why it is not given now; a writer that readers hold up leaves a precursor."""
-        values = {**self._of(token), "kind": kind, "holder": f"{socket.gethostname()}:{os.getpid()}"}
         try:
-            rows = self._run("take", values, lock_ms=math.ceil(1_000 * seconds_max))
+            [(state, held_kind, holder, until, version, next_id, is_too_long)] = lease.execute(
+                "take",
+                lock_ms=math.ceil(1_000 * max(seconds_left, ASKED_SECONDS_MIN)),
+                kind=kind,
+                holder=this_holder(),
+            )
         except errors.LockNotAvailable:
             return RowLockHeld(
                 f"table {self._table.name!r}: a transaction that changes it has not ended; try again later",
                 table=self._table.name,
             )
-        state, held_kind, holder, until, version, next_id, is_too_long = rows[0]
         if state == "gone":
             raise TableNotFound.gone(self._table.name)
         if state == "granted":
-            return HeldLock(token, version, next_id)
+            return HeldLock(lease, version, next_id)
         if is_too_long:  # a wrong clock gave it; for the next try it is over a while from now
             restart_leases(self._supplier)
         does = {"write": "is changing it", "precursor": "waits to change it"}.get(held_kind, "reads it")
         return RowLockHeld(
-            f"table {self._table.name!r}: worker {holder} {does}, until {until:%H:%M:%S} UTC or longer; "
-            "try again later",
+            f"table {self._table.name!r}: {held_by(holder, does, until)}",
             table=self._table.name,
             holder=str(holder),
         )
 
-    def _renew(self, token: UUID, ended: threading.Event) -> None:
-        while not ended.wait(self._lease_seconds / 4):
-            try:
-                if not self._run("renew", self._of(token)):
-                    return
-            except Exception:
-                logger.warning("the lock of table %r was not renewed yet", self._table.name, exc_info=True)
-
-    def _release(self, token: UUID) -> None:
-        # it ends by itself, if the database does not answer
-        with suppress(DormouseError, psycopg.Error):
-            self._run("release", self._of(token))
-
-    def _run(self, query: str, values: dict[str, Any], *, lock_ms: int | None = None) -> list[Any]:
-        work = rows_of(_QUERIES[query], values)
-        return run_statement(self._supplier, work, lock_ms=lock_ms, operation=f"row lock {query}")
-
     @property
     def _key(self) -> dict[str, Any]:
         return {"table_id": self._table.table_id}
-
-    def _of(self, token: UUID) -> dict[str, Any]:
-        return {
-            **self._key,
-            "token": token,
-            "lease_seconds": self._lease_seconds,
-            "margin_seconds": MARGIN_SECONDS,
-        }
 
 
 RANGES_AT_ONCE = 50_000
@@ -318,18 +303,6 @@ class RowStore:
         rows = self._rows("changed_ranges", after=after)
         return np.array(rows, np.int64).reshape(-1, 2)
 
-    def fence(self, conn: psycopg.Connection[Any], token: UUID) -> None:
-        """First in the transaction of a commit: gives the lock back in it. `RowLockLost`."""
-        if not conn.execute(_QUERIES["fence"].on(), {**self._key, "token": token}).fetchall():
-            raise self._lock_lost()
-
-    def _lock_lost(self) -> RowLockLost:
-        return RowLockLost(
-            f"table {self.table.name!r}: the lock was given to another worker while this one wrote; "
-            "nothing was changed: try again",
-            table=self.table.name,
-        )
-
     def replace_ranges(self, conn: psycopg.Connection[Any], gone: Ranges, come: Ranges) -> None:
         """Part of a commit."""
         for start in range(0, len(gone.first), RANGES_AT_ONCE):
@@ -373,12 +346,11 @@ class RowStore:
             values = {"version": version, "columns": _json(some)}
             conn.execute(_QUERIES["record_columns"].on(), {**self._key, **values})
 
-    def record_unchanged(self, token: UUID, done: Recorded, change_id: str, digest: bytes | None) -> None:
+    def record_unchanged(self, lease: Lease, done: Recorded, change_id: str, digest: bytes | None) -> None:
         """Keeps the id of a change that changed nothing, under its lock. Raises `RowLockLost`."""
-        values = {"token": token, "change_id": change_id, "digest": _uuid(digest)}
+        values = {"token": lease.values["token"], "change_id": change_id, "digest": _uuid(digest)}
         values |= {"last_version": done.last_version, "unchanged": done.unchanged}
-        if not self._written("record_unchanged", **values):
-            raise self._lock_lost()
+        lease.must(self._written("record_unchanged", **values))
 
     def change_of_id(self, change_id: str, digest: bytes | None) -> Recorded | None:
         """Returns what the change of this id did; None when there was none.

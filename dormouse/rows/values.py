@@ -15,8 +15,8 @@ from dormouse.model.types import DOUBLE
 from dormouse.rows.columns import FORMS, STORED, Column, text_value, value_of
 from dormouse.sources.text_values import are_large, first_unkept
 
-Label = Callable[[int], str]
-"""Says of a row by its number among those given, from 0, where it stands: "row 3", "line 17"."""
+Label = Callable[[int], object]
+"""Gives the place of a row by its number among those given, from 0, as text: "row 3", "line 17"."""
 
 _KIND = b"dormouse.type"
 _TEXTS = frozenset({"STRING", "ENTITY", "LINK", "FILE"})
@@ -131,8 +131,6 @@ def _integers(texts: pa.Array) -> pa.Array:
 def _doubles(texts: pa.Array) -> pa.Array:
     numbers = texts.cast(pa.float64())
     # Arrow reads 1e400 as infinity, 1e-400 as zero, and rounds large numbers
-    if first_unkept(texts, numbers, DOUBLE, are_large(numbers, DOUBLE)) >= 0:
-        raise _OneByOne
     if first_unkept(texts, numbers, DOUBLE, are_large(numbers, DOUBLE)) >= 0:
         raise _OneByOne
     return numbers

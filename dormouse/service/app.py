@@ -33,13 +33,15 @@ from dormouse.service.jobs import JobWorker, jobs
 from dormouse.service.metrics import Metrics
 from dormouse.service.payloads import payload_writes, payloads
 from dormouse.service.problems import problem_of
-from dormouse.service.routes import Readiness, Service, health, queries, tables
-from dormouse.service.rows import row_files, row_queries, rows
+from dormouse.service.routes import Readiness, Service, health, tables
+from dormouse.service.rows import row_files, rows
 from dormouse.service.running import Runner
 from dormouse.service.security import PAYLOADS, Guard, Place, Right, open_paths, served
+from dormouse.service.verbs import routes_of
 from dormouse.service.work import Limits
 from dormouse.settings.service import ServiceSettings, read_holders
-from dormouse.verbs.long_work import KINDS
+from dormouse.verbs.jobs import kinds
+from dormouse.verbs.registry import VERBS
 
 # HEAD where GET is served: the same answer without its body, which the server's protocol leaves out.
 
@@ -205,10 +207,10 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
     With `job_threads` it takes jobs; the instance must be writable then.
     """
     metrics = Metrics()
-    holders = read_holders(settings.job_tokens_file, (*KINDS, PAYLOADS)) if settings.job_tokens_file else {}
+    holders = read_holders(settings.job_tokens_file, (*kinds(), PAYLOADS)) if settings.job_tokens_file else {}
     workers = _workers(instance, settings, metrics) if settings.statements_max else None
     runners = _runners(settings, metrics)
-    routers = [queries, tables, health, rows, row_queries, payloads, docs]
+    routers = [routes_of(VERBS.values()), tables, health, rows, payloads, docs]
     routers += [] if settings.job_threads is None else [jobs, row_files, payload_writes]
     here = Service(
         instance,

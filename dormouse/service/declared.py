@@ -20,8 +20,8 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from dormouse.errors import DormouseError, InvalidInput
+from dormouse.model.json_values import parse_json as exact_json
 from dormouse.model.text import did_you_mean
-from dormouse.model.types import parse_json as exact_json
 from dormouse.service.documents import problems
 from dormouse.service.problems import Refused
 from dormouse.service.running import Answer

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from dormouse.api.table import Table
+from dormouse.jobs.job import SENT
+from dormouse.model.json_values import json_value
 from dormouse.model.partition_tree import Partition
 from dormouse.model.region import decode_key
 from dormouse.model.schema import Schema as TableSchema
-from dormouse.model.types import json_value
-from dormouse.reading.where import LIMIT_MAX
-from dormouse.rows.pages import INDEX_WAIT_SECONDS
 from dormouse.service.formats import ARROW, CSV, JSON, JSON_LINES
 from dormouse.service.problems import MEDIA_TYPE, REFUSALS
 from dormouse.state.files.store import FileFacts
 from dormouse.state.history.history import TableStatus
+from dormouse.verbs.jobs import kinds
+from dormouse.verbs.reading import schema_id
+from dormouse.verbs.verb import Document, Request, Verb
 
 # Tables, partitions and files as JSON: values of keys as rows have them.
 
@@ -31,11 +34,6 @@ def table(found: Table, schema: TableSchema, status: TableStatus | None) -> dict
         "properties": found.properties.model_dump(),
     }
     return described if status is None else {**described, "counts": json_value(status)}
-
-
-def schema_id(found: Table, schema: TableSchema) -> str:
-    """Which columns of which table these are: another once either is another."""
-    return f"{found.context.table.uuid}.{schema.version}"
 
 
 def partition(found: Partition) -> dict[str, Any]:
@@ -54,117 +52,13 @@ def _key(schema: TableSchema, encoded: bytes | None) -> Any:
     return json_value(dict(zip(schema.row_key_names, decoded, strict=False)))
 
 
-_WHERE = {
-    "carrier": ["AA", "UA"],
-    "flight": {"min": 1, "max": 100, "min_inclusive": True, "max_inclusive": False},
-}
-
-
-class Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class AnswerDocument(BaseModel):
-    """Answers may get more fields."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class _OfMoment(Request):
-    as_of: str | int | None = Field(
-        default=None,
-        description="the moment whose rows are wanted: a time in ISO 8601 with its offset (all that was "
-        "committed at or before it), the name of a cut that each of the tables has, or a cut's number; now "
-        "when left out",
-        examples=["2026-11-20T14:00:00+01:00"],
-    )
-
-
-class _Verified(Request):
-    verify: bool = Field(
-        default=False,
-        description="compare the digest of each file before its rows are given, as the tables' property "
-        "`verify_reads` does",
-    )
-
-
-class PlanRequest(_OfMoment):
-    """Which rows are wanted."""
-
-    where: dict[str, Any] | None = Field(
-        default=None,
-        description="for each column a value, a list of values, a range (an object with min, max, or both), "
-        "or null; rows must meet all. Row keys choose the files that are read. BYTES are base64, TIMESTAMP "
-        "ISO 8601 (in UTC when it names no zone), DATE and DECIMAL text, DOUBLE and FLOAT also "
-        '"NaN", "Infinity" and "-Infinity".',
-        examples=[_WHERE],
-    )
-
-    schema_id: str | None = Field(
-        default=None,
-        description="which columns `where` is written for, as the table's description has it: where they are "
-        "others now, it is refused",
-    )
-
-
-class _OfColumns(Request):
-    columns: list[str] | None = Field(
-        default=None,
-        description="what is read of them, in this order; all when left out",
-        examples=[["flight"]],
-    )
-
-
-class QueryRequest(PlanRequest, _OfColumns, _Verified):
-    """Which rows are wanted, and what of them."""
-
-    limit: int | None = Field(
-        default=None, ge=0, le=LIMIT_MAX, description="at most so many rows, the first in key order"
-    )
-    offset: int = Field(default=0, ge=0, le=LIMIT_MAX, description="so many rows are left out first")
-    descending: bool = Field(default=False, description="the largest keys first")
-
-
-class ChangesRequest(_OfColumns):
-    """Which rows are wanted: those that were ingested after a moment and up to another, and what of them."""
-
-    after: str | int | None = Field(
-        default=None,
-        description="a time in ISO 8601 with its offset (all that was committed at or before it), a cut's "
-        "name, or its number; from the table's beginning when left out",
-        examples=["2026-11-20T14:00:00+01:00"],
-    )
-    till: str | int | None = Field(default=None, description="as `after`; now when left out")
-
-
-class StatementPlanRequest(_OfMoment):
-    """A statement, and the values of its parameters."""
-
-    statement: str = Field(
-        description="one SELECT, WITH, VALUES or EXPLAIN over the tables, by name",
-        examples=["select carrier, count(*) from flights where dest = $1 group by carrier"],
-    )
-    parameters: list[Any] | dict[str, Any] | None = Field(
-        default=None,
-        description="a list for $1, $2, … or ?, an object for $name. For what JSON has no word, an object: "
-        '{"bytes": base64}, {"timestamp": ISO 8601}, {"date": "2026-01-31"}, {"time": "12:00:00"}, '
-        '{"interval": "P1DT12H"}, {"uuid": "0198c0de-0000-7000-8000-000000000000"}, {"decimal": "0.10"}, '
-        '{"double": "NaN"}',
-        examples=[["BOS"]],
-    )
-
-
-class StatementRequest(StatementPlanRequest, _Verified):
-    """A statement, the values of its parameters, and how it is read."""
-
-
-class Health(AnswerDocument):
+class Health(Document):
     """That the process answers, or that it can answer queries."""
 
     status: str = Field(examples=["ok"])
 
 
-class TableName(AnswerDocument):
+class TableName(Document):
     """One table."""
 
     name: str
@@ -172,14 +66,14 @@ class TableName(AnswerDocument):
     row_table: bool = Field(description="its rows are edited: /v1/rows/{table} has their ids and versions")
 
 
-class TableList(AnswerDocument):
+class TableList(Document):
     """Tables by name; `next` goes on from here as `after`, null at the end."""
 
     tables: list[TableName]
     next: str | None
 
 
-class Schema(AnswerDocument):
+class Schema(Document):
     """What a table is sorted and partitioned by, sorted by, and holds; as `Schema.from_json` reads it."""
 
     row_keys: list[dict[str, Any]]
@@ -187,7 +81,7 @@ class Schema(AnswerDocument):
     values: list[dict[str, Any]]
 
 
-class TableDescription(AnswerDocument):
+class TableDescription(Document):
     """A table; `counts` when they were asked for."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
@@ -200,7 +94,7 @@ class TableDescription(AnswerDocument):
     counts: dict[str, Any] | None = None
 
 
-class KeyRange(AnswerDocument):
+class KeyRange(Document):
     """The values of one row key from `min` to `max`; null is unbounded."""
 
     min: Any
@@ -209,14 +103,14 @@ class KeyRange(AnswerDocument):
     max_inclusive: bool
 
 
-class PartitionSplit(AnswerDocument):
+class PartitionSplit(Document):
     """How a partition was divided: rows whose `field` is below `point` went left."""
 
     field: str
     point: Any
 
 
-class PartitionDocument(AnswerDocument):
+class PartitionDocument(Document):
     """A node of the partition tree."""
 
     partition_id: str
@@ -227,14 +121,14 @@ class PartitionDocument(AnswerDocument):
     split: PartitionSplit | None
 
 
-class PartitionPage(AnswerDocument):
+class PartitionPage(Document):
     """Partitions by id; `next` goes on from here as `after`, null at the end."""
 
     partitions: list[PartitionDocument]
     next: str | None
 
 
-class FileDocument(AnswerDocument):
+class FileDocument(Document):
     """What is known of a file; `digest` is the XXH3-128 of its bytes, in base64."""
 
     filename: str
@@ -247,43 +141,28 @@ class FileDocument(AnswerDocument):
     digest: str | None
 
 
-class FilePage(AnswerDocument):
+class FilePage(Document):
     """Files in an order that stays; `next` goes on from here as `after`, null at the end."""
 
     files: list[FileDocument]
     next: str | None
 
 
-class Plan(AnswerDocument):
-    """What a query reads: `files_pruned` hold no wanted row, as their smallest and largest keys tell."""
-
-    partitions: int
-    partitions_total: int
-    files: int
-    files_pruned: int
-    byte_count: int
+def _asked_with(verbs: Iterable[Verb]) -> str:
+    return ", or ".join(", ".join(verb.request.model_fields) for verb in verbs)
 
 
-class StatementPlan(AnswerDocument):
-    """What a statement reads of each table that it reads."""
-
-    tables: dict[str, Plan]
+_KINDS = {kind: _asked_with(verbs) for kind, verbs in kinds().items() if kind not in SENT}
+_KINDS_TEXT = f"one of {', '.join(_KINDS)}; CSV is sent to /v1/rows/{{table}}/csv"
+_REQUESTS_TEXT = "; ".join(f"of {kind} {fields}" for kind, fields in _KINDS.items())
 
 
 class JobRequest(Request):
     """What is to be done, sooner or later."""
 
-    kind: str = Field(
-        description="query, ingest, compact, split, or of row tables row_create, row_change, row_upsert, "
-        "row_query or row_snapshot; CSV is sent to /v1/rows/{table}/csv",
-        examples=["query", "ingest", "compact", "split", "row_change"],
-    )
+    kind: str = Field(description=_KINDS_TEXT, examples=["query", "ingest", "compact", "row_change"])
     request: dict[str, Any] = Field(
-        description="of a query a statement with parameters, or a table with where, columns, limit, offset "
-        "and descending, and as_of; of an ingest a table, the names of objects below incoming/ in the "
-        "instance's store, an ingest_id, and evolve: add; of a compaction or split a table; of row_change a "
-        "table and changes, of row_upsert a table, rows and on, of row_query a table and sql or page, of "
-        "row_snapshot a table and a name, of row_create a name and columns",
+        description=_REQUESTS_TEXT,
         examples=[{"statement": "select carrier, count(*) from flights group by carrier"}],
     )
     job_id: str | None = Field(
@@ -293,7 +172,7 @@ class JobRequest(Request):
     )
 
 
-class JobDocument(AnswerDocument):
+class JobDocument(Document):
     """A job; what has not happened yet is null."""
 
     job_id: str
@@ -314,20 +193,20 @@ class JobDocument(AnswerDocument):
     ended_at: datetime | None
 
 
-class JobList(AnswerDocument):
+class JobList(Document):
     """Jobs that have not ended, newest first, then those that ended last; `next` goes on as `after`."""
 
     jobs: list[JobDocument]
     next: str | None
 
 
-class JobResult(AnswerDocument):
+class JobResult(Document):
     """What a job gave; of a query the answer's object, its URL, and how many rows and bytes it has."""
 
     result: Any
 
 
-class ProblemDocument(AnswerDocument):
+class ProblemDocument(Document):
     """An error (RFC 9457)."""
 
     type: str = Field(examples=["urn:dormouse:invalid-query"])
@@ -342,7 +221,7 @@ _WHEN = dict(REFUSALS.values()) | {
     404: "There is no such table, or job.",
     409: "The job has no result: it runs, has failed or was cancelled; or its id is that of another job "
     "or request.",
-    410: "The job's result, or the page of a query, is past its retention.",
+    410: "The job's result, the page of a query, or the moment that is asked for is past its retention.",
     413: "The body, or the answer, is larger than is allowed.",
     429: "Too many queries run at once; try again later.",
     503: "The database or the object store cannot be reached, or a file was collected meanwhile; try again.",
@@ -375,7 +254,7 @@ ANSWERS = problems(400, 401, 404, 503)
 STARTS = problems(400, 401, 403, 404, 408, 409, 413, 415, 503)
 JOBS = problems(400, 401, 404, 503)
 RESULTS = problems(400, 401, 404, 409, 410, 503)
-PLANS = problems(400, 401, 404, 408, 413, 415, 429, 503, 504)
+DOCUMENTS = problems(400, 401, 404, 408, 410, 413, 415, 429, 503, 504)
 STREAMS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The rows.",
@@ -386,14 +265,14 @@ STREAMS: dict[int | str, dict[str, Any]] = {
             JSON: {"schema": {"type": "array", "items": {"type": "object"}}},
         },
     },
-    **problems(400, 401, 404, 406, 408, 413, 415, 429, 503, 504),
+    **DOCUMENTS,
+    **problems(406),
 }
 PARTS: dict[int | str, dict[str, Any]] = {
     206: {"description": "The range of bytes that the header Range asks for."},
     304: {"description": "If-None-Match has its ETag."},
 }
 ROWS = problems(400, 401, 404, 503)
-PAGES = problems(400, 401, 404, 408, 410, 413, 415, 429, 503, 504)
 SENDS = problems(400, 401, 403, 404, 408, 409, 413, 415, 503)
 LOOKS = problems(400, 401, 408, 413, 415, 503)
 CSV_ROWS: dict[int | str, dict[str, Any]] = {
@@ -408,35 +287,14 @@ CSV_BODY: dict[str, Any] = {
 # What requests and answers about row tables look like.
 
 
-class RowQueryRequest(Request):
-    """A query of one row table, or where one goes on."""
-
-    sql: str | None = Field(
-        default=None,
-        description="SELECT from the table, with WHERE, GROUP BY, ORDER BY, LIMIT",
-        examples=["select name, n from samples where n > $1 order by n"],
-    )
-    parameters: list[Any] | dict[str, Any] | None = Field(
-        default=None, description="a list for $1, $2, …, an object for $name", examples=[[3]]
-    )
-    page: str | None = Field(default=None, description="the `next_page` of the page before")
-    page_rows: int | None = Field(default=None, description="how many rows a page has at most")
-    version: int | None = Field(default=None, description="the rows as of a version")
-    snapshot: str | None = Field(default=None, description="the rows of a snapshot")
-    count: bool = Field(default=False, description="also count the rows of all pages")
-    wait_seconds: float = Field(
-        default=INDEX_WAIT_SECONDS, ge=0, le=60, description="how long the query waits for the index"
-    )
-
-
-class RowTableList(AnswerDocument):
+class RowTableList(Document):
     """Row tables by name; `next` goes on from here as `after`, null at the end."""
 
     tables: list[dict[str, Any]]
     next: str | None
 
 
-class RowTableDescription(AnswerDocument):
+class RowTableDescription(Document):
     """A row table: its columns and its newest version, 0 when it was never changed; its snapshots."""
 
     name: str
@@ -446,34 +304,20 @@ class RowTableDescription(AnswerDocument):
     snapshots: list[dict[str, Any]]
 
 
-class RowPage(AnswerDocument):
-    """Rows of a query; `next_page` goes on as `page`, at the version of this one. Null at the end."""
-
-    columns: list[dict[str, Any]]
-    rows: list[list[Any]]
-    row_ids: list[int] | None
-    row_versions: list[int] | None
-    next_page: str | None
-    max_rows: int
-    version: int
-    changed_at: datetime
-    count: int | None = None
-
-
-class RowHistory(AnswerDocument):
+class RowHistory(Document):
     """Changes of a row table, the newest first."""
 
     changes: list[dict[str, Any]]
     next: int | None
 
 
-class PutFile(AnswerDocument):
+class PutFile(Document):
     """What a FILE cell is to hold."""
 
     file: str
 
 
-class CsvLook(AnswerDocument):
+class CsvLook(Document):
     """What a CSV file seems to hold: columns for a table, the names of its cells, its first rows."""
 
     columns: list[dict[str, Any]]

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from dormouse.data.export import ArrowStream, Csv, JsonArray, JsonLines, Writer, WriterOfArrow
 from dormouse.model.text import narrow_id
 from dormouse.service.problems import Refused
+from dormouse.sources.export import ArrowStream, Csv, JsonArray, JsonLines, Writer, WriterOfArrow
 
 # Which part of an object a request wants: all of it, one range of its bytes, or nothing that it has already.
 

@@ -25,13 +25,13 @@ from dormouse.service.routes import By, IdempotencyKey, chosen_id, job_answer, j
 from dormouse.service.running import Answer
 from dormouse.service.security import SEGMENT, Place, Right, check_may, served
 from dormouse.service.work import FileWork, Opened
-from dormouse.verbs.long_work import KINDS, check_request, functions
-from dormouse.verbs.row_work import start_query
+from dormouse.verbs.jobs import check_request, functions, kinds
+from dormouse.verbs.rows import start_query
 
 PARQUET = "application/vnd.apache.parquet"
 CHUNK_BYTES = 1 << 20
-WITHOUT_PATHS = KINDS.keys() - {"row_query"}
-"""The kinds of jobs whose results have texts of the service; rows are what they are."""
+WITH_ROWS = "row_query"
+"""The kind of jobs whose results have rows, which are what they are; the others have texts of the service."""
 AGAIN_SECONDS = 10.0
 """After the end of a worker, before another is made."""
 
@@ -60,8 +60,9 @@ def start(
     here: Here, parsing: Parsing, holder: By, body: documents.JobRequest, key: IdempotencyKey = None
 ) -> Response:
     """A query whose answer becomes an object, an ingest of objects, a round of compaction or splits."""
-    if body.kind not in KINDS or body.kind in SENT:
-        known = ", ".join(kind for kind in KINDS if kind not in SENT)
+    started = [kind for kind in kinds() if kind not in SENT]
+    if body.kind not in started:
+        known = ", ".join(started)
         raise InvalidInput(f"kind {body.kind[:80]!r} is none of {known}")
     chosen = chosen_id(body.job_id, key)
     check_may(holder, body.kind)
@@ -112,7 +113,7 @@ def cancel(here: Here, holder: By, job_id: JobId) -> Response:
 def result(here: Here, holder: By, job_id: JobId) -> Response:
     """When it is complete."""
     found = here.jobs.result(job_id, holder.owner)
-    if here.jobs.status(job_id, holder.owner).kind in WITHOUT_PATHS:
+    if here.jobs.status(job_id, holder.owner).kind in kinds().keys() - {WITH_ROWS}:
         found = without_paths(found, hiding(here.objects.url))
     return JSONResponse({"result": found})
 

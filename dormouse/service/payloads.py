@@ -13,14 +13,15 @@ from pydantic import Field
 
 from dormouse.errors import DormouseError, InvalidPayload, PayloadCorrupt
 from dormouse.payloads.keys import PayloadKey, check_application_kind, checked
-from dormouse.service import documents
 from dormouse.service.declared import JsonRoute
-from dormouse.service.documents import AnswerDocument, problems
+from dormouse.service.documents import problems
 from dormouse.service.problems import problem_of
 from dormouse.service.routes import Here, Service
 from dormouse.service.running import Answer
 from dormouse.service.security import SEGMENT, Place, Right, served
 from dormouse.service.work import ReplyWork
+from dormouse.verbs.verb import Document
+from dormouse.verbs.verb import Request as RequestDocument
 
 MANY_MAX = 1_000
 """How many payloads a request may name."""
@@ -39,7 +40,7 @@ payloads = APIRouter(prefix="/v1/payloads", tags=["payloads"], route_class=JsonR
 payload_writes = APIRouter(prefix="/v1/payloads", tags=["payloads"], route_class=JsonRoute)
 
 
-class KeyDocument(documents.Request):
+class KeyDocument(RequestDocument):
     """The key of a payload."""
 
     tenant: str = Field(description="whose it is")
@@ -56,25 +57,25 @@ class PutDocument(KeyDocument):
     content: Any = Field(description="any JSON value, null too")
 
 
-class PutManyRequest(documents.Request):
+class PutManyRequest(RequestDocument):
     """Payloads, of which all are kept or none; of one key, the last."""
 
     payloads: list[PutDocument] = Field(max_length=MANY_MAX)
 
 
-class GetManyRequest(documents.Request):
+class GetManyRequest(RequestDocument):
     """The keys of payloads."""
 
     keys: list[KeyDocument] = Field(max_length=MANY_MAX)
 
 
-class Kept(AnswerDocument):
+class Kept(Document):
     """How many payloads were sent, and are kept."""
 
     kept: int
 
 
-class PayloadList(AnswerDocument):
+class PayloadList(Document):
     """For each key, in order, its `content`, or the `problem` in place of it."""
 
     payloads: list[dict[str, Any]]

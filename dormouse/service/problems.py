@@ -115,7 +115,7 @@ class Refused(DormouseError):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ProblemDetails:
     """A problem document: `kind` is the error's class in kebab case."""
 
     status: int
@@ -139,7 +139,7 @@ class Problem:
         return Response(self.text, self.status, headers=dict(self.headers), media_type=MEDIA_TYPE)
 
 
-def problem_of(error: BaseException, hide: Callable[[str], str] = lambda text: text) -> Problem:
+def problem_of(error: BaseException, hide: Callable[[str], str] = lambda text: text) -> ProblemDetails:
     """What a client is told of an error; of one that is not ours, nothing but that there was one.
 
     `hide` takes out of the detail what the client must not read.
@@ -157,17 +157,19 @@ def problem_of(error: BaseException, hide: Callable[[str], str] = lambda text: t
             status = next((status for known, status in _STATUSES if isinstance(error, known)), 500)
             title = (type(error).__doc__ or "").splitlines()[0]
         case _:
-            return Problem(500, "internal-error", "The service failed.", "the service's log says why")
+            return ProblemDetails(500, "internal-error", "The service failed.", "the service's log says why")
     headers = {**_headers(status), **headers}
     data = without_paths(error.data, lambda text: shortened(hide(text)))
-    return Problem(status, kind, title, shortened(hide(str(error))), headers, data)
+    return ProblemDetails(status, kind, title, shortened(hide(str(error))), headers, data)
 
 
-def http_problem(status: int, detail: str | None = None, headers: Mapping[str, str] | None = None) -> Problem:
+def http_problem(
+    status: int, detail: str | None = None, headers: Mapping[str, str] | None = None
+) -> ProblemDetails:
     """Of a status that HTTP itself asks for, such as 404 for a path that leads nowhere."""
     phrase = HTTPStatus(status).phrase
     kind = phrase.lower().replace(" ", "-")
-    return Problem(status, kind, f"{phrase}.", shortened(detail or phrase), headers or {})
+    return ProblemDetails(status, kind, f"{phrase}.", shortened(detail or phrase), headers or {})
 
 
 def _unfit(errors: Sequence[Any]) -> str:

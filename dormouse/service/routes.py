@@ -13,27 +13,23 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.errors import DormouseError, InstanceError, InvalidInput
 from dormouse.jobs.job import Job
 from dormouse.model.cut import when_of_text
-from dormouse.model.schema import Schema
+from dormouse.model.json_values import json_value
 from dormouse.model.text import path_segment
-from dormouse.model.types import json_value
 from dormouse.objects.names import hiding, without_paths
 from dormouse.reading.sql.engine import Sessions
-from dormouse.reading.streams import Interruption
-from dormouse.reading.where import parse_parameters, parse_where
 from dormouse.service import documents
 from dormouse.service import documents as wire
-from dormouse.service.declared import JsonRoute, Served
-from dormouse.service.documents import ANSWERS, PLANS, READS, STREAMS, problems
-from dormouse.service.formats import preferred_format
+from dormouse.service.declared import Served
+from dormouse.service.documents import ANSWERS, READS, problems
 from dormouse.service.metrics import CONTENT_TYPE, Metrics
-from dormouse.service.running import Answer, Runner
+from dormouse.service.running import Runner
 from dormouse.service.security import SEGMENT, Place, Right, served
-from dormouse.service.work import DocumentWork, Limits, QueryWork
+from dormouse.service.work import Limits
 from dormouse.settings.service import Holder
+from dormouse.verbs.reading import schema_of
 
 T = TypeVar("T")
 PAGE_ROWS, PAGE_ROWS_MAX = 100, 10_000
@@ -94,9 +90,6 @@ health = APIRouter(tags=["health"], route_class=Served)
 tables = APIRouter(prefix="/v1/tables", tags=["tables"], route_class=Served)
 
 
-queries = APIRouter(prefix="/v1", tags=["queries"], route_class=JsonRoute)
-
-
 @health.get("/health", response_model=documents.Health, summary="Whether the process answers")
 @served(Right.PUBLIC, Place.LOOP)
 async def alive() -> Response:
@@ -151,7 +144,8 @@ def describe_table(
 ) -> Response:
     """Its schema, properties and layout; with `counts`, what it consists of now."""
     found = here.instance.table(table)
-    schema = _schema(found, cut if as_of is None else as_of)
+    moment = cut if as_of is None else when_of_text(as_of)
+    schema = schema_of(found, moment)
     status = found.status() if counts else None
     if status is not None:
         here.metrics.tell_consumers(table, status.consumers)
@@ -194,125 +188,6 @@ def list_files(here: Here, table: TableNamed, after: After = None, limit: Limit 
     return JSONResponse({"files": [wire.file(found.schema, one) for one in page], "next": following})
 
 
-@queries.post(
-    "/tables/{table}/plan",
-    response_model=documents.Plan,
-    responses=PLANS,
-    summary="What a query would read",
-)
-@served(Right.HOLDER, Place.QUERIES)
-async def plan(here: Here, table: TableNamed, body: documents.PlanRequest) -> Response:
-    """Partitions, files and bytes; reads none of them."""
-
-    def make() -> Any:
-        found = here.instance.table(table)
-        return found.explain(_where(found, body), as_of=_moment(body.as_of))
-
-    return Answer(Place.QUERIES, "plan", DocumentWork(make))
-
-
-@queries.post(
-    "/tables/{table}/query",
-    response_class=Response,
-    responses=STREAMS,
-    summary="Rows of a table, in key order",
-)
-@served(Right.HOLDER, Place.QUERIES, Place.STATEMENTS)
-async def query(here: Here, table: TableNamed, body: documents.QueryRequest, request: Request) -> Response:
-    """Streamed in the format that `Accept` likes best. Sees the table as it is when the query starts.
-
-    An answer that fails on its way breaks off: its connection is closed without the end of the stream. In
-    Arrow an empty batch then has the problem as metadata, under `dormouse.problem`.
-    """
-
-    interruption = Interruption()
-
-    def rows() -> Any:
-        found = here.instance.table(table)
-        return found.query(
-            _where(found, body),
-            body.columns,
-            limit=body.limit,
-            offset=body.offset,
-            descending=body.descending,
-            as_of=_moment(body.as_of),
-            interruption=interruption,
-            verify=body.verify,
-            # a sort of any size, for which statements have processes of their own
-            sessions=here.sessions,
-        )
-
-    place = Place.STATEMENTS if body.descending else Place.QUERIES
-    return _streamed(here, place, request, "query", rows, interruption.set)
-
-
-@queries.post(
-    "/tables/{table}/changes",
-    response_class=Response,
-    responses=STREAMS,
-    summary="Rows that came and went between two moments",
-)
-@served(Right.HOLDER, Place.QUERIES)
-async def changes(
-    here: Here, table: TableNamed, body: documents.ChangesRequest, request: Request
-) -> Response:
-    """Rows that came, and those that deletions and restores took; streamed as rows are.
-
-    `_change` says which: "insert" or "delete", of a keyed table "upsert" or "delete".
-    """
-    interruption = Interruption()
-
-    def rows() -> Any:
-        after, till = _moment(body.after), _moment(body.till)
-        return here.instance.table(table).changes(after, till, body.columns, interruption=interruption)
-
-    return _streamed(here, Place.QUERIES, request, "changes", rows, interruption.set)
-
-
-@queries.post("/sql", response_class=Response, responses=STREAMS, summary="The answer of a SELECT")
-@served(Right.HOLDER, Place.STATEMENTS)
-async def sql(here: Here, body: documents.StatementRequest, request: Request) -> Response:
-    """One statement over the tables of the instance, by name; streamed as the rows of a table are."""
-    interruption = Interruption()
-
-    def rows() -> Any:
-        parameters = parse_parameters(body.parameters)
-        return here.instance.sql(
-            body.statement,
-            parameters,
-            as_of=_moment(body.as_of),
-            interruption=interruption,
-            sessions=here.sessions,
-            verify=body.verify,
-        )
-
-    return _streamed(here, Place.STATEMENTS, request, "sql", rows, interruption.set)
-
-
-@queries.post(
-    "/sql/plan", response_model=documents.StatementPlan, responses=PLANS, summary="What a SELECT would read"
-)
-@served(Right.HOLDER, Place.STATEMENTS)
-async def plan_sql(here: Here, body: documents.StatementPlanRequest) -> Response:
-    """For each table that the statement reads: partitions, files and bytes."""
-
-    interruption = Interruption()
-
-    def make() -> Any:
-        parameters = parse_parameters(body.parameters)
-        return {
-            "tables": here.instance.explain_sql(
-                body.statement,
-                parameters,
-                as_of=_moment(body.as_of),
-                interruption=interruption,
-                sessions=here.sessions,
-            )
-        }
-
-    return Answer(Place.STATEMENTS, "sql_plan", DocumentWork(make, interruption.set))
-
-
 def page_by_name(named: Mapping[str, T], after: str | None, limit: int | None) -> tuple[list[T], str | None]:
     """Returns a page of what has a name, in the order of names, and after which name the next page begins."""
     names = sorted(name for name in named if after is None or name > after)
@@ -324,37 +199,6 @@ def page_of(found: Sequence[T], limit: int) -> tuple[Sequence[T], T | None]:
     """Returns a page, and its last one where more follow it: of what was asked for with one more."""
     page = found[:limit]
     return page, page[-1] if len(page) < len(found) else None
-
-
-def _schema(found: Table, as_of: str | int | None) -> Schema:
-    """The columns of now, as a table has them that was just looked up, or of a moment."""
-    return found.known_schema if as_of is None else found.schema_at(_moment(as_of))
-
-
-def _where(found: Table, body: documents.PlanRequest) -> dict[str, Any]:
-    """What is asked of the columns; `InvalidInput` where they are others than those that it is written by."""
-    schema = _schema(found, body.as_of)
-    if body.schema_id not in (None, wire.schema_id(found, schema)):
-        raise InvalidInput(f"the columns of table {found.known_name!r} were changed: look it up again")
-    return parse_where(schema, body.where)
-
-
-def _moment(as_of: str | int | None) -> Any:
-    return when_of_text(as_of) if isinstance(as_of, str) else as_of
-
-
-def _streamed(
-    here: Service,
-    place: Place,
-    request: Request,
-    kind: str,
-    rows: Callable[[], Any],
-    interrupt: Callable[[], object],
-) -> Response:
-    wanted = preferred_format(",".join(request.headers.getlist("accept")))
-    work = QueryWork(rows, wanted, here.limits, interrupt)
-    work.headers = {"vary": "accept"}
-    return Answer(place, kind, work)
 
 
 class Readiness:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path as FilePath
-from typing import IO, Annotated, Any, TypeVar
+from typing import IO, Annotated, Any, TypeVar, cast
 from urllib.parse import quote
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic.fields import FieldInfo
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
@@ -26,29 +28,24 @@ from dormouse.errors import (
     InvalidRow,
 )
 from dormouse.jobs.job import UPLOAD_KEY, check_new_id, new_job_id, new_upload, upload_name
-from dormouse.model.types import json_value
+from dormouse.model.json_values import json_value, parse_parameters
 from dormouse.objects.staging import private_folder
 from dormouse.reading.streams import Interruption
-from dormouse.reading.where import parse_parameters
 from dormouse.rows.changes import LOCK_SECONDS_MAX
 from dormouse.rows.csv_loads import with_moments
 from dormouse.rows.csv_preview import preview_csv
-from dormouse.rows.pages import PAGE_ROWS
 from dormouse.service import documents
-from dormouse.service.declared import JsonRoute, Served, parse_json
+from dormouse.service.declared import Served, parse_json
 from dormouse.service.documents import (
     CSV_BODY,
     CSV_ROWS,
     LOOKS,
-    PAGES,
     PARTS,
     ROWS,
     SENDS,
     CsvLook,
     PutFile,
     RowHistory,
-    RowPage,
-    RowQueryRequest,
     RowTableDescription,
     RowTableList,
     problems,
@@ -68,9 +65,9 @@ from dormouse.service.routes import (
 )
 from dormouse.service.running import Answer, disconnected
 from dormouse.service.security import SEGMENT, UPLOAD, Place, Right, served
-from dormouse.service.work import DocumentWork, FileWork, Opened, QueryWork, ReplyWork, Work
-from dormouse.sources.rows_csv_reader import CsvFormat
-from dormouse.verbs.long_work import check_request
+from dormouse.service.work import FileWork, Opened, QueryWork, ReplyWork, Work
+from dormouse.sources.text_format import HELP, TextFormat, TextOptions, text_format
+from dormouse.verbs.jobs import check_request
 
 # Bodies of CSV and of any bytes: streamed to a file, bounded, and never a part taken for the whole.
 
@@ -216,7 +213,6 @@ _BYTES_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BYT
 
 TableNamed = Annotated[str, Path(description="the name of a row table", examples=["samples"]), SEGMENT]
 rows = APIRouter(prefix="/v1/rows", tags=["row tables"], route_class=Served)
-row_queries = APIRouter(prefix="/v1/rows", tags=["row tables"], route_class=JsonRoute)
 row_files = APIRouter(prefix="/v1/rows", tags=["row tables"], route_class=Served)
 
 
@@ -323,41 +319,6 @@ async def one_file(
     return Answer(Place.FILES, None, FileWork(open_file, _BINARY))
 
 
-@row_queries.post(
-    "/{table}/query",
-    response_model=RowPage,
-    responses=PAGES,
-    summary="A page of a query's rows",
-)
-@served(Right.HOLDER, Place.QUERIES)
-async def query_rows(here: Here, table: TableNamed, body: RowQueryRequest) -> Response:
-    """Of the newest version, or of that on which its first page began.
-
-    It waits for the index of the table for `wait_seconds`. 503 when that is behind still: ask again.
-    """
-
-    interruption = Interruption()
-
-    def make() -> Any:
-        page_rows = body.page_rows
-        if page_rows is None and body.page is None and here.limits.rows_max is not None:
-            page_rows = min(PAGE_ROWS, here.limits.rows_max)
-        page = here.instance.row_table(table).query(
-            body.sql,
-            page_rows,
-            body.page,
-            parameters=parse_parameters(body.parameters),
-            version=body.version,
-            snapshot=body.snapshot,
-            wait_seconds=body.wait_seconds,
-            interruption=interruption,
-        )
-        here.limits.check(len(page.rows), 0)
-        return page.to_json(count=body.count)
-
-    return Answer(Place.QUERIES, "rows", DocumentWork(make, interruption.set, here.limits))
-
-
 @rows.get("/{table}/csv", response_class=Response, responses=CSV_ROWS, summary="Rows as CSV")
 @served(Right.HOLDER, Place.QUERIES)
 async def download_rows(
@@ -373,7 +334,7 @@ async def download_rows(
     header: Annotated[bool, Query(description="with the names of the columns")] = True,
 ) -> Response:
     """Streamed, with ROW_ID and ROW_VERSION: edited and sent again, rows are updated."""
-    how = CsvFormat(separator, header=header)
+    how = text_format(separator=separator, header=header)
     interruption = Interruption()
 
     def open_rows() -> Any:
@@ -398,26 +359,28 @@ def _parameters(text: str | None) -> list[Any] | dict[str, Any] | None:
     return parse_parameters(found)
 
 
-class CsvGiven:
-    """How a body of CSV is written: query parameters, as the fields of `CsvFormat`."""
-
-    def __init__(
-        self,
-        separator: Annotated[str | None, Query(description="between cells, or tab")] = None,
-        quote: Annotated[str, Query(description="around cells; nothing for none")] = '"',
-        escape: Annotated[str | None, Query(description="before a quote that is none")] = None,
-        header: Annotated[bool, Query(description="whether the first row names the columns")] = True,
-        skip_lines: Annotated[int, Query(description="lines before the header")] = 0,
-        null: Annotated[str | None, Query(description="a text that stands for nothing")] = None,
-    ) -> None:
-        self.separator = separator
-        self.given = (quote or None, escape, header, skip_lines, null)
-
-    def format(self, separator: str) -> CsvFormat:
-        return CsvFormat(self.separator or separator, *self.given)
+def _csv_given(**given: Any) -> TextOptions:
+    """Returns how a body of CSV is said to be written."""
+    return cast(TextOptions, {name: value for name, value in given.items() if value is not None})
 
 
-Csv = Annotated[CsvGiven, Depends()]
+def _query_of(name: str, field: FieldInfo) -> inspect.Parameter:
+    """Returns an option of `TextFormat` as a query parameter; without a separator the media type tells it."""
+    kind: Any = {"quote": str, "null": list[str]}.get(name, field.annotation)
+    default = None if name in ("separator", "escape", "null") else field.default
+    kind = kind | None if default is None else kind
+    query = Annotated[kind, Query(description=HELP[name])]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=query)
+
+
+_csv_given.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [_query_of(name, field) for name, field in TextFormat.model_fields.items()]
+)
+Csv = Annotated[dict[str, Any], Depends(_csv_given)]
+
+
+def _format(request: Request, given: Mapping[str, Any]) -> TextFormat:
+    return text_format(**{"separator": separator_of(request), **given})
 
 
 @row_files.post(
@@ -435,7 +398,7 @@ async def preview_rows(
     whole: Annotated[bool, Query(description="look at all of it, not at its first 64 MB")] = False,
 ) -> Response:
     """Which columns a table for it would have, and its first rows."""
-    how = csv.format(separator_of(request))
+    how = _format(request, csv)
     interruption = Interruption()
     folder = private_folder("dormouse-preview") / uuid4().hex
     path = folder / "file.csv"
@@ -526,9 +489,9 @@ async def upload_rows(
 ) -> Response:
     """A job, of kind row_upload: rows are inserted, by ROW_ID and ROW_VERSION updated; all, or none."""
     job_id = chosen_id(job_id, key)
-    how = csv.format(separator_of(request))
+    how = _format(request, csv)
     upload = new_upload()
-    asked = {"table": table, **asdict(how), "dry_run": dry_run, "upload": upload}
+    asked = {"table": table, **how.to_json(), "dry_run": dry_run, "upload": upload}
     asked |= {"as_new": True} if as_new else {}  # a worker of before refuses what it does not know
     asked |= {} if change_id is None else {"change_id": change_id}
     asked |= {} if wait_seconds is None else {"wait_seconds": wait_seconds}

@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from dormouse.errors import DormouseError
 from dormouse.service.metrics import Metrics
-from dormouse.service.problems import Problem, Refused, problem_of
+from dormouse.service.problems import ProblemDetails, Refused, problem_of
 from dormouse.service.security import Place
 from dormouse.service.work import Making, Work
 from dormouse.settings.service import ServiceSettings
@@ -118,7 +118,7 @@ class Answer(Response):
     """The answer of one request: does its work when it is sent. One with a kind is counted as a query."""
 
     runner: Runner
-    _problem_of: Callable[[BaseException], Problem]
+    _problem_of: Callable[[BaseException], ProblemDetails]
 
     def __init__(self, place: Place, kind: str | None, work: Work) -> None:
         super().__init__()
@@ -320,7 +320,7 @@ class Sending:
         connection = self._scope["state"].get("connection")
         return 0 if connection is None else int(connection.untaken_bytes)
 
-    async def send_problem(self, problem: Problem) -> None:
+    async def send_problem(self, problem: ProblemDetails) -> None:
         async def nothing() -> Any: ...
 
         await problem.response()(self._scope, nothing, self._send)

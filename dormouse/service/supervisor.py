@@ -36,7 +36,7 @@ from dormouse.service.protocol import (
 from dormouse.service.security import PAYLOADS, shown_host, tls_context
 from dormouse.settings.process import environment
 from dormouse.settings.service import ServiceSettings, read_holders
-from dormouse.verbs.long_work import KINDS
+from dormouse.verbs.jobs import kinds
 
 logger = logging.getLogger("dormouse.service")
 AGAIN_SECONDS = 1.0
@@ -215,7 +215,7 @@ def check(settings: ServiceSettings) -> None:
     """Reads the files that the settings name; `InvalidInput` names the one that cannot be used."""
     _ = settings.secret
     if settings.job_tokens_file is not None:
-        read_holders(settings.job_tokens_file, (*KINDS, PAYLOADS))
+        read_holders(settings.job_tokens_file, (*kinds(), PAYLOADS))
     if settings.tls_certificate and settings.tls_key:
         tls_context(settings.tls_certificate, settings.tls_key)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 from starlette.responses import Response
 
-from dormouse.model.types import json_value
+from dormouse.model.json_values import json_value
 from dormouse.service.formats import Format, pieces
 from dormouse.service.problems import Refused
 

@@ -15,14 +15,9 @@ from dormouse.settings.process import PREFIX, load
 # The fields of what a lambda is called with: each is there and of its kind, or one line names it.
 
 T = TypeVar("T")
-_KINDS: dict[type, str] = {str: "text", int: "a whole number", list: "a list", dict: "an object"}
-
-TABLE_READS = ("describe", "list", "show")
-TABLE_CHANGES = (
-    "add-column", "convert-layout", "create", "drop", "drop-column", "rename", "rename-column", "set",
-    "widen-column",
-)  # fmt: skip
-"""What the two lambdas for tables do: the first changes nothing."""
+_KINDS: dict[type, str] = {
+    str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "an object",
+}  # fmt: skip
 
 
 def field(event: Any, path: str, kind: type[T], what: str = "the event") -> T:
@@ -37,13 +32,13 @@ def field(event: Any, path: str, kind: type[T], what: str = "the event") -> T:
         found, name = found.get(part), f"{part!r} of {name}"
         if found is None or found in ("", [], {}):
             raise InvalidInput(f"{what} has no {path!r}")
-    if not isinstance(found, kind) or isinstance(found, bool):
+    if not isinstance(found, kind) or isinstance(found, bool) != (kind is bool):
         raise InvalidInput(f"{path!r} of {what} must be {_KINDS[kind]}, not {_shown(found)}")
     return found
 
 
 def _shown(value: Any) -> str:
-    names = {type(None): "null", bool: "true or false", float: "a fraction", **_KINDS}
+    names = {type(None): "null", float: "a fraction", **_KINDS}
     return names.get(type(value), type(value).__name__)
 
 

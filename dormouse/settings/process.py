@@ -111,6 +111,10 @@ class Settings(BaseSettings):
     """For how long after their day (in UTC) ended payloads stay in PostgreSQL: with 25,200, until 7:00. A day
     that is named is offloaded at once when it is over."""
 
+    objects_kept_seconds: float = Field(default=86_400, ge=900, le=31_536_000)
+    """How long an object stays that nothing relies on any more, or that a process which died has left, of
+    payloads, large commit requests and jobs. Of a table its properties say it."""
+
     spark_master: Annotated[str | None, Optional] = None
     """Spark's master, like local[4] or spark://host:7077; None means every core of this machine."""
 

@@ -1,12 +1,12 @@
-"""Files of CSV as streams of batches: in the usual format, or in the one that their beginning tells."""
+"""Files of CSV as rows of a table: in the usual format, or in the one that their beginning tells."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -16,19 +16,8 @@ from dormouse.model.schema import Schema
 from dormouse.model.types import STRING
 from dormouse.sources.data_files import DataFile, Files
 from dormouse.sources.odd_numbers import WatchedNumbers
-from dormouse.sources.text_format import (
-    NeverClosed,
-    TextFormat,
-    column_name,
-    column_of,
-    csv_rows,
-    file_header,
-    last_line,
-    line_of,
-    open_csv,
-    opened,
-    unfit,
-)
+from dormouse.sources.text_format import FileFormat
+from dormouse.sources.text_reader import NeverClosed, NotText, TextFile, UnfitCell, Unreadable
 from dormouse.sources.text_values import TIMES, UnfitRow, UnfitText, day_orders, read_types, typed
 
 if TYPE_CHECKING:
@@ -37,28 +26,21 @@ if TYPE_CHECKING:
 _ADVICE = "; if it stands for null, say so (--null), or give the column another type (--type)"
 _UNKNOWN_MAX = 1_000
 """Of a file with more columns that are not in the schema, no other format is looked for: it takes minutes."""
-_NOT_UTF8 = "invalid UTF8"
-_EMPTY = ("",)
-_OTHER = "; say which encoding it has (--encoding), or make it one"
-
-
-class _Unreadable(InvalidData):
-    """Its columns are those that are wanted, but a row is not."""
 
 
 class _UnknownColumns(InvalidData):
-    """Its header has the columns of the schema, and others, or very many others."""
+    """A header that has the columns of the schema, and others, or very many others."""
 
 
 class _Unsure(InvalidData):
-    """It can be read, in more than one way."""
+    """A file that can be read in more than one way."""
 
 
-class _Formatted(_Unreadable):
-    """Its times have a format, with which a row is not readable."""
+class _Formatted(Unreadable):
+    """A row that is not readable with the format of its times."""
 
 
-def csv_format(file: DataFile, schema: Schema) -> TextFormat:
+def csv_format(file: DataFile, schema: Schema) -> FileFormat:
     """What the file was found to be, or the usual format, if its beginning can be read so; or it is sniffed.
 
     Raises `InvalidData` when neither has the columns of the schema.
@@ -67,12 +49,12 @@ def csv_format(file: DataFile, schema: Schema) -> TextFormat:
     known = file.given.formats.get(str(file.path))
     if known is not None:
         return _tried(file, schema, known)
-    if file.given.says_format:
+    if file.given.said or file.given.time_formats:
         return _sniffed(file, schema)
     try:
-        return _tried(file, schema, TextFormat())
-    except _UnknownColumns:
-        raise  # another format would not find fewer
+        return _tried(file, schema, FileFormat())
+    except (_UnknownColumns, NeverClosed):
+        raise  # another format would not find fewer columns, and might find the quotes to be characters
     except InvalidData as error:
         usual = error
     try:
@@ -83,7 +65,8 @@ def csv_format(file: DataFile, schema: Schema) -> TextFormat:
         raise
     except InvalidData as error:
         # of a file whose columns are found as usual, the first error tells what is wrong
-        raise (usual if isinstance(usual, _Unreadable) and _NOT_UTF8 not in str(usual) else error) from None
+        is_found = isinstance(usual, Unreadable) and not isinstance(usual, NotText)
+        raise (usual if is_found else error) from None
 
 
 def _check_plain(schema: Schema, names: Iterable[str]) -> None:
@@ -94,23 +77,23 @@ def _check_plain(schema: Schema, names: Iterable[str]) -> None:
         raise InvalidData(f"column {nested!r} is {kind}, which CSV cannot hold; use Parquet")
 
 
-def _sniffed(file: DataFile, schema: Schema) -> TextFormat:
+def _sniffed(file: DataFile, schema: Schema) -> FileFormat:
     from dormouse.sources.sniffing import GUESSED, sniff
 
     # what was guessed of the load's first file, and shown, may be guessed of the others
-    guesses = any(one.encoding == GUESSED for one in file.given.formats.values())
+    guesses = any(one.text.encoding == GUESSED for one in file.given.formats.values())
     found = sniff(file, guess_encoding=guesses)
     how = replace(found.format, time_formats=_time_formats(found, file.given, schema))
     inside = [name for name in schema.names if name not in dict(file.folders)]
     names, absent = inside[: len(how.names)], inside[len(how.names) :]
     # what was added to the table since the file was written comes last
     is_named = len(names) == len(how.names) and all(map(schema.is_optional, absent))
-    if not how.has_header and file.given.header is False and is_named:
+    if not how.text.header and file.given.header is False and is_named:
         how = replace(how, names=tuple(names))
     try:
         return _tried(file, schema, how)
-    except _Unreadable as error:
-        raise (_Formatted(*error.args) if how.time_formats else error) from None
+    except Unreadable as error:
+        raise (_Formatted(*error.args, **error.data) if how.time_formats else error) from None
 
 
 def _time_formats(found: Sniffed, given: Files, schema: Schema) -> tuple[tuple[str, str], ...]:
@@ -137,25 +120,26 @@ def _time_formats(found: Sniffed, given: Files, schema: Schema) -> tuple[tuple[s
     return tuple(chosen.items())
 
 
-def _tried(file: DataFile, schema: Schema, how: TextFormat) -> TextFormat:
-    """The format, if the beginning of the file is of the schema by it."""
-    _check_header(file, schema, how)
+def _tried(file: DataFile, schema: Schema, how: FileFormat) -> FileFormat:
+    """Returns the format, if the beginning of the file is of the schema by it."""
+    text = TextFile(file.path, how.text, how.names)
+    names = [*text.names, *(name for name, _ in file.folders if name not in text.names)]
+    _check_header(names, schema)
+    _check_plain(schema, text.names)
     types = _types(file, schema, how)
-    with _located(file, how, [0]):
+    with _located(text, [0]):
         try:
-            names, told = _try_types(file, schema, how, types)
-        except pa.ArrowInvalid as error:
-            names, told = _try_types(file, schema, how, _whole_as_text(error, file, how, types))
-    absent = tuple(name for name in schema.names if name not in names and name not in told)
+            first = next(_read(text, how, types), None)
+        except UnfitCell as error:
+            first = next(_read(text, how, _whole_as_text(error, text, types)), None)
+        if first is not None:
+            typed(first, schema, how)
+    absent = tuple(name for name in schema.names if name not in names)
     return replace(how, absent=absent) if absent else how
 
 
-def _check_header(file: DataFile, schema: Schema, how: TextFormat) -> None:
+def _check_header(names: list[str], schema: Schema) -> None:
     """Raises `InvalidData` for a header with other columns than the schema's, before a row is read."""
-    names = file_header(file.path, how)
-    if not names:
-        return
-    names += [name for name, _ in file.folders if name not in names]
     try:
         check_names(names, schema)
     except InvalidData as error:
@@ -165,67 +149,59 @@ def _check_header(file: DataFile, schema: Schema, how: TextFormat) -> None:
         raise
 
 
-def _try_types(
-    file: DataFile, schema: Schema, how: TextFormat, types: Mapping[str, pa.DataType]
-) -> tuple[list[str], list[str]]:
-    """Returns the names of a file's columns, and of those that only its folders have.
-
-    Raises `InvalidData`, or Arrow's error, if the beginning of the file does not fit the schema.
-    """
-    with opened(file.path) as stream, open_csv(stream, how, types) as reader:
-        names = reader.schema.names
-        told = [name for name, _ in file.folders if name not in names]
-        # their types are those that the reader is given, or not there yet
-        check_names([*names, *told], schema)
-        _check_plain(schema, names)
-        first = next(iter(reader), None)
-        if first is not None:
-            typed(first, schema, how)
-    return names, told
-
-
 def _whole_as_text(
-    error: pa.ArrowInvalid, file: DataFile, how: TextFormat, types: Mapping[str, pa.DataType]
+    error: UnfitCell, text: TextFile, types: Mapping[str, pa.DataType]
 ) -> dict[str, pa.DataType]:
     """Returns types with text for whole numbers, if Arrow's reader failed at one: it does not read 5.0.
 
     Raises the error again if it has another cause.
     """
-    number = column_of(error)
-    if number is None or not pa.types.is_integer(types.get(column_name(file.path, how, number), pa.null())):
+    if not pa.types.is_integer(types.get(text.names[error.column], pa.null())):
         raise error
     return {name: pa.string() if pa.types.is_integer(kind) else kind for name, kind in types.items()}
+
+
+def _read(
+    text: TextFile,
+    how: FileFormat,
+    types: Mapping[str, pa.DataType],
+    only: Sequence[str] | None = None,
+    watch: WatchedNumbers | None = None,
+) -> Iterator[pa.RecordBatch]:
+    batches = text.batches(types, only=only, decimal_point=how.decimal_point, watch=watch)
+    names = list(text.names if only is None else only)
+    return (pa.RecordBatch.from_arrays(batch.columns, names=names) for batch in batches)
 
 
 def csv_batches(file: DataFile, schema: Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a file, with those columns of the schema that it has; `InvalidData` names the line."""
     how = file.format or csv_format(file, schema)
-    rows, types = [0], _types(file, schema, how)
-    # in a text that must not be null, what stands for null in other columns is a text
+    text, types = TextFile(file.path, how.text, how.names), _types(file, schema, how)
     fields = [one for one in schema.fields if one.name in types]
+
+    def as_texts(names: list[str], text: TextFile = text) -> Iterator[pa.RecordBatch]:
+        return _read(text, how, dict.fromkeys(names, pa.string()), names)
+
+    def watched(types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        watch = WatchedNumbers(how, file.given, fields)
+        return watch.checked(_read(text, how, types, watch=watch), as_texts)
+
+    def from_start() -> Iterator[pa.RecordBatch]:
+        read = 0
+        try:
+            for batch in watched(types):
+                yield batch
+                read += 1
+        except UnfitCell as error:
+            yield from islice(watched(_whole_as_text(error, text, types)), read, None)
+
+    rows, batches = [0], from_start()
+    # in a text that must not be null, what stands for null in other columns is a text
     texts = [one.name for one in fields if one.type == STRING and not one.nullable]
-    with _located(file, how, rows), ExitStack() as streams:
-
-        def as_texts(names: list[str], how: TextFormat = how) -> Iterator[pa.RecordBatch]:
-            again = streams.enter_context(opened(file.path))
-            return csv_rows(again, how, types | dict.fromkeys(names, pa.string()), names)
-
-        def watched(types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-            stream = WatchedNumbers(streams.enter_context(opened(file.path)), how, file.given, fields)
-            return stream.checked(csv_rows(cast(BinaryIO, stream), how, types), as_texts)
-
-        def from_start() -> Iterator[pa.RecordBatch]:
-            read = 0
-            try:
-                for batch in watched(types):
-                    yield batch
-                    read += 1
-            except pa.ArrowInvalid as error:
-                yield from islice(watched(_whole_as_text(error, file, how, types)), read, None)
-
-        batches = from_start()
-        if texts and how.null_texts != _EMPTY:
-            others = as_texts(texts, replace(how, null_texts=_EMPTY))
+    with _located(text, rows):
+        if texts and how.text.null:
+            plain = TextFile(file.path, how.text.model_copy(update={"null": ()}), how.names)
+            others = as_texts(texts, plain)
             batches = (_with_texts(*both) for both in zip(batches, others, strict=True))
         for batch in batches:
             yield typed(batch, schema, how)
@@ -238,29 +214,19 @@ def _with_texts(batch: pa.RecordBatch, texts: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _types(file: DataFile, schema: Schema, how: TextFormat) -> dict[str, pa.DataType]:
+def _types(file: DataFile, schema: Schema, how: FileFormat) -> dict[str, pa.DataType]:
     outside = {*dict(file.folders), *how.absent}
     return {name: kind for name, kind in read_types(schema, how).items() if name not in outside}
 
 
 @contextmanager
-def _located(file: DataFile, how: TextFormat, rows: list[int]) -> Iterator[None]:
-    """Says on which line of the file it is what does not fit; `rows` were read before."""
+def _located(text: TextFile, rows: list[int]) -> Iterator[None]:
+    """Names the line of what does not fit; `rows` were read before."""
     try:
         yield
     except UnfitRow as error:
         row = int(rows[0] + error.place)
-        line = line_of(file.path, how, row)
         advice = _ADVICE if isinstance(error, UnfitText) else ""
-        said = f"line {line:,}: {error.after(rows[0])}{advice}"
-        raise _Unreadable(said, **error.data, line=line, row=row) from None
-    except NeverClosed as error:
-        line = last_line(file.path, how)
-        raise _Unreadable(f"line {line:,}: {error}", line=line) from None
-    except UnicodeDecodeError:
-        raise _Unreadable(f"is not {how.encoding}{_OTHER}") from None
-    except pa.ArrowInvalid as error:
-        text = str(error)
-        advice = _ADVICE if "invalid value" in text else _OTHER * (_NOT_UTF8 in text)
-        found = unfit(error, file.path, how)
-        raise _Unreadable(f"{found}{advice}", **found.data) from None
+        raise text.refused(row + 1, f"{error.after(rows[0])}{advice}", **error.data) from None
+    except UnfitCell as error:
+        raise text.unfit(error, _ADVICE) from None

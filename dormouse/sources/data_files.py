@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, cast
 from urllib.parse import unquote, urlsplit
 
-from dormouse.errors import InvalidData, InvalidInput, InvalidName, ObjectStoreError, one_line
+from dormouse.errors import InvalidData, InvalidName, ObjectStoreError, one_line
 from dormouse.model.types import DataType
 from dormouse.objects.store import open_store
-from dormouse.sources.text_format import TextFormat
+from dormouse.sources.text_format import FileFormat, TextOptions, text_format
 
 Kind = Literal["parquet", "csv", "json"]
 KINDS: dict[str, Kind] = {
@@ -52,9 +52,10 @@ class Files:
     """Files to be read, and what is known of how they are written; what is not said is found out.
 
     `paths` are one or several: of files, folders, patterns, `https://` and `s3://` URLs, or "-" for standard
-    input. Of text: its `delimiter`, `quote` ("" for none), whether it has a `header`, its `encoding`, and the
-    `null_texts` beside nothing at all. `types` are those of columns whose inferred ones are not meant, and
-    `time_formats` those of their times, as of strptime. `row_number` is a column of running numbers to add.
+    input. Of text: its `delimiter`, `quote` ("" for none), `escape`, whether it has a `header`, the lines to
+    skip (`skip_lines`), its `encoding`, and the `null_texts` beside nothing at all. `types` are those of
+    columns whose inferred ones are not meant, and `time_formats` those of their times, as of strptime.
+    `row_number` is a column of running numbers to add.
     """
 
     paths: Any
@@ -67,32 +68,26 @@ class Files:
     time_formats: Mapping[str, str] = field(default_factory=dict)
     row_number: str | None = None
     first_row_number: int = 0
+    escape: str | None = None
+    skip_lines: int | None = None
     kind: Kind | None = None
-    formats: Mapping[str, TextFormat] = field(default_factory=dict, repr=False)
+    formats: Mapping[str, FileFormat] = field(default_factory=dict, repr=False)
     found: Sequence[DataFile] = field(default=(), repr=False)
     is_inferred: bool = field(default=False, repr=False)
     """Whether the types of columns, but for `types`, were inferred of the first file."""
 
     @property
-    def says_format(self) -> bool:
-        """Whether anything is said of how text is written."""
-        given = (self.delimiter, self.quote, self.header, self.encoding, self.null_texts)
-        return any(one is not None for one in given) or bool(self.time_formats)
+    def said(self) -> TextOptions:
+        """Returns what is said of how text is written."""
+        nulls = None if self.null_texts is None else [one for one in self.null_texts if one]
+        given = {
+            "separator": self.delimiter, "quote": self.quote, "escape": self.escape, "header": self.header,
+            "skip_lines": self.skip_lines, "null": nulls, "encoding": self.encoding,
+        }  # fmt: skip
+        return cast(TextOptions, {name: value for name, value in given.items() if value is not None})
 
     def __post_init__(self) -> None:
-        for name, most in (("delimiter", 1), ("quote", 1)):
-            given = getattr(self, name)
-            if given is not None and (not isinstance(given, str) or len(given.encode()) > most):
-                raise InvalidInput(f"{name} must be one character of ASCII, not {given!r}")
-        if self.delimiter == "":
-            raise InvalidInput("delimiter must be one character of ASCII, not ''")
-        if self.encoding is not None:
-            try:
-                "".encode(self.encoding)
-            except LookupError:
-                raise InvalidInput(
-                    f"encoding {self.encoding!r} is not known, try latin-1 or utf-16"
-                ) from None
+        text_format(**self.said)
 
 
 @dataclass(frozen=True)
@@ -107,7 +102,7 @@ class DataFile:
     kind: Kind
     given: Files
     folders: tuple[tuple[str, str | None], ...] = ()
-    format: TextFormat | None = None
+    format: FileFormat | None = None
     group_rows: tuple[int, ...] = ()
     group_bytes: tuple[int, ...] | None = None
     staged: object = field(default=None, compare=False, repr=False)

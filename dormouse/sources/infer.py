@@ -19,7 +19,7 @@ from dormouse.model.types import DOUBLE, FLOAT, INT, LONG, STRING, DataType
 from dormouse.sources.data_files import DataFile, Files, are_paths, find_files
 from dormouse.sources.given_rows import INDEX, as_arrow
 from dormouse.sources.json_files import is_empty
-from dormouse.sources.source_files import naming
+from dormouse.sources.text_reader import naming
 from dormouse.sources.text_values import TIMES
 
 SAMPLE_ROWS = 5
@@ -117,7 +117,7 @@ def columns_of_arrow(found: pa.Schema) -> dict[str, DataType]:
 def _types_of(file: DataFile) -> tuple[dict[str, DataType], bool]:
     """Returns a file's columns, and whether there are values of which their types are known."""
     has_rows = True
-    with naming(file):
+    with naming(file.name):
         if is_empty(file):
             return {}, False
         if file.kind == "csv":
@@ -158,7 +158,7 @@ def _of_files(given: Files) -> tuple[str, _Columns, pa.Table | None, Files, Mapp
     found = find_files(given)
     # files without rows say nothing of their columns
     file = next((one for one in found if _has_rows(one)), found[0])
-    with naming(file):
+    with naming(file.name):
         if file.kind == "csv":
             columns, sample, given, unsure = _of_csv(file)
         else:
@@ -179,7 +179,7 @@ def _of_files(given: Files) -> tuple[str, _Columns, pa.Table | None, Files, Mapp
 
 
 def _has_rows(file: DataFile) -> bool:
-    with naming(file):
+    with naming(file.name):
         return not is_empty(file)
 
 
@@ -193,7 +193,7 @@ def _of_csv(file: DataFile) -> tuple[_Columns, pa.Table, Files, Mapping[str, str
     )
     known = replace(
         file.given,
-        null_texts=how.null_texts[1:] if len(how.null_texts) > 1 else file.given.null_texts,
+        null_texts=how.text.null or file.given.null_texts,
         formats={str(file.path): how},
     )
     columns = {name: (kind, True) for name, kind in found.types.items()}

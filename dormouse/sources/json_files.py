@@ -36,7 +36,7 @@ from dormouse.model.types import (
 )
 from dormouse.sources.data_files import DataFile
 from dormouse.sources.odd_numbers import has_long_numbers
-from dormouse.sources.text_format import opened
+from dormouse.sources.text_reader import opened
 from dormouse.sources.text_values import (
     TIMES,
     UnfitRow,

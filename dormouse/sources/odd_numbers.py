@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from dormouse.model.schema import Field
 from dormouse.model.types import DOUBLE, FLOAT, INT, LONG, STRING, DataType
 from dormouse.sources.data_files import Files
-from dormouse.sources.text_format import TextFormat, opened
+from dormouse.sources.text_format import FileFormat
+from dormouse.sources.text_reader import opened
 from dormouse.sources.text_values import LEADING_ZERO, UnfitText, are_large, check_exact, first_unkept
 
 if TYPE_CHECKING:
@@ -53,13 +54,12 @@ _AROUND_NUMBERS = _table(" \t\r\n:,[]{}")
 
 
 class WatchedNumbers:
-    """A stream of CSV, of which `checked` reads those columns again as text that may have odd numbers.
+    """A watch over a file of CSV, of which `checked` reads columns again as text that may have odd numbers.
 
     They are looked for in the bytes. Where types were inferred, this costs a tenth of reading them.
     """
 
-    def __init__(self, stream: BinaryIO, how: TextFormat, given: Files, fields: Sequence[Field]) -> None:
-        self._stream = stream
+    def __init__(self, how: FileFormat, given: Files, fields: Sequence[Field]) -> None:
         self._point = how.decimal_point
         # a column that is said to be of numbers has no codes
         is_guess = bool(given.formats)
@@ -68,18 +68,16 @@ class WatchedNumbers:
         self._floating = [f for f in self._columns.values() if f.type in (DOUBLE, FLOAT)]
         self._has_whole = len(self._floating) < len(self._columns)
         self._is_double_inferred = any(f.name in self._inferred for f in self._floating)
-        self._before = _table(f'{how.delimiter}{how.quote}"\r\n')
-        # of two, as the first may have a byte order mark
-        self._has_odd = bool(self._columns) and "00".encode(how.encoding)[-2:] != b"00"
+        self._before = _table(f'{how.text.separator}{how.text.quote or ""}"\r\n')
+        self._has_odd = False
         self._tail = b"\n\n"
 
-    def read(self, size: int = -1) -> bytes:
-        found = bytes(self._stream.read(size))
+    def see(self, text: bytes) -> None:
+        """Looks for odd numbers in what comes next of the file; no bytes are its end."""
         if self._columns and not self._has_odd:
-            text = self._tail + found
-            self._has_odd = self._odd_in(text + (_UNKNOWN if found else b"\n"))
-            self._tail = text[-_TAIL_BYTES:]
-        return found
+            seen = self._tail + text
+            self._has_odd = self._odd_in(seen + (_UNKNOWN if text else b"\n"))
+            self._tail = seen[-_TAIL_BYTES:]
 
     def checked(
         self, batches: Iterator[pa.RecordBatch], again: Callable[[list[str]], Iterator[pa.RecordBatch]]

@@ -19,19 +19,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
-from dormouse.errors import InvalidData, not_installed, one_line
+from dormouse.errors import DependencyMissing, InvalidData, not_installed, one_line
 from dormouse.model.types import BOOLEAN, DATE, DOUBLE, LONG, STRING, TIMESTAMP, DataType, Field
-from dormouse.sources.data_files import DataFile
+from dormouse.sources.data_files import DataFile, Files
 from dormouse.sources.odd_numbers import are_kept, with_infinities
 from dormouse.sources.text_format import (
+    USUAL,
     UTF_8,
+    FileFormat,
     TextFormat,
-    column_of,
-    header_of,
-    open_csv,
-    opened,
-    unfit,
+    has_tabs,
+    text_format,
 )
+from dormouse.sources.text_reader import BYTE_ORDER_MARKS, OTHER_ENCODING, TextFile, UnfitCell, opened
 from dormouse.sources.text_values import (
     HEXADECIMAL,
     LEADING_ZERO,
@@ -51,11 +51,18 @@ _OF_DUCKDB = {
 }  # fmt: skip
 _READ = {BOOLEAN, LONG, DOUBLE, DATE}
 """What the reader takes by itself."""
-_BOMS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _WHOLE_AND_LONG = r"^\s*[+-]?[0-9]{16,}\s*$"
 _QUOTED = r'(?:^|[,;|\t\r\n{}])"[^"]*(?:""[^"]*)*'
 """A value in quotes, but for its end: it begins where one can, and a quote within another is a character."""
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_OPTIONS = {
+    "separator": "delim",
+    "quote": "quote",
+    "escape": "escape",
+    "header": "header",
+    "skip_lines": "skip",
+}
+"""Our names of options, and the sniffer's."""
 _DELIMITERS = (",", ";", "\t", "|")
 _TITLES_SHARE = 10
 """Of the lines of a file, at most one in so many comes before its rows."""
@@ -70,7 +77,7 @@ class Sniffed:
     `unsure` are other formats of times whose days could be months.
     """
 
-    format: TextFormat
+    format: FileFormat
     types: Mapping[str, DataType]
     sample: pa.Table
     is_whole: bool
@@ -101,26 +108,43 @@ def sniff(file: DataFile, *, guess_encoding: bool) -> Sniffed:
     encoding = file.given.encoding or guessed_encoding(raw)
     if not guess_encoding and encoding == GUESSED and file.given.encoding is None:
         raise InvalidData("is not UTF-8: say which encoding it has, like latin-1")
-    text = _decoded(raw, encoding, file.given.delimiter or "", is_whole=is_whole)
+    said = text_format(**file.given.said)
+    text = _decoded(raw, encoding, said.separator, is_whole=is_whole)
     if not text.strip():
         raise InvalidData("is empty, and says nothing of its columns")
     with tempfile.TemporaryDirectory(prefix="dormouse-") as folder:
         sample = Path(folder) / "sample.csv"
         sample.write_text(text, UTF_8, newline="")
-        how, found = _format(sample, text, file)
-        names, how = _named(text, how)
+        how, found = _format(sample, text, file, said)
+        names, how = _named(sample, how)
         texts = _texts(sample, how, names)
         types, time_formats = _types(texts, found, file, how.decimal_point)
         chosen = {**time_formats, **file.given.time_formats}
         types = _confirmed(sample, how, types, {*file.given.types, *chosen})
     others = {name: other_order(texts[name], one, is_whole=is_whole) for name, one in time_formats.items()}
+    how = replace(how, text=how.text.model_copy(update={"encoding": encoding}))
     return Sniffed(
-        replace(how, encoding=encoding, time_formats=tuple(sorted(chosen.items()))),
+        replace(how, time_formats=tuple(sorted(chosen.items()))),
         types,
         texts,
         is_whole,
         {name: other for name, other in others.items() if other is not None},
     )
+
+
+def other_format(file: TextFile) -> TextFormat | None:
+    """Returns the format that a file is found to have, if nothing was said of it and its header is one cell.
+
+    None if that is no other, or cannot be told: another separator is in that cell.
+    """
+    if file.how != USUAL or file.header is None or len(file.header) > 1:
+        return None
+    given = DataFile(file.path, str(file.path), "csv", Files(file.path))
+    try:
+        other = sniff(given, guess_encoding=False).format.text
+    except (InvalidData, DependencyMissing):
+        return None
+    return other if other.header and other.separator in file.header[0] else None
 
 
 def _head(path: Path) -> tuple[bytes, bool]:
@@ -131,7 +155,7 @@ def _head(path: Path) -> tuple[bytes, bool]:
 
 def guessed_encoding(raw: bytes) -> str:
     """UTF-8 where it is, or what a byte order mark says; else Windows-1252. `InvalidData` for a mixture."""
-    marked = next((name for mark, name in _BOMS if raw.startswith(mark)), None)
+    marked = next((name for mark, name in BYTE_ORDER_MARKS if raw.startswith(mark)), None)
     if marked is not None:
         return marked
     try:
@@ -169,7 +193,7 @@ def _decoded(raw: bytes, encoding: str, delimiter: str, *, is_whole: bool) -> st
         text = decoder.decode(raw, final=is_whole).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise InvalidData(f"line {line}: is not {encoding}; say another encoding") from None
+        raise InvalidData(f"line {line}: is not {encoding}{OTHER_ENCODING}") from None
     if is_whole:
         return text
     end = text.rfind("\n")
@@ -180,38 +204,40 @@ def _decoded(raw: bytes, encoding: str, delimiter: str, *, is_whole: bool) -> st
     return text[: end + 1] if end > 0 else text
 
 
-def _format(sample: Path, text: str, file: DataFile) -> tuple[TextFormat, _Found]:
-    given = file.given
-    options: dict[str, Any] = {"delim": given.delimiter, "quote": given.quote, "header": given.header}
-    if given.delimiter is None and file.path.with_suffix("").suffix + file.path.suffix in {".tsv", ".tab"}:
-        options["delim"] = "\t"
-    asked = [] if given.null_texts is None else list(given.null_texts)
-    found = _sniffed(sample, options, ["", *asked])
-    nulls, point = ["", *(one for one in asked if one)], "."
-    if given.null_texts is None:
-        found, more = _with_nulls(sample, text, options, found)
-        nulls += more
+def _format(sample: Path, text: str, file: DataFile, said: TextFormat) -> tuple[FileFormat, _Found]:
+    is_said = said.model_fields_set
+    if said.skip_lines:  # quotes in which the sniffer takes for those of cells
+        lines = io.StringIO(text, newline="")
+        for _ in range(said.skip_lines):
+            lines.readline()
+        text, sample = lines.read(), sample.with_name("rows.csv")
+        sample.write_text(text, UTF_8, newline="")
+    given = {_OPTIONS[name]: getattr(said, name) or "" for name in is_said if name in _OPTIONS}
+    if "separator" not in is_said and has_tabs(file.path):
+        given["delim"] = "\t"
+    nulls: Sequence[str] = said.null
+    found, point = _sniffed(sample, given, nulls), "."
+    if "null" not in is_said:
+        found, nulls = _with_nulls(sample, text, given, found)
     if found.delimiter != "," and "VARCHAR" in found.kinds and _DECIMAL_COMMA.search(text):
-        with_comma = _sniffed(sample, {**options, "decimal_separator": ","}, nulls)
+        with_comma = _sniffed(sample, {**given, "decimal_separator": ","}, nulls)
         if with_comma.kinds.count("DOUBLE") > found.kinds.count("DOUBLE"):
             found, point = with_comma, ","
     found = _unskipped(found, text)
-    if len(found.names) == 1 and given.delimiter is None:
+    if len(found.names) == 1 and "separator" not in is_said:
         found = _divided(found, text)
-    quote = given.quote if given.quote is not None else found.quote
-    if not quote and given.quote is None and '"' not in text:
-        quote = '"'  # as usual, for what comes after the sample
-    how = TextFormat(
-        delimiter=found.delimiter,
-        quote=quote,
-        escape=found.escape or quote,
-        has_header=found.has_header,
-        skip=found.skip,
-        null_texts=tuple(nulls),
-        decimal_point=point,
-        names=found.names,
-    )
-    return how, found
+    # as usual for what comes after the sample, where it has no quotes
+    quote = found.quote or (None if '"' in text else '"')
+    how: dict[str, Any] = {
+        "separator": found.delimiter,
+        "quote": quote,
+        "escape": found.escape if found.escape not in ("", quote) else None,
+        "header": found.has_header,
+        "skip_lines": found.skip,
+        "null": nulls,
+    }
+    how |= {name: getattr(said, name) for name in is_said if name != "encoding"}
+    return FileFormat(text_format(**how), point, found.names), found
 
 
 def _divided(found: _Found, text: str) -> _Found:
@@ -252,7 +278,7 @@ def _with_nulls(
     there = [one for one in NULL_TEXTS if one in cells]
     if not there:
         return found, []
-    without = _sniffed(sample, {**options, "delim": found.delimiter}, ["", *there])
+    without = _sniffed(sample, {**options, "delim": found.delimiter}, there)
     if len(without.kinds) != len(found.kinds) or without.kinds.count("VARCHAR") >= found.kinds.count(
         "VARCHAR"
     ):
@@ -265,15 +291,13 @@ def _sniffed(sample: Path, options: Mapping[str, Any], nulls: Sequence[str]) -> 
         import duckdb
     except ImportError:
         raise not_installed("duckdb", "sql") from None
-    given = {name: value for name, value in options.items() if value is not None}
-    parameters = "".join(f", {name} = ${name}" for name in given)
-    statement = f"select * from sniff_csv($path, sample_size = -1, nullstr = $nulls{parameters}%s)"
+    given = "".join(f", {name} = ${name}" for name in options)
+    statement = f"select * from sniff_csv($path, sample_size = -1, nullstr = $nulls{given}%s)"
     with duckdb.connect(config={"threads": 1}) as connection:
         for strictness in ("", ", strict_mode = false"):
             try:
-                answer = connection.execute(
-                    statement % strictness, {"path": str(sample), "nulls": list(nulls), **given}
-                )
+                parameters = {"path": str(sample), "nulls": ["", *nulls], **options}
+                answer = connection.execute(statement % strictness, parameters)
                 row = answer.to_arrow_table().to_pylist()[0]
                 break
             except duckdb.Error as error:
@@ -293,11 +317,11 @@ def _sniffed(sample: Path, options: Mapping[str, Any], nulls: Sequence[str]) -> 
     )
 
 
-def _named(text: str, how: TextFormat) -> tuple[tuple[str, ...], TextFormat]:
+def _named(sample: Path, how: FileFormat) -> tuple[tuple[str, ...], FileFormat]:
     """The names, and the format without them, where the header has them; none may be there twice."""
-    if not how.has_header:
+    names = TextFile(sample, how.text).header
+    if names is None:
         return how.names, how
-    names = header_of(io.StringIO(text, newline=""), how)
     doubled = next((name for name in names if name and names.count(name) > 1), None)
     if doubled is not None:
         raise InvalidData(f"has two columns {doubled!r}: give one of them another name in its header")
@@ -305,21 +329,16 @@ def _named(text: str, how: TextFormat) -> tuple[tuple[str, ...], TextFormat]:
         return how.names, how  # one is missing, or others are before it
     # the sniffer trims names, and gives those to columns that have none
     chosen = tuple(name or other for name, other in zip(names, how.names, strict=True))
-    return chosen, replace(how, names=() if chosen == tuple(names) else chosen)
+    return chosen, replace(how, names=() if chosen == names else chosen)
 
 
-def _texts(sample: Path, how: TextFormat, names: Sequence[str]) -> pa.Table:
+def _texts(sample: Path, how: FileFormat, names: Sequence[str]) -> pa.Table:
     """The sample as the reader will take it, without types."""
-    plain = {name: pa.string() for name in names}
-    try:
-        with sample.open("rb") as stream, _reader(stream, how, plain) as reader:
-            return reader.read_all()
-    except pa.ArrowInvalid as error:
-        raise unfit(error, sample, how) from None
-
-
-def _reader(stream: Any, how: TextFormat, types: Mapping[str, pa.DataType]) -> Any:
-    return open_csv(stream, replace(how, encoding=UTF_8), types)
+    batches = TextFile(sample, how.text, names).batches(dict.fromkeys(names, pa.string()))
+    columns = [
+        pa.chunked_array(some, pa.string()) for some in zip(*(one.columns for one in batches), strict=True)
+    ]
+    return pa.table(columns or [pa.array([], pa.string())] * len(names), names=list(names))
 
 
 def _types(
@@ -340,24 +359,20 @@ def _types(
 
 
 def _confirmed(
-    sample: Path, how: TextFormat, types: Mapping[str, DataType], skipped: set[str]
+    sample: Path, how: FileFormat, types: Mapping[str, DataType], skipped: set[str]
 ) -> dict[str, DataType]:
     """Text in place of each type that the reader, too, must know, and does not find in the sample."""
     found = dict(types)
+    text = TextFile(sample, how.text, list(types))
     while True:
         numbers = {
             name: arrow_type(kind) for name, kind in found.items() if kind in _READ and name not in skipped
         }
-        plain = {name: numbers.get(name, pa.string()) for name in found}
         try:
-            with sample.open("rb") as stream, _reader(stream, how, plain) as reader:
-                for _ in reader:
-                    pass
-        except pa.ArrowInvalid as error:
-            number = column_of(error)
-            if number is None:
-                raise unfit(error, sample, how) from None
-            found[list(found)[number]] = STRING
+            for _ in text.batches(numbers, decimal_point=how.decimal_point):
+                pass
+        except UnfitCell as error:
+            found[text.names[error.column]] = STRING
         else:
             return found
 

@@ -18,7 +18,7 @@ import pyarrow.types as kinds
 
 from dormouse.data.arrow_schema import arrow_field, check_columns, conform
 from dormouse.errors import InvalidData, ObjectStoreError
-from dormouse.model.ahead import chained_ahead, mapped_ahead, portions
+from dormouse.model.loops import chained_ahead, mapped_ahead, portions
 from dormouse.model.schema import Schema, Shape
 from dormouse.model.types import LONG, Field
 from dormouse.sources.data_files import Files, are_paths, find_files

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -19,13 +18,14 @@ import pyarrow.parquet as pq
 from dormouse.data.arrow_schema import arrow_type, check_columns, conform, is_ascending
 from dormouse.data.leaf_sorter import LeafLookup
 from dormouse.errors import InvalidData, InvalidQuery, one_line
-from dormouse.model.ahead import portions
+from dormouse.model.loops import portions
 from dormouse.model.region import encode_key
 from dormouse.model.schema import Schema
 from dormouse.model.types import DataType, value_of_text
 from dormouse.sources.csv_files import csv_batches, csv_format
 from dormouse.sources.data_files import DataFile
 from dormouse.sources.json_files import is_empty, json_batches, json_types
+from dormouse.sources.text_reader import naming
 
 # How many rows of a Parquet file are read at once, where some are so wide that a whole batch is too much.
 
@@ -80,7 +80,7 @@ _INDEX = "__index_level_"
 
 def prepared(file: DataFile, schema: Schema) -> DataFile:
     """The file with what reading it needs; refuses one that cannot be read or has the wrong columns."""
-    with naming(file):
+    with naming(file.name):
         if file.kind == "json":
             _check_json(file, schema)
             return file
@@ -117,7 +117,7 @@ def parts_of(files: Iterable[DataFile], bytes_min: int = _PART_BYTES_MIN) -> Ite
     """What can be read beside each other of prepared files: of Parquet files row groups of about so much."""
     for file in files:
         if file.group_bytes is None:
-            with naming(file):
+            with naming(file.name):
                 yield FilePart(file, file.path.stat().st_size)
             continue
         for groups in portions(range(len(file.group_bytes)), file.group_bytes.__getitem__, bytes_min):
@@ -128,7 +128,7 @@ def read_file(
     file: DataFile, schema: Schema, row_groups: Sequence[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a prepared file, or of some row groups of one, streamed, as the schema has them."""
-    with naming(file):
+    with naming(file.name):
         folders = _folder_values(file, schema)
         if is_empty(file):
             return
@@ -262,19 +262,6 @@ def _with_folders(batch: pa.RecordBatch, folders: Mapping[str, pa.Scalar]) -> pa
             continue  # the file says it, too
         batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
     return batch
-
-
-@contextmanager
-def naming(file: DataFile) -> Iterator[None]:
-    """Puts the file's name before what is wrong with it."""
-    try:
-        yield
-    except InvalidData as error:
-        text = str(error)
-        between = ", " if text.startswith("line ") else " " if text.startswith(("is ", "has ")) else ": "
-        raise InvalidData(f"file {file.name!r}{between}{text}", **{**error.data, "file": file.name}) from None
-    except (pa.ArrowException, OSError) as error:
-        raise InvalidData(f"file {file.name!r} cannot be read: {one_line(error)}", file=file.name) from None
 
 
 # Whether the rows of Parquet files come in key order: statistics hint at it, the keys alone prove it.

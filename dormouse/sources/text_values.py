@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from decimal import Context, Decimal, InvalidOperation
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,10 +28,7 @@ from dormouse.model.types import (
     bytes_of_base64,
     keeps,
 )
-from dormouse.sources.text_format import TextFormat
-
-if TYPE_CHECKING:
-    pass
+from dormouse.sources.text_format import FileFormat
 
 _TEXTS = {TIMESTAMP, BYTES}
 TIMES = {DATE, TIMESTAMP}
@@ -91,7 +88,7 @@ def not_null(column: pa.Array, field: Field) -> pa.Array:
     raise UnfitRow(f"column {field.name!r} must not be null, but is", field, row)
 
 
-def read_types(schema: Schema, how: TextFormat) -> dict[str, pa.DataType]:
+def read_types(schema: Schema, how: FileFormat) -> dict[str, pa.DataType]:
     """Returns the type as which Arrow's reader of CSV reads each column.
 
     It is text for types that the reader does not know, and for decimals: the reader does not check that a
@@ -105,7 +102,7 @@ def read_types(schema: Schema, how: TextFormat) -> dict[str, pa.DataType]:
     return {field.name: pa.string() if is_text(field) else arrow_type(field.type) for field in schema.fields}
 
 
-def typed(batch: pa.RecordBatch, schema: Schema, how: TextFormat) -> pa.RecordBatch:
+def typed(batch: pa.RecordBatch, schema: Schema, how: FileFormat) -> pa.RecordBatch:
     """The batch with what came as text as the schema has it; `UnfitText`."""
     formats = dict(how.time_formats)
     columns = {name: batch.column(name) for name in batch.schema.names}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from operator import and_, or_
+from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -30,22 +30,20 @@ from pyspark.sql.types import (
 )
 
 from dormouse.data.arrow_schema import arrow_type
-from dormouse.data.datafusion_session import joined
 from dormouse.data.transform import Transform
 from dormouse.model.cut import Position, When
-from dormouse.model.region import Range, number_of_value
+from dormouse.model.region import number_of_value
 from dormouse.model.reshaping import Evolve
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import is_keyed
 from dormouse.model.types import BYTES, DATE, TIMESTAMP
 from dormouse.model.types import DataType as ColumnType
-from dormouse.objects.names import PARQUET_SUFFIX, schema_version_of
+from dormouse.objects.names import PARQUET_SUFFIX
 from dormouse.reading.checked_files import checked_sizes
 from dormouse.reading.executor import Part, columns_of, parts
-from dormouse.reading.key_ranges import KeyRanges
-from dormouse.reading.planner import Scan
-from dormouse.reading.row_filter import EVERY_ROW, Engine, in_slices, meets, remains, rendered
-from dormouse.reading.where import Deletion, Question, Where, question
+from dormouse.reading.planner import Scan, Way, ways_of
+from dormouse.reading.row_filter import EVERY_ROW, SIGNS, Engine, in_slices, meets, remains, rendered
+from dormouse.reading.where import Question, Where, question
 from dormouse.spark.shuffle import FILE, ROW_OF_FILE, plain_name, stage
 from dormouse.spark.worker import on_worker
 from dormouse.state.context import TableAddress, TableContext
@@ -187,7 +185,7 @@ def _under(url: str, names: Sequence[list[str]]) -> Sequence[list[str]]:
     return names[bisect_left(names, [*folder, last]) : bisect_left(names, [*folder, f"{last}\0"])]
 
 
-class _Spark:
+class _Spark(Engine[Column]):
     """Filters as Spark's expressions."""
 
     def always(self, value: bool) -> Column:
@@ -196,15 +194,9 @@ class _Spark:
     def among(self, field: Field, values: Sequence[Any]) -> Column:
         return _column(field).isin(*(_literal(field, value) for value in values))
 
-    def within(self, field: Field, item: Range) -> Column:
-        column, parts = _column(field), list[Column]()
-        if item.min is not None:
-            low = _literal(field, item.min)
-            parts.append(column >= low if item.min_inclusive else column > low)
-        if item.max is not None:
-            high = _literal(field, item.max)
-            parts.append(column <= high if item.max_inclusive else column < high)
-        return self.all_of(parts)
+    def compared(self, field: Field, sign: str, value: Any) -> Column:
+        found: Column = SIGNS[sign](_column(field), _literal(field, value))
+        return found
 
     def is_null(self, field: Field) -> Column:
         return _column(field).isNull()
@@ -212,18 +204,8 @@ class _Spark:
     def is_not_null(self, field: Field) -> Column:
         return _column(field).isNotNull()
 
-    def all_of(self, parts: Sequence[Column]) -> Column:
-        return joined(parts, and_)
-
-    def any_of(self, parts: Sequence[Column]) -> Column:
-        return joined(parts, or_)
-
     def fails(self, part: Column) -> Column:
         return ~coalesce(part, lit(False))
-
-    def given(self, expression: Any) -> Column:
-        found: Column = expression
-        return found
 
 
 SPARK: Engine[Column] = _Spark()
@@ -253,7 +235,6 @@ WAYS_MAX = 32
 """In how many ways files are read by Spark itself, each a DataFrame; tasks of ours read the others."""
 _PATTERNS = frozenset("{}[]*?\\")
 """What Spark would take for a pattern in the name of a file."""
-_Way = tuple[tuple[KeyRanges, ...], tuple[Deletion, ...]]
 
 
 class Tabular(Protocol):
@@ -324,49 +305,43 @@ def _frame(
     # Spark's own reader compares no digests
     if not (merges or context.verifies or _PATTERNS & set(context.objects.url)):
         plain, found = _divided(found, context.schema.version)
-        frames = [_of_files(spark, context, asked, way, scans) for way, scans in plain.items()]
+        frames = [_of_files(spark, context, asked, way, scans) for way, scans in plain]
     if found or not frames:
         frames.append(_of_parts(spark, context, asked, found))
     return reduce(DataFrame.unionAll, frames)
 
 
-def _divided(found: Iterable[Part], version: int) -> tuple[Mapping[_Way, list[Scan]], list[Part]]:
+def _divided(found: Sequence[Part], version: int) -> tuple[list[tuple[Way, list[Scan]]], list[Part]]:
     """The files that Spark reads, by what is wanted of them; and the parts with what is left.
 
     Those of other versions of the schema are left: their columns may have other names.
     """
-    by_way: dict[_Way, dict[str, Scan]] = defaultdict(dict)
-    left = []
-    for part in found:
-        rest = [
-            tuple(
-                one for one in group if schema_version_of(one.filename) != version or not _taken(by_way, one)
-            )
-            for group in part.groups
-        ]
-        if any(rest):
-            left.append(replace(part, groups=tuple(group for group in rest if group)))
-    return {way: list(scans.values()) for way, scans in by_way.items()}, left
-
-
-def _taken(by_way: dict[_Way, dict[str, Scan]], scan: Scan) -> bool:
-    way = scan.slices, scan.deletions
+    scans = [scan for part in found for group in part.groups for scan in group]
+    ways = ways_of((one for one in scans if one.schema_version == version), attrgetter("schema_version"))
     # the slices of a file's scans in several groups are disjoint, but may be equal only by name
-    if (way not in by_way and len(by_way) == WAYS_MAX) or scan.filename in by_way.get(way, ()):
-        return False
-    by_way[way][scan.filename] = scan
-    return True
+    firsts = [
+        (way, list({scan.filename: scan for scan in reversed(some)}.values())[::-1])
+        for way, some in islice(ways.items(), WAYS_MAX)
+    ]
+    taken = {id(scan) for _, some in firsts for scan in some}
+    left = [
+        replace(part, groups=groups)
+        for part in found
+        if (groups := tuple(filter(None, (tuple(s for s in g if id(s) not in taken) for g in part.groups))))
+    ]
+    return firsts, left
 
 
 def _of_files(
-    spark: SparkSession, context: TableContext, asked: Question, way: _Way, scans: Sequence[Scan]
+    spark: SparkSession, context: TableContext, asked: Question, way: Way, scans: Sequence[Scan]
 ) -> DataFrame:
     """What Spark reads of files of which the same is wanted."""
-    schema, (slices, deletions) = context.schema, way
+    schema = context.schema
     with checked_sizes(context, scans):
         read = reader(spark, schema, [scan.filename for scan in scans])
         frame = read.parquet(*(context.objects.uri(scan.filename) for scan in scans))
-    for wanted in (in_slices(schema, slices), remains(schema, deletions), *map(meets, asked.conditions)):
+    counts = (in_slices(schema, way.slices), remains(schema, way.deletions))
+    for wanted in (*counts, *map(meets, asked.conditions)):
         frame = frame if wanted == EVERY_ROW else frame.where(rendered(wanted, SPARK))
     return frame.select(*map(backquoted, asked.columns))
 

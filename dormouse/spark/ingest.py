@@ -8,7 +8,7 @@ its leaves in bounded memory, spilling and merging if need be, and writes their 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -33,6 +33,7 @@ from dormouse.errors import (
     PartitionNotActive,
 )
 from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.loops import Progress
 from dormouse.model.region import KeyValue, Range, encode_value
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DataType
@@ -57,10 +58,7 @@ from dormouse.spark.tasks import dormouse_error, run_action
 from dormouse.spark.worker import check_arrived, make_folder
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.writing.ingest import IngestReport, check_ingested, ingest_once, keyed_rows
-from dormouse.writing.keyed_merge import KeyedRows
-
-Progress = Callable[[int, int | None], None]
+from dormouse.writing.ingest import IngestReport, KeyedRows, check_ingested, ingest_once, keyed_rows
 
 TASK_ROWS_DRAWN = 1_024
 SPLITS_MAX = 64
@@ -184,7 +182,8 @@ def _write(
     """Runs the Spark job; the files of the task attempts that succeeded."""
     make_folder(context.objects)
     lookup = LeafLookup(context.partitions.tree())
-    targets = Targets.of(len(lookup.leaf_ids), _tasks_max(spark))
+    partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    targets = Targets.of(len(lookup.leaf_ids), max(partitions, spark.sparkContext.defaultParallelism))
     scatter = Scatter(context.schema if keyed is None else keyed.given, lookup, targets, keyed)
     gather = Gather(context.objects, context.stored_schema, context.properties, lookup.leaf_ids, attempt)
 
@@ -218,11 +217,6 @@ def _blobs(spark: SparkSession, source: DataFrame | Sequence[Any], scatter: Scat
             source, files = in_order(spark, source, urls)
             scatter = replace(scatter, files=files)
     return source.mapInArrow(stage(scatter), BLOBS)
-
-
-def _tasks_max(spark: SparkSession) -> int:
-    partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-    return max(partitions, spark.sparkContext.defaultParallelism)
 
 
 @dataclass(frozen=True)

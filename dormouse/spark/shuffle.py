@@ -17,8 +17,8 @@ import pyarrow as pa
 from dormouse.data.arrow_schema import conform
 from dormouse.data.leaf_sorter import LEAF, MEMORY_BYTES, LeafLookup
 from dormouse.errors import InvalidData
-from dormouse.model.ahead import portions
 from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.loops import portions
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties
 from dormouse.objects.store import ObjectStore
@@ -26,8 +26,8 @@ from dormouse.sources.data_files import DataFile
 from dormouse.sources.source_files import FilePart, parts_of, prepared, read_file
 from dormouse.spark.worker import check_seen, partition_number, settle
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.writing.keyed_merge import KeyedRows
-from dormouse.writing.leaf_files import LeafFiles
+from dormouse.writing.ingest import KeyedRows
+from dormouse.writing.parquet_file import LeafFiles
 
 SPLIT_BYTES = 64 * 1024 * 1024
 
@@ -212,7 +212,7 @@ class Gather:
     partition_ids: pa.StringArray
     attempt: WriteAttempt
 
-    def run(self, blobs: Iterable[Blob]) -> Iterator[Written]:
+    def run(self, blobs: Iterable[Blob]) -> Iterator[Gathered]:
         settle()
         check_seen(self.objects)
         token = uuid.uuid4().hex  # a task that Spark runs again writes files of its own
@@ -231,12 +231,12 @@ class Gather:
                     for rows in pa.ipc.open_stream(pa.py_buffer(blob)):
                         sorter.add(rows.drop_columns([LEAF]), rows.column(LEAF))
             received = int(sorter.counts.sum())
-            written = Written(sent, received, tuple(files.write(sorter)))
+            written = Gathered(sent, received, tuple(files.write(sorter)))
         yield written
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class Gathered:
     """What a task of stage two wrote, of how many rows; and how many had sent those that told it."""
 
     sent: int

@@ -212,7 +212,9 @@ def _run_batch(
         tasks = run_tasks(spark, run_task, payloads, jobs_at_once=_jobs_at_once(spark))
         with closing(tasks) as outcomes:
             for outcome in outcomes:
-                result = _result(context, outcome)
+                result = outcome.result or job_failed(
+                    context, outcome.payload[1], outcome.error or JobFailed("the Spark task gave no result")
+                )
                 del unfinished[result.job_id, result.partition_id]
                 yield result
         # one after the other: each has the whole cluster
@@ -271,11 +273,3 @@ def run_piece(payload: _Piece) -> Any:
     _, address, task = payload
     with on_worker(address) as context:
         return task.run(context)
-
-
-def _result(context: TableContext, outcome: TaskOutcome[_Payload, CompactionResult]) -> CompactionResult:
-    if outcome.result is not None:
-        return outcome.result
-    return job_failed(
-        context, outcome.payload[1], outcome.error or JobFailed("the Spark task gave no result")
-    )

@@ -8,10 +8,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.text import plural
 from dormouse.state.context import TableContext
 from dormouse.state.files.compaction_jobs import CompactionJob
@@ -68,19 +69,17 @@ class _Workers:
     def results(self) -> Generator[CompactionResult, None, None]:
         working = len(self._threads)
         while working:
-            result = self._next()
+            try:
+                # in short waits: a Ctrl-C that comes just before a wait begins is heard when it ends
+                result = self._results.get(timeout=WAIT_SECONDS)
+            except queue.Empty:
+                continue
             if isinstance(result, BaseException):
                 raise result
             if result is None:
                 working -= 1
             else:
                 yield result
-
-    def _next(self) -> CompactionResult | BaseException | None:
-        """In short waits: a Ctrl-C that comes just before a wait begins is heard when it ends."""
-        while True:
-            with suppress(queue.Empty):
-                return self._results.get(timeout=WAIT_SECONDS)
 
     def stop(self) -> None:
         """Whatever is not finished is put back at once; nothing to do after the last result."""
@@ -94,7 +93,9 @@ class _Workers:
     def _work(self) -> None:
         try:
             while job := self._take():
-                self._results.put(self._run(job))
+                result = run_compaction(self._context, job, self._now_ms, cancellation=self._cancellation)
+                del self._taken[job.key]
+                self._results.put(result)
             self._results.put(None)
         except BaseException as error:
             self._results.put(error)
@@ -111,13 +112,7 @@ class _Workers:
                 return job
         return None
 
-    def _run(self, job: CompactionJob) -> CompactionResult:
-        result = run_compaction(self._context, job, self._now_ms, cancellation=self._cancellation)
-        del self._taken[job.key]
-        return result
 
-
-Progress = Callable[[int, int, int], None]
 RunsJobs = Callable[[TableContext, int], Generator[CompactionResult, None, None]]
 """Takes jobs and runs them until none is due; ages are measured from a time in milliseconds."""
 
@@ -158,15 +153,15 @@ def compact(
     """One round: makes jobs by the table's strategy, and runs what is due until it is done or given up.
 
     `auto` takes Spark as `choose_engine` says, by the bytes of the jobs' files: `on_spark`, which the caller
-    gives, as rounds know nothing of it. `progress` is called with the jobs done, all jobs, and the
-    rows read. Ctrl-C puts back at once what is not finished. With `full`, it merges all files of each leaf,
+    gives, as rounds know nothing of it. `progress` is called with the jobs done and all
+    jobs. Ctrl-C puts back at once what is not finished. With `full`, it merges all files of each leaf,
     whatever the strategy, and rewrites files that also hold other leaves' rows. It repeats this until each
     leaf has one file of its own or no more jobs can be finished.
     """
     check_engine(engine)
     started = time.monotonic()
     with context.last_rounds.round("compaction") as current:
-        created, tally = 0, _Tally(progress, current.errors)
+        created, tally = 0, _Tally(progress or no_progress, current.errors)
         while True:
             if create:
                 created += context.jobs.create(full=full) + context.jobs.create_of_deleted()
@@ -199,7 +194,7 @@ def compacted(jobs: int, rows: int) -> str:
 class _Tally:
     """Counts results as they come, and tells of them; adds why jobs were given up to `errors`."""
 
-    def __init__(self, progress: Progress | None, errors: list[str]) -> None:
+    def __init__(self, progress: Progress, errors: list[str]) -> None:
         self._jobs = 0
         self._progress = progress
         self._outcomes: Counter[str] = Counter()
@@ -229,9 +224,8 @@ class _Tally:
             self._tell()
 
     def _tell(self) -> None:
-        if self._progress:
-            done = self._outcomes.total() - self._outcomes["retry"]
-            self._progress(done, max(done, self._jobs), self._sums["rows_read"])
+        done = self._outcomes.total() - self._outcomes["retry"]
+        self._progress(done, max(done, self._jobs))
 
     @property
     def outcome(self) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import TYPE_CHECKING, Any, Literal
 
-from dormouse.data.file_checks import copied, digest_of_object
+from dormouse.data.newest import places_of
 from dormouse.data.object_access import parquet_object
 from dormouse.errors import (
     CommitOutcomeUnknown,
@@ -31,23 +31,23 @@ from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, is_keyed
 from dormouse.model.text import narrow_bytes
+from dormouse.objects.fault import WrittenObject, compared, copied, digest_of_object
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres.queries import Uuids
 from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import run_transaction
 from dormouse.reading.checked_files import on_current
-from dormouse.reading.overlaps import Places, places_of
 from dormouse.reading.planner import Reach
-from dormouse.reading.scan_session import look_at
+from dormouse.reading.row_filter import parted, remains, rendered_unless_all
+from dormouse.reading.scan_session import DATAFUSION, look_at
 from dormouse.reading.where import Deletion, deletions_of
 from dormouse.state.commits.requests import ReplaceFileReferences
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.state.files.compaction_jobs import CompactionInput, CompactionJob
 from dormouse.state.files.layout import OwnTables
-from dormouse.writing.keyed_merge import KeyedMerge, merge_newest
-from dormouse.writing.merge import merge_sorted
+from dormouse.writing.merge import KeyedMerge, merge_newest, merge_sorted
 from dormouse.writing.parquet_file import FileFacts
 
 if TYPE_CHECKING:
@@ -94,9 +94,6 @@ class JobDeletions:
 
 def remaining(schema: Schema, of_files: Sequence[Sequence[Deletion]]) -> list[Expr | None]:
     """For each file what its rows must meet that are of no deletion of it; None: they all remain."""
-    from dormouse.reading.row_filter import remains, rendered_unless_all
-    from dormouse.reading.scan_session import DATAFUSION
-
     return [rendered_unless_all(remains(schema, deletions), DATAFUSION) for deletions in of_files]
 
 
@@ -163,7 +160,7 @@ class JobInputs:
         def copy(item: CompactionInput) -> None:
             path = self._copies[item.filename]
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._compare(item, copied(self._objects, item.filename, path, self._go_on)[1])
+            self._compare(item, *copied(self._objects, item.filename, path, self._go_on))
 
         with ThreadPoolExecutor(COPIED_AT_ONCE, thread_name_prefix="dormouse-inputs") as threads:
             for _ in threads.map(copy, self._job.inputs):
@@ -172,9 +169,7 @@ class JobInputs:
     def check_sizes(self) -> None:
         """Whether all are there, with the sizes that are recorded; `ObjectNotFound`, `ObjectDamaged`."""
         for item in self._job.inputs:
-            size, written = self._objects.size(item.filename), item.byte_count
-            if written and size != written:
-                raise self._damaged(item, f"has {size:,} bytes, and had {written:,} when it was written")
+            self._compare(item, self._objects.size(item.filename))
 
     def _check_footers(self) -> None:
         """Last, as a damaged footer, which pyarrow trusts, can end the process."""
@@ -201,13 +196,12 @@ class JobInputs:
         for item in self._job.inputs:
             self._go_on()
             if item.digest is not None:
-                self._compare(item, digest_of_object(self._objects, item.filename, self._go_on)[1])
+                self._compare(item, *digest_of_object(self._objects, item.filename, self._go_on))
 
-    def _compare(self, item: CompactionInput, digest: bytes) -> None:
-        if item.digest is not None and digest != item.digest:
-            raise self._damaged(
-                item, f"has the digest {digest.hex()}, and had {item.digest.hex()} when it was written"
-            )
+    def _compare(self, item: CompactionInput, size: int, digest: bytes | None = None) -> None:
+        written = WrittenObject(item.filename, item.byte_count or None, item.digest)
+        if fault := compared(written, size, digest):
+            raise self._damaged(item, fault.text)
 
     def _damaged(self, item: CompactionInput, fault: str) -> ObjectDamaged:
         return ObjectDamaged(self._table, self._job.partition_id, item.filename, fault)
@@ -264,32 +258,6 @@ def older_rows(own: OwnTables, job: CompactionJob) -> OlderRows:
 # Compaction of keyed tables: the newest row of each key stays, and marks of deletion that are needed.
 
 
-def merge_keyed(
-    context: TableContext,
-    job: CompactionJob,
-    places: Sequence[str],
-    path: Path,
-    *,
-    region: Region | None,
-    now_ms: int,
-    deletions: Sequence[Sequence[Deletion]],
-) -> FileFacts:
-    """Merges a job's files, which are read at `places`; `deletions` are those of each."""
-    # an erasure leaves no marks: these would keep the keys
-    erasures = [[one for one in some if one.is_erasure] for some in deletions]
-    merge = KeyedMerge(context.schema, context.properties, now_ms, forgets_marks(context, job))
-    return merge_newest(
-        places,
-        merge,
-        path,
-        region=region,
-        store=context.objects,
-        remains=remaining(context.schema, deletions),
-        unerased=remaining(context.schema, erasures),
-        row_bytes=job.row_bytes,
-    )
-
-
 def forgets_marks(context: TableContext, job: CompactionJob) -> bool:
     """Whether no older row of the job's keys is outside of the job, or can come of a load that is open.
 
@@ -307,15 +275,12 @@ def forgets_marks(context: TableContext, job: CompactionJob) -> bool:
         return False  # nothing to forget
     if by_value:
         return True
-    last = _last(inputs)
-    if last is None or (found.open_sequence is not None and found.open_sequence < last):
+    known = [one.last for one in inputs if one.last is not None]
+    last = max(known, default=0)
+    is_open = found.open_sequence is not None and found.open_sequence < last
+    if is_open or len(known) < len(inputs):
         return False
     return all(_is_newer(context, name, last) for name in found.files)
-
-
-def _last(files: Sequence[Places]) -> int | None:
-    known = [one.last for one in files if one.last is not None]
-    return max(known) if len(known) == len(files) else None
 
 
 def _is_newer(context: TableContext, filename: str, last: int) -> bool:
@@ -343,6 +308,18 @@ class CompactionResult:
     rows_written: int = 0
     filename: str | None = None
     error: str | None = None
+
+    @staticmethod
+    def committed(job: CompactionJob, name: str, facts: FileFacts) -> CompactionResult:
+        return CompactionResult(
+            job.job_id,
+            job.partition_id,
+            "committed",
+            files_read=len(job.inputs),
+            rows_read=job.row_count,
+            rows_written=facts.row_count,
+            filename=name if facts.row_count else None,
+        )
 
 
 class Cancellation:
@@ -377,8 +354,20 @@ class Cancellation:
             raise JobFailed("the compaction was interrupted")
 
 
-class NoRowsLeft(Exception):
+class _NoRowsLeft(Exception):
     """The merge left no rows: there is no output to publish."""
+
+
+def staged_file(context: TableContext, name: str, write: Callable[[Path], FileFacts]) -> FileFacts:
+    """Publishes what is written as an object, unless it has no rows."""
+    try:
+        with context.objects.staged(name) as path:
+            facts = write(path)
+            if not facts.row_count:
+                raise _NoRowsLeft
+    except _NoRowsLeft:
+        pass
+    return facts
 
 
 def run_compaction(
@@ -418,15 +407,7 @@ def _run(
             commit_output(shaped, job, attempt, name, facts, deletions.till)
         finally:
             cancellation.end(attempt)
-    return CompactionResult(
-        job.job_id,
-        job.partition_id,
-        "committed",
-        files_read=len(job.inputs),
-        rows_read=job.row_count,
-        rows_written=facts.row_count,
-        filename=name if facts.row_count else None,
-    )
+    return CompactionResult.committed(job, name, facts)
 
 
 def _is_worth_merging(context: TableContext, job: CompactionJob) -> bool:
@@ -449,33 +430,19 @@ def _write(
     deletions: JobDeletions,
 ) -> FileFacts:
     """The output and its sketches as objects; none when no rows are left."""
-    try:
-        with context.objects.staged(name) as path:
-            facts = _merge(context, job, path, now_ms, cancellation, deletions)
-            cancellation.check()
-            if not facts.row_count:
-                raise NoRowsLeft
-    except NoRowsLeft:
+
+    def merged(path: Path) -> FileFacts:
+        of_inputs = deletions.of_inputs
+        inputs = JobInputs(context.objects, context.table.name, job, cancellation.check)
+        with inputs.verified(path.parent) as places:
+            facts = merge_inputs(context, job, places, path, region_of(context, job), now_ms, of_inputs)
+        check_output(job, context.properties, facts.row_count, deletes=any(of_inputs))
+        cancellation.check()
         return facts
-    context.objects.put(name + SKETCHES_SUFFIX, facts.sketches)
-    return facts
 
-
-def _merge(
-    context: TableContext,
-    job: CompactionJob,
-    path: Path,
-    now_ms: int,
-    cancellation: Cancellation,
-    deletions: JobDeletions,
-) -> FileFacts:
-    region = region_of(context, job)
-    inputs = JobInputs(context.objects, context.table.name, job, cancellation.check)
-    with inputs.verified(path.parent) as places:
-        facts = merge_inputs(
-            context, job, places, path, region=region, now_ms=now_ms, deletions=deletions.of_inputs
-        )
-    check_output(job, context.properties, facts.row_count, deletes=any(deletions.of_inputs))
+    facts = staged_file(context, name, merged)
+    if facts.row_count:
+        context.objects.put(name + SKETCHES_SUFFIX, facts.sketches)
     return facts
 
 
@@ -491,23 +458,34 @@ def merge_inputs(
     job: CompactionJob,
     places: Sequence[str],
     path: Path,
-    *,
     region: Region | None,
     now_ms: int,
     deletions: Sequence[Sequence[Deletion]],
 ) -> FileFacts:
     """Merges the rows that a job's inputs, read at `places`, have in a region; `deletions` are of each."""
-    if is_keyed(context.properties):
-        return merge_keyed(context, job, places, path, region=region, now_ms=now_ms, deletions=deletions)
-    return merge_sorted(
+    schema, properties = context.schema, context.properties
+    if not is_keyed(properties):
+        return merge_sorted(
+            places,
+            schema,
+            path,
+            region=region,
+            properties=properties,
+            now_ms=now_ms,
+            store=context.objects,
+            remains=remaining(schema, deletions),
+            row_bytes=job.row_bytes,
+        )
+    # of rows that hide no older ones no marks are left: these would keep the keys
+    both = [parted(some, hides=properties.newest_by is not None) for some in deletions]
+    return merge_newest(
         places,
-        context.schema,
+        KeyedMerge(schema, properties, now_ms, forgets_marks(context, job)),
         path,
         region=region,
-        properties=context.properties,
-        now_ms=now_ms,
         store=context.objects,
-        remains=remaining(context.schema, deletions),
+        remains=remaining(schema, [others for _, others in both]),
+        unmarked=remaining(schema, [hiding for hiding, _ in both]),
         row_bytes=job.row_bytes,
     )
 

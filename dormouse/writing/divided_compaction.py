@@ -16,12 +16,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-import xxhash
-
 from dormouse.data.sketches import FileSketches, KeyQuantiles, load_sketches, merge
 from dormouse.errors import InvalidData, InvalidRange, JobFailed, ObjectNotFound
 from dormouse.model.region import Region
 from dormouse.model.schema import Field
+from dormouse.objects.fault import digest_of
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.reading.page_index import (
     I16,
@@ -45,19 +44,18 @@ from dormouse.writing.compaction_job import (
     CompactionResult,
     JobDeletions,
     JobInputs,
-    NoRowsLeft,
     check_output,
     commit_output,
     job_failed,
     merge_inputs,
     region_of,
     run_compaction,
+    staged_file,
 )
 from dormouse.writing.parquet_file import FileFacts, file_facts
 
 # Parquet files made one, whose row groups follow each other: bytes are copied, and no value is decoded.
 
-_READ_BYTES = 1 << 20
 # of a file
 _ROWS, _GROUPS = 3, 4
 # of a row group
@@ -130,13 +128,15 @@ class _Source:
 
     def copied(self, out: BinaryIO) -> bytes:
         """Appends all from behind its beginning to `end`; gives the digest of the whole file."""
-        digest, at = xxhash.xxh3_128(), 0
-        self.file.seek(0)
-        while data := self.file.read(_READ_BYTES):
-            digest.update(data)
+        at = 0
+
+        def write(data: bytes) -> None:
+            nonlocal at
             out.write(memoryview(data)[max(0, len(MAGIC) - at) : max(0, self.end - at)])
             at += len(data)
-        return digest.digest()
+
+        self.file.seek(0)
+        return digest_of(self.file, write)
 
 
 def _join(sources: Sequence[_Source], out: BinaryIO) -> list[bytes]:
@@ -152,7 +152,10 @@ def _join(sources: Sequence[_Source], out: BinaryIO) -> list[bytes]:
         digests.append(source.copied(out))
         for group in _structs(source.footer, _GROUPS):
             _move(group, (_GROUP_OFFSET,), by)
-            _number(group, len(groups))
+            if _ORDINAL in group and len(groups) <= _ORDINAL_MAX:
+                group[_ORDINAL] = I16, len(groups)
+            else:
+                group.pop(_ORDINAL, None)
             groups.append(group)
             for chunk in _structs(group, _COLUMNS):
                 _move(chunk, (_CHUNK_OFFSET, _COLUMN_INDEX), by)
@@ -190,13 +193,6 @@ def _move(struct: Kept, numbers: Iterable[int], by: int) -> None:
         if number in struct and struct[number][1]:
             kind, offset = struct[number]
             struct[number] = kind, offset + by
-
-
-def _number(group: Kept, number: int) -> None:
-    if _ORDINAL in group and number <= _ORDINAL_MAX:
-        group[_ORDINAL] = I16, number
-    else:
-        group.pop(_ORDINAL, None)
 
 
 def _read(file: BinaryIO, start: int, length: int) -> bytes:
@@ -249,22 +245,13 @@ class MergeRange:
 
     def run(self, context: TableContext) -> WrittenRange | None:
         name = _own_name(self.attempt, self.job)
-        try:
-            with context.objects.staged(name) as path:
-                facts = merge_inputs(
-                    context,
-                    self.job,
-                    [context.objects.uri(item.filename) for item in self.job.inputs],
-                    path,
-                    region=self.region,
-                    now_ms=self.now_ms,
-                    deletions=self.deletions,
-                )
-                if not facts.row_count:
-                    raise NoRowsLeft
-        except NoRowsLeft:
-            return None
-        return WrittenRange(name, facts.row_count, facts.digest, facts.marks)
+        places = [context.objects.uri(item.filename) for item in self.job.inputs]
+
+        def merged(path: Path) -> FileFacts:
+            return merge_inputs(context, self.job, places, path, self.region, self.now_ms, self.deletions)
+
+        facts = staged_file(context, name, merged)
+        return WrittenRange(name, facts.row_count, facts.digest, facts.marks) if facts.row_count else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,15 +342,7 @@ def _run(
         check_output(job, shaped.properties, facts.row_count, deletes=any(deletions.of_inputs))
         commit_output(shaped, job, attempt, name, facts, deletions.till, leftovers=True)
     shaped.attempts.delete_leftovers(attempt, shaped.store.own)
-    return CompactionResult(
-        job.job_id,
-        job.partition_id,
-        "committed",
-        files_read=len(job.inputs),
-        rows_read=job.row_count,
-        rows_written=facts.row_count,
-        filename=name if facts.row_count else None,
-    )
+    return CompactionResult.committed(job, name, facts)
 
 
 def _inputs(context: TableContext, job: CompactionJob) -> JobInputs:

@@ -8,15 +8,22 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from datetime import datetime
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dormouse.data.arrow_schema import arrow_schema, arrow_type
 from dormouse.data.leaf_sorter import MEMORY_BYTES, MEMORY_BYTES_MAX, LeafLookup
+from dormouse.data.newest import without_values
 from dormouse.errors import (
     CommitFailed,
     CommitIdReused,
@@ -27,10 +34,19 @@ from dormouse.errors import (
     InvalidInput,
     JobFailed,
 )
-from dormouse.model.ahead import backoff_seconds
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.model.table import TableProperties, check_not_edited, given_schema, is_keyed
+from dormouse.model.loops import Progress, backoff_seconds, no_progress, tries
+from dormouse.model.schema import Field, Schema
+from dormouse.model.table import (
+    HIDDEN_COLUMNS,
+    TableProperties,
+    check_not_edited,
+    given_schema,
+    is_keyed,
+    stored_schema,
+)
 from dormouse.model.text import check_text, plural
+from dormouse.model.types import TIMESTAMP
 from dormouse.postgres.transaction import run_transaction
 from dormouse.settings.process import load_settings, machine_bytes
 from dormouse.sources.data_files import Files
@@ -39,20 +55,16 @@ from dormouse.sources.source_files import InOrder, leaf_counts
 from dormouse.state.commits.requests import AddFiles
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
-from dormouse.writing.keyed_merge import KeyedRows
-from dormouse.writing.leaf_files import LeafFiles
+from dormouse.writing.parquet_file import ROW, LeafFiles
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
     import psycopg
-    import pyarrow as pa
 
 logger = logging.getLogger(__name__)
 INGEST_ID_BYTES_MAX = 200
 ASK_ATTEMPTS_MAX = 8
 ASK_WAIT_SECONDS_MAX = 5.0
-Progress = Callable[[int, int | None], object]
 T = TypeVar("T")
 ENGINES = ("auto", "local", "spark")
 CLUSTER_BYTES_MIN = 256 * 1024 * 1024
@@ -120,19 +132,16 @@ def ingest_in_process(
     `CommitOutcomeUnknown`, run the same id again.
     """
 
-    held_bytes = memory_bytes or load_settings().ingest_memory_bytes or _share_of_memory()
+    share = min(max(machine_bytes() // 8, MEMORY_BYTES), MEMORY_BYTES_MAX)
+    held_bytes = memory_bytes or load_settings().ingest_memory_bytes or share
     given = GivenData(data, deletes)
 
     def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
         rows = keyed_rows(current, attempt, deletes)
         source = open_source(given.data, current.schema) if rows is None else rows.opened(given.data)
-        return write_leaves(current, attempt, source, progress or (lambda *_: None), held_bytes)
+        return write_leaves(current, attempt, source, progress or no_progress, held_bytes)
 
     return ingest_once(context, ingest_id, write, digest=given.digest)
-
-
-def _share_of_memory() -> int:
-    return min(max(machine_bytes() // 8, MEMORY_BYTES), MEMORY_BYTES_MAX)
 
 
 def keyed_rows(context: TableContext, attempt: WriteAttempt, deletes: str | None = None) -> KeyedRows | None:
@@ -221,6 +230,90 @@ def check_ingested(
     fewest = min(1, rows_read) if is_keyed(properties) else rows_read
     if not fewest <= written <= rows_read:
         raise JobFailed(f"the ingest read {rows_read:,} rows and wrote {written:,}; nothing was added")
+
+
+# What a load brings to a keyed table, as its files have it: with its place, and marks of deletion.
+
+TASKS_MAX = 1 << 20
+"""How many places each load has: by so much the database's sequence of loads goes on."""
+
+
+@dataclass(frozen=True)
+class KeyedRows:
+    """The rows of one load; `deletes` is the column of the data that marks rows to be deleted.
+
+    All have one `sequence`; what is marked is so since `taken_at`.
+    """
+
+    schema: Schema
+    properties: TableProperties
+    deletes: str | None
+    sequence: int
+    taken_at: datetime
+
+    def of_task(self, number: int) -> KeyedRows:
+        """Those of one of the load's tasks, whose rows come after those of the ones before it."""
+        return replace(self, sequence=self.sequence + min(number, TASKS_MAX - 1))
+
+    @property
+    def given(self) -> Schema:
+        """The columns that the data has."""
+        return given_schema(self.schema, self.properties, self.deletes)
+
+    def opened(self, data: Any) -> Source:
+        """Data as `open_source` takes it."""
+        found = open_source(data, self.given)
+        return replace(found, batches=self.stored(found.batches))
+
+    def stored(self, batches: Iterable[pa.RecordBatch], first_row: int = 0) -> Iterator[pa.RecordBatch]:
+        """Batches that have the given columns, as they are stored, with the numbers of their rows last."""
+        whole = arrow_schema(stored_schema(self.schema, self.properties))
+        names = [*(name for name in whole.names if name not in HIDDEN_COLUMNS), *HIDDEN_COLUMNS, ROW]
+        for batch in batches:
+            yield pa.RecordBatch.from_arrays(self._columns(batch, first_row), names=names)
+            first_row += batch.num_rows
+
+    def _columns(self, batch: pa.RecordBatch, first_row: int) -> list[pa.Array]:
+        marked = None if self.deletes is None else batch.column(self.deletes)
+        there = None if marked is None else pc.invert(marked)
+        sequence = pa.repeat(pa.scalar(self.sequence, pa.int64()), batch.num_rows)
+        kind = arrow_type(TIMESTAMP)
+        deleted_at = pa.nulls(batch.num_rows, kind)
+        if marked is not None:
+            at = pa.repeat(pa.scalar(self.taken_at, kind), batch.num_rows)
+            deleted_at = pc.if_else(marked, at, pa.scalar(None, kind))
+        return [
+            *(batch.column(field.name) for field in self.schema.row_keys),
+            *(self._value(batch.column(f.name), f, there, first_row) for f in self.schema.values),
+            sequence,
+            deleted_at,
+            pa.array(np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)),
+        ]
+
+    def _value(self, column: pa.Array, field: Field, there: pa.Array | None, first_row: int) -> pa.Array:
+        if field.name == self.properties.newest_by:
+            return _comparable(column, field, first_row) if field.type.is_floating else column
+        if there is None:
+            return column
+        if column.null_count and not field.nullable:
+            missing = pc.index(pc.and_(pc.is_null(column), there), True).as_py()
+            if missing >= 0:
+                raise InvalidData(
+                    f"column {field.name!r} must not be null but where a row is to be deleted, and is in row "
+                    f"{missing + first_row:,} (counted from 0)"
+                )
+        return column if there.false_count == 0 else without_values(column, there)
+
+
+def _comparable(column: pa.Array, field: Field, first_row: int) -> pa.Array:
+    """Without -0.0, so that both zeros are equal; `InvalidData` for NaN, which is neither newer nor older."""
+    odd = pc.index(pc.is_nan(column), True).as_py()
+    if odd >= 0:
+        raise InvalidData(
+            f"column {field.name!r} tells which row is newer, and is NaN in row {odd + first_row:,} "
+            "(counted from 0)"
+        )
+    return pc.add(column, pa.scalar(0, column.type))
 
 
 # The end of an ingest: its files become the table's, all or none, once for each ingest id.
@@ -372,13 +465,13 @@ def _ask(context: TableContext, attempt: WriteAttempt, ingest_id: str, unknown: 
 
     Abandoning the attempt waits for a transaction that is still ending it, and no later one can.
     """
-    for number in range(ASK_ATTEMPTS_MAX):
+    pause = partial(backoff_seconds, seconds_min=0.05, seconds_max=ASK_WAIT_SECONDS_MAX)
+    for _ in tries(tries_max=ASK_ATTEMPTS_MAX, pause=pause):
         try:
             withdrawn = context.attempts.abandon(attempt)
             applied = context.store.is_applied(commit_id(ingest_id))
         except (DormouseError, OSError) as error:
             logger.info("ingest %s: asking what became of its commit: %s", ingest_id, error)
-            time.sleep(backoff_seconds(number, 0.1, ASK_WAIT_SECONDS_MAX))
             continue
         if not applied:
             raise CommitFailed(
@@ -404,8 +497,9 @@ def choose_engine(engine: str, byte_count: Callable[[], int], local: T, spark: T
     one, for files that are larger than this machine's memory. On one machine it is the slower of the two.
     """
     if engine == "auto":
-        is_for_spark = spark is not None and find_spec("pyspark") is not None and byte_count() >= _bytes_min()
-        engine = "spark" if is_for_spark else "local"
+        is_for_spark = spark is not None and find_spec("pyspark") is not None
+        bytes_min = CLUSTER_BYTES_MIN if has_cluster() else machine_bytes()
+        engine = "spark" if is_for_spark and byte_count() >= bytes_min else "local"
     if engine == "local":
         return local
     if spark is None:
@@ -413,17 +507,10 @@ def choose_engine(engine: str, byte_count: Callable[[], int], local: T, spark: T
     return spark
 
 
-def _bytes_min() -> int:
-    return CLUSTER_BYTES_MIN if has_cluster() else machine_bytes()
-
-
 def has_cluster() -> bool:
     """Whether Spark runs on other machines: by the session that there is, else by the settings."""
-    return not (_running_master() or load_settings().spark_master or "local").startswith("local")
-
-
-def _running_master() -> str | None:
-    """Of a session of this process. Without importing pyspark, which the maker of one has done."""
+    # without importing pyspark, which the maker of a session has done
     context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
     running = getattr(context, "_active_spark_context", None)
-    return None if running is None else str(running.master)
+    master = str(running.master) if running is not None else load_settings().spark_master or "local"
+    return not master.startswith("local")

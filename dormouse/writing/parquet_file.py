@@ -6,29 +6,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import count
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datafusion import DataFrame, ParquetColumnOptions, ParquetWriterOptions
 
+from dormouse.data.arrow_schema import arrow_schema, with_ids
 from dormouse.data.datafusion_session import file_url, numbered
-from dormouse.data.file_checks import digest_of_file
+from dormouse.data.leaf_sorter import LeafSorter
+from dormouse.data.newest import Marks, first_of_keys
 from dormouse.data.sketches import KeySampler
 from dormouse.data.transform import FALSE_POSITIVES, bloom_filter_columns, sized_filters
 from dormouse.errors import JobFailed
-from dormouse.model.ahead import portions
 from dormouse.model.file_reference import FileReference, FileWithReferences
+from dormouse.model.loops import ahead, portions
 from dormouse.model.region import encode_key
 from dormouse.model.schema import Schema
-from dormouse.model.table import TableProperties
+from dormouse.model.table import TableProperties, is_keyed, newest_first
 from dormouse.model.types import DATE, INT, LONG, STRING, TIMESTAMP, DataType
+from dormouse.objects.fault import digest_of_file
+from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.objects.store import ObjectStore
 
 SAMPLE_ROWS = 131_072
 ZSTD_LEVEL = 2
@@ -107,7 +115,13 @@ class FileShape:
             skip_arrow_metadata=True,
             statistics_truncate_length=_STATISTICS_BYTES_MAX,
             column_specific_options={name: self._column(schema, name) for name in schema.names}
-            | {path: ParquetColumnOptions(statistics_enabled="none") for path in _floating_parts(schema)},
+            # of structs: DuckDB prunes by their statistics, in which NaN is not
+            | {
+                path: ParquetColumnOptions(statistics_enabled="none")
+                for field in schema.fields
+                for path, kind in (_leaves(field.name, field.type) if field.type.parts else ())
+                if kind.is_floating
+            },
         )
 
     def _column(self, schema: Schema, name: str) -> ParquetColumnOptions:
@@ -125,7 +139,7 @@ class FileShape:
 
     def of_arrow(self, schema: Schema) -> dict[str, Any]:
         """As pyarrow takes it, but for bloom filters and row groups, which are told as they come."""
-        paths = [path for field in schema.fields for path in _paths(field.name, field.type)]
+        paths = [path for field in schema.fields for path, _ in _leaves(field.name, field.type)]
         codecs = {path: "none" if path in self.uncompressed_columns else self.compression for path in paths}
         without = {*self.plain_columns, *self.delta_columns}
         return {
@@ -142,19 +156,8 @@ class FileShape:
         }
 
 
-def _floating_parts(schema: Schema) -> list[str]:
-    """Of structs: DuckDB prunes by their statistics, in which NaN is not."""
-    structs = [(field.name, field.type) for field in schema.fields if field.type.parts]
-    return [path for name, found in structs for path, kind in _leaves(name, found) if kind.is_floating]
-
-
-def _paths(name: str, found: DataType) -> list[str]:
-    """The columns of which Parquet makes a field."""
-    return [path for path, _ in _leaves(name, found)]
-
-
 def _leaves(name: str, found: DataType) -> Iterator[tuple[str, DataType]]:
-    """They with their types."""
+    """The columns of which Parquet makes a field, with their types."""
     for part in found.parts:
         yield from _leaves(f"{name}.{part.name}", part.type)
     if found.element is None:
@@ -214,15 +217,12 @@ def _cheapest(rows: pa.Table, schema: Schema, compression: str) -> dict[str, _Wa
     }
     found = {}
     for name in rows.column_names:
-        ways = [way for encoding, of in sizes.items() if name in of for way in _ways(of[name], encoding)]
+        of_name = [(encoding, *of[name]) for encoding, of in sizes.items() if name in of]
+        ways = [_Way(compressed, encoding, False) for encoding, compressed, _ in of_name]
+        ways += [_Way(whole * _COMPRESSED_SHARE_MAX, encoding, True) for encoding, _, whole in of_name]
         best, coded = min(ways), min(way for way in ways if way.encoding == _Encoding.DICTIONARY)
         found[name] = best._replace(is_unsure=best.cost < coded.cost < best.cost * _UNSURE_BELOW)
     return found
-
-
-def _ways(sizes: tuple[int, int], encoding: _Encoding) -> list[_Way]:
-    compressed, whole = sizes
-    return [_Way(compressed, encoding, False), _Way(whole * _COMPRESSED_SHARE_MAX, encoding, True)]
 
 
 def _sizes(rows: pa.Table, compression: str, **encodings: Any) -> dict[str, tuple[int, int]]:
@@ -381,3 +381,162 @@ def file_facts(path: Path, schema: Schema) -> FileFacts:
         for batch in file.iter_batches(_READ_ROWS, columns=list(names)):
             sampler.add(batch)
     return FileFacts.of(path, schema, sampler)
+
+
+def write_newest(
+    path: Path,
+    batches: Iterator[pa.RecordBatch],
+    schema: Schema,
+    properties: TableProperties,
+    shape_of: Callable[[pa.Table], FileShape],
+) -> FileFacts:
+    """Writes batches as `write_groups` does, of a keyed table: some rows may be marks of deletion."""
+    marks = Marks()
+    write_groups(path, marks.counted(batches), schema, properties, shape_of)
+    facts = file_facts(path, schema)
+    if facts.row_count != marks.rows:
+        raise JobFailed(f"a file was to have {marks.rows:,} rows, but has {facts.row_count:,}")
+    return replace(facts, marks=marks.marks)
+
+
+# Sorted rows as the files of leaves, each with its sketches beside it.
+
+ROW = "__row"
+"""The place of a row in its load, until it is written."""
+WRITTEN_ROWS = 65_536
+BATCHES_AHEAD = 4
+"""Of sorted rows, made while those before them are encoded."""
+
+
+class LeafFiles:
+    """Writes one writer's files, for leaves by their position; of a keyed table the last row of each key.
+
+    `schema` is that of the files; `name_of` gives the object name of a partition's file, or of the one file
+    of all "leaves".
+    """
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        schema: Schema,
+        properties: TableProperties,
+        partition_ids: pa.StringArray,
+        name_of: Callable[[str], str],
+    ) -> None:
+        self._objects = objects
+        self._schema = schema
+        self._arrow = with_ids(arrow_schema(schema), schema)
+        self._properties = properties
+        self._ids = partition_ids
+        self._name_of = name_of
+        self._shape: FileShape | None = None
+        self._shape_rows = 0
+
+    def sorter(self, memory_bytes: int) -> LeafSorter:
+        """What sorts rows in the order in which `write` needs them."""
+        return LeafSorter(
+            self._schema,
+            len(self._ids),
+            by_leaf=self._one_file_per_leaf,
+            memory_bytes=memory_bytes,
+            descending=[*newest_first(self._properties)[:-1], ROW] if is_keyed(self._properties) else (),
+        )
+
+    def write(self, sorter: LeafSorter) -> Iterator[FileWithReferences]:
+        """The files of all the sorter's rows, written one after the other; none when there are no rows."""
+        with closing(ahead(sorter.sorted_batches(), BATCHES_AHEAD)) as batches:
+            yield from self._written(_Stream(batches), sorter.counts)
+
+    def write_in_order(
+        self, batches: Iterator[pa.RecordBatch], counts: npt.NDArray[np.int64]
+    ) -> Iterator[FileWithReferences]:
+        """The files of rows that come in order, so many of each leaf; not of a keyed table."""
+        yield from self._written(_Stream(batches), counts)
+
+    def _written(self, stream: _Stream, counts: npt.NDArray[np.int64]) -> Iterator[FileWithReferences]:
+        filled = np.flatnonzero(counts)
+        if self._one_file_per_leaf:
+            for leaf in filled:
+                yield self._write(stream, counts, [int(leaf)])
+        elif len(filled):
+            yield self._write(stream, counts, filled.tolist())
+        stream.check_end()
+
+    @property
+    def _one_file_per_leaf(self) -> bool:
+        return self._properties.ingest_file_writing == "one_file_per_leaf"
+
+    def _write(
+        self, stream: _Stream, counts: npt.NDArray[np.int64], leaves: Sequence[int]
+    ) -> FileWithReferences:
+        name = self._name_of(str(self._ids[leaves[0]]) if self._one_file_per_leaf else "leaves")
+        rows = {str(self._ids[leaf]): int(counts[leaf]) for leaf in leaves}
+        total = sum(rows.values())
+        with self._objects.staged(name) as path:
+            taken = stream.take(total)
+            if is_keyed(self._properties):
+                single = self._exactly(first_of_keys(taken, self._schema.row_key_names))
+                facts = write_newest(path, single, self._schema, self._properties, self._shape_of)
+            else:
+                facts = self._write_all(path, taken, total)
+        # of rows of equal key one is left, and it is not known in which leaf there were several
+        exact = not facts.marks and (self._one_file_per_leaf or facts.row_count == total)
+        if len(leaves) == 1:
+            rows = dict.fromkeys(rows, facts.row_count)
+        self._objects.put(name + SKETCHES_SUFFIX, facts.sketches)
+        references = (
+            FileReference(
+                filename=name,
+                partition_id=partition_id,
+                row_count=count,
+                count_approximate=not exact,
+                only_contains_data_for_this_partition=len(leaves) == 1,
+            )
+            for partition_id, count in rows.items()
+        )
+        return facts.file(name, references)
+
+    def _write_all(self, path: Path, batches: Iterator[pa.RecordBatch], total: int) -> FileFacts:
+        sampler = KeySampler(self._schema, total)
+
+        def sampled(batch: pa.RecordBatch) -> pa.RecordBatch:
+            sampler.add(batch)
+            return batch
+
+        exact = self._exactly(map(sampled, batches))
+        write_groups(path, exact, self._schema, self._properties, self._shape_of)
+        if (found := pq.read_metadata(path).num_rows) != total:
+            raise JobFailed(f"a file was to have {total:,} rows, but has {found:,}")
+        return FileFacts.of(path, self._schema, sampler)
+
+    def _exactly(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow) for batch in batches)
+
+    def _shape_of(self, first: pa.Table) -> FileShape:
+        if self._shape is None or self._shape_rows < min(first.num_rows, SAMPLE_ROWS):
+            self._shape = FileShape.like(first, self._schema, self._properties)
+            self._shape_rows = first.num_rows
+        return self._shape
+
+
+class _Stream:
+    """Batches that are taken so many rows at a time."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._rest: pa.RecordBatch | None = None
+
+    def take(self, rows: int) -> Iterator[pa.RecordBatch]:
+        while rows:
+            batch = self._rest if self._rest is not None else next(self._batches, None)
+            if batch is None:
+                raise JobFailed(f"{rows:,} rows were lost while they were sorted; nothing was added")
+            piece = batch.slice(0, min(rows, WRITTEN_ROWS))
+            self._rest = batch.slice(piece.num_rows) if piece.num_rows < batch.num_rows else None
+            rows -= piece.num_rows
+            yield piece
+
+    def check_end(self) -> None:
+        """`JobFailed` when rows are left."""
+        if self._rest is not None or any(batch.num_rows for batch in self._batches):
+            raise JobFailed("more rows came out of sorting than went in; nothing was added")

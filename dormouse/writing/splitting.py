@@ -13,7 +13,7 @@ small, too, and is the next round's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -34,6 +34,7 @@ from dormouse.errors import (
     TableBusy,
 )
 from dormouse.model.file_reference import FileReference, SplitFileReferenceRequest
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.partition_tree import Partition, Split
 from dormouse.model.region import KeyValue, Region, encode_value
 from dormouse.model.schema import Schema
@@ -49,7 +50,6 @@ SMALL_PART = 1 / 16
 """Of a smaller part of a file its sketches say too little; to read that part's keys costs little."""
 logger = logging.getLogger(__name__)
 BATCH_REFERENCES = 1_000
-Progress = Callable[[int, int], object]
 COMPACTED_LEAVES = 1_000
 
 
@@ -196,7 +196,7 @@ def split(context: TableContext, *, progress: Progress | None = None) -> SplitRe
     """
     with context.last_rounds.round("split") as current:
         one_key = list[str]()
-        divided = tuple(_divide_full_leaves(context, progress or (lambda *_: None), current.errors, one_key))
+        divided = tuple(_divide_full_leaves(context, progress or no_progress, current.errors, one_key))
         pushed = _push_down(context)
         current.worked = bool(divided or pushed)
         current.outcome = f"{plural(len(divided), 'partition')} divided, {plural(pushed, 'reference')} moved"
@@ -331,7 +331,9 @@ def merge(
         jobs_run = 0
         for start in range(0, len(shared), COMPACTED_LEAVES):
             some = shared[start : start + COMPACTED_LEAVES]
-            jobs_run += _compact(context, some, on_spark)
+            # leaves get files of their own instead of those that they share
+            context.jobs.create_of_shared([one for pair in some for one in (pair.left_id, pair.right_id)])
+            jobs_run += compact(context, create=False, on_spark=on_spark).jobs_run
             for pair in some:
                 try:
                     merged += _merge(context, pair, current.errors)
@@ -375,10 +377,3 @@ def _merge(context: TableContext, pair: SmallPair, errors: list[str]) -> list[Me
         return []
     context.partitions.settle(pair.marks)
     return [MergedPartitions((pair.left_id, pair.right_id), leaf.partition_id)]
-
-
-def _compact(context: TableContext, pairs: Sequence[SmallPair], on_spark: RunsJobs | None) -> int:
-    """Gives the leaves files of their own instead of those that they share; gives how many jobs that took."""
-    leaves = [partition_id for pair in pairs for partition_id in (pair.left_id, pair.right_id)]
-    context.jobs.create_of_shared(leaves)
-    return compact(context, create=False, on_spark=on_spark).jobs_run

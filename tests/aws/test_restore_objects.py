@@ -113,7 +113,7 @@ def test_many_deletions_are_undone_page_by_page(
     put(s3, *keys)
     delete(s3, *keys)
     counts: list[int] = []
-    found = restore_objects(instance, LONG_AGO, progress=counts.append)
+    found = restore_objects(instance, LONG_AGO, progress=lambda done, _: counts.append(done))
     assert (found.count, counts[-1], len(found.examples)) == (20, 20, 3)
     assert counts == sorted(counts)
     assert names(s3) == keys

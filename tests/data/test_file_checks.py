@@ -12,7 +12,7 @@ import pytest
 
 from dormouse.data import file_checks
 from dormouse.data.arrow_schema import is_ascending
-from dormouse.data.file_checks import FileReader, Written, _coded_texts, _Columns
+from dormouse.data.file_checks import FileReader, Recorded, _coded_texts, _Columns
 from dormouse.data.object_access import parquet_object
 from dormouse.errors import ObjectNotFound
 from tests.standard import OF_KEYS
@@ -76,7 +76,7 @@ def test_the_order_is_that_of_all_batches(
 ) -> None:
     monkeypatch.setattr(file_checks, "READ_ROWS", 2)
     pq.write_table(pa.table({"key": keys}), tmp_path / "x.parquet")
-    schema, written = OF_KEYS, Written(4, None, None, None)
+    schema, written = OF_KEYS, Recorded(4, None, None, None)
     found = file_checks.file_problems(open_store(tmp_path), "x.parquet", schema, written)
     assert [kind for kind, _ in found] == kinds
 
@@ -86,10 +86,10 @@ def test_what_a_reader_does_not_expect_is_told_as_damage(tmp_path: Path) -> None
     pq.write_table(pa.table({"key": pa.array([None, 1])}), tmp_path / "x.parquet")
     reader, schema = FileReader(), OF_KEYS
     for _ in range(2):
-        found = reader.problems(open_store(tmp_path), "x.parquet", schema, Written(2, None, None, None))
+        found = reader.problems(open_store(tmp_path), "x.parquet", schema, Recorded(2, None, None, None))
         assert [kind for kind, _ in found] == ["object_unreadable"]
     with pytest.raises(ObjectNotFound):
-        reader.problems(open_store(tmp_path), "y.parquet", schema, Written(2, None, None, None))
+        reader.problems(open_store(tmp_path), "y.parquet", schema, Recorded(2, None, None, None))
     assert reader.close() == 0
 
 

@@ -16,10 +16,10 @@ from dormouse.client.client import RemoteTable
 from dormouse.client.rows import RemoteRowTable
 from dormouse.datasource import options as spark_options
 from dormouse.datasource.job import _parser as job_parser
-from dormouse.service import documents
-from dormouse.service import documents as row_documents
+from dormouse.sources.text_format import TextFormat
 from dormouse.spark import frames
-from dormouse.verbs import long_work
+from dormouse.verbs.jobs import kinds
+from dormouse.verbs.registry import VERBS
 from tests.support.api import Instance, Table
 from tests.support.rows import RowTable
 
@@ -36,8 +36,8 @@ OF_ONE_DOOR = {
 
 SAME = {"add_columns": "evolve", "param": "parameters", "all": "where"}
 """Options that are called otherwise at a door, of all verbs."""
-OF_DATA = dict.fromkeys(("paths", "objects", "type", "null", "delimiter", "encoding", "header"), "data")
-OF_CSV = dict.fromkeys(("quote", "escape", "separator", "skip_lines", "header", "no_header", "null"), "how")
+OF_CSV = dict.fromkeys(TextFormat.model_fields, "how")
+OF_DATA = dict.fromkeys(("paths", "objects", "type", *TextFormat.model_fields), "data")
 OF_VERBS: dict[str, dict[str, str]] = {
     "sql": {"file": "statement"},
     "ingest": {"id": "ingest_id", "frame": "data", **OF_DATA},
@@ -63,7 +63,7 @@ def command(*path: str) -> Options:
 
 
 def job(kind: str) -> Options:
-    return long_work.KINDS[kind].model_fields
+    return {name for verb in kinds()[kind] for name in verb.request.model_fields}
 
 
 def submitted(work: str) -> Options:
@@ -77,7 +77,7 @@ DOORS: dict[str, tuple[Options, dict[str, Options]]] = {
         python(Table.query),
         {
             "client": python(RemoteTable.query),
-            "HTTP": documents.QueryRequest.model_fields,
+            "HTTP": VERBS["query"].request.model_fields,
             "job": set(job("query")) - {"statement", "parameters"},
             "command": command("query"),
             "Spark": spark_options._READS,
@@ -88,14 +88,14 @@ DOORS: dict[str, tuple[Options, dict[str, Options]]] = {
         python(Instance.sql),
         {
             "client": python(Client.sql),
-            "HTTP": documents.StatementRequest.model_fields,
+            "HTTP": VERBS["sql"].request.model_fields,
             "job": set(job("query")) - {"where", "columns", "limit", "offset", "descending"},
             "command": set(command("sql")) - {"limit"},
         },
     ),
     "changes": (
         python(Table.changes),
-        {"client": python(RemoteTable.changes), "HTTP": documents.ChangesRequest.model_fields},
+        {"client": python(RemoteTable.changes), "HTTP": VERBS["changes"].request.model_fields},
     ),
     "ingest": (
         python(Table.ingest),
@@ -115,7 +115,7 @@ DOORS: dict[str, tuple[Options, dict[str, Options]]] = {
         python(RowTable.query),
         {
             "client": python(RemoteRowTable.query),
-            "HTTP": row_documents.RowQueryRequest.model_fields,
+            "HTTP": VERBS["rows query"].request.model_fields,
             "job": job("row_query"),
             "command": command("rows", "query"),
         },
@@ -147,8 +147,6 @@ DOORS: dict[str, tuple[Options, dict[str, Options]]] = {
 }
 
 LACKS: dict[tuple[str, str], set[str]] = {
-    # a job waits for the index as long as it may run
-    ("rows.query", "job"): {"wait_seconds"},
     # Spark is the engine
     **{("ingest", door): {"engine"} for door in ("Spark", "Spark's function", "spark-submit")},
 }

@@ -192,7 +192,7 @@ def test_the_command_tells_and_fails(
     code, out, err = cli("check", *where, "--json")
     assert code == 1
     assert [one["filename"] for one in json.loads(out)["problems"]] == [name]
-    said = f"1 problem; the first: object_missing of table 't', file '{name}': the store does not have it"
+    said = f"1 problem; the first: object_missing of table 't', file '{name}': it is not there"
     assert json.loads(err)["message"] == said
     code, out, err = cli("check", *where, "--after", "t")
     assert (code, out.startswith("checked 0 tables, 0 files, 0 B: 0 problems")) == (0, True)

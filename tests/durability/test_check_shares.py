@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.durability import shares
+from dormouse.durability import checking
 from dormouse.errors import DormouseError
 from tests.cooling import Model, key
 from tests.standard import OF_KEYS
@@ -53,7 +53,7 @@ class Days:
             def now(zone: object) -> datetime:
                 return now
 
-        self._monkeypatch.setattr(shares, "datetime", Clock)
+        self._monkeypatch.setattr(checking, "datetime", Clock)
 
 
 @pytest.fixture
@@ -108,25 +108,25 @@ def test_a_lost_object_of_payloads_is_told_until_it_is_there_again(instance: Ins
 def test_what_no_time_is_left_for_is_no_round_that_went_well(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shares, "SHARES", 1)
+    monkeypatch.setattr(checking, "SHARES", 1)
     lost, _ = lose_a_file(instance, "t3")
-    how = instance._supplier, instance._catalog, instance._objects, instance._durability.known
-    none = shares.checks(*how, seconds_left=lambda: 0.0)
+    ledgers = instance._durability.ledgers
+    none = checking.checks(ledgers, seconds_left=lambda: 0.0)
     with pytest.raises(DormouseError, match="only 0 of 8 tables in the time"):
         none["check 0"]()
     with pytest.raises(DormouseError, match="no time was left"):
         none["check rest"]()
     with pytest.raises(DormouseError, match=lost):
-        shares.checks(*how)["check 0"]()
+        checking.checks(ledgers)["check 0"]()
 
 
 @pytest.mark.slow
 def test_a_share_that_takes_all_the_time_is_not_always_the_first(instance: Instance, days: Days) -> None:
     text = "insert into instance_round values ('check 3', now(), now(), 'lost', null) returning 1"
     query(instance._supplier, text)
-    how = instance._supplier, instance._catalog, instance._objects, instance._durability.known
+    ledgers = instance._durability.ledgers
     days.is_on(_after(6))
-    assert len({next(iter(shares.checks(*how))) for _ in range(40)}) > 1
+    assert len({next(iter(checking.checks(ledgers))) for _ in range(40)}) > 1
 
 
 @pytest.mark.slow

@@ -103,6 +103,6 @@ def test_files_in_any_number_are_listed_in_their_order(monkeypatch: pytest.Monke
     monkeypatch.setattr(checking, "RUN_OBJECTS", 7)
     objects = [(f"data/{number} é\n{SKETCHES_SUFFIX * (number % 2)}", number) for number in range(100)]
     listed = list(by_file(objects))
-    assert sorted((one.name, one.byte_count) for one in listed) == sorted(objects)
-    ids = [narrow_id(one.name.removesuffix(SKETCHES_SUFFIX)).hex for one in listed]
-    assert ids == sorted(ids) == [one.file_id for one in listed]
+    assert sorted(one for _, one in listed) == sorted(objects)
+    ids = [narrow_id(name.removesuffix(SKETCHES_SUFFIX)).hex for _, (name, _) in listed]
+    assert ids == sorted(ids) == [file_id for file_id, _ in listed]

@@ -18,8 +18,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import dormouse as dm
-from dormouse.durability import metadata_backups
-from dormouse.durability.metadata_backups import KIND
+from dormouse.durability import backups
+from dormouse.durability.backups import KIND
 from dormouse.durability.ownership import Ownership
 from dormouse.embedded.restoring import restore_metadata
 from dormouse.errors import (
@@ -64,7 +64,7 @@ def damage(instance: Instance, name: str) -> Path:
 
 
 def backup_times(instance: Instance) -> list[str]:
-    return [one.made for one in metadata_backups.metadata_backups(instance._objects)]
+    return [one.made for one in backups.metadata_backups(instance._objects)]
 
 
 def a_day_passes(instance: Instance) -> None:
@@ -108,7 +108,7 @@ def test_the_metadata_is_backed_up_once_a_day_and_the_last_are_kept(
         def now(zone: object) -> datetime:
             return datetime(2026, 1, 1, 0, 0, next(seconds), tzinfo=UTC)
 
-    monkeypatch.setattr(metadata_backups, "datetime", Clock)
+    monkeypatch.setattr(backups, "datetime", Clock)
     with dm.local(tmp_path / "lake") as instance:
         fill(instance, "t")
         for _ in range(3):
@@ -126,7 +126,7 @@ def test_a_backup_is_the_last_also_when_the_clock_was_ahead(tmp_path: Path) -> N
         instance._durability.metadata_backups = 2
         for _ in range(2):
             instance.maintain(once=True)
-            assert metadata_backups.find(instance._objects, None).byte_count > 1_000
+            assert backups.find_metadata(instance._objects, None).byte_count > 1_000
             a_day_passes(instance)
         assert backup_times(instance) == ["2999-01-02T000001Z", "2999-01-02T000002Z"]
 
@@ -292,7 +292,7 @@ def test_a_lost_database_is_made_of_the_backup_in_the_store(lost: Path) -> None:
         # the next is of the new incarnation
         a_day_passes(instance)
         instance.maintain(once=True)
-        assert [one.incarnation for one in metadata_backups.metadata_backups(instance._objects)][-1] == 3
+        assert [one.incarnation for one in backups.metadata_backups(instance._objects)][-1] == 3
     assert not list(lost.glob("postgres.new*"))
 
 

@@ -15,7 +15,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
-from dormouse.durability.shares import checks
+from dormouse.durability.checking import checks
 from dormouse.errors import InstanceIsACopy, InstanceTakenOver, InvalidInput
 from tests.databases import name_of
 from tests.standard import OF_KEYS
@@ -116,7 +116,7 @@ def test_a_page_of_names_is_looked_up_among_many_attempts(instance: Instance) ->
     )
     names = [f"data/{'0' * 32}/1/{number}/x.parquet" for number in range(15_001, 25_001)]
     began = time.monotonic()
-    assert sorted(instance._attempts.of_none(names)) == names[5_000:]
+    assert sorted(instance._attempts.unknown(names)) == names[5_000:]
     assert time.monotonic() - began < 3
 
 
@@ -180,9 +180,7 @@ def test_what_another_timeline_wrote_is_quarantined(
         assert report.quarantined == 2
         for name in others:
             (objects / name).unlink()
-        for check in checks(
-            instance._supplier, instance._catalog, instance._objects, instance._durability.known
-        ).values():
+        for check in checks(instance._durability.ledgers).values():
             check()
         code, out, _ = cli("check", "--dsn", copy, "--objects", url)
         assert (code, "quarantined: 2 objects, see dormouse orphans" in out) == (0, True)

@@ -18,8 +18,8 @@ import pytest
 from embedded import ask, leave, other_process, postmaster, runs, said
 
 import dormouse as dm
+from dormouse.embedded import FORMAT, MARKER
 from dormouse.embedded import server as embedded_server
-from dormouse.embedded.local import FORMAT, MARKER
 from dormouse.embedded.server import Server
 from dormouse.errors import InstanceError
 from tests.stored import wait_until

@@ -21,7 +21,7 @@ from dormouse.errors.base import Told
 from dormouse.objects.names import hiding
 from dormouse.rows.indexing import IndexWorker
 from dormouse.service.problems import problem_of
-from dormouse.verbs.long_work import functions
+from dormouse.verbs.jobs import functions
 from tests.serving import serving
 from tests.standard import OF_K_AND_TEXTS
 from tests.support.api import Instance, Table
@@ -163,9 +163,7 @@ def test_no_error_of_a_job_has_a_path_of_the_server(instance: Instance, table: T
     with serving(instance, job_threads=1) as url, httpx.Client(base_url=url) as http:
         status, result = http.get(f"/v1/jobs/{job}"), http.get(f"/v1/jobs/{job}/result")
         assert result.json()["file"] == "incoming/a.csv" and result.json()["line"] == 3
-        assert (
-            "Traceback" in status.json()["traceback"] and "verbs/long_work.py" in status.json()["traceback"]
-        )
+        assert "Traceback" in status.json()["traceback"] and "verbs/jobs.py" in status.json()["traceback"]
         for folder in (str(Path(dm.__file__).parents[1]), sys.prefix, sys.base_prefix, "/objects"):
             assert folder not in status.text and folder not in result.text
 

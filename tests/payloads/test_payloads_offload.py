@@ -180,7 +180,7 @@ def test_a_day_is_worked_on_by_one(instance: Instance, model: Model) -> None:
 
     def other(step: str) -> None:
         if step == "prepared":
-            with pytest.raises(PayloadDayBusy, match=f"worker .*:{os.getpid()} has the day until"):
+            with pytest.raises(PayloadDayBusy, match=f"worker .*:{os.getpid()} has the day, until"):
                 instance.payloads.offload(DAY)
             answers.append(instance.payloads.offload())
 

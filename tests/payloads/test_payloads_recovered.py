@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,12 +12,13 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InvalidInput, PayloadCorrupt, PayloadNotFound
+from dormouse.jobs.job import upload_name
 from dormouse.payloads import PayloadKey, cooling
-from dormouse.payloads.pack import KEPT_SECONDS, written
-from tests.cooling import AT, DAY, Model, key, names, tools
+from dormouse.payloads.pack import PayloadObjects
+from tests.cooling import AT, DAY, Model, key, names, stored, tools
 from tests.stored import query
 from tests.support.api import Instance
-from tests.support.model import TableProperties
+from tests.support.model import KEPT_SECONDS, TableProperties
 
 FOLDED_AT = AT - timedelta(days=1)
 FOLDED = FOLDED_AT.date()
@@ -166,12 +169,35 @@ def test_maintenance_looks_for_lost_objects_while_an_adoption_holds_files(
 def test_a_backup_has_no_objects_that_died_before_it(instance: Instance, model: Model) -> None:
     cooling.offload(tools(instance), None, False)
     instance.payloads.expire(DAY + timedelta(1))
-    assert list(written(instance._supplier)) == []
+    known = PayloadObjects(instance._supplier, instance._objects)
+    assert list(known.written()) == []
     query(
         instance._supplier,
         "insert into hold (holder, since, until) values ('backup', now() - interval '1 hour', 'infinity')",
     )
-    assert [needed for *_, needed in written(instance._supplier)].count(False) > 0
+    assert [one.needed for one in known.written()].count(False) > 0
+
+
+def test_one_setting_says_how_long_what_nothing_needs_is_kept(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DORMOUSE_OBJECTS_KEPT_SECONDS", "7200")
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        Model.filled(instance, 3)
+        cooling.offload(tools(instance), None, False)
+        instance.payloads.expire(DAY + timedelta(1))
+        sent = upload_name("never started")
+        instance._objects.put(sent, b"1")
+        for hours, kept in ((1, True), (3, False)):
+            query(
+                instance._supplier,
+                "update payload_object set changed_at = now() - make_interval(hours => %s)",
+                hours,
+            )
+            os.utime(tmp_path / "objects" / sent, times=(time.time() - 3_600 * hours,) * 2)
+            instance._durability.cool_payloads()
+            instance._daily()["jobs"]()
+            assert (bool(stored(instance)), [*instance._objects.list("answers")] != []) == (kept, kept)
 
 
 def test_objects_may_be_deleted_sooner_on_demand(instance: Instance, model: Model) -> None:

@@ -18,8 +18,7 @@ import dormouse as dm
 from dormouse.durability.maintaining import InstanceRounds
 from dormouse.errors import InstanceError, InstanceLocked
 from dormouse.postgres import ConnectionSupplier, connection
-from dormouse.postgres.cutting import was_open_at
-from dormouse.postgres.session import SESSION_SETTINGS
+from dormouse.postgres.session import SESSION_SETTINGS, was_open_at
 from tests.pooler import PGBOUNCER, pgbouncer
 
 with_pgbouncer = pytest.mark.skipif(PGBOUNCER is None, reason="needs PgBouncer (apt install pgbouncer)")

@@ -22,7 +22,7 @@ from dormouse.errors import (
     InstanceReadOnly,
     TooManyRetries,
 )
-from dormouse.model.ahead import BACKOFF_SECONDS_MAX, backoff_seconds
+from dormouse.model.loops import BACKOFF_SECONDS_MAX, backoff_seconds
 from dormouse.postgres import ConnectionSupplier, Isolation, Retries, run_statement, run_transaction
 from dormouse.postgres import transaction as transaction_module
 

@@ -15,7 +15,7 @@ from keyed_tables import MARKS, begun, data, keyed, seen
 
 import dormouse as dm
 from dormouse.reading import keyed as keyed_queries
-from dormouse.writing import compaction_job, keyed_merge
+from dormouse.writing import compaction_job, merge
 from dormouse.writing import compaction_job as task
 from dormouse.writing import ingest as ingest_module
 from dormouse.writing.compaction_job import JobDeletions
@@ -264,7 +264,7 @@ def test_each_reader_sees_the_rows_of_a_naive_dict_in_many_lives(instance: Insta
 
 def _forgetful(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compaction_job, "forgets_marks", lambda *_: True)
-    patch.setattr(keyed_merge.KeyedMerge, "_stays", lambda _self, at: at.is_null())
+    patch.setattr(merge.KeyedMerge, "_stays", lambda _self, at: at.is_null())
 
 
 def _unmerged(patch: pytest.MonkeyPatch) -> None:
@@ -278,7 +278,7 @@ def _by_the_commit(patch: pytest.MonkeyPatch) -> None:
 
 def _any_row(patch: pytest.MonkeyPatch) -> None:
     """Compaction keeps any row of each key."""
-    patch.setattr(keyed_merge, "newest_first", lambda _properties: ())
+    patch.setattr(merge, "newest_first", lambda _properties: ())
 
 
 @pytest.mark.slow

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from trees import holds, tree_of
 
 from dormouse.model.file_reference import FileReference, FileWithReferences
-from dormouse.model.region import KeyValue
-from dormouse.reading.key_ranges import united
+from dormouse.model.region import KeyValue, united
 from dormouse.reading.planner import (
     Page,
     PlannedReference,

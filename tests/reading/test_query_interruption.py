@@ -16,7 +16,7 @@ from query_lake import COUNTS, Lake
 
 from dormouse.errors import DormouseError
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading import executor
+from dormouse.reading import scan_session
 from dormouse.reading.scan_session import interruptible
 from tests.support.model import Range
 from tests.support.reading import Interruption, query
@@ -59,7 +59,7 @@ class Endless:
                     self.ended.set()
 
         monkeypatch.setattr(SessionContext, "execute", spy)
-        monkeypatch.setattr(executor, "interruptible", watched)
+        monkeypatch.setattr(scan_session, "interruptible", watched)
 
 
 def test_a_reader_that_is_dropped_ends_the_search_for_its_next_row(
@@ -120,7 +120,7 @@ def test_only_what_may_search_for_long_pays_for_it(
         used.append(True)
         return interruptible(stream, interruption)
 
-    monkeypatch.setattr(executor, "interruptible", spy)
+    monkeypatch.setattr(scan_session, "interruptible", spy)
     expected = [r for r in lake.all.to_pylist() if where is None or "word" not in where or r["word"] in "ab"]
     found = query(lake.context, where).read_all().to_pylist()
     assert bool(used) == searches

@@ -19,7 +19,7 @@ from query_lake import Lake
 from dormouse.errors import ObjectNotFound, ObjectStoreError, QueryOvertaken
 from dormouse.postgres import ConnectionSupplier, run_transaction
 from dormouse.reading import executor, scan_session, streams
-from dormouse.reading.key_order import HeldBack
+from dormouse.reading.keyed import HeldBack
 from tests.stored import assign, replace
 from tests.support.model import Range
 from tests.support.objects import ObjectStore

@@ -15,7 +15,7 @@ import dormouse as dm
 import dormouse.client
 from dormouse.errors import DormouseError, InvalidQuery, ObjectDamaged
 from dormouse.objects.folder import FolderStore
-from dormouse.verbs.long_work import functions
+from dormouse.verbs.jobs import functions
 from tests.flipped_bits import damage, flipped, path_of, written
 from tests.serving import http_post, serving
 from tests.support.api import Instance, Table

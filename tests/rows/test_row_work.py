@@ -8,8 +8,9 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InstanceError, SnapshotExists, SnapshotNotFound, TableAlreadyExists
-from dormouse.verbs import row_work
-from dormouse.verbs.row_work import ChangeAsked, CreateAsked, SnapshotAsked
+from dormouse.verbs import rows as row_verbs
+from dormouse.verbs.rows import RowChangeRequest, RowCreateRequest, SnapshotRequest
+from dormouse.verbs.verb import Call
 from tests.support.api import Instance
 from tests.support.jobs import Progress
 from tests.support.rows import RowTable
@@ -30,53 +31,54 @@ def test_a_query_of_a_snapshot_is_of_the_version_that_had_its_name(
     asked = {"table": "samples", "sql": "select * from samples", "snapshot": "s"}
     rows.snapshot("s")
     rows.change([dm.Insert([{"name": "b"}])])
-    first = row_work.start_query(instance, asked, None)
-    assert row_work.start_query(instance, asked, None) == first
+    first = row_verbs.start_query(instance, asked, None)
+    assert row_verbs.start_query(instance, asked, None) == first
     rows.drop_snapshot("s")
     with pytest.raises(SnapshotNotFound):
-        row_work.start_query(instance, asked, None)
+        row_verbs.start_query(instance, asked, None)
     rows.snapshot("s")
-    other = row_work.start_query(instance, asked, None)
+    other = row_verbs.start_query(instance, asked, None)
     assert [instance.jobs.request(one)["version"] for one in (first, other)] == [1, 2]
 
 
 def attempts(do: Any, instance: Instance, asked: Any) -> tuple[Any, Any]:
     """What a job's function gives to a worker that dies before it tells so, and to the next."""
     job_id = instance.jobs.start("row", {})
-    return do(instance, asked, Progress(job_id)), do(instance, asked, Progress(job_id, attempt=2))
+    first, again = (Call(job=Progress(job_id, attempt=number)) for number in (1, 2))
+    return do(instance, asked, first), do(instance, asked, again)
 
 
 def test_a_table_that_a_worker_made_before_it_died_is_made_once(instance: Instance) -> None:
-    asked = CreateAsked(name="made", columns=[column.to_json() for column in COLUMNS])
-    first, second = attempts(row_work._create, instance, asked)
+    asked = RowCreateRequest(name="made", columns=[column.to_json() for column in COLUMNS])
+    first, second = attempts(row_verbs._create, instance, asked)
     assert first == second
     with pytest.raises(TableAlreadyExists):
-        row_work._create(instance, asked, Progress("other"))
-    others = CreateAsked(name="made", columns=[{"name": "n", "type": "INTEGER"}])
+        row_verbs._create(instance, asked, Call(job=Progress("other")))
+    others = RowCreateRequest(name="made", columns=[{"name": "n", "type": "INTEGER"}])
     with pytest.raises(TableAlreadyExists):
-        row_work._create(instance, others, Progress("other", attempt=2))
+        row_verbs._create(instance, others, Call(job=Progress("other", attempt=2)))
 
 
 def test_a_snapshot_that_a_worker_took_or_dropped_before_it_died_is_so_once(
     instance: Instance, rows: RowTable
 ) -> None:
     rows.snapshot("older")
-    first, second = attempts(row_work._snapshot, instance, SnapshotAsked(table="samples", name="s"))
+    first, second = attempts(row_verbs._snapshot, instance, SnapshotRequest(table="samples", name="s"))
     assert first == second
     with pytest.raises(SnapshotExists):
-        attempts(row_work._snapshot, instance, SnapshotAsked(table="samples", name="s"))
+        attempts(row_verbs._snapshot, instance, SnapshotRequest(table="samples", name="s"))
     job_id = instance.jobs.start("row", {})
     with pytest.raises(SnapshotExists):
-        asked = SnapshotAsked(table="samples", name="older")
-        row_work._snapshot(instance, asked, Progress(job_id, attempt=2))
-    dropped = attempts(row_work._snapshot, instance, SnapshotAsked(table="samples", name="s", drop=True))
+        asked = SnapshotRequest(table="samples", name="older")
+        row_verbs._snapshot(instance, asked, Call(job=Progress(job_id, attempt=2)))
+    dropped = attempts(row_verbs._snapshot, instance, SnapshotRequest(table="samples", name="s", drop=True))
     assert dropped == ({"dropped": "s"},) * 2
     assert [one.name for one in rows.snapshots()] == ["older"]
 
 
 def test_a_job_of_the_longest_id_changes_rows_once(instance: Instance, rows: RowTable) -> None:
-    asked = ChangeAsked(table="samples", changes=[{"insert": [{"name": "b"}]}])
-    first, second = (row_work._change(instance, asked, Progress("x" * 200)) for _ in range(2))
+    asked = RowChangeRequest(table="samples", changes=[{"insert": [{"name": "b"}]}])
+    first, second = (row_verbs._change(instance, asked, Call(job=Progress("x" * 200))) for _ in range(2))
     assert (first, rows.version()) == (second, 2)
 
 
@@ -89,4 +91,4 @@ def test_what_was_sent_stays_where_nobody_tells_who_holds_it(
         raise InstanceError("the database is away")
 
     monkeypatch.setattr(instance, "holds", lost)
-    row_work._forget(instance, "answers/x/upload.csv")
+    row_verbs._forget(instance, "answers/x/upload.csv")

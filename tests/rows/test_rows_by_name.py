@@ -12,7 +12,7 @@ import dormouse as dm
 from dormouse.cli import main
 from dormouse.client import connect
 from dormouse.errors import InvalidQuery, InvalidRow, NotARowTable, RowNotFound, TableNotFound
-from dormouse.verbs.table_requests import description, parsed
+from dormouse.verbs.tables import answer, description, parse_event
 from tests.serving import http_get, serving
 from tests.standard import OF_K
 from tests.support.api import Instance
@@ -154,8 +154,8 @@ def test_http_and_jobs_have_the_current_rows(instance: Instance, staff: RowTable
 
 def test_the_command_line_marks_row_tables(instance: Instance, staff: RowTable) -> None:
     instance.create_table("plain", OF_K)
-    asked = parsed({"do": "list", "marked": True})
-    assert asked(instance) == [["plain", False], ["staff", True]]
+    listed = answer(instance, *parse_event({"do": "list", "marked": True}))
+    assert listed == [["plain", False], ["staff", True]]
     names = [one["name"] for one in description(instance.table("staff"))["schema"]["values"]]
     assert names == ["name", "pay"]
 

@@ -10,7 +10,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.client import Client, connect
-from dormouse.client.rows import RemoteRowTable, run
+from dormouse.client.rows import RemoteRowTable, result_of
 from dormouse.errors import CommitIdReused, InvalidInput
 from dormouse.rows.changes import Changed
 from tests.serving import serving
@@ -78,12 +78,12 @@ def test_a_job_names_its_change_and_knows_that_of_earlier_releases(
     client: Client, instance: Instance, rows: RemoteRowTable, door: str
 ) -> None:
     asked = {"table": "samples", "changes": [{"insert": [{"name": "a"}]}]}
-    run(client.jobs, "row_change", asked, "mine")
+    result_of(client.jobs, client.jobs.start("row_change", asked, job_id="mine"))
     insert = [dm.Insert([{"name": "a"}])]
     table = client.row_table("samples") if door == "client" else instance.row_table("samples")
     assert list(table.change(insert, change_id="mine").row_ids) == [1]
     instance.row_table("samples").change(insert, change_id="job:older")
-    run(client.jobs, "row_change", asked, "older")
+    result_of(client.jobs, client.jobs.start("row_change", asked, job_id="older"))
     assert list(table.change(insert, change_id="older").row_ids) == [2]
     assert len(rows) == 2
 

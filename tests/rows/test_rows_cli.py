@@ -234,11 +234,11 @@ def test_a_look_into_a_file(run: Run) -> None:
             1,
             "the default, column 'n' (INTEGER): 'x' is not a whole number",
         ),
-        (["upload", "t", "none.csv"], 1, "cannot read file 'none.csv': No such file or directory"),
+        (["upload", "t", "none.csv"], 1, "file 'none.csv' cannot be read: No such file or directory"),
         (
             ["upload", "t", "bad.csv"],
             1,
-            "file 'bad.csv', row 2: it has 3 cells, not 2 as the others: '2,b,c'",
+            "file 'bad.csv', line 3: it has 3 cells, not 2 as the others: '2,b,c'",
         ),
         (
             ["upload", "t", "nme.csv"],

@@ -17,10 +17,12 @@ from dormouse.errors import InvalidData, InvalidInput, InvalidRow
 from dormouse.rows.batches import BLOCK_ROWS_MAX, RowBatch
 from dormouse.rows.changes import LoadCsv
 from dormouse.rows.csv_loads import loads
-from dormouse.sources import rows_csv_reader
-from dormouse.sources.rows_csv_reader import CsvFile, CsvFormat
+from dormouse.sources import text_reader
+from dormouse.sources.text_format import text_format
+from dormouse.sources.text_reader import TextFile, naming
 from tests.support.rows import Column
 
+OTHER = "; say which encoding it has (--encoding), or make it one"
 COLUMNS = (Column("name", "STRING"), Column("n", "INTEGER", default=7), Column("x", "DOUBLE"))
 Write = Callable[[bytes], Path]
 
@@ -36,13 +38,9 @@ def write(tmp_path: Path) -> Write:
 
 
 def read(path: Path, **how: Any) -> list[list[str | None]]:
-    return rows_of(CsvFile(path, CsvFormat(**how)))
-
-
-def rows_of(file: CsvFile) -> list[list[str | None]]:
-    return [
-        list(row) for b in file.batches() for row in zip(*(c.to_pylist() for c in b.columns), strict=True)
-    ]
+    with naming(str(path)):
+        batches = TextFile(path, text_format(**how)).batches()
+        return [list(row) for b in batches for row in zip(*(c.to_pylist() for c in b.columns), strict=True)]
 
 
 def fault(path: Path, kind: type[Exception] = InvalidData, **how: Any) -> str:
@@ -80,7 +78,7 @@ def test_what_is_read(write: Write, content: bytes, how: dict[str, Any], rows: l
 
 
 def test_a_header_may_be_quoted_over_lines(write: Write) -> None:
-    assert CsvFile(write(b'"a""x","b\nc"\n1,2\n'), CsvFormat()).names == ('a"x', "b\nc")
+    assert TextFile(write(b'"a""x","b\nc"\n1,2\n'), text_format()).header == ('a"x', "b\nc")
 
 
 @pytest.mark.parametrize(
@@ -90,31 +88,39 @@ def test_a_header_may_be_quoted_over_lines(write: Write) -> None:
         (b"\n\r\n", {}, "it is empty: it has no header"),
         (b"", {"header": False}, "it is empty: it has no first row"),
         (b"#\n", {"skip_lines": 3}, "it has 1 line: there is nothing after the 3 to skip"),
-        ("a,b\n".encode("utf-16"), {}, "it is UTF-16: save it as UTF-8"),
-        (b"a,\xff\n", {}, "the header of it is not UTF-8 text: '\\xff' at byte 3"),
-        (b'a,"b\n1,2\n', {}, "the header of it cannot be read: a quote is opened in it and never closed"),
+        (b"a,\xff\n", {}, f"it: the header is not UTF-8 text: '\\xff'{OTHER}"),
+        (b'a,"b\n1,2\n', {}, "it: the header cannot be read: a quote is opened and never closed"),
+        (
+            b"a," * (1 << 20),
+            {},
+            "it: the header is longer than 1,048,576 bytes: is a quote opened in it that is never closed?",
+        ),
         (
             b"a" * (1 << 20) + b"\n",
             {},
-            "the header of it is longer than 1,048,576 bytes: is a quote opened in it that is never closed?",
+            "it: the header cannot be read: field larger than field limit (131072); is a quote never closed?",
         ),
-        (b"a,b\n1,2\n3\n4,5\n", {}, "it, row 2: it has 1 cell, not 2 as the others: '3'"),
-        (b"a,b\n\n1,2\n\n3,4,5\n", {}, "it, row 2: it has 3 cells, not 2 as the others: '3,4,5'"),
+        (b"a,b\n1,2\n3\n4,5\n", {}, "it, line 3: it has 1 cell, not 2 as the others: '3'"),
+        (b"a,b\n\n1,2\n\n3,4,5\n", {}, "it, line 5: it has 3 cells, not 2 as the others: '3,4,5'"),
         (
             b"a,b\n1,2\n3\n",
             {},
-            "it, row 2: the file ends in the middle of it: it has 1 cell, not 2 as the others",
+            "it, line 3: the file ends in the middle of it: it has 1 cell, not 2 as the others",
         ),
         (
             b"a,b\n1,2\n3",
             {},
-            "it, row 2: the file ends in the middle of it: it has 1 cell, not 2 as the others",
+            "it, line 3: the file ends in the middle of it: it has 1 cell, not 2 as the others",
         ),
-        (b'a,b\n1,2\n3,"x\n', {}, "it, row 2: a quote is opened in it and never closed"),
-        (b'a,b\n1,2\n"3,x\n5,6\n', {}, "it, row 2: a quote is opened in it and never closed"),
-        (b'a\n"x', {}, "it, row 1: a quote is opened in it and never closed"),
-        (b"a,b\n1,2\n3,4\xff\n", {}, "it, row 2, column 'b': '4\\xff' is not UTF-8 text"),
-        (b"1,2\n3,4\xff\n", {"header": False}, "it, row 2, column 'number 2': '4\\xff' is not UTF-8 text"),
+        (b'a,b\n1,2\n3,"x\n', {}, "it, line 3: a quote is opened and never closed"),
+        (b'a,b\n1,2\n"3,x\n5,6\n', {}, "it, line 3: a quote is opened and never closed"),
+        (b'a\n"x', {}, "it, line 2: a quote is opened and never closed"),
+        (b"a,b\n1,2\n3,4\xff\n", {}, f"it, line 3: column 'b': '4\\xff' is not UTF-8 text{OTHER}"),
+        (
+            b"1,2\n3,4\xff\n",
+            {"header": False},
+            f"it, line 2: column 'number 2': '4\\xff' is not UTF-8 text{OTHER}",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_file(write: Write, content: bytes, how: dict[str, Any], said: str) -> None:
@@ -127,7 +133,7 @@ def test_rows_before_one_that_is_wrong_are_given_and_counted(write: Write) -> No
     rows = [f'{n},"{"x" * (n % 7)}\n"\n' for n in range(300_000)]
     rows[250_000] = "1,2,3\n"
     said = fault(write(("a,b\n" + "".join(rows)).encode()))
-    assert said == "it, row 250001: it has 3 cells, not 2 as the others: '1,2,3'"
+    assert said == "it, line 500,002: it has 3 cells, not 2 as the others: '1,2,3'"
 
 
 @pytest.mark.slow
@@ -138,22 +144,22 @@ def test_cells_of_ten_megabytes(write: Write) -> None:
     assert len(rows) == 300_003
     assert [len(row[1] or "") for row in rows[-3:]] == [10_000_000, 10_000_000, 1]
     path.write_bytes(path.read_bytes() + b"7\n")
-    assert fault(path).startswith("it, row 300004: the file ends in the middle of it")
+    assert fault(path).startswith("it, row 300,004: the file ends in the middle of it")
 
 
 def test_a_quote_that_is_never_closed_is_not_read_for_ever(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows_csv_reader, "BLOCK_BYTES", (1 << 12, 1 << 16))
+    monkeypatch.setattr(text_reader, "BLOCK_BYTES", (1 << 12, 1 << 16))
     said = fault(write(b"a,b\n" + b"1,2\n" * 5_000 + b'3,"' + b"x,y\n" * 50_000))
     assert said == (
-        "it, row 5001: it is larger than 65,536 bytes; is a quote opened in it that is never closed?"
+        "it, line 5,002: it is larger than 65,536 bytes; is a quote opened in it that is never closed?"
     )
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert fault(tmp_path / "none.csv") == "cannot read it: No such file or directory"
-    assert fault(tmp_path) == "cannot read it: Is a directory"
+    assert fault(tmp_path / "none.csv") == "it cannot be read: No such file or directory"
+    assert fault(tmp_path) == "it cannot be read: Is a directory"
 
 
 @pytest.mark.parametrize(
@@ -171,14 +177,14 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 )
 def test_formats_that_cannot_be(how: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        CsvFormat(**how)
+        text_format(**how)
     assert str(caught.value) == said
 
 
 def test_the_name_of_a_file_tells_its_separator() -> None:
-    assert CsvFormat.of_file("a.TSV").separator == "\t"
-    assert CsvFormat.of_file("a.csv").separator == ","
-    assert CsvFormat.of_file("a.tsv", separator=";", header=False) == CsvFormat(";", header=False)
+    assert text_format("a.TSV").separator == "\t"
+    assert text_format("a.csv").separator == ","
+    assert text_format("a.tsv", separator=";", header=False) == text_format(separator=";", header=False)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6)
@@ -200,15 +206,15 @@ def test_what_python_writes_is_read_as_it_was(
     csv.writer(text, lineterminator=ending, quoting=csv.QUOTE_ALL).writerows(rows)
     written = text.getvalue() if ends else text.getvalue().removesuffix(ending)
     path.write_bytes(written.encode())
-    sizes, rows_csv_reader.BLOCK_BYTES = rows_csv_reader.BLOCK_BYTES, (512, 1 << 20)
+    sizes, text_reader.BLOCK_BYTES = text_reader.BLOCK_BYTES, (512, 1 << 20)
     try:
         assert read(path, header=False) == rows
     finally:
-        rows_csv_reader.BLOCK_BYTES = sizes
+        text_reader.BLOCK_BYTES = sizes
 
 
 def test_the_last_lines_end_may_lie_across_blocks(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_csv_reader, "BLOCK_BYTES", (128,))
+    monkeypatch.setattr(text_reader, "BLOCK_BYTES", (128,))
     assert read(write(b"a,%s\r\n" % (b"b" * 60) + b"c,%s\r\n" % (b"d" * 61)), header=False)[1][0] == "c"
 
 
@@ -238,7 +244,7 @@ def test_rows_to_insert_to_update_and_to_delete(write: Write) -> None:
         {},
         {"n": [2], "name": [""]},
     ]
-    assert [one.label(0) for one in found] == ["row 1", "row 3", "row 5"]
+    assert [str(one.label(0)) for one in found] == [f"file '{path}', line {n}" for n in (2, 4, 6)]
 
 
 def test_ids_and_versions_are_written_as_whole_numbers_are(write: Write) -> None:
@@ -251,7 +257,7 @@ def test_a_file_of_all_columns_and_rows_to_delete_alone_deletes(
     write: Write, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one block, or of many."""
-    monkeypatch.setattr(rows_csv_reader, "BLOCK_BYTES", (1 << 16, 1 << 20))
+    monkeypatch.setattr(text_reader, "BLOCK_BYTES", (1 << 16, 1 << 20))
     found = loaded(write(b"ROW_ID,ROW_VERSION,n\n" + b"".join(b"%d,1\n" % n for n in range(1, count + 1))))
     assert [int(i) for one in found if one.deletes is not None for i in one.ids] == [*range(1, count + 1)]
     assert max(map(len, found)) <= BLOCK_ROWS_MAX
@@ -277,7 +283,8 @@ def test_blocks_are_full(write: Write) -> None:
     found = loaded(path)
     assert [len(one) for one in found] == [BLOCK_ROWS_MAX] * 3 + [10]
     assert [value for one in found for value in one.cells["n"].to_pylist()] == list(range(count))
-    assert [one.label(1) for one in found] == [f"row {n * BLOCK_ROWS_MAX + 2}" for n in range(4)]
+    places = [f"file '{path}', line {n * BLOCK_ROWS_MAX + 3:,}" for n in range(4)]
+    assert [str(one.label(1)) for one in found] == places
 
 
 @pytest.mark.parametrize(
@@ -324,50 +331,50 @@ def test_blocks_are_full(write: Write) -> None:
             b"n,name\n1,a\nx,b\n",
             {},
             InvalidRow,
-            "row 2, column 'n' (INTEGER): 'x' is not a whole number",
+            "it, line 3, column 'n' (INTEGER): 'x' is not a whole number",
         ),
         (
             b"n,name\n1,a\n2," + b"b" * 10_000_000 + b"\n",
             {},
             InvalidRow,
-            f"row 2, column 'name' (STRING): '{'b' * 59}… has 10,000,000 characters, and may have 50",
+            f"it, line 3, column 'name' (STRING): '{'b' * 59}… has 10,000,000 characters, and may have 50",
         ),
         (
             b"n,name\n1,a\n2,b\0\n",
             {},
             InvalidRow,
-            "row 2, column 'name' (STRING): 'b\\x00' has a NUL character",
+            "it, line 3, column 'name' (STRING): 'b\\x00' has a NUL character",
         ),
         (
             b"ROW_ID,ROW_VERSION,n\n1,1,1\n2,,1\n",
             {},
             InvalidRow,
-            "row 2: it has no ROW_VERSION: send the version that it was read with",
+            "it, line 3: it has no ROW_VERSION: send the version that it was read with",
         ),
         (
             b"ROW_ID,ROW_VERSION,n\n,2,1\n",
             {},
             InvalidRow,
-            "row 1: it has ROW_VERSION and no ROW_ID: a new row has neither",
+            "it, line 2: it has ROW_VERSION and no ROW_ID: a new row has neither",
         ),
-        (b"ROW_ID,ROW_VERSION\n1,1\n,\n", {}, InvalidRow, "row 2: it has no ROW_ID, and nothing else"),
+        (b"ROW_ID,ROW_VERSION\n1,1\n,\n", {}, InvalidRow, "it, line 3: it has no ROW_ID, and nothing else"),
         (
             b"ROW_ID,ROW_VERSION,n\n1,1,1\nx7,1,1\n",
             {},
             InvalidRow,
-            "row 2: ROW_ID 'x7' is not the id of a row",
+            "it, line 3: ROW_ID 'x7' is not the id of a row",
         ),
         (
             b"ROW_ID,ROW_VERSION,n\n1,-1,1\n",
             {},
             InvalidRow,
-            "row 1: ROW_VERSION '-1' is not the version of a row",
+            "it, line 2: ROW_VERSION '-1' is not the version of a row",
         ),
         (
             b"ROW_ID,ROW_VERSION,n\n1,1,1\n2,1\n3\n",
             {},
             InvalidData,
-            "it, row 3: the file ends in the middle of it: it has 1 cell, not 3 as the others",
+            "it, line 4: the file ends in the middle of it: it has 1 cell, not 3 as the others",
         ),
     ],
 )
@@ -389,11 +396,11 @@ def test_rows_of_any_kind_and_order_have_their_numbers(write: Write) -> None:
         else:
             lines.append(f'{number},1,"{"y" * numbers.randrange(40)}"')
     path = write("\n".join(lines).encode())
-    sizes, rows_csv_reader.BLOCK_BYTES = rows_csv_reader.BLOCK_BYTES, (300,)
+    sizes, text_reader.BLOCK_BYTES = text_reader.BLOCK_BYTES, (300,)
     try:
         found = loaded(path)
     finally:
-        rows_csv_reader.BLOCK_BYTES = sizes
+        text_reader.BLOCK_BYTES = sizes
     assert [int(i) for one in found for i in one.ids] == list(range(1, 5_001))
     assert [int(i) for one in found if one.deletes is not None for i in one.ids] == deleted
-    assert all(one.label(0) == f"row {one.ids[0]}" for one in found)
+    assert all(str(one.label(0)).endswith(f", line {one.ids[0] + 1:,}") for one in found[:200])

@@ -11,7 +11,7 @@ from dormouse.errors import InvalidData
 from dormouse.rows import csv_preview
 from dormouse.rows.columns import check_columns
 from dormouse.rows.csv_preview import CsvPreview, preview_csv
-from dormouse.sources.rows_csv_reader import CsvFormat
+from dormouse.sources.text_format import text_format
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def file(tmp_path: Path) -> Path:
 
 def look(file: Path, text: str, rows: int = 10, whole: bool = False, **how: Any) -> CsvPreview:
     file.write_text(text, "utf-8")
-    found = preview_csv(file, CsvFormat(**how), rows=rows, whole=whole)
+    found = preview_csv(file, text_format(**how), rows=rows, whole=whole)
     check_columns(found.columns)
     return found
 
@@ -119,10 +119,10 @@ def test_rows_of_only_id_and_version_are_no_fault(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a,b\n1,2\n1,2,3\n4,5\n", "row 2: it has 3 cells, not 2 as the others: '1,2,3'"),
+        ("a,b\n1,2\n1,2,3\n4,5\n", "line 3: it has 3 cells, not 2 as the others: '1,2,3'"),
         (
             f"a,b\n1,2\n3,{'x' * 1_001}\n",
-            "row 2, column 'b': it has 1,001 characters, and a STRING may have 1,000",
+            "line 3: column 'b' has 1,001 characters, and a STRING may have 1,000",
         ),
         (",".join(f"c{n}" for n in range(153)) + "\n", "153 columns; a row table has at most 152"),
     ],

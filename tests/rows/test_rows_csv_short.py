@@ -9,7 +9,7 @@ import pytest
 from dormouse.errors import InvalidData
 from dormouse.rows.changes import LoadCsv
 from dormouse.rows.csv_loads import loads
-from dormouse.sources import rows_csv_reader
+from dormouse.sources import text_reader
 from tests.support.rows import Column
 
 COLUMNS = (Column("name", "STRING"),)
@@ -27,7 +27,7 @@ def test_a_file_that_breaks_off_in_a_row_deletes_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, block_bytes: int
 ) -> None:
     """Also where what follows it is read in another block."""
-    monkeypatch.setattr(rows_csv_reader, "BLOCK_BYTES", (block_bytes, 1 << 20))
+    monkeypatch.setattr(text_reader, "BLOCK_BYTES", (block_bytes, 1 << 20))
     with pytest.raises(
         InvalidData, match=r"the file ends in the middle of it: it has 2 cells, not 3 .* no line end"
     ):
@@ -56,10 +56,10 @@ def test_a_file_that_breaks_off_in_the_id_of_a_row_changes_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, block_bytes: int
 ) -> None:
     """The id of another row may be the beginning of the id that was meant."""
-    monkeypatch.setattr(rows_csv_reader, "BLOCK_BYTES", (block_bytes, 1 << 20))
+    monkeypatch.setattr(text_reader, "BLOCK_BYTES", (block_bytes, 1 << 20))
     path = tmp_path / "rows.csv"
     path.write_bytes(content)
-    with pytest.raises(InvalidData, match=r"row \d: the file ends without the end of its last line"):
+    with pytest.raises(InvalidData, match=r"line \d: the file ends without the end of its last line"):
         list(loads(LoadCsv(path), COLUMNS))
 
 
@@ -79,7 +79,7 @@ def test_a_file_of_cells_needs_no_last_line_end(tmp_path: Path) -> None:
 def test_rows_that_are_held_until_another_comes_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows_csv_reader, "SHORT_ROWS_MAX", 100)
+    monkeypatch.setattr(text_reader, "SHORT_ROWS_MAX", 100)
     short = b"".join(b"%d,1\n" % n for n in range(1, 101))
     assert len(deleted(tmp_path / "rows.csv", short)) == 100
     with pytest.raises(InvalidData, match="more than 100 rows of 2 cells follow each other"):

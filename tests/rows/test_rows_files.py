@@ -162,14 +162,14 @@ def test_a_dry_run_tells_what_it_would_do(rows: RowTable, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("ending", "kind", "said"),
     [
-        ("x,1\n", InvalidRow, "row 30001, column 'n' (INTEGER): 'x' is not a whole number"),
+        ("x,1\n", InvalidRow, "line 30,002, column 'n' (INTEGER): 'x' is not a whole number"),
         (
             "1\n",
             InvalidData,
-            "row 30001: the file ends in the middle of it: it has 1 cell, not 2 as the others",
+            "line 30,002: the file ends in the middle of it: it has 1 cell, not 2 as the others",
         ),
-        ('1,"a', InvalidData, "row 30001: a quote is opened in it and never closed"),
-        ("1,a,b\n1,a\n", InvalidData, "row 30001: it has 3 cells, not 2 as the others: '1,a,b'"),
+        ('1,"a', InvalidData, "line 30,002: a quote is opened and never closed"),
+        ("1,a,b\n1,a\n", InvalidData, "line 30,002: it has 3 cells, not 2 as the others: '1,a,b'"),
     ],
 )
 def test_a_fault_in_a_late_block_leaves_nothing(

@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import pytest
 
 import dormouse as dm
 from dormouse.errors import InvalidInput, RowLockHeld, RowLockLost, TableNotFound
+from dormouse.postgres.lease import Lease
 from dormouse.rows.change import RowFiles
 from dormouse.rows.store import RowLocks
 from tests.support.api import Instance
@@ -173,7 +174,7 @@ def _frozen(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.
 
     monkeypatch.setattr(RowFiles, "written", slow)
     rows.locks._lease_seconds = LEASE_SECONDS
-    monkeypatch.setattr(rows.locks, "_renew", lambda token, ended: None)
+    monkeypatch.setattr(Lease, "pulse", lambda self: nullcontext())
     return written, goes_on
 
 

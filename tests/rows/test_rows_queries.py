@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import dormouse as dm
 from dormouse.errors import InvalidInput, InvalidPage, InvalidQuery, SnapshotNotFound
 from dormouse.rows import pages
-from dormouse.verbs import row_work
-from dormouse.verbs.row_work import start_query
+from dormouse.verbs import rows as row_verbs
+from dormouse.verbs.rows import start_query
 from tests.row_indexes import COLUMNS, all_pages, asked, of_files, rows_of, same
 from tests.row_queries import grouped, plain
 from tests.support.api import Instance
@@ -291,7 +291,7 @@ def test_a_query_asked_again_for_long_costs_few_looks_for_its_job(
         return start_query(instance, {"table": rows.name}, None)
 
     with monkeypatch.context() as patched:
-        patched.setattr(row_work, "time", SimpleNamespace(time=lambda: now))
+        patched.setattr(row_verbs, "time", SimpleNamespace(time=lambda: now))
         now = 1_000 * 3_600.0
         first = ask()
         assert ask() == first

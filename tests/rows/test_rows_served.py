@@ -32,7 +32,7 @@ from dormouse.errors import (
     TableAlreadyExists,
     TableNotFound,
 )
-from dormouse.verbs import row_work
+from dormouse.verbs import rows as row_verbs
 from tests.serving import eventually, http_get, http_post, metric, serving
 from tests.standard import OF_K
 from tests.support.api import Instance
@@ -180,9 +180,9 @@ def test_errors_have_their_class_and_their_message(
     with pytest.raises(InvalidData) as caught:
         rows.upload_csv(path)
     assert str(caught.value) == (
-        "the file, row 2: the file ends in the middle of it: it has 1 cell, not 2 as the others"
+        "the file, line 3: the file ends in the middle of it: it has 1 cell, not 2 as the others"
     )
-    with pytest.raises(InvalidData, match=r"^the file, row 2: "):
+    with pytest.raises(InvalidData, match=r"^the file, line 3: "):
         rows.preview_csv(path)
     with pytest.raises(InvalidInput, match="separator must be one ASCII character"):
         rows.upload_csv(path, separator="::")
@@ -233,7 +233,7 @@ def test_tokens_of_pages(client: Client, rows: RemoteRowTable) -> None:
 def test_changes_wait_for_others_and_may_be_cancelled_meanwhile(
     client: Client, rows: RemoteRowTable, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_work, "_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(row_verbs, "_LOCK_SECONDS", 0.05)
     change = {"table": "samples", "changes": [{"insert": [{"name": "a"}]}]}
     with instance.row_table("samples").locks.write():
         ids = [client.jobs.start("row_change", change) for _ in range(2)]

@@ -15,8 +15,9 @@ from dormouse.jobs.claims import roll
 from dormouse.jobs.job import upload_name
 from dormouse.objects.folder import FolderStore
 from dormouse.state.files.holds import held
-from dormouse.verbs import row_work
-from dormouse.verbs.row_work import UploadAsked
+from dormouse.verbs import rows as row_verbs
+from dormouse.verbs.rows import RowUploadRequest
+from dormouse.verbs.verb import Call
 from tests.serving import eventually, http_post, serving
 from tests.support.api import Instance
 from tests.support.jobs import JobStore, Progress
@@ -49,15 +50,15 @@ def test_a_file_that_is_deleted_amid_its_copy_is_not_loaded(
     instance.objects.put(upload_name("one"), CSV * 2)
     monkeypatch.setattr(FolderStore, "local_path", lambda *_: None)
     monkeypatch.setattr(FolderStore, "reader", lambda *_: Vanishing(CSV * 2))
-    with pytest.raises(InvalidData, match="cannot read the file"):
-        row_work._upload(instance, UploadAsked(table="samples"), Progress("one"))
+    with pytest.raises(InvalidData, match="the file cannot be read"):
+        row_verbs._upload(instance, RowUploadRequest(table="samples"), Call(job=Progress("one")))
     assert rows.version() == 0
 
 
 def test_a_file_is_there_for_a_backup_in_which_its_job_waits(instance: Instance, rows: RowTable) -> None:
     instance.objects.put(upload_name("one"), CSV)
     with held(instance._supplier, "backup of now"):
-        row_work._upload(instance, UploadAsked(table="samples"), Progress("one"))
+        row_verbs._upload(instance, RowUploadRequest(table="samples"), Call(job=Progress("one")))
     assert (rows.version(), sent(instance)) == (1, [upload_name("one")])
 
 
@@ -71,8 +72,8 @@ def test_a_worker_that_lost_its_lock_leaves_the_file_to_the_next(
     with monkeypatch.context() as patched:
         patched.setattr(RowTable, "upload_csv", lost)
         with pytest.raises(RowLockLost):
-            row_work._upload(instance, UploadAsked(table="samples"), Progress("one"))
-    row_work._upload(instance, UploadAsked(table="samples"), Progress("one"))
+            row_verbs._upload(instance, RowUploadRequest(table="samples"), Call(job=Progress("one")))
+    row_verbs._upload(instance, RowUploadRequest(table="samples"), Call(job=Progress("one")))
     assert (rows.version(), sent(instance)) == (1, [])
 
 

@@ -21,7 +21,7 @@ from dormouse.rows.changes import parse_changes
 from dormouse.rows.columns import TYPES, check_columns, text_value, value_of
 from dormouse.rows.values import array_of, of_text, to_python, with_default
 from dormouse.service.declared import parse_json
-from dormouse.sources.rows_csv_reader import CsvFormat
+from dormouse.sources.text_format import text_format
 from tests.support.rows import Column
 
 ZONE = timezone(timedelta(hours=2))
@@ -193,7 +193,7 @@ def test_the_columns_of_a_load_are_names(columns: object) -> None:
 
 def test_a_separator_is_a_character() -> None:
     with pytest.raises(InvalidInput, match="separator must be one ASCII character"):
-        CsvFormat(separator=[","])  # type: ignore[arg-type]
+        text_format(separator=[","])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from dormouse.aws.schedules import garbage
 from dormouse.aws.schedules.work import Turn, utc_now
 from dormouse.errors import CommitQueueError
 from dormouse.state.commits import pointers
-from dormouse.state.commits.pointers import made_at, sweep
+from dormouse.state.commits.pointers import made_at, sweep_bodies
 from tests.commits import add, replacement
 from tests.stored import query
 from tests.support.api import Instance
 from tests.support.commits import PointerQueue, PostgresQueue, encode
-from tests.support.model import narrow_id
+from tests.support.model import KEPT_SECONDS, narrow_id
 
 pytestmark = pytest.mark.usefixtures("table_t")
 
@@ -66,14 +66,14 @@ def test_what_a_committer_left_that_died_after_the_message_goes(
     instance: Instance, queue: PointerQueue
 ) -> None:
     queue.send([large("c")])
-    assert sweep(instance._supplier, instance._objects, 0) == 0  # it waits
+    assert sweep_bodies(instance._supplier, instance._objects, 0) == 0  # it waits
     [name] = names(instance)
     body = instance._objects.get(name)
     assert [o.state for o in instance.committer().drain()] == ["applied"]
     instance._objects.put(name, body)
-    assert sweep(instance._supplier, instance._objects) == 0  # it may be that of another sender
+    assert sweep_bodies(instance._supplier, instance._objects) == 0  # it may be that of another sender
     aged(instance, 2 * pointers.APPLIED_SECONDS)
-    assert sweep(instance._supplier, instance._objects) == 1 and names(instance) == []
+    assert sweep_bodies(instance._supplier, instance._objects) == 1 and names(instance) == []
 
 
 def test_a_body_waits_for_its_own_table(instance: Instance, queue: PointerQueue) -> None:
@@ -85,7 +85,7 @@ def test_a_body_waits_for_its_own_table(instance: Instance, queue: PointerQueue)
     [message] = queue._queue.receive(1)
     queue._queue.delete([message])
     aged(instance, 2 * pointers.APPLIED_SECONDS)
-    assert sweep(instance._supplier, instance._objects) == 0 and len(names(instance)) == 1
+    assert sweep_bodies(instance._supplier, instance._objects) == 0 and len(names(instance)) == 1
     instance.submit([add("t", "x", "c")])
     assert [o.state for o in instance.committer().drain()] == ["applied"]
     assert names(instance) == []  # a drain sweeps, too
@@ -109,8 +109,8 @@ def test_what_a_sender_left_whose_message_was_not_sent_goes(instance: Instance, 
         queue.send([large("c")])
     query(instance._supplier, "alter table away rename to commit_message")
     aged(instance, 2 * DAY_SECONDS)
-    assert sweep(instance._supplier, instance._objects) == 0  # for all it knows it is in SQS
-    assert sweep(instance._supplier, instance._objects, pointers.KEPT_SECONDS_IN_DATABASE) == 1
+    assert sweep_bodies(instance._supplier, instance._objects) == 0  # for all it knows it is in SQS
+    assert sweep_bodies(instance._supplier, instance._objects, KEPT_SECONDS) == 1
     assert names(instance) == []
 
 
@@ -119,7 +119,7 @@ def test_a_body_waits_as_long_as_an_instance_may_be_paused(instance: Instance, q
     queue.send([large("c")])
     query(instance._supplier, "delete from commit_message")
     aged(instance, 365 * DAY_SECONDS)
-    assert sweep(instance._supplier, instance._objects) == 0 and len(names(instance)) == 1
+    assert sweep_bodies(instance._supplier, instance._objects) == 0 and len(names(instance)) == 1
 
 
 def test_a_dead_letter_keeps_its_body_as_long_as_its_table_is_there(
@@ -130,9 +130,9 @@ def test_a_dead_letter_keeps_its_body_as_long_as_its_table_is_there(
     assert sorted(o.state for o in instance.committer(receives_max=1).drain()) == ["rejected"] * 2
     query(instance._supplier, "delete from rejected_commit")  # as after a month
     aged(instance, 800 * DAY_SECONDS)
-    assert sweep(instance._supplier, instance._objects) == 0 and len(names(instance)) == 1
+    assert sweep_bodies(instance._supplier, instance._objects) == 0 and len(names(instance)) == 1
     instance.drop_table("t")
-    assert sweep(instance._supplier, instance._objects) == 1 and names(instance) == []
+    assert sweep_bodies(instance._supplier, instance._objects) == 1 and names(instance) == []
     [forged] = instance.commits.dead_letters(10)
     assert "forged" in forged.body
 
@@ -144,7 +144,7 @@ def test_what_is_no_body_stays(instance: Instance) -> None:
     old = {key: f"commits/{narrow_id(key).hex}-{uuid4().hex}.json" for key in ("applied", "unknown")}
     for name in (*old.values(), "commits/notes.txt"):
         instance._objects.put(name, b"x")
-    assert sweep(instance._supplier, instance._objects, 0) == 1
+    assert sweep_bodies(instance._supplier, instance._objects, 0) == 1
     assert sorted(names(instance)) == sorted([old["unknown"], "commits/notes.txt"])
 
 

@@ -20,7 +20,7 @@ from dormouse.service import rows
 from dormouse.service.app import create_app
 from dormouse.service.declared import Served
 from dormouse.service.security import Place, Right, served
-from dormouse.sources.rows_csv_reader import CsvFormat
+from dormouse.sources.text_format import text_format
 from tests.serving import SECONDS_MAX, connected, eventually, http_get, http_post, serving, stand_in
 from tests.support.api import Instance
 from tests.support.settings import load_service_settings
@@ -215,7 +215,7 @@ def test_a_look_of_a_real_file_is_ended_between_columns(tmp_path: Path) -> None:
             raise dm.errors.DormouseError("the query was interrupted")
 
     with pytest.raises(dm.errors.DormouseError, match="interrupted"):
-        preview_csv(path, CsvFormat(), check=check)
+        preview_csv(path, text_format(), check=check)
     assert len(calls) == 2
 
 
@@ -223,8 +223,8 @@ def test_what_is_shown_of_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "file.csv"
     long = '"[' + "1, " * 100_000 + '1]"'
     path.write_text("a,b\n" + f"é,{long}\n" * 5)
-    found = preview_csv(path, CsvFormat())
+    found = preview_csv(path, text_format())
     assert [len(row[1] or "") for row in found.rows] == [csv_preview.SHOWN_CHARACTERS_MAX + 1] * 5
     assert {(row[0], (row[1] or "")[-1]) for row in found.rows} == {("é", "…")}
     monkeypatch.setattr(csv_preview, "SHOWN_BYTES_MAX", 10_000)
-    assert (len(preview_csv(path, CsvFormat()).rows), found.row_count) == (2, 5)
+    assert (len(preview_csv(path, text_format()).rows), found.row_count) == (2, 5)

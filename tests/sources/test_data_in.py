@@ -235,7 +235,7 @@ def test_a_table_shows_itself_and_names_are_corrected(lake: Instance) -> None:
 
 
 def test_answers_are_streams_of_arrow_and_files_of_parquet_on_stdout(lake: Instance) -> None:
-    from dormouse.data.export import export
+    from dormouse.sources.export import export
 
     rows = pa.table({"k": [1, 2]})
     for name, read in (("arrow", pa.ipc.open_stream), ("parquet", pq.ParquetFile)):

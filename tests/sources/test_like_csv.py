@@ -73,7 +73,7 @@ def test_on_the_command_line(cli: Callable[..., Any], path: Path) -> None:
     [
         ("", ["id"], InvalidData, "file .*x.csv' is empty"),
         ("id,id\n1,2\n", ["id"], InvalidData, "has two columns 'id'"),
-        ("id,v\n" + "2,3\n" * 30 + "1\n", ["id"], InvalidData, "x.csv', line 32: .*Expected 2 columns"),
+        ("id,v\n" + "2,3\n" * 30 + "1\n", ["id"], InvalidData, "x.csv', line 32: .* it has 1 cell, not 2"),
         ("id,v\n1,2\n", ["key"], InvalidSchema, "has no column 'key'; its columns are id, v"),
         ("id,v\n1.5,2\n", ["id"], InvalidSchema, "id"),
         (None, ["id"], InvalidData, "x.csv' does not exist"),

@@ -228,7 +228,7 @@ def test_folders_tell_columns(tmp_path: Path) -> None:
     [
         (b"", "is empty"),
         (b"k,k\n1,2\n", "has two columns 'k'"),
-        (b"k,v\n" + b"1,2\n" * 30 + b"1,2,3\n", "line 32: .*Expected 2 columns, got 3"),
+        (b"k,v\n" + b"1,2\n" * 30 + b"1,2,3\n", "line 32: it has 3 cells, not 2 as the others: '1,2,3'"),
         ("k,v\n1,é\n".encode() + "2,ü\n".encode("latin-1"), "line 3: is not UTF-8, but other lines are"),
         (b"k,v\n,2\n1,3\n", "key 'k' .* has nulls"),
         (b"k,v\n1.5,2\n", "key 'k' .* is double, which no key is"),
@@ -280,7 +280,9 @@ def test_bytes_that_are_not_of_the_encoding_are_told(tmp_path: Path, monkeypatch
     monkeypatch.setattr(sniffing, "SAMPLE_BYTES", 64)
     text = b"id,v\n1,caf\xe9\n" + b"2,x\n" * 400_000 + b"3,\x81\n"
     for files in (path := written(tmp_path, "x.csv", text), dm.Files(path, encoding="cp1252")):
-        with pytest.raises(InvalidData, match=r"^file '.*x\.csv' is not cp1252; say which encoding it has"):
+        with pytest.raises(
+            InvalidData, match=r"^file '.*x\.csv', line 400,003: is not cp1252; say which encoding it has"
+        ):
             read(files, "id")
 
 

@@ -13,7 +13,6 @@ import pytest
 
 import dormouse as dm
 from dormouse.data.datafusion_session import key_order
-from dormouse.data.export import export
 from dormouse.data.transform import Transform
 from dormouse.durability.erasing import Elsewhere
 from dormouse.errors import (
@@ -27,6 +26,7 @@ from dormouse.errors import (
 )
 from dormouse.objects.names import parquet_suffix, schema_version_of
 from dormouse.reading.scan_session import key_session, rows
+from dormouse.sources.export import export
 from tests.by_ranges import compact_by_ranges
 from tests.reshaped import (
     ROWS,

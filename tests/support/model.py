@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dormouse.model.cut import Cut, Position
+from dormouse.model.json_values import json_value
 from dormouse.model.partition_tree import (
     ROOT,
     Partition,
@@ -14,7 +15,7 @@ from dormouse.model.partition_tree import (
 )
 from dormouse.model.region import Range, Region, decode_key, decode_value, encode_key, encode_value
 from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties, TableRecord
+from dormouse.model.table import KEPT_SECONDS, TableProperties, TableRecord
 from dormouse.model.text import narrow_id
 from dormouse.model.types import (
     BOOLEAN,
@@ -31,7 +32,6 @@ from dormouse.model.types import (
     STRUCT,
     TIMESTAMP,
     DataType,
-    json_value,
 )
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "DOUBLE",
     "FLOAT",
     "INT",
+    "KEPT_SECONDS",
     "LIST",
     "LONG",
     "MAP",

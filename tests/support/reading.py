@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dormouse.data.arrow_schema import arrow_schema
+from dormouse.model.region import KeyRanges
 from dormouse.reading.executor import query
-from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.streams import Interruption
 from dormouse.reading.table_view import plan_query
 from dormouse.reading.where import question

@@ -43,8 +43,8 @@ DAMAGES = pytest.mark.parametrize(
     ("damage", "says"),
     [
         (gone, "does not exist"),
-        (emptied, "has 0 bytes, and had"),
-        (truncated, "when it was written: 'dormouse check --deep' lists what is damaged"),
+        (emptied, "has 0 bytes, and was written with"),
+        (truncated, "and was written with 317: 'dormouse check --deep' lists what is damaged"),
     ],
 )
 KINDS = pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from data_files import SKETCHES, objects_of
 from data_files import rows_of as rows
 
-from dormouse.data.file_checks import digest_of_object
 from dormouse.errors import ObjectDamaged
+from dormouse.objects.fault import digest_of_object
 from dormouse.writing import compaction_job
 from tests.stored import query
 from tests.support.state import TableContext
@@ -103,7 +103,7 @@ def test_files_that_were_swapped_between_leaves_are_found(new_table: NewTable) -
     aside.rename(other)
     report = compact(table)
     assert (report.jobs_run, report.given_up) == (0, 2)
-    assert all("has the digest" in error for error in report.errors)
+    assert all("has not the bytes that were written: its digest is" in error for error in report.errors)
 
 
 def test_files_of_before_are_compacted_and_their_successor_has_a_digest(new_table: NewTable) -> None:

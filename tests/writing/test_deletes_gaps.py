@@ -13,8 +13,8 @@ import dormouse as dm
 from dormouse.client import connect
 from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.postgres.migrate import settle
-from dormouse.reading.deleting import DeleteReport
 from dormouse.reading.where import CONDITION_BYTES_MAX, condition_of
+from dormouse.writing.deleting import DeleteReport
 from tests.serving import serving
 from tests.support.reading import question
 from tests.texts import SCHEMA, data, keys, made

@@ -15,8 +15,7 @@ import pytest
 
 from dormouse.data.datafusion_session import sorted_session, table_file
 from dormouse.writing import parquet_file
-from dormouse.writing.leaf_files import LeafFiles
-from dormouse.writing.parquet_file import SAMPLE_ROWS, FileShape
+from dormouse.writing.parquet_file import SAMPLE_ROWS, FileShape, LeafFiles
 from tests.standard import OF_K
 from tests.support.model import (
     BOOLEAN,

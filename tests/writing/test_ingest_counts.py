@@ -17,7 +17,7 @@ from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.errors import InvalidData, JobFailed
 from dormouse.postgres import ConnectionSupplier
 from dormouse.writing import ingest as ingest_module
-from dormouse.writing import leaf_files, parquet_file
+from dormouse.writing import parquet_file
 from tests.support.state import TableContext
 from tests.support.writing import ingest_in_process as ingest
 
@@ -91,6 +91,6 @@ def test_a_source_that_gives_other_rows_than_it_announced_fails_the_ingest(
 def test_references_that_tell_other_rows_than_were_read_fail_the_ingest(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = leaf_files.LeafFiles.write
-    monkeypatch.setattr(leaf_files.LeafFiles, "write", lambda *given: list(write(*given))[:0])
+    write = parquet_file.LeafFiles.write
+    monkeypatch.setattr(parquet_file.LeafFiles, "write", lambda *given: list(write(*given))[:0])
     check_refused(table, "read 1,000 rows and wrote 0")

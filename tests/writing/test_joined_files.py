@@ -14,8 +14,8 @@ import pytest
 from datafusion import SessionContext
 
 from dormouse.data.arrow_schema import data_type
-from dormouse.data.file_checks import digest_of_file
 from dormouse.errors import JobFailed
+from dormouse.objects.fault import digest_of_file
 from dormouse.reading import page_index
 from dormouse.reading.page_index import Reading, written
 from dormouse.writing.divided_compaction import join_files

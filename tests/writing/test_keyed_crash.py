@@ -12,7 +12,7 @@ from tests.support.api import Instance, Table
 
 # Does what it is told, until the moment named.
 RUNNER = """
-from dormouse.writing import leaf_files
+from dormouse.writing import parquet_file
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.writing import compaction, compaction_job, deleting, ingest
 
@@ -25,7 +25,7 @@ elif moment == "before the output":
     if is_compaction:
         module.merge_keyed = before(module.merge_keyed)
     else:
-        leaf_files.write_groups = before(leaf_files.write_groups)
+        parquet_file.write_groups = before(parquet_file.write_groups)
 elif moment == "once it is written":
     if is_compaction:
         module.merge_keyed = after(module.merge_keyed)

@@ -15,7 +15,7 @@ import pytest
 from dormouse.errors import ReplaceRequestsFailed
 from dormouse.postgres import ConnectionSupplier, queries, run_transaction
 from dormouse.state.commits.outcomes import CommitOutcome, commit_statuses, settle
-from dormouse.state.commits.pointers import sweep
+from dormouse.state.commits.pointers import sweep_bodies
 from dormouse.state.commits.queue import TablesRenamed
 from dormouse.state.files.store import KeyBounds
 from tests.standard import OF_KEYS
@@ -239,7 +239,7 @@ def test_commits_are_asked_for_and_forgotten_without_a_look_at_those_of_other_ta
         objects.put(f"commits/{narrow_id(name).hex}-{0:032}.json", b"")
     steps: list[Step] = [
         ("ask", lambda: commit_statuses(supplier, names)),
-        ("bodies", lambda: sweep(supplier, objects, kept_seconds=1e12)),
+        ("bodies", lambda: sweep_bodies(supplier, objects, kept_seconds=1e12)),
         ("expire", lambda: store.forget_expired_commits(100)),
         ("drop", lambda: run_transaction(supplier, store.drop)),
     ]

@@ -14,7 +14,7 @@ from dormouse.jobs import claims
 from dormouse.model.table import TableRecord
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.leases import restart_leases
+from dormouse.postgres.lease import restart_leases
 from dormouse.state.catalog import Catalog
 from dormouse.state.commits import pointers
 from dormouse.state.context import TableContext
@@ -28,7 +28,6 @@ KIND = "garbage"
 FAILED_AGAIN_SECONDS = 3_600.0
 """A table that fails must not keep the database awake."""
 
-_DROPPED_TABLES = 0
 _LAST = "last_table"
 
 logger = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ def collect(
     What goes wrong with one table is logged, and holds up no other.
     """
     attempts = WriteAttempts(supplier, objects)
-    attempts.collect_abandoned(_DROPPED_TABLES)
+    attempts.collect_abandoned()
     _tidy(supplier, objects)
     order = _after(Catalog(supplier, attempts).tables(), turn.last.memory.get(_LAST, 0) if turn.last else 0)
     reports: list[tuple[TableRecord, GarbageReport | None, tuple[int, int]]] = []
@@ -84,7 +83,7 @@ def collect(
 
 def _tidy(supplier: Supplier, objects: ObjectStore) -> None:
     works: list[tuple[str, Callable[[Supplier], object]]] = [
-        ("deleting bodies of commit requests", partial(pointers.sweep, objects=objects)),
+        ("deleting bodies of commit requests", partial(pointers.sweep_bodies, objects=objects)),
         # before the others, as a wrong clock may have dated what they look at
         ("restarting leases", restart_leases),
         ("making days of the log of removals", removal_log.roll),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dormouse.data.transform import quoted
-from dormouse.model.region import Range, number_of_value
+from dormouse.model.region import number_of_value
 from dormouse.model.schema import Field
 from dormouse.model.types import (
     BOOLEAN,
@@ -66,7 +66,7 @@ def literal(field: Field, value: Any) -> str:
     return f"{str(value).lower()}::{kind}" if value >= 0 else f"({value})::{kind}"
 
 
-class DuckDb:
+class DuckDb(Engine[str]):
     """Filters as DuckDB's SQL; `column` says how a column is computed."""
 
     def __init__(self, column: Callable[[Field], str] = lambda field: quoted(field.name)) -> None:
@@ -78,13 +78,8 @@ class DuckDb:
     def among(self, field: Field, values: Sequence[Any]) -> str:
         return f"{self._column(field)} IN ({', '.join(literal(field, value) for value in values)})"
 
-    def within(self, field: Field, item: Range) -> str:
-        name, parts = self._column(field), []
-        if item.min is not None:
-            parts.append(f"{name} {'>=' if item.min_inclusive else '>'} {literal(field, item.min)}")
-        if item.max is not None:
-            parts.append(f"{name} {'<=' if item.max_inclusive else '<'} {literal(field, item.max)}")
-        return self.all_of(parts)
+    def compared(self, field: Field, sign: str, value: Any) -> str:
+        return f"{self._column(field)} {sign} {literal(field, value)}"
 
     def is_null(self, field: Field) -> str:
         return f"{self._column(field)} IS NULL"
@@ -100,9 +95,6 @@ class DuckDb:
 
     def fails(self, part: str) -> str:
         return f"NOT coalesce({part}, false)"
-
-    def given(self, expression: Any) -> str:
-        return str(expression)
 
 
 DUCKDB: Engine[str] = DuckDb()

@@ -86,7 +86,10 @@ def secret_of(objects: ObjectStore) -> str | None:
         return None
     from dormouse.objects.s3 import s3_options
 
-    found = _of_environment() | s3_options(objects.options)
+    # AWS's own variables, which DuckDB would not look at
+    variables = environment()
+    found = {ours: variables[name] for name, ours in _VARIABLES.items() if variables.get(name)}
+    found |= s3_options(objects.options)
     scope = text(f"s3://{urlsplit(objects.url).netloc}/")
     given = [f"{ours} {text(found[name])}" for name, ours in _OF_SECRET.items() if name in found]
     if "endpoint" in found:
@@ -94,12 +97,6 @@ def secret_of(objects: ObjectStore) -> str | None:
         tls = str(parts.scheme != "http").lower()
         given += [f"endpoint {text(parts.netloc + parts.path)}", "url_style 'path'", f"use_ssl {tls}"]
     return f"CREATE OR REPLACE SECRET dormouse (TYPE s3, SCOPE {scope}, {', '.join(given)})"
-
-
-def _of_environment() -> dict[str, str]:
-    """AWS's own variables, which DuckDB would not look at."""
-    variables = environment()
-    return {ours: variables[name] for name, ours in _VARIABLES.items() if variables.get(name)}
 
 
 # What was found out of short statements: those of services and dashboards come again and again.
@@ -225,7 +222,9 @@ class Engine:
     def _open(self) -> duckdb.DuckDBPyConnection:
         made = connection(self._objects)
         try:
-            made.execute(f"SET memory_limit = '{_memory_limit(made)}'")
+            [[found]] = made.execute("SELECT current_setting('memory_limit')").fetchall()
+            number, unit = str(found).split()
+            made.execute(f"SET memory_limit = '{float(number) * MEMORY_SHARE:.3f} {unit}'")
             for name, value in self._settings.items():
                 if value is not None:
                     made.execute(f"SET {name} = {text(value)}")
@@ -248,12 +247,6 @@ class Engine:
         made.execute("SET autoload_known_extensions = false")
         made.execute("SET enable_external_access = false")
         made.execute("SET lock_configuration = true")
-
-
-def _memory_limit(made: duckdb.DuckDBPyConnection) -> str:
-    found = made.execute("SELECT current_setting('memory_limit')").fetchone()
-    number, unit = str(found and found[0]).split()
-    return f"{float(number) * MEMORY_SHARE:.3f} {unit}"
 
 
 class LocalSession:
@@ -288,15 +281,12 @@ class LocalSession:
 
     def _rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
         with self._watched():
-            self._make(views)
+            # in place of those of these names that this statement made before
+            for name, select in views.items():
+                if self._views.get(name.lower()) != select:
+                    self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {quoted(name)} AS {select}")
+                    self._views[name.lower()] = select
             return rows_of(self._connection.execute(statement, parameters or None), self._watched)
-
-    def _make(self, views: Mapping[str, str]) -> None:
-        """Makes views, in place of those of these names that this statement made before."""
-        for name, select in views.items():
-            if self._views.get(name.lower()) != select:
-                self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {quoted(name)} AS {select}")
-                self._views[name.lower()] = select
 
     def close(self) -> None:
         """Ends the statement, and all that it made: nothing of it is there for the next one."""

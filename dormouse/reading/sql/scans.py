@@ -11,10 +11,9 @@ from functools import reduce
 from typing import Any
 
 from dormouse.errors import InvalidKey
-from dormouse.model.region import KeyValue, Range, check_key, min_value, value_of_number
+from dormouse.model.region import KeyRanges, KeyValue, Range, check_key, min_value, united, value_of_number
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP
-from dormouse.reading.key_ranges import KeyRanges, united
 
 ROUNDS_MAX = 10
 """Of passing on from key to key; each alone is right."""

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate, groupby, starmap
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
-from dormouse.data.transform import AgeOff, Function, Transform, quoted
-from dormouse.model.region import start_of
+from dormouse.data.transform import Function, Transform, quoted
+from dormouse.model.region import KeyRanges, start_of, united
 from dormouse.model.schema import Column, Field, Schema, is_as_stored, pairs
 from dormouse.model.table import DELETED_AT, ROW_DELETED, ROW_VERSION, TableProperties, is_keyed, newest_first
 from dormouse.model.types import LONG, TIMESTAMP
-from dormouse.objects.names import PARQUET_SUFFIX, schema_version_of
-from dormouse.reading.key_ranges import KeyRanges, united
+from dormouse.objects.names import PARQUET_SUFFIX
 from dormouse.reading.overlaps import layers
-from dormouse.reading.planner import Scan
+from dormouse.reading.planner import Scan, ways_of
 from dormouse.reading.row_filter import (
     EVERY_ROW,
     Filter,
     Given,
     in_slices,
     meets,
+    parted,
     remains,
     rendered_unless_all,
 )
@@ -42,20 +41,18 @@ INDEX = "file_index"
 
 def written_alike(scan: Scan) -> tuple[bool, int]:
     """Whether DuckDB may skip by all of a file's statistics, and the version of the schema that it is of."""
-    return scan.filename.endswith(PARQUET_SUFFIX), schema_version_of(scan.filename)
+    return scan.filename.endswith(PARQUET_SUFFIX), scan.schema_version
 
 
 def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Scan]]:
     """The files of each scan, in their order there."""
-    ways: dict[Any, list[Scan]] = defaultdict(list)
-    for scan in scans:
-        ways[written_alike(scan), scan.slices, scan.deletions].append(scan)
-    if len(ways) <= SCANS_MAX or may_hide_index(schema, (version for ((_, version), _, _) in ways)):
+    ways = ways_of(scans, written_alike)
+    if len(ways) <= SCANS_MAX or may_hide_index(schema, (way.kind[1] for way in ways)):
         yield from ways.values()
         return
     alike: dict[Any, list[list[Scan]]] = defaultdict(list)
-    for (kind, _, _), found in ways.items():
-        alike[kind].append(found)
+    for way, found in ways.items():
+        alike[way.kind].append(found)
     for some in alike.values():
         listed = sorted((scan for found in some for scan in found), key=lambda scan: _place(schema, scan))
         scans_max = max(1, SCANS_MAX * len(some) // len(ways))
@@ -77,14 +74,21 @@ def rows_of(schema: Schema, scans: Sequence[Scan]) -> str | None:
     return all_of([near_first, _by_index(conditions, ends)])
 
 
-def left_of(schema: Schema, scans: Sequence[Scan], value: Callable[[Field], str]) -> str | None:
-    """Whether a row of such files is none that a deletion of its file is of; None without deletions."""
-    numbers = [{one.deletion_id for one in scan.deletions} for scan in scans]
-    known = {one.deletion_id: one for scan in scans for one in scan.deletions}
+def left_of(
+    schema: Schema,
+    scans: Sequence[Scan],
+    deletions: Sequence[Sequence[Deletion]],
+    value: Callable[[Field], str],
+) -> str | None:
+    """Whether a row of such files is none that one of its file's deletions is of; None without deletions."""
+    numbers = [{one.deletion_id for one in some} for some in deletions]
+    known = {one.deletion_id: one for some in deletions for one in some}
 
     def where(deletion: Deletion) -> Filter:
-        of_files = _among(_runs(scans, numbers, deletion.deletion_id), len(scans))
-        return EVERY_ROW if of_files is None else Given(of_files)
+        runs = list(_runs(scans, numbers, deletion.deletion_id))
+        if runs == [(0, len(scans))]:
+            return EVERY_ROW
+        return Given(" OR ".join(f"{INDEX} BETWEEN {start} AND {end - 1}" for start, end in runs))
 
     left = remains(schema, [known[number] for number in sorted(known)], where)
     return rendered_unless_all(left, DuckDb(value))
@@ -141,14 +145,6 @@ def _runs(scans: Sequence[Scan], numbers: Sequence[set[int]], number: int) -> It
         yield start, end
 
 
-def _among(runs: Iterable[tuple[int, int]], count: int) -> str | None:
-    """Whether a row's file is in any of the runs; None when all files are."""
-    listed = list(runs)
-    if listed == [(0, count)]:
-        return None
-    return " OR ".join(f"{INDEX} BETWEEN {start} AND {end - 1}" for start, end in listed)
-
-
 # The rows of keyed tables in DuckDB's SQL: the newest of each key first, then what is asked of values.
 
 GONE = "__gone"
@@ -162,37 +158,21 @@ def told_by(properties: TableProperties, remains: str | None) -> Sequence[str]:
     return [*map(quoted, _hidden(properties)), f"{gone} AS {GONE}"]
 
 
-def without_keys(schema: Schema, rows: str, others: str) -> str:
-    """Returns a select of the rows whose key is in none of `others`; conditions on values go below it."""
-    return f"SELECT {', '.join(map(quoted, schema.names))} FROM ({rows}) {_joined('ANTI', schema, others)}"
-
-
-def with_keys(schema: Schema, properties: TableProperties, rows: str, others: str) -> str:
-    """Returns a select of the rows whose key is in `others`, with what `told_by` adds."""
-    columns = [*schema.names, *_hidden(properties), GONE]
-    return f"SELECT {', '.join(map(quoted, columns))} FROM ({rows}) {_joined('SEMI', schema, others)}"
-
-
-def _joined(kind: str, schema: Schema, others: str) -> str:
+def by_keys(
+    kind: Literal["ANTI", "SEMI"], schema: Schema, columns: Iterable[str], rows: str, others: str
+) -> str:
+    """Returns a select of the rows whose key is in none of `others`, or in them; conditions go below it."""
     keys = ", ".join(map(quoted, schema.row_key_names))
-    return f"{kind} JOIN (SELECT {keys} FROM ({others})) USING ({keys})"
+    among = f"{kind} JOIN (SELECT {keys} FROM ({others})) USING ({keys})"
+    return f"SELECT {', '.join(map(quoted, columns))} FROM ({rows}) {among}"
 
 
 def _hidden(properties: TableProperties) -> list[str]:
     return [name for name in newest_first(properties) if name.startswith("__")]
 
 
-def newest(schema: Schema, properties: TableProperties, rows: str) -> str:
-    """The newest row of each key, if it is there."""
-    return _first_of_keys(schema, newest_first(properties), rows, GONE)
-
-
-def newest_versions(schema: Schema, rows: str) -> str:
-    """Returns a select of the newest version of each row of a row table, unless it is a deletion."""
-    return _first_of_keys(schema, [ROW_VERSION], rows, ROW_DELETED)
-
-
-def _first_of_keys(schema: Schema, newest_by: Sequence[str], rows: str, gone: str) -> str:
+def newest(schema: Schema, rows: str, newest_by: Sequence[str], gone: str) -> str:
+    """Returns a select of the newest row of each key, by the columns `newest_by`, unless it is `gone`."""
     keys = ", ".join(quoted(field.name) for field in schema.row_keys)
     order = ", ".join(f"{quoted(name)} DESC" for name in newest_by)
     columns = ", ".join(map(quoted, schema.names))
@@ -200,12 +180,6 @@ def _first_of_keys(schema: Schema, newest_by: Sequence[str], rows: str, gone: st
     place = f"row_number() OVER (PARTITION BY {keys} ORDER BY {order})"
     numbered = f"SELECT *, {place} AS __place FROM ({rows})"
     return f"SELECT {columns} FROM ({numbered}) WHERE __place = 1 AND NOT {quoted(gone)}"
-
-
-def _no_rows(context: TableContext) -> str:
-    """A select of a table's columns, and of no row."""
-    columns = (f"NULL::{type_name(field.type)} AS {quoted(field.name)}" for field in context.schema.fields)
-    return f"SELECT {', '.join(columns)} WHERE false"
 
 
 class Select:
@@ -233,19 +207,22 @@ class Select:
     def of(self, scans: Collection[Scan]) -> str:
         """The wanted rows of files; without any, a select of no row."""
         if not scans:
-            return _no_rows(self._context)
-        rows = self._rows(scans)
-        conditions = [rendered_unless_all(meets(one), DUCKDB) for one in self._asked.conditions]
-        if self._transform.aggregates:
-            return _where(f"SELECT * FROM ({self._merged(rows)})", conditions)
-        return _where(f"SELECT * FROM ({rows})", [*conditions, self._young()])
-
-    def _rows(self, scans: Collection[Scan]) -> str:
-        """The rows that the table has: the newest of each key, where it keeps these alone."""
+            fields = self._schema.fields
+            columns = (f"NULL::{type_name(field.type)} AS {quoted(field.name)}" for field in fields)
+            return f"SELECT {', '.join(columns)} WHERE false"
         if self._context.current_rows:
             every = Select(self._context.every_version, self._asked, self._now_ms)
-            return newest_versions(self._schema, every.unmerged(scans))
-        return self._newest(scans) if is_keyed(self._properties) else self.unmerged(scans)
+            rows = newest(self._schema, every.unmerged(scans), [ROW_VERSION], ROW_DELETED)
+        else:
+            rows = self._newest(scans) if is_keyed(self._properties) else self.unmerged(scans)
+        conditions = [rendered_unless_all(meets(one), DUCKDB) for one in self._asked.conditions]
+        if not self._transform.aggregates:
+            return _where(f"SELECT * FROM ({rows})", [*conditions, self._young()])
+        # rows of equal keys are made one
+        keys = ", ".join(map(quoted, self._schema.key_names))
+        values = ", ".join(_aggregate(field, function) for field, function in self._transform.aggregates)
+        merged = _where(f"SELECT {keys}, {values} FROM ({rows})", [self._young()])
+        return _where(f"SELECT * FROM ({merged} GROUP BY {keys})", conditions)
 
     def _newest(self, scans: Collection[Scan]) -> str:
         """Returns a select of the newest row of each key.
@@ -257,14 +234,15 @@ class Select:
         rows = [self.unmerged(found.alone)] if found.alone else []
         keys = self.unmerged(found.small, told=True) if found.small else ""
         if found.large:
-            rows.append(without_keys(schema, self.unmerged(found.large), keys))
+            rows.append(by_keys("ANTI", schema, schema.names, self.unmerged(found.large), keys))
         compared = [*found.small, *found.together]
         told = [self.unmerged(compared, told=True)] if compared else []
         if found.undecided:
             undecided = self.unmerged(found.undecided, told=True)
-            told.append(with_keys(schema, properties, undecided, keys))
+            columns = [*schema.names, *_hidden(properties), GONE]
+            told.append(by_keys("SEMI", schema, columns, undecided, keys))
         if told:
-            rows.append(newest(schema, properties, " UNION ALL ".join(told)))
+            rows.append(newest(schema, " UNION ALL ".join(told), newest_first(properties), GONE))
         return " UNION ALL ".join(rows)
 
     def unmerged(self, scans: Iterable[Scan], *, told: bool = False) -> str:
@@ -291,14 +269,12 @@ class Select:
         def value(field: Field) -> str:
             return _computed(field, unbounded) or quoted(field.name)
 
-        left = left_of(self._schema, scans, value)
-        if told and self._properties.newest_by is not None:
-            # an older row comes before none that is gone, where such a row can come, unless that was erased
-            columns += told_by(self._properties, left)
-            left = left_of(self._schema, list(map(_erasures_alone, scans)), value)
-        elif told:
-            columns += told_by(self._properties, None)
-        conditions = [rows_of(self._schema, scans), left]
+        by_value = told and self._properties.newest_by is not None
+        both = [parted(scan.deletions, hides=by_value) for scan in scans]
+        hiding, others = (left_of(self._schema, scans, some, value) for some in zip(*both, strict=True))
+        if told:
+            columns += told_by(self._properties, hiding)
+        conditions = [rows_of(self._schema, scans), others]
         if is_keyed(self._properties) and not told:
             conditions.append(THERE)
         return _where(f"SELECT {', '.join(columns)} FROM {read}", conditions)
@@ -314,23 +290,16 @@ class Select:
             computed = f"CASE WHEN {name} IS NULL THEN NULL ELSE {computed or name} END"
         return name if computed is None else f"{computed} AS {name}"
 
-    def _merged(self, rows: str) -> str:
-        """The rows with those of equal keys made one."""
-        keys = ", ".join(map(quoted, self._schema.key_names))
-        values = ", ".join(_aggregate(field, function) for field, function in self._transform.aggregates)
-        return f"{_where(f'SELECT {keys}, {values} FROM ({rows})', [self._young()])} GROUP BY {keys}"
-
     def _young(self) -> str | None:
         """Whether a row is one that the table's filter keeps."""
         age_off = self._transform.age_off
         if age_off is None:
             return None
-        field, name = self._schema.field(age_off.field), quoted(age_off.field)
-        return f"{name} > {_oldest(field, age_off, self._now_ms)} OR {name} IS NULL"
-
-
-def _erasures_alone(scan: Scan) -> Scan:
-    return replace(scan, deletions=tuple(one for one in scan.deletions if one.is_erasure))
+        name, oldest_ms = quoted(age_off.field), self._now_ms - age_off.age_ms
+        oldest = f"({oldest_ms})::BIGINT"
+        if self._schema.field(age_off.field).type == TIMESTAMP:
+            oldest = f"make_timestamptz({max(oldest_ms * 1_000, -(1 << 63) + 2)})"
+        return f"{name} > {oldest} OR {name} IS NULL"
 
 
 def _now(field: Field, column: Column, before: Field | None) -> str:
@@ -359,13 +328,6 @@ def _computed(field: Field, unbounded: bool) -> str | None:
     if field.nullable and not field.type.is_nested:
         return f"CASE WHEN {name} IS NULL THEN NULL ELSE {name} END"
     return None
-
-
-def _oldest(field: Field, age_off: AgeOff, now_ms: int) -> str:
-    oldest_ms = now_ms - age_off.age_ms
-    if field.type == TIMESTAMP:
-        return f"make_timestamptz({max(oldest_ms * 1_000, -(1 << 63) + 2)})"
-    return f"({oldest_ms})::BIGINT"
 
 
 def _aggregate(field: Field, function: Function) -> str:

@@ -7,10 +7,10 @@ over the files that hold them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from itertools import accumulate, islice
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pyarrow as pa
 from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectStoreError
 from dormouse.model.cut import When
-from dormouse.model.region import Range
+from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.model.types import Parameters, given
 from dormouse.reading.checked_files import (
@@ -29,17 +29,16 @@ from dormouse.reading.checked_files import (
     checked_sizes,
     keeping_columns,
 )
-from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import PlanSummary, QueryPlan, Scan
 from dormouse.reading.sql.engine import Sessions
-from dormouse.reading.sql.named import Moments, Named, alone, meant
+from dormouse.reading.sql.parsed import Parsed
 from dormouse.reading.sql.results import BATCH_ROWS, ReadFailed, Rows, fitted
 from dormouse.reading.sql.scans import Enough
 from dormouse.reading.sql.selects import Select, may_hide_index
 from dormouse.reading.sql.wanted import Wanted
 from dormouse.reading.streams import Interruption, heeding_signals, in_thread, undisturbed
-from dormouse.reading.table_view import plan_query, plan_tables, summary
-from dormouse.reading.where import Condition, Question, question
+from dormouse.reading.table_view import Moments, plan_query, plan_tables, summary
+from dormouse.reading.where import Condition, Question, question, unknown
 from dormouse.state.context import TableContext
 
 # What EXPLAIN and DESCRIBE say beside what DuckDB knows: what is read, and what is never null.
@@ -111,14 +110,11 @@ def _table(name: str, summary: PlanSummary, ranges: KeyRanges) -> str:
         f"  files: {summary.files:,} of {files:,} ({summary.files_pruned:,} pruned by their keys)",
         f"  bytes: {summary.byte_count:,}",
     ]
-    keys = [f"    {key}: {_ranges(items)}" for key, items in ranges.items()]
+    keys = []
+    for key, items in ranges.items():
+        shown, more = ", ".join(map(_range, items[:RANGES_SHOWN])), len(items) - RANGES_SHOWN
+        keys.append(f"    {key}: {shown or 'none'}" + (f" and {more:,} more" if more > 0 else ""))
     return "\n".join([*lines, "  row keys:" if keys else "  row keys: all", *keys])
-
-
-def _ranges(items: tuple[Range, ...]) -> str:
-    shown = ", ".join(_range(item) for item in islice(items, RANGES_SHOWN))
-    more = len(items) - RANGES_SHOWN
-    return (shown or "none") + (f" and {more:,} more" if more > 0 else "")
 
 
 def _range(item: Range) -> str:
@@ -128,6 +124,70 @@ def _range(item: Range) -> str:
     high = "]" if item.max_inclusive else ")"
     ends = ["…" if end is None else repr(end) for end in (item.min, item.max)]
     return f"{low}{ends[0]}, {ends[1]}{high}"
+
+
+# The tables that a statement names.
+
+_DUCKDBS = re.compile(r"[./\\:]|^(duckdb|pg|pragma|sqlite)_", re.IGNORECASE)
+"""Names of files, and of DuckDB's own views."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """How a statement finds tables by their names."""
+
+    like: Callable[[Iterable[str]], Mapping[str, TableContext]]
+    """Tables that have one of the names, in upper or lower case."""
+    all: Callable[[], Mapping[str, TableContext]]
+    names: Callable[[], Iterable[str]]
+
+
+def alone(context: TableContext) -> Named:
+    """One table that is known, for a statement that gives it the name by which it is known."""
+    found = {context.table.name: context}
+    return Named(like=lambda _: found, all=lambda: found, names=lambda: list(found))
+
+
+def meant(parsed: Parsed, tables: Named) -> dict[str, TableContext]:
+    """The tables that a statement may read, by name; `InvalidQuery` for a name that means nothing."""
+    found = dict(tables.all() if parsed.lists_tables else tables.like(parsed.names))
+    by_name: dict[str, str] = {}
+    for name in sorted(parsed.names):
+        meant = _one(name, found)
+        # where the statement's own name does not reach, DuckDB would read a file, or its catalog
+        if meant is None and (name.lower() not in parsed.ctes or _DUCKDBS.search(name)):
+            raise unknown("table", name, tables.names())
+        if meant is not None and by_name.setdefault(meant.lower(), meant) != meant:
+            raise _alike(meant, by_name[meant.lower()])
+    if parsed.lists_tables:
+        return {name: found[name] for name in sorted(found) if by_name.get(name.lower(), name) == name}
+    return {name: _checked(found[name]) for name in by_name.values()}
+
+
+def _one(name: str, found: Mapping[str, TableContext]) -> str | None:
+    """The table that a name means: exactly, or else in upper or lower case."""
+    alike = [name] if name in found else [one for one in found if one.lower() == name.lower()]
+    if len(alike) > 1:
+        raise _alike(*sorted(alike)[:2])
+    return alike[0] if alike else None
+
+
+def _alike(one: str, other: str) -> InvalidQuery:
+    return InvalidQuery(
+        f"SQL cannot tell table {one!r} from {other!r}, whose name differs in upper and lower case only: "
+        "rename one"
+    )
+
+
+def _checked(context: TableContext) -> TableContext:
+    names: dict[str, str] = {}
+    for name in context.schema.names:
+        if names.setdefault(name.lower(), name) != name:
+            raise InvalidQuery(
+                f"SQL cannot read table {context.table.name!r}: its columns {names[name.lower()]!r} and "
+                f"{name!r} differ in upper and lower case only"
+            )
+    return context
 
 
 FILES_MAX = 50_000
@@ -438,7 +498,8 @@ class _Statement:
         except InvalidQuery as error:
             for name, scans in reads.items():
                 context = self.contexts[name]
-                _check_sums(context, error)
+                if too_large := Transform.parse(context.schema, context.properties).overflow(str(error)):
+                    raise too_large from error
                 if isinstance(error, ReadFailed):
                     _check_files(context, scans, error)
             raise InvalidQuery(str(error)) from error
@@ -446,11 +507,6 @@ class _Statement:
 
 def _within(scan: Scan, ranges: KeyRanges) -> Scan:
     return replace(scan, slices=tuple(one.intersect(ranges) for one in scan.slices))
-
-
-def _check_sums(context: TableContext, error: InvalidQuery) -> None:
-    if too_large := Transform.parse(context.schema, context.properties).overflow(str(error)):
-        raise too_large from error
 
 
 def _check_files(context: TableContext, scans: Sequence[Scan], error: ReadFailed) -> None:

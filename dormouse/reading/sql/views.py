@@ -13,24 +13,22 @@ from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.model.cut import Position, When
+from dormouse.model.region import KeyRanges
 from dormouse.model.schema import is_as_stored
 from dormouse.model.table import VERSIONS, is_keyed
 from dormouse.objects.names import schema_version_of
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.checked_files import check_columns, checked_sizes, on_current
-from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import Scan
 from dormouse.reading.row_filter import every, in_slices, remains, rendered_unless_all
 from dormouse.reading.sql.conditions import DUCKDB, text, type_name
 from dormouse.reading.sql.engine import Sessions, connection
-from dormouse.reading.sql.named import Moments
 from dormouse.reading.sql.selects import Select
 from dormouse.reading.sql.statements import sql_of
 from dormouse.reading.streams import Interruption
-from dormouse.reading.table_view import check_files, plan_tables
+from dormouse.reading.table_view import Moments, at_moment, check_files, plan_tables
 from dormouse.reading.where import Question, Where, checked_offset, question, unknown
 from dormouse.state.context import TableContext
-from dormouse.state.history.moments import position_of
 
 # A table's files for readers that know nothing of it, each with the condition on the rows that count.
 
@@ -54,14 +52,14 @@ def live_files(context: TableContext, as_of: When | None = None) -> list[LiveFil
     `InvalidQuery` where no condition on a file's rows says which count: of tables that merge or hide rows,
     and of files that were written before columns were changed.
     """
-    at = None if as_of is None else position_of(context, as_of)
+    then, at = at_moment(context, as_of)
 
     def listed(then: TableContext) -> list[LiveFile]:
         _check_plain(then)
         [plan] = plan_tables([(then, KeyRanges())], at=None if at is None else [at])
         return [_told(then, scan) for group in plan.groups for scan in group]
 
-    return on_current(context, listed) if at is None else listed(context.as_of(at))
+    return on_current(context, listed) if at is None else listed(then)
 
 
 def _check_plain(context: TableContext) -> None:
@@ -117,7 +115,7 @@ def descending(
     skipped = checked_offset(offset)
 
     def read(now: TableContext) -> pa.RecordBatchReader:
-        schema = now.schema if as_of is None else now.as_of(position_of(now, as_of)).schema
+        schema = at_moment(now, as_of)[0].schema
         asked = question(schema, where, columns, limit)
         statement = f"select {', '.join(map(quoted, asked.columns))} from {quoted(now.table.name)}"
         statement += f" order by {', '.join(f'{quoted(key)} desc' for key in schema.key_names)}"
@@ -209,21 +207,19 @@ def _with_views(
         for (name, one), plan in zip(asked.items(), plans, strict=True):
             scans = [scan for group in plan.groups for scan in group]
             now_ms = moments.milliseconds(name)
-            select = _select(contexts[name], one, now_ms, plan.summary.files, scans)
+            context, files = contexts[name], plan.summary.files
+            if files <= FILES_MAX:
+                select = Select(context, one, now_ms).of(scans)
+            else:
+                table = context.table.name
+                many = f"table {table!r} has {files:,} files, more than {FILES_MAX:,}: bound it by "
+                select = _refusing(context, f"{many}where={{{table!r}: …}}, or compact it")
             if why := _damage(contexts[name], scans) or _failure(made, name, select):
                 failed[name] = f"table {name!r} cannot be read: {why}"
     except BaseException:
         made.close()
         raise
     return made, failed
-
-
-def _select(context: TableContext, asked: Question, now_ms: int, files: int, scans: Sequence[Scan]) -> str:
-    if files <= FILES_MAX:
-        return Select(context, asked, now_ms).of(scans)
-    found = f"{files:,} files, more than {FILES_MAX:,}"
-    name = context.table.name
-    return _refusing(context, f"table {name!r} has {found}: bound it by where={{{name!r}: …}}, or compact it")
 
 
 def _failure(made: duckdb.DuckDBPyConnection, name: str, select: str) -> str | None:

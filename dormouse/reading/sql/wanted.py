@@ -16,9 +16,9 @@ import duckdb
 
 from dormouse.data.transform import quoted
 from dormouse.errors import DormouseError, InvalidQuery
+from dormouse.model.region import KeyRanges
 from dormouse.model.schema import Schema
 from dormouse.model.types import Parameters
-from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.sql.conditions import text, type_name
 from dormouse.reading.sql.parsed import Parsed, words
 from dormouse.reading.sql.results import INTERRUPTED, first_line
@@ -85,14 +85,11 @@ def _values(names: frozenset[str], parameters: Sequence[Any] | Mapping[str, Any]
     numbered = not isinstance(parameters, Mapping) and all(name.isdecimal() for name in names)
     count = max(map(int, names), default=0) if numbered else len(given)
     if count != len(given):
-        raise InvalidQuery(f"the statement has {_counted(count)}, but {len(given)} values were given")
+        counted = "1 parameter" if count == 1 else f"{count} parameters"
+        raise InvalidQuery(f"the statement has {counted}, but {len(given)} values were given")
     if missing := sorted(names - given.keys()):
         raise InvalidQuery(f"parameter ${missing[0]} has no value")
     raise InvalidQuery(f"the statement has no parameter ${min(given.keys() - names)}")
-
-
-def _counted(count: int) -> str:
-    return "1 parameter" if count == 1 else f"{count} parameters"
 
 
 def _with_variables(
@@ -109,7 +106,7 @@ def _with_variables(
             continue
         name = (found[1] or found[2] or b"").decode().lower()
         variable, part = _variable(len(names)), f"{_SECRET}_{len(names)}"
-        names[part] = _unquoted(name) or None
+        names[part] = (name[1:-1].replace('""', '"') if name.startswith('"') else name) or None
         # no parentheses: those of IN (…) would be around a list
         parts += [raw[end:start].decode(), f" struct_extract(getvariable('{variable}'), '{part}') "]
         end = found.end()
@@ -119,10 +116,6 @@ def _with_variables(
 
 def _variable(number: int) -> str:
     return f"{_SECRET}_of_{number // TOGETHER}"
-
-
-def _unquoted(name: str) -> str:
-    return name[1:-1].replace('""', '"') if name.startswith('"') else name
 
 
 def _numbered(
@@ -215,17 +208,13 @@ def wanted(
     if answer["error"] or not found.is_settled:
         return everything
     try:
-        return _of_plan(schemas, answer["plans"], everything)
+        [plan] = answer["plans"]
+        scans = Scans(schemas)
+        scans.read(plan)
+        rows = enough(plan, schemas) if scans.is_one else None
+        return replace(everything, ranges=scans.ranges(), enough=rows)
     except RecursionError:
         return everything
-
-
-def _of_plan(schemas: Mapping[str, Schema], plans: Sequence[Node], everything: Wanted) -> Wanted:
-    [plan] = plans
-    scans = Scans(schemas)
-    scans.read(plan)
-    found = enough(plan, schemas) if scans.is_one else None
-    return replace(everything, ranges=scans.ranges(), enough=found)
 
 
 class _Planner:

@@ -29,11 +29,10 @@ import pyarrow as pa
 
 from dormouse import errors
 from dormouse.errors import DormouseError, EngineFailed, InvalidQuery, QueryTooLarge, one_line
-from dormouse.model.region import Range
+from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects.store import open_store
-from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.sql.engine import Engine
 from dormouse.reading.sql.parsed import Parsed
 from dormouse.reading.sql.results import ReadFailed

@@ -38,7 +38,7 @@ from dormouse.state.commits.outcomes import (
     dead_letters,
     settle,
 )
-from dormouse.state.commits.pointers import KEPT_SECONDS_IN_DATABASE, PointerQueue, sweep
+from dormouse.state.commits.pointers import PointerQueue, sweep_bodies
 from dormouse.state.commits.postgres_queue import PostgresQueue, rehome
 from dormouse.state.commits.queue import (
     SECONDS_MIN,
@@ -236,8 +236,8 @@ class CommitQueues:
     def sweep_bodies(self) -> int:
         """Deletes the bodies of large requests that no message refers to; returns how many."""
         if self._settings.commit_queue_urls:
-            return sweep(self._supplier, self._objects)
-        return sweep(self._supplier, self._objects, kept_seconds=KEPT_SECONDS_IN_DATABASE)
+            return sweep_bodies(self._supplier, self._objects)
+        return sweep_bodies(self._supplier, self._objects, kept_seconds=self._settings.objects_kept_seconds)
 
     def statuses(self, commit_ids: Sequence[str]) -> list[CommitStatus]:
         """The state of each commit, in their order."""

@@ -19,8 +19,10 @@ from datetime import datetime
 import psycopg
 
 from dormouse.errors import DormouseError, InstanceError, InstanceReadOnly, InstanceTooNew, InvalidInput
-from dormouse.model.ahead import backoff_seconds
-from dormouse.postgres.cutting import CLOSE_SECONDS, Grace
+from dormouse.model.loops import backoff_seconds
+from dormouse.postgres.connection import Grace
+from dormouse.postgres.lease import Pulse
+from dormouse.postgres.session import CLOSE_SECONDS
 from dormouse.state.commits.apply import Tables
 from dormouse.state.commits.handling import (
     RECEIVES_MAX,
@@ -31,7 +33,7 @@ from dormouse.state.commits.handling import (
     Tally,
 )
 from dormouse.state.commits.outcomes import CommitOutcome, check_schema, forget_rejected, text_of
-from dormouse.state.commits.queue import LOOKS_TO_BELIEVE, CommitQueue, Message, repeating
+from dormouse.state.commits.queue import LOOKS_TO_BELIEVE, CommitQueue, Message
 from dormouse.state.files import removal_log
 
 # The messages that a committer works on: kept hidden for as long as it does, and no longer.
@@ -72,8 +74,8 @@ class InFlight:
     def kept(self, queues: Sequence[CommitQueue]) -> Iterator[int]:
         """Runs a thread that hides what is due, and gives its id."""
         seconds = min(queue.visibility_seconds for queue in queues) / EXTENSIONS / 2
-        with repeating(self._extend_due, max(PAUSE_SECONDS_MIN, seconds), "committer-in-flight") as thread:
-            yield thread
+        with Pulse(self._extend_due, max(PAUSE_SECONDS_MIN, seconds), "committer-in-flight") as pulse:
+            yield pulse.ident or 0
 
     def _extend_due(self) -> None:
         with self._lock:  # what is handled meanwhile waits, so that it is not hidden afterwards
@@ -364,8 +366,8 @@ class Committer:
                 self._forget()
 
         try:
-            with repeating(report, REPORT_SECONDS, "committer-report") as thread:
-                yield thread
+            with Pulse(report, REPORT_SECONDS, "committer-report") as pulse:
+                yield pulse.ident or 0
         finally:
             logger.info("committer: %s", self.metrics())
 

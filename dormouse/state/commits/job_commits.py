@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
@@ -27,7 +27,7 @@ from dormouse.errors import (
     CommitRejected,
     DormouseError,
 )
-from dormouse.model.ahead import backoff_seconds
+from dormouse.model.loops import backoff_seconds, tries
 from dormouse.model.text import narrow_bytes
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Uuids, integers, load
@@ -201,15 +201,13 @@ class QueuedJobCommits:
     @staticmethod
     def _asked(ask: Callable[[], T]) -> T:
         """What the database says, when it answers again; `CommitOutcomeUnknown` when it does not."""
-        deadline = time.monotonic() + SILENCE_SECONDS_MAX
-        for attempt in count(1):
+        pause = partial(backoff_seconds, seconds_min=ASK_AGAIN_SECONDS, seconds_max=ASK_AGAIN_SECONDS)
+        for _ in tries(SILENCE_SECONDS_MAX, pause=pause):
             try:
                 return ask()
             except (DormouseError, OSError, psycopg.OperationalError) as error:
-                if time.monotonic() >= deadline:
-                    raise CommitOutcomeUnknown(f"a commit was sent, and then: {error}") from error
-            time.sleep(backoff_seconds(attempt, ASK_AGAIN_SECONDS, ASK_AGAIN_SECONDS))
-        raise AssertionError("it asks until it returns or raises")
+                failure = error
+        raise CommitOutcomeUnknown(f"a commit was sent, and then: {failure}") from failure
 
 
 def _outcome(commit_id: str, attempt: WriteAttempt, answer: _Answer) -> bool | None:

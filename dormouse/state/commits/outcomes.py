@@ -29,9 +29,9 @@ from dormouse.errors import (
 from dormouse.model.text import check_text, narrow_bytes
 from dormouse.model.types import is_text
 from dormouse.postgres.connection import DURABLY, Supplier
-from dormouse.postgres.cutting import was_open_at
 from dormouse.postgres.migrate import lacking
 from dormouse.postgres.queries import Query, Uuids, booleans, integers, load
+from dormouse.postgres.session import was_open_at
 from dormouse.postgres.transaction import rows_of, run_statement
 from dormouse.state.commits.queue import Patience
 from dormouse.state.files.operations import RefusedPart

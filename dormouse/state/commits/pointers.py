@@ -12,16 +12,15 @@ import re
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from uuid import UUID, uuid4
 
 from dormouse.errors import (
     InvalidCommitRequest,
-    ObjectAlreadyExists,
     ObjectNotFound,
     ObjectStoreError,
 )
 from dormouse.model.text import narrow_id
+from dormouse.objects.ledger import put_new, sweep, unknown_pages
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -153,12 +152,7 @@ class PointerQueue:
                 f"a commit request of {len(data)} bytes is too large; "
                 f"send several of at most {BODY_BYTES_MAX} bytes"
             )
-        try:
-            self._objects.put(name, data)
-        except ObjectAlreadyExists:
-            # the store's client tried again a write that had succeeded
-            if self._objects.get(name) != data:
-                raise
+        put_new(self._objects, name, data)
         # the table tells, when the message is buried, how long the object is kept
         about = {"commit_id": commit_id, "table_id": table_id}
         pointer = {"version": VERSION, "type": POINTER, **about, "object": name}
@@ -196,9 +190,8 @@ def with_bodies(
 
 def delete_bodies(messages: Sequence[Message], objects: ObjectStore) -> None:
     """Deletes the objects of messages that are gone."""
-    names = [message.object_name for message in messages if isinstance(message, PointedMessage)]
-    for name, why in objects.delete(names) if names else ():
-        logger.warning("%s is not needed and could not be deleted: %s", name, why)
+    names = [(message.object_name, None) for message in messages if isinstance(message, PointedMessage)]
+    sweep(objects, [names] if names else []).warn()
 
 
 def _as_sent(messages: Sequence[Message]) -> list[Message]:
@@ -228,11 +221,11 @@ def object_of(body: str) -> str | None:
 
 # Bodies of large requests that no message has any more: a committer or a sender died between the two.
 
-KEPT_SECONDS = 2 * 365 * 86_400.0
-"""SQS keeps a message for 14 days, but those of a paused instance are sent again for as long as it sleeps."""
+ELSEWHERE_SECONDS = 2 * 365 * 86_400.0
+"""SQS keeps a message for 14 days, but those of a paused instance are sent again for as long as it sleeps.
 
-KEPT_SECONDS_IN_DATABASE = 86_400.0
-"""Where the queue is in the database, which tells what waits: longer than a sender takes."""
+Where the queue is in the database, which tells what waits, `KEPT_SECONDS` are longer than a sender takes.
+"""
 
 APPLIED_SECONDS = 3_600.0
 BATCH_NAMES = 1_000
@@ -241,16 +234,15 @@ _QUERIES = load(__package__ or "", "pointers")
 _FORGET_DEAD_POINTERS = _QUERIES["forget_dead_pointers"].including(table_of_message=TABLE_OF_MESSAGE)
 
 
-def sweep(supplier: Supplier, objects: ObjectStore, kept_seconds: float = KEPT_SECONDS) -> int:
+def sweep_bodies(supplier: Supplier, objects: ObjectStore, kept_seconds: float = ELSEWHERE_SECONDS) -> int:
     """Deletes them; gives how many bodies went. A dead letter keeps its own, until its table is dropped.
 
     Bodies of unknown commits stay for `kept_seconds`: their messages may be in a queue that cannot be asked.
     """
     dead = rows_of(_FORGET_DEAD_POINTERS)
     run_transaction(supplier, dead, scans=True, operation="forget dead letters")
-    listed = (name for name, _ in objects.list(OBJECT_PREFIX) if commit_key_of(name) is not None)
-    swept = 0
-    while names := list(islice(listed, BATCH_NAMES)):
+
+    def needless(names: Sequence[str]) -> list[str]:
         values = {
             "commit_keys": [commit_key_of(name) for name in names],
             "table_ids": [table_id_in(name) for name in names],
@@ -259,9 +251,7 @@ def sweep(supplier: Supplier, objects: ObjectStore, kept_seconds: float = KEPT_S
             "applied_seconds": APPLIED_SECONDS,
         }
         rows = run_transaction(supplier, rows_of(_QUERIES["needless"], values), operation="needless bodies")
-        needless = [names[number - 1] for (number,) in rows]
-        failed = objects.delete(needless)
-        for name, why in failed:
-            logger.warning("%s is not needed and could not be deleted: %s", name, why)
-        swept += len(needless) - len(failed)
-    return swept
+        return [names[number - 1] for (number,) in rows]
+
+    listed = (one for one in objects.list(OBJECT_PREFIX) if commit_key_of(one[0]) is not None)
+    return sweep(objects, unknown_pages(listed, needless, BATCH_NAMES)).warn().deleted

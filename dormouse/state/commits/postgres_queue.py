@@ -27,11 +27,12 @@ from dormouse.errors import (
     InvalidInput,
     one_line,
 )
+from dormouse.model.loops import tries
 from dormouse.model.text import narrow_bytes
 from dormouse.model.types import is_text
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.cutting import was_open_at
 from dormouse.postgres.queries import Uuids, load, texts
+from dormouse.postgres.session import was_open_at
 from dormouse.postgres.transaction import CONFLICTS, rows_of, run_statement, run_transaction
 from dormouse.state.commits.outcomes import TABLE_OF_MESSAGE
 from dormouse.state.commits.queue import (
@@ -234,14 +235,14 @@ class PostgresQueue:
             more = {} if since is None else {"is_same_server": was_open_at(conn, since)}
             return rows_of(_OF_DELIVERIES[query], {**values, **more})(conn)
 
-        for attempt in range(1, ATTEMPTS_MAX + 1):
+        for _ in tries(tries_max=ATTEMPTS_MAX, pause=0):
             try:
                 self._run(work, query)
-            except CommitOutcomeUnknown:
-                if attempt == ATTEMPTS_MAX:
-                    raise
+            except CommitOutcomeUnknown as error:
+                failure = error
             else:
                 return
+        raise failure
 
     def _check_body(self, body: str) -> None:
         if not is_text(body):

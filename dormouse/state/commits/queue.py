@@ -12,7 +12,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import blake2b
@@ -142,30 +141,6 @@ def queue_number(table_id: int, queues: int) -> int:
     """The queue of a table's requests, the same in every process; changing `queues` moves tables."""
     digest = blake2b(table_id.to_bytes(8, "big", signed=True), digest_size=8).digest()
     return int.from_bytes(digest, "big") % queues
-
-
-# Work that is repeated beside other work.
-
-
-@contextmanager
-def repeating(work: Callable[[], object], seconds: float, name: str) -> Iterator[int]:
-    """Does it every so many seconds, in a thread of that name, until the block ends; waits for the last.
-
-    Gives the thread's id.
-    """
-    ended = threading.Event()
-
-    def repeat() -> None:
-        while not ended.wait(seconds):
-            work()
-
-    thread = threading.Thread(target=repeat, name=name, daemon=True)
-    thread.start()
-    try:
-        yield thread.ident or 0
-    finally:
-        ended.set()
-        thread.join()
 
 
 class Patience:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from dormouse.errors import (
@@ -21,7 +21,7 @@ from dormouse.errors import (
     InvalidInput,
     not_installed,
 )
-from dormouse.model.ahead import backoff_seconds
+from dormouse.model.loops import backoff_seconds, tries
 from dormouse.state.commits.queue import (
     RECEIVED_BYTES_MAX,
     Message,
@@ -188,16 +188,14 @@ class SqsQueue:
         numbered = {str(number): {"Id": str(number), **entry} for number, entry in enumerate(entries)}
         hopeless: list[_Entry] = []
         pending = list(numbered)
-        for attempt in range(1, ATTEMPTS_MAX + 1):
+        for _ in tries(tries_max=ATTEMPTS_MAX, pause=partial(backoff_seconds, seconds_min=RETRY_SECONDS_MIN)):
             answer = self._call(operation, QueueUrl=url, Entries=[numbered[number] for number in pending])
             failed = answer.get("Failed", [])
             hopeless += [entry for entry in failed if entry.get("SenderFault", False)]
             again = [entry for entry in failed if not entry.get("SenderFault", False)]
             if not again:
                 return hopeless
-            if attempt < ATTEMPTS_MAX:
-                pending = [entry["Id"] for entry in again]
-                time.sleep(backoff_seconds(attempt, RETRY_SECONDS_MIN))
+            pending = [entry["Id"] for entry in again]
         return hopeless + again
 
     @cached_property

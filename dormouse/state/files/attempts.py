@@ -7,13 +7,11 @@ abandoned can commit nothing, so that collecting its objects can never take a li
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
 from typing import Any
 
 import psycopg
@@ -28,10 +26,11 @@ from dormouse.errors import (
 )
 from dormouse.model.table import TableProperties, TableRecord, is_edited, is_keyed
 from dormouse.model.text import narrow_id
+from dormouse.objects.ledger import sweep, unknown_pages
 from dormouse.objects.names import ROW_FILES, SKETCHES_SUFFIX, parquet_suffix
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
-from dormouse.postgres.leases import SessionLock
+from dormouse.postgres.lease import SessionLock, wait_for
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import fetched, rows_of, run_statement, run_transaction
 from dormouse.state.files.layout import OwnTables
@@ -39,7 +38,6 @@ from dormouse.state.files.layout import OwnTables
 # Running numbers of a table's rows: one load gives them at a time, so that none is given twice.
 
 WAIT_SECONDS_MAX = 600.0
-_AGAIN_SECONDS = 0.2
 
 
 class Numbering:
@@ -74,20 +72,17 @@ def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[Numb
 
     The load calls `check` as it commits. Raises `TableBusy` when the wait takes too long.
     """
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
     values = {"table_id": table.table_id}
+    busy = TableBusy(
+        f"table {table.name!r}: another load gives its rows running numbers for more than "
+        f"{WAIT_SECONDS_MAX:g} s; nothing was added, try again later",
+        table=table.name,
+    )
     # loads that wait take no session from the load that they wait for
     with closing(supplier.limited()) as apart:
         lock = SessionLock(apart, _QUERIES["number_alone"], values)
         try:
-            while not lock.take():
-                if time.monotonic() > deadline:
-                    raise TableBusy(
-                        f"table {table.name!r}: another load gives its rows running numbers for more than "
-                        f"{WAIT_SECONDS_MAX:g} s; nothing was added, try again later",
-                        table=table.name,
-                    )
-                time.sleep(_AGAIN_SECONDS)
+            wait_for(lambda _: lock.take() or busy, WAIT_SECONDS_MAX)
             run_statement(supplier, rows_of(_QUERIES["await_commit"], values), operation="number rows")
             yield Numbering(lock, table)
         finally:
@@ -95,6 +90,8 @@ def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[Numb
 
 
 LISTED_NAMES_MAX = 10_000
+NO_TABLE = 0
+"""The id of none: with it, attempts are only those of tables that are gone."""
 
 logger = logging.getLogger(__name__)
 _QUERIES = load(__package__ or "", "attempts")
@@ -251,14 +248,12 @@ class WriteAttempts:
     def delete_leftovers(self, attempt: WriteAttempt, own: OwnTables) -> bool:
         """Deletes a committed attempt's objects that are no part of the table; False: some are left."""
         try:
-            failed = self._objects.delete(self._untracked(attempt, own))
+            return not sweep(self._objects, self._untracked(attempt, own)).warn().failed
         except (DormouseError, psycopg.Error) as error:  # there is more to collect
-            failed = [(attempt.object_prefix, error)]
-        for name, why in failed:
-            logger.warning("%s is not needed and could not be deleted: %s", name, why)
-        return not failed
+            logger.warning("%s is not needed and could not be deleted: %s", attempt.object_prefix, error)
+            return False
 
-    def collect_abandoned(self, table_id: int) -> int:
+    def collect_abandoned(self, table_id: int = NO_TABLE) -> int:
         """Deletes the objects of a table's abandoned attempts, and of tables that are gone.
 
         Gives how many attempts are done with; those of tables that are gone are looked at again until no
@@ -271,7 +266,7 @@ class WriteAttempts:
                 collected += self._execute("forget_collected", values)
         return collected
 
-    def of_none(self, names: Sequence[str]) -> list[str]:
+    def unknown(self, names: Sequence[str]) -> list[str]:
         """Of some objects those that no attempt writes, or has left for collection."""
         work = rows_of(_QUERIES["of_attempts"], {"names": list(names)})
         operation = "look for attempts"
@@ -284,15 +279,17 @@ class WriteAttempts:
         rows = run_transaction(self._supplier, work, read_only=True, operation=f"attempts {query}")
         return [WriteAttempt(row[0], str(row[1]), row[2]) for row in rows]
 
-    def _untracked(self, attempt: WriteAttempt, own: OwnTables) -> Iterator[str]:
+    def _untracked(self, attempt: WriteAttempt, own: OwnTables) -> Iterator[list[tuple[str, int]]]:
         """The attempt's objects that are neither a file of the table nor the sketches of one."""
-        listed = (name for name, _ in self._objects.list(attempt.object_prefix))
-        while names := list(islice(listed, LISTED_NAMES_MAX)):
+
+        def untracked(names: list[str]) -> list[str]:
             files = {name: narrow_id(name.removesuffix(SKETCHES_SUFFIX)) for name in names}
             # of the table's own tables: a look at those of all tables would lock each of them
             values = {"file_ids": list(files.values())}
             tracked = {row[0] for row in own.rows("tracked", values, operation="look for leftovers")}
-            yield from (name for name, file_id in files.items() if file_id not in tracked)
+            return [name for name, file_id in files.items() if file_id not in tracked]
+
+        return unknown_pages(self._objects.list(attempt.object_prefix), untracked, LISTED_NAMES_MAX)
 
     def _delete_objects(self, prefix: str) -> list[tuple[str, Exception]]:
         return self._objects.delete(name for name, _ in self._objects.list(prefix))

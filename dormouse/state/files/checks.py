@@ -11,6 +11,7 @@ import psycopg
 
 from dormouse.model.table import Problem, ProblemKind
 from dormouse.model.text import narrow_id
+from dormouse.objects.ledger import LedgerObject
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres.queries import Uuids
 from dormouse.postgres.session import Isolation
@@ -21,6 +22,7 @@ from dormouse.state.files.totals import FOUND_MAX, Difference, Differences, name
 
 T = TypeVar("T")
 PAGE_FILES = 10_000
+_FIRST = UUID(int=0)
 _QUERIES: dict[str, ProblemKind] = {
     "check_references": "reference_without_file",
     "check_files": "file_without_reference",
@@ -33,41 +35,43 @@ _QUERIES: dict[str, ProblemKind] = {
 
 
 @dataclass(frozen=True, slots=True)
-class TrackedFile:
+class TrackedFile(LedgerObject):
     """A file with its facts; how many references it has, and the partition that has rows of it alone."""
 
-    file_id: UUID
-    filename: str
-    byte_count: int | None
-    row_count: int | None
-    min_key: bytes | None
-    max_key: bytes | None
-    digest: bytes | None
-    references: int
-    partition_id: str | None
+    file_id: UUID = _FIRST
+    min_key: bytes | None = None
+    max_key: bytes | None = None
+    references: int = 0
+    partition_id: str | None = None
 
 
 class FileChecks:
-    """The checks of one table."""
+    """The ledger of a table's files and their sketches, and the checks of it."""
 
     def __init__(self, own: OwnTables) -> None:
         self._own = own
+        self.prefix = own.table.object_prefix
         self._differences = Differences(own)
 
     def problems(self) -> list[Problem]:
         """What does not agree in one snapshot; at most 1,000 of each kind."""
         return self._run(self._problems, isolation=Isolation.REPEATABLE_READ)
 
-    def pages(self, *, with_references: bool) -> Iterator[list[TrackedFile]]:
-        """All files, by id."""
-        after = UUID(int=0)
+    def files(self, *, with_references: bool = False) -> Iterator[TrackedFile]:
+        """Yields all files, by id."""
+        values = {"table": self._own.table.name, "limit": PAGE_FILES, "with_references": with_references}
+        after = _FIRST
         while True:
-            values = {"after": after, "limit": PAGE_FILES, "with_references": with_references}
-            page = [TrackedFile(*row) for row in self._rows("check_page", values)]
-            yield page
+            page = [TrackedFile(*row) for row in self._rows("check_page", {**values, "after": after})]
+            yield from page
             if len(page) < PAGE_FILES:
                 return
             after = page[-1].file_id
+
+    def written(self) -> Iterator[LedgerObject]:
+        """Yields the files, each with its sketches, of which nothing is recorded."""
+        for file in self.files():
+            yield from (file, LedgerObject(file.name + SKETCHES_SUFFIX))
 
     def referenced(self, file_ids: Sequence[UUID]) -> dict[UUID, int | None]:
         """Of some files those that something refers to now, with their size."""

@@ -71,8 +71,8 @@ limit %(limit)s;
 -- name: check_page
 -- A page of the files by id, with their facts; and of each, when wanted, how many references it has, and the partition
 -- that has rows of it alone.
-select f.file_id, f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, uuid_send(f.digest), r.count,
-    r.partition_id
+select f.filename, f.byte_count, uuid_send(f.digest), f.unreferenced_at is null, %(table)s::text, f.row_count, f.file_id,
+    f.min_key, f.max_key, r.count, r.partition_id
 from (
     select f.* from ({file_facts}) f where f.file_id > %(after)s order by f.file_id limit %(limit)s
 ) f

@@ -14,7 +14,7 @@ import psycopg
 
 from dormouse.model.table import TableRecord, is_keyed
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.leases import COMPACTION_SECONDS
+from dormouse.postgres.lease import COMPACTION_SECONDS
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import allow_scans, rows_of, run_transaction
 from dormouse.state.files.layout import OwnTables

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from dormouse.errors import CheckFailed, FileHasReferences, FileNotFound, InvalidName
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.table import Problem, TableRecord
 from dormouse.model.text import plural
 from dormouse.objects.names import SKETCHES_SUFFIX, check_file_name
@@ -98,7 +99,7 @@ class GarbageCollector:
     def collect(
         self,
         is_over: Callable[[], bool] = lambda: False,
-        progress: Callable[[int, int], object] = lambda done, total: None,
+        progress: Progress = no_progress,
         *,
         rolls_log: bool = True,
     ) -> GarbageReport:
@@ -120,9 +121,7 @@ class GarbageCollector:
                 current.errors.append(f"{objects} could not be deleted, first {name}: {reason}")
         return report
 
-    def _collect(
-        self, is_over: Callable[[], bool], progress: Callable[[int, int], object], rolls_log: bool
-    ) -> GarbageReport:
+    def _collect(self, is_over: Callable[[], bool], progress: Progress, rolls_log: bool) -> GarbageReport:
         # while what is about to go can be looked up
         self._store.totals.bring_forward(daily=True)
         report = GarbageReport(self._store.stamp_unreferenced(), (), (), 0)
@@ -144,7 +143,7 @@ class GarbageCollector:
         self,
         report: GarbageReport,
         is_over: Callable[[], bool],
-        progress: Callable[[int, int], object],
+        progress: Progress,
     ) -> GarbageReport:
         """Old epochs for a while; the report with how many."""
         ends, first = time.monotonic() + EPOCHS_SECONDS_MAX, None
@@ -209,13 +208,9 @@ class GarbageCollector:
         self._store.stamp_unreferenced()
         self._refuse(self._store.differences.remembered())
 
-    def free(self, filenames: list[str]) -> list[tuple[str, Exception]]:
+    def free(self, filenames: list[str]) -> list[tuple[str, str]]:
         """Deletes files that nothing refers to, whoever holds them; gives what could not be deleted."""
-        objects = [part for name in filenames for part in (name, name + SKETCHES_SUFFIX)]
-        failed = self._objects.delete(objects)
-        kept = {name.removesuffix(SKETCHES_SUFFIX) for name, _ in failed}
-        self._forget([name for name in filenames if name not in kept])
-        return failed
+        return self._delete(filenames)[1]
 
     def _refuse(self, lost: Sequence[Difference]) -> None:
         if lost:

@@ -7,13 +7,12 @@ frozen for longer: what it relied on may be gone, so it is told.
 
 from __future__ import annotations
 
-import logging
-import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -21,15 +20,13 @@ import psycopg
 from dormouse.errors import InstanceError
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.leases import HOLD_MARGIN_SECONDS, HOLD_SECONDS
+from dormouse.postgres.lease import HOLD_MARGIN_SECONDS, HOLD_SECONDS, Lease
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 LEASE_SECONDS = HOLD_SECONDS
 MARGIN_SECONDS = HOLD_MARGIN_SECONDS
 """Longer than a transaction that removes references takes."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,57 +52,42 @@ def held(supplier: Supplier, holder: str) -> Iterator[None]:
 
     Raises `InstanceError` at the end when the hold had ended before, as that of a process that was frozen.
     """
-    begin = rows_of(_QUERIES["hold"], values := _lease(holder, margin_seconds=MARGIN_SECONDS))
-    with _renewed(supplier, holder, values["holder"], begin) as went_on:
-        yield
-    if not went_on():
-        raise InstanceError(
-            f"the {holder} did not go on for {LEASE_SECONDS:,.0f} s, and files that it needs may be gone: "
-            "nothing is made of it; run it again"
-        )
+    lease = _lease(supplier, holder)
+    begin = rows_of(_QUERIES["hold"], {**lease.values, "margin_seconds": MARGIN_SECONDS})
+    run_transaction(supplier, begin, operation="hold files")
+    try:
+        with lease.pulse():
+            yield
+    finally:
+        is_held = release(supplier, lease.values["holder"])
+    if not is_held:
+        raise lease.lost()
 
 
 @contextmanager
 def moment_held(supplier: Supplier, table_id: int, since: datetime, snapshot: str) -> Iterator[bool]:
     """Holds what a moment needs of a table until the end; False: some may be gone already."""
-    values = _lease("reader", table_id=table_id, since=since, snapshot=snapshot)
-
-    def begin(conn: psycopg.Connection[Any]) -> list[Any]:
-        return _after_others(conn, "hold_moment", values)
-
-    with _renewed(supplier, "reader", values["holder"], begin) as began:
-        yield began()
-
-
-def _lease(holder: str, **values: Any) -> dict[str, Any]:
-    # of one name there may be two
-    return {"holder": f"{holder} {uuid.uuid4().hex}", "lease_seconds": LEASE_SECONDS, **values}
-
-
-@contextmanager
-def _renewed(
-    supplier: Supplier, holder: str, name: str, begin: Callable[[psycopg.Connection[Any]], list[Any]]
-) -> Iterator[Callable[[], bool]]:
-    """A hold that goes on until the end. What is given tells: inside, whether it began; after, went on."""
-    ended = threading.Event()
-
-    def renew() -> None:
-        values = {"holder": name, "lease_seconds": LEASE_SECONDS}
-        while not ended.wait(LEASE_SECONDS / 5):
-            try:
-                run_transaction(supplier, rows_of(_QUERIES["renew"], values), operation="hold files")
-            except Exception:
-                logger.exception("the hold %r was not renewed, and is tried again", holder)
-
-    is_held = run_transaction(supplier, begin, operation="hold files") != [(False,)]
-    renewing = threading.Thread(target=renew, name="hold", daemon=True)
-    renewing.start()
+    lease = _lease(supplier, "reader")
+    values = {**lease.values, "table_id": table_id, "since": since, "snapshot": snapshot}
+    [(is_held,)] = run_transaction(
+        supplier, lambda conn: _after_others(conn, "hold_moment", values), operation="hold files"
+    )
     try:
-        yield lambda: is_held
+        with lease.pulse():
+            yield is_held
     finally:
-        ended.set()
-        renewing.join()
-        is_held = release(supplier, name)
+        release(supplier, lease.values["holder"])
+
+
+def _lease(supplier: Supplier, holder: str) -> Lease:
+    # of one name there may be two
+    values = {"holder": f"{holder} {uuid.uuid4().hex}", "lease_seconds": LEASE_SECONDS}
+    lost = partial(
+        InstanceError,
+        f"the {holder} did not go on for {LEASE_SECONDS:,.0f} s, and files that it needs may be gone: "
+        "nothing is made of it; run it again",
+    )
+    return Lease(supplier, "hold", repr(holder), _QUERIES, values, lost)
 
 
 def _after_others(conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]) -> list[Any]:

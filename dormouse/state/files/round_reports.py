@@ -30,7 +30,7 @@ from dormouse.errors import (
 )
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.leases import restart_leases
+from dormouse.postgres.lease import restart_leases
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 

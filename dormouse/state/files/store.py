@@ -513,13 +513,6 @@ class FileReferenceStore:
 
         return self.own.run(work, read_only=True, operation="file_page")
 
-    def pages(self) -> Iterator[list[FileFacts]]:
-        """All files that are tracked, referenced or not, a page at a time."""
-        after: str | None = None
-        while found := self.page(after, PAGE_ROWS):
-            yield found
-            after = found[-1].filename
-
     @property
     def totals(self) -> TableTotals:
         """How much there is of everything."""

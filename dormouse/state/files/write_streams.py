@@ -12,6 +12,7 @@ import psycopg
 from dormouse.errors import InvalidInput, TableNotFound
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.table import TableRecord
+from dormouse.objects.ledger import LedgerObject
 from dormouse.objects.names import ROW_FILES
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -24,17 +25,8 @@ from dormouse.state.files.store import FileReferenceStore
 PAGE_FILES = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class PutFile:
-    """An object, its bytes, and their SHA-256 as hexadecimal digits."""
-
-    object_name: str
-    byte_count: int
-    sha256: str
-
-
 class PutFiles:
-    """Those of one table."""
+    """The ledger of those of one table."""
 
     def __init__(self, supplier: Supplier, table: TableRecord) -> None:
         self._supplier = supplier
@@ -52,23 +44,27 @@ class PutFiles:
         if not run_statement(self._supplier, rows_of(_QUERIES["note"], values), operation="note a file"):
             raise TableNotFound.gone(self._table.name)
 
-    def of_ids(self, file_ids: Iterable[str]) -> dict[str, PutFile]:
-        """Returns the files that have these ids; those that were put before they were noted are missing."""
+    def of_ids(self, file_ids: Iterable[str]) -> dict[str, tuple[int, str]]:
+        """Returns the bytes and the SHA-256 of files by id; those put before they were noted are missing."""
         values = {"table_id": self._table.table_id, "file_ids": [UUID(one) for one in file_ids]}
         rows = run_lookup(self._supplier, rows_of(_QUERIES["of_ids"], values), operation="look for files")
-        return {one.hex: PutFile(self.prefix + one.hex, size, sha.hex()) for one, size, sha in rows}
+        return {file_id.hex: (size, digest.hex()) for file_id, size, digest in rows}
 
-    def noted(self) -> Iterator[PutFile]:
-        """All but those that were put before they were noted, by their ids; none of a table that is gone."""
+    def written(self) -> Iterator[LedgerObject]:
+        """Yields all but those that were put before they were noted, by id; none of a table that is gone."""
         after = UUID(int=0)
         while True:
             values = {"table_id": self._table.table_id, "after": after, "limit": PAGE_FILES}
             page = run_lookup(self._supplier, rows_of(_QUERIES["noted"], values), operation="look for files")
             for file_id, size, digest in page:
-                yield PutFile(self.prefix + file_id.hex, size, digest.hex())
+                yield LedgerObject(self.prefix + file_id.hex, size, digest, True, self._table.name)
             if len(page) < PAGE_FILES:
                 return
             after = page[-1][0]
+
+    def unknown(self, names: Sequence[str]) -> list[str]:
+        """Returns all: a file that was put before files were noted has no row, and stays with its table."""
+        return list(names)
 
 
 _QUERIES = load(__package__ or "", "write_streams")

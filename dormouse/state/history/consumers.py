@@ -15,7 +15,7 @@ from typing import Any
 from dormouse.errors import ConsumerExpired, ConsumerOvertaken, CutExpired, InvalidInput, InvalidName
 from dormouse.model.cut import Position
 from dormouse.model.text import check_printed
-from dormouse.postgres.leases import restart_leases
+from dormouse.postgres.lease import restart_leases
 from dormouse.postgres.queries import load
 from dormouse.state.context import TableContext
 from dormouse.state.files.holds import MARGIN_SECONDS

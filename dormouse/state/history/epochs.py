@@ -30,10 +30,11 @@ from dormouse.errors import (
     PartitionNotFound,
     TableNotFound,
 )
+from dormouse.model.json_values import shown_value
 from dormouse.model.partition_tree import Partition
 from dormouse.model.region import Region
 from dormouse.model.table import TableRecord
-from dormouse.model.types import is_text, shown_value
+from dormouse.model.types import is_text
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Queries, Statement, load
 from dormouse.postgres.transaction import run_lookup

@@ -28,13 +28,13 @@ from dormouse.errors import (
     TableBusy,
     TableNotFound,
 )
-from dormouse.model.ahead import backoff_seconds
 from dormouse.model.cut import BEGINNING, Cut, Position, When, when_of_text
 from dormouse.model.file_reference import FileReference
+from dormouse.model.loops import backoff_seconds
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Region
 from dormouse.model.text import check_printed
-from dormouse.postgres.leases import restart_leases
+from dormouse.postgres.lease import restart_leases
 from dormouse.postgres.queries import load
 from dormouse.postgres.session import LONG, Isolation
 from dormouse.postgres.transaction import run_alone, run_transaction

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -101,7 +102,10 @@ class PartitionStore:
         self._schema = table.schema
         self._trees = TreeCache() if trees is None else trees
         self._reader = TreeReader(table)
-        self._scaling = Scaling(self._own)
+
+    @cached_property
+    def _scaling(self) -> Scaling:
+        return Scaling(self._own)
 
     def create(self, conn: psycopg.Connection[Any], split_points: Sequence[KeyValue] = ()) -> None:
         """Makes the tree of epoch 0; part of creating the table."""

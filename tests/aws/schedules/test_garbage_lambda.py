@@ -14,7 +14,7 @@ import pytest
 import dormouse as dm
 from dormouse.aws.schedules.garbage import FAILED_AGAIN_SECONDS, collect
 from dormouse.aws.schedules.work import Record, Schedule, Turn, utc_now
-from dormouse.durability import shares
+from dormouse.durability import checking
 from dormouse.objects import store as store_module
 from dormouse.state.files import removal_log
 from dormouse.state.files.garbage import GarbageCollector
@@ -91,7 +91,7 @@ def test_rounds_that_fail_are_counted_whatever_their_kind(
 def test_a_share_of_the_tables_is_checked_once_a_day(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shares, "SHARES", 1)  # all are of today
+    monkeypatch.setattr(checking, "SHARES", 1)  # all are of today
     table = instance.create_table("t", SCHEMA)
     table.ingest(pa.table({"key": [1]}))
     handler({}, Context())

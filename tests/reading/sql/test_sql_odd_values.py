@@ -14,8 +14,8 @@ import pytest
 
 import dormouse as dm
 from dormouse.client import connect
-from dormouse.data.export import export
 from dormouse.errors import DormouseError, InvalidInput, InvalidQuery
+from dormouse.sources.export import export
 from tests.served import service
 
 UUID = "aabbccdd-0000-0000-0000-000000000001"

@@ -102,7 +102,9 @@ def _rows(parts: Sequence[Sequence[Scan]]) -> list[tuple[Any, ...]]:
     selects = []
     for part in parts:
         names = ", ".join(f"'{scan.filename}'" for scan in part)
-        left = together.left_of(SCHEMA, part, lambda field: quoted(field.name))
+        left = together.left_of(
+            SCHEMA, part, [scan.deletions for scan in part], lambda field: quoted(field.name)
+        )
         where = all_of([together.rows_of(SCHEMA, part), left]) or "true"
         selects.append(f"SELECT k, v FROM read_parquet([{names}]) WHERE {where}")
     return sorted(duckdb.sql(" UNION ALL ".join(selects)).fetchall(), key=repr)

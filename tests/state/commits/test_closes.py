@@ -14,7 +14,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InstanceError
-from dormouse.postgres import ConnectionSupplier, connection, cutting, listening, run_statement, session
+from dormouse.postgres import ConnectionSupplier, connection, listening, run_statement, session
 from dormouse.postgres.session import PAGED
 from dormouse.postgres.transaction import bounded
 from dormouse.state.commits import committer as committer_module
@@ -34,7 +34,7 @@ def apart(dsn: str) -> Iterator[ConnectionSupplier]:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (cutting, connection, listening):
+    for module in (session, connection, listening):
         monkeypatch.setattr(module, "END_SECONDS_MAX", 0.5)
     for module in (connection, committer_module):
         monkeypatch.setattr(module, "CLOSE_SECONDS", 0.5)
@@ -166,8 +166,8 @@ def test_a_worker_stops_while_it_opens_a_connection_that_is_never_answered(
 PROGRAM = """
 import sys
 from dormouse.state.commits import committer
-from dormouse.postgres import connection, cutting
-for module in (cutting, connection):
+from dormouse.postgres import connection, session
+for module in (session, connection):
     module.END_SECONDS_MAX = 0.5
 for module in (connection, committer):
     module.CLOSE_SECONDS = 0.5

@@ -206,7 +206,7 @@ def check_objects(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
             assert not table.collect_garbage().failed
         expected |= {r.filename for r in table.files.file_references()}
     instance._attempts.collect_abandoned(NO_TABLE)
-    pointers.sweep(instance._supplier, instance._objects, -2 * AHEAD_SECONDS)
+    pointers.sweep_bodies(instance._supplier, instance._objects, -2 * AHEAD_SECONDS)
     dead = "select substring(body from 'commits/[-0-9a-f]*.json') from dead_commit_message"
     expected |= {name for (name,) in query(instance._supplier, dead) if name}
     cleared = instance.table("cleared")._context.table.object_prefix

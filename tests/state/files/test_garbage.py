@@ -289,14 +289,14 @@ def test_digests_are_noted_before_stage_one_or_after_it(table: TableContext) -> 
     """It would miss a file whose row moves meanwhile, for ever."""
     add(table, "a")
     checks = FileChecks(table.store.own)
-    [[found]] = checks.pages(with_references=False)
+    [found] = checks.files()
     noting = threading.Thread(target=checks.note_digests, args=({found.file_id: bytes(16)},))
     with transaction(table) as conn:
         lock_history(conn, table.table.table_id)
         noting.start()
         wait_until(lambda: blocked(table.supplier), 5)
     noting.join(60)
-    assert [file.digest for [file] in checks.pages(with_references=False)] == [bytes(16)]
+    assert [file.digest for file in checks.files()] == [bytes(16)]
 
 
 @pytest.mark.slow

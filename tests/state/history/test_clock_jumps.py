@@ -20,7 +20,7 @@ from dormouse.durability.maintaining import InstanceRounds
 from dormouse.errors import PayloadDayBusy, RowLockHeld
 from dormouse.jobs import worker
 from dormouse.payloads import days
-from dormouse.postgres.leases import clock_jumps, restart_leases
+from dormouse.postgres.lease import clock_jumps, restart_leases
 from tests.standard import OF_KEYS
 from tests.stored import query
 from tests.support.api import Instance, Table

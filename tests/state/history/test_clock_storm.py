@@ -23,7 +23,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import DormouseError, InvalidCut
-from dormouse.postgres.leases import restart_leases
+from dormouse.postgres.lease import restart_leases
 from tests.standard import OF_KEYS
 from tests.stored import query, wait_until
 from tests.support.api import Instance, Table

@@ -1,14 +1,18 @@
-"""Streams of items, made ahead in threads or cut into portions, and waits between attempts.
+"""What long work needs: progress, waits between attempts, streams of items made ahead, cut or joined.
 
 A stream that is made ahead is to be closed, which waits for what is being made.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
+import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
@@ -18,6 +22,13 @@ BACKOFF_SECONDS_MAX = 1.0
 T = TypeVar("T")
 
 S = TypeVar("S")
+
+Progress = Callable[[int, int | None], object]
+"""Called now and then with how much is done, and all that there is to do, or None if that is not known."""
+
+
+def no_progress(done: int, total: int | None) -> None:
+    """Takes the progress of work that nothing watches."""
 
 
 def backoff_seconds(
@@ -31,10 +42,45 @@ def backoff_seconds(
     return random.uniform(0, ceiling)  # noqa: S311
 
 
+@dataclass(slots=True)
+class Try:
+    """One try of work that may be repeated, counted from 1; its caller may change the pause after it."""
+
+    number: int
+    until: float
+    pause_seconds: float
+
+    @property
+    def seconds_left(self) -> float:
+        return max(self.until - time.monotonic(), 0.0)
+
+
+def tries(
+    seconds_max: float = math.inf,
+    *,
+    tries_max: int | None = None,
+    pause: float | Callable[[int], float] = backoff_seconds,
+    sleep: Callable[[float], object] | None = None,
+) -> Iterator[Try]:
+    """Yields the tries of some work outside a transaction, and pauses between them.
+
+    The caller leaves the loop when the work is done. The loop ends after `tries_max` tries, or after the
+    first try that ends when the time is over; the caller then raises why it failed. `pause` is a number of
+    seconds, or gives it for the number of a try; `sleep` pauses, and may be interrupted.
+    """
+    until = time.monotonic() + seconds_max
+    for number in itertools.count(1):
+        this = Try(number, until, pause(number) if callable(pause) else pause)
+        yield this
+        left = this.seconds_left
+        if left <= 0 or number == tries_max:
+            return
+        (sleep or time.sleep)(min(this.pause_seconds, left))
+
+
 def ahead(items: Iterator[T], count: int) -> Generator[T, None, None]:
     """The same items, so many of them made in a thread while those before them are used."""
-    with _threads(1) as pool:
-        yield from _begun(pool, items, count)
+    return chained_ahead([items], 1, count)
 
 
 def chained_ahead(streams: Iterable[Iterator[T]], threads: int, count: int) -> Generator[T, None, None]:
@@ -75,6 +121,14 @@ def _begun(pool: ThreadPoolExecutor, items: Iterator[T], count: int) -> Iterator
             yield from found
 
     return all_of(pool.submit(some))
+
+
+def joined(parts: Sequence[T], join: Callable[[T, T], T]) -> T:
+    """All parts, at least one, as a tree whose depth stays small however many there are."""
+    if len(parts) == 1:
+        return parts[0]
+    middle = len(parts) // 2
+    return join(joined(parts[:middle], join), joined(parts[middle:], join))
 
 
 def portions(items: Iterable[T], size_of: Callable[[T], float], size_min: float) -> Iterator[list[T]]:

@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 
 from dormouse.errors import InvalidQuery
+from dormouse.model.json_values import parameters_json, parse_parameters
 from dormouse.model.types import given as checked
-from dormouse.reading.where import parameters_json, parse_parameters
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dormouse.errors import InvalidData
-from dormouse.model.ahead import ahead, chained_ahead, mapped_ahead
+from dormouse.model.loops import ahead, chained_ahead, mapped_ahead, tries
 from dormouse.sources import source
 
 
@@ -68,3 +68,25 @@ def test_many_small_files_are_read_as_few_batches() -> None:
     assert pa.Table.from_batches(batches)["n"].to_pylist() == [n for n in range(8_000) for _ in "12"]
     assert len(batches) <= 8_000 / source.FILES_TOGETHER
     assert list(source.each_file(str, range(1_000))) == list(map(str, range(1_000)))
+
+
+def test_tries_end_after_the_last_and_pause_between_them() -> None:
+    """A caller may lengthen the pause after its try; after the last try there is none."""
+    slept: list[float] = []
+    numbers = []
+    for this in tries(tries_max=4, pause=lambda number: number / 10, sleep=slept.append):
+        numbers.append(this.number)
+        if this.number == 2:
+            this.pause_seconds = 7
+    assert (numbers, slept) == ([1, 2, 3, 4], [0.1, 7, pytest.approx(0.3)])
+
+
+def test_no_try_begins_after_the_time_and_the_last_pause_ends_with_it() -> None:
+    slept: list[float] = []
+    for this in tries(60, pause=100, sleep=slept.append):
+        assert 0 < this.seconds_left <= 60
+        if this.number == 2:
+            this.until = 0.0
+    assert len(slept) == 1
+    assert 59 < slept[0] <= 60
+    assert len(list(tries(0, pause=100))) == 1

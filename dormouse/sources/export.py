@@ -383,7 +383,19 @@ class WriterOfArrow:
         return written
 
 
-class Csv:
+class _OfArrow:
+    """A format that Arrow writes."""
+
+    _writer: WriterOfArrow
+
+    def rows(self, batch: pa.RecordBatch) -> bytes:
+        return self._writer.write_batch(batch)
+
+    def end(self) -> bytes:
+        return self._writer.end()
+
+
+class Csv(_OfArrow):
     """RFC 4180; texts are quoted, so that an empty one is not a null."""
 
     def __init__(self, separator: str = ",", *, header: bool = True) -> None:
@@ -398,13 +410,10 @@ class Csv:
 
     def rows(self, batch: pa.RecordBatch) -> bytes:
         columns = [csv_column(column) for column in batch.columns]
-        return self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
-
-    def end(self) -> bytes:
-        return self._writer.end()
+        return super().rows(pa.RecordBatch.from_arrays(columns, schema=self._schema))
 
 
-class ArrowStream:
+class ArrowStream(_OfArrow):
     """The Arrow IPC streaming format."""
 
     def begin(self, schema: pa.Schema) -> bytes:
@@ -412,14 +421,8 @@ class ArrowStream:
         self._writer = WriterOfArrow(lambda file: pa.ipc.new_stream(file, schema))
         return self._writer.taken()
 
-    def rows(self, batch: pa.RecordBatch) -> bytes:
-        return self._writer.write_batch(batch)
 
-    def end(self) -> bytes:
-        return self._writer.end()
-
-
-class Parquet:
+class Parquet(_OfArrow):
     """Parquet, compressed with zstd."""
 
     def begin(self, schema: pa.Schema) -> bytes:
@@ -429,9 +432,3 @@ class Parquet:
             kinds = ", ".join(f"{field.name!r} is {field.type}" for field in schema)
             raise InvalidInput(f"Parquet has not all of these types, cast to VARCHAR: {kinds}") from None
         return self._writer.taken()
-
-    def rows(self, batch: pa.RecordBatch) -> bytes:
-        return self._writer.write_batch(batch)
-
-    def end(self) -> bytes:
-        return self._writer.end()

@@ -1,0 +1,197 @@
+"""The list of the ledgers: all that the database knows of objects; and orphans, which it does not know.
+
+A new kind of objects is one more ledger here: checks, orphans, backups and quarantine are loops over them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from dormouse.errors import InvalidInput, InvalidName, ObjectNotFound, TableNotFound
+from dormouse.model.loops import Progress
+from dormouse.model.table import TableRecord, is_edited
+from dormouse.model.types import is_text
+from dormouse.objects.ledger import Ledger, LedgerObject, Swept, sweep, unknown_pages
+from dormouse.objects.names import ANSWERS, RECORDS
+from dormouse.objects.store import ObjectStore
+from dormouse.payloads.pack import FOLDER as PAYLOADS
+from dormouse.payloads.pack import PayloadObjects
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of, run_lookup
+from dormouse.state.catalog import Catalog
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.checks import FileChecks
+from dormouse.state.files.layout import OwnTables
+from dormouse.state.files.write_streams import PutFiles
+
+FOLDERS = (PAYLOADS, ANSWERS)
+"""The first segments of the names of objects that are no table's, and that a ledger knows."""
+
+_OF_JOB = re.compile(rf"{ANSWERS}/([0-9a-f]{{32}})/")
+_ANSWER = re.compile(rf"{ANSWERS}/[0-9a-f]{{32}}/\d+\.parquet")
+_INCARNATION = re.compile(r"data/[0-9a-f]{32}/(\d+)/")
+_OF_TABLE = re.compile(r"data/(?:[0-9a-f]{32}|t\d+)/")
+_QUERIES = load(__file__, "ledgers")
+
+
+class Ledgers:
+    """The ledgers of an instance. Each answer is of now: what an object belongs to may change."""
+
+    def __init__(self, supplier: Supplier, objects: ObjectStore) -> None:
+        self.supplier, self.objects = supplier, objects
+        self._attempts = WriteAttempts(supplier, objects)
+        self.catalog = Catalog(supplier, self._attempts)
+        self.of_instance: tuple[Ledger, ...] = (PayloadObjects(supplier, objects), JobObjects(supplier))
+
+    def of_table(self, table: TableRecord) -> tuple[Ledger, ...]:
+        """Those of a table's objects beside its files."""
+        return (PutFiles(self.supplier, table),) if is_edited(table.properties) else ()
+
+    def files(self, table: TableRecord) -> FileChecks:
+        """The ledger of a table's files."""
+        return FileChecks(OwnTables(self.supplier, table))
+
+    def written(self) -> Iterator[LedgerObject]:
+        """Yields every object that was settled."""
+        for table in self.catalog.tables():
+            with suppress(TableNotFound):  # dropped meanwhile
+                for ledger in (*self.of_table(table), self.files(table)):
+                    yield from ledger.written()
+        for ledger in self.of_instance:
+            yield from ledger.written()
+
+    @staticmethod
+    def is_record(name: str) -> bool:
+        """Whether it is one of the instance's own records, like `instance.json`, and in no ledger."""
+        first = name.split("/", 1)[0]
+        return first in RECORDS and first not in FOLDERS
+
+    def unknown(self, names: Sequence[str]) -> list[str]:
+        """Returns those of some names that no ledger knows, and that are no records."""
+        impossible = [name for name in names if not is_text(name)]
+        others = [name for name in names if is_text(name) and not self.is_record(name)]
+        # attempts first: what one has committed meanwhile its table knows
+        others = self._attempts.unknown(others)
+        for ledger in self.of_instance:
+            others = ledger.unknown(others)
+        return self._of_no_table(others) + impossible
+
+    def _of_no_table(self, names: Sequence[str]) -> list[str]:
+        """Each table is asked: most names are the own of one, and of these that one alone."""
+        tables = self.catalog.tables()
+        owners = {prefix: table.table_id for table in tables for prefix in table.object_prefixes}
+        of_table: dict[int | None, list[str]] = {}
+        for name in names:
+            of_table.setdefault(owners.get(f"{'/'.join(name.split('/', 2)[:2])}/"), []).append(name)
+        others, found = of_table.get(None, []), list[str]()
+        for table in tables:
+            found += self._of_other_tables(table, of_table.get(table.table_id, []))
+            others = self._of_other_tables(table, others)
+        return found + others
+
+    def _of_other_tables(self, table: TableRecord, names: list[str]) -> list[str]:
+        try:
+            return self.files(table).unknown(names) if names else []
+        except TableNotFound:  # dropped since: its own objects are to be deleted
+            return [name for name in names if not name.startswith(table.object_prefixes)]
+
+
+class JobObjects:
+    """The ledger of the objects of jobs: their answers, and what was sent for them. They have no digests."""
+
+    prefix = ANSWERS
+
+    def __init__(self, supplier: Supplier) -> None:
+        self._supplier = supplier
+
+    def written(self) -> Iterator[LedgerObject]:
+        """Yields none: a job tells which objects it may have written, and not which it did."""
+        return iter(())
+
+    def unknown(self, names: Sequence[str]) -> list[str]:
+        """Returns those of some names that are of no job which is there, whatever has become of it."""
+        keys = of_jobs(names)
+        work = rows_of(_QUERIES["known"], {"job_keys": list(set(keys.values()))})
+        rows = run_lookup(self._supplier, work, operation="look for jobs of objects") if keys else []
+        known = {key for (key,) in rows}
+        return [name for name in names if keys.get(name) not in known]
+
+
+def of_jobs(names: Sequence[str]) -> Mapping[str, UUID]:
+    """Those of some names that are of a job, and of which; others are somebody else's."""
+    return {name: UUID(found[1]) for name in names if (found := _OF_JOB.match(name))}
+
+
+def is_answer(name: str) -> bool:
+    """Whether an object is the answer of a job, and not what was sent for one."""
+    return _ANSWER.fullmatch(name) is not None
+
+
+# Objects that no ledger knows cost space, and are never deleted by themselves. Most come from a database that
+# was restored or adopted: what another timeline wrote is quarantined, so that going back to it works as long
+# as nobody deletes. Others are of programs that died before they announced them, or that are not Dormouse.
+
+
+def is_there(objects: ObjectStore, name: str) -> bool:
+    """Whether an object that was listed is still there: what was collected is forgotten when it is gone."""
+    try:
+        return objects.size(name) >= 0
+    except ObjectNotFound:
+        return False
+    except InvalidName:  # of another program: the store lists it, and no object of ours has such a name
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """An object that the database does not know.
+
+    `quarantined`: it may be another timeline's: it was written for a table before this database was adopted,
+    or this one is a copy that was not.
+    """
+
+    name: str
+    byte_count: int
+    written_at: datetime
+    quarantined: bool
+
+
+def orphan_pages(ledgers: Ledgers, adopted: int, older_than: timedelta) -> Iterator[list[Orphan]]:
+    """Yields the orphans; what was written under incarnations before `adopted` is quarantined."""
+    # a program may write objects before it tells of them
+    if not isinstance(older_than, timedelta) or older_than < timedelta(0):
+        raise InvalidInput(f"older_than must be a timedelta of 0 or more, not {older_than!r}")
+    before = datetime.now(UTC) - older_than
+    listed = ledgers.objects.list_dated()
+    old = (one for one in listed if one[2] <= before and not ledgers.is_record(one[0]))
+    return (
+        [
+            Orphan(*one, quarantined=is_quarantined(one[0], adopted))
+            for one in page
+            if is_there(ledgers.objects, one[0])
+        ]
+        for page in unknown_pages(old, ledgers.unknown)
+    )
+
+
+def delete_orphans(ledgers: Ledgers, adopted: int, older_than: timedelta, progress: Progress) -> Swept:
+    """Deletes the orphans, each page as soon as it was found to be unknown."""
+    pages = orphan_pages(ledgers, adopted, older_than)
+    named = ([(one.name, one.byte_count) for one in page] for page in pages)
+    return sweep(ledgers.objects, named, progress=progress)
+
+
+def is_quarantined(name: str, adopted: int) -> bool:
+    """Whether what the database does not know may be another timeline's: see `Orphan`."""
+    if adopted and name.split("/", 1)[0] in FOLDERS:
+        return True
+    if not adopted or not _OF_TABLE.match(name):
+        return False
+    found = _INCARNATION.match(name)
+    return found is None or int(found[1]) < adopted

@@ -1,0 +1,575 @@
+"""The reader of CSV files: batches of texts or of typed values, in bounded memory.
+
+Arrow parses. What it does not tell is made sure here: that no cell's quote is open at the end of the file,
+where a row stands, which row has bytes that are no text, and that a row may be larger than a block.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from dormouse.errors import InvalidData, one_line
+from dormouse.model.text import plural
+from dormouse.objects.names import COMPRESSIONS
+from dormouse.sources.text_format import UTF_8, TextFormat
+
+BLOCK_BYTES = (1 << 20, 8 << 20, 64 << 20)
+"""What is parsed at once; a larger block is tried where a row does not fit one, up to the last.
+
+The first is as fast as larger ones, and fits a processor's memory.
+"""
+HEAD_BYTES_MAX = 1 << 20
+"""What is skipped and the header, or the first row of a file without one, are within so many bytes."""
+SHORT_ROWS_MAX = 1_000_000
+"""Rows of fewer cells that are held until another comes: Arrow gives no batch before it."""
+SHOWN_CHARACTERS = 60
+BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF8, UTF_8),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+OTHER_ENCODING = "; say which encoding it has (--encoding), or make it one"
+_COLUMN = re.compile(r"In CSV column #(\d+): ")
+_ROW = re.compile(r"(?:CSV parse error: )?Row #(\d+): ")
+_CELL = re.compile(r"CSV conversion error to ([^:]+): invalid value '(.*)'", re.DOTALL)
+_LINE_END = re.compile(r"\r\n?|\n")
+_BEGINNINGS = {"line ": ", ", "row ": ", ", "is ": " ", "has ": " "}
+"""How what is said of a file begins, and what stands between it and the file's name."""
+_KINDS = {"int64": "long", "int32": "int", "bool": "boolean", "date32[day]": "date"}
+
+
+class Unreadable(InvalidData):
+    """A file of CSV, or a row of one, that cannot be read; it names the line."""
+
+
+class NotText(Unreadable):
+    """Bytes that are no text of the file's encoding."""
+
+
+class NeverClosed(Unreadable):
+    """A cell whose quote is opened and never closed."""
+
+
+class UnfitCell(Exception):
+    """A cell that its column's type cannot have; `TextFile.unfit` tells its line."""
+
+    def __init__(self, text: str, row: int | None, column: int) -> None:
+        super().__init__(text)
+        self.row, self.column = row, column
+
+
+class Watch(Protocol):
+    """An object that is given all bytes of a file, as UTF-8, before the rows that they are."""
+
+    def see(self, text: bytes) -> None: ...
+
+
+@contextmanager
+def naming(name: str, called: str | None = None) -> Iterator[None]:
+    """Puts a file's name before what is wrong with it, or what it is `called`: then its path is no data."""
+    said, data = (called, {}) if called else (f"file {name!r}", {"file": name})
+    try:
+        yield
+    except InvalidData as error:
+        text = str(error)
+        between = (
+            ", " if text.startswith(("line ", "row ")) else " " if text.startswith(("is ", "has ")) else ": "
+        )
+        raise InvalidData(f"{said}{between}{text}", **error.data, **data) from None
+    except (pa.ArrowException, OSError) as error:
+        why = getattr(error, "strerror", None) or one_line(error)
+        raise InvalidData(f"{said} cannot be read: {why}", **data) from None
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, of what is compressed unpacked; `InvalidData` for an archive of several files."""
+    if path.suffix.lower() == ".zip":
+        with _zipped(path) as stream:
+            yield stream
+        return
+    compression = COMPRESSIONS.get(path.suffix.lower())
+    if compression is None:
+        with path.open("rb") as stream:
+            yield stream
+        return
+    with pa.OSFile(str(path)) as packed, pa.CompressedInputStream(packed, compression) as unpacked:
+        yield cast(BinaryIO, unpacked)
+
+
+@contextmanager
+def _zipped(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [one.filename for one in archive.infolist() if not one.is_dir()]
+            if len(names) != 1:
+                raise InvalidData(
+                    f"is an archive of {len(names)} files ({', '.join(names[:3])}, …): "
+                    "unpack it, and give those to be read"
+                )
+            with archive.open(names[0]) as stream:
+                yield cast(BinaryIO, stream)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error, EOFError) as error:
+        raise InvalidData(f"is no zip file that can be read: {one_line(error)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class TextBatch:
+    """Some rows that follow each other, and how much of the file was read for them.
+
+    A text is null where there is nothing, not even quotes. Rows of fewer cells have batches of their own.
+    """
+
+    first_row: int
+    """The number of the first, from 1; a header has none."""
+    columns: list[pa.Array]
+    bytes_read: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.columns[0])
+
+    @property
+    def byte_count(self) -> int:
+        return sum(column.nbytes for column in self.columns)
+
+    def slice(self, start: int, count: int | None = None) -> TextBatch:
+        columns = [column.slice(start, count) for column in self.columns]
+        return TextBatch(self.first_row + start, columns, self.bytes_read)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a row in a file; its line is looked for when it is shown."""
+
+    file: TextFile
+    row: int
+    name: str = ""
+
+    def __str__(self) -> str:
+        line = self.file.line_of(self.row)
+        where = f"row {self.row:,}" if line is None else f"line {line:,}"
+        return f"{self.name}, {where}" if self.name else where
+
+
+class TextFile:
+    """A CSV file whose header is read; `batches` can be called again and again.
+
+    `header` has the cells of the header, None without one; `names` are those of the columns, which are given,
+    or the header's, or numbers. Raises `Unreadable` for a file that is empty or no text.
+    """
+
+    def __init__(self, path: str | PathLike[str], how: TextFormat, names: Sequence[str] = ()) -> None:
+        self.path = Path(fspath(path))
+        self.how = how
+        with opened(self.path) as stream:
+            raw = bytes(stream.read(HEAD_BYTES_MAX))
+        marked = next((name for mark, name in BYTE_ORDER_MARKS if raw.startswith(mark)), UTF_8)
+        self.encoding = marked if how.encoding == UTF_8 else how.encoding
+        cells, before = self._head(raw)
+        self.header = tuple(cells) if how.header else None
+        self._start, self._lines_before = len(_bytes(before)), len(_LINE_END.findall(before))
+        self.width = len(names) or len(cells)
+        self.names = tuple(names or self.header or (f"number {n + 1}" for n in range(self.width)))
+
+    def _head(self, raw: bytes) -> tuple[list[str], str]:
+        """Returns the cells of the header, or of the first row, and the text that is before the rows."""
+        what, is_cut = "header" if self.how.header else "first row", len(raw) == HEAD_BYTES_MAX
+        # what is no text may be in a later row, which names its line
+        errors = "surrogateescape" if self.encoding == UTF_8 else "replace"
+        text = codecs.getincrementaldecoder(self.encoding)(errors).decode(raw, final=not is_cut)
+        end = _new_end()
+        lines = io.StringIO(
+            f"{text}{'' if text[-1:] in ('', chr(10), chr(13)) else chr(10)}{end}\n", newline=""
+        )
+        lines.seek(text.startswith("\ufeff"))
+        for line in range(self.how.skip_lines):
+            if lines.tell() >= len(text):
+                after = f"there is nothing after the {self.how.skip_lines:,} to skip"
+                raise Unreadable(f"has {plural(line, 'line')}: {after}")
+            lines.readline()
+        reader, cells, begin = csv.reader(lines, **_dialect(self.how)), list[str](), lines.tell()
+        try:
+            while not cells:
+                begin, cells = lines.tell(), next(reader)
+        except csv.Error as error:
+            raise Unreadable(f"the {what} cannot be read: {error}; is a quote never closed?") from None
+        if cells == [end]:
+            raise Unreadable(f"is empty: it has no {what}")
+        if end in cells[-1] or (is_cut and lines.tell() >= len(text)):
+            longer = f"is longer than {HEAD_BYTES_MAX:,} bytes: is a quote opened in it that is never closed?"
+            unclosed = "cannot be read: a quote is opened and never closed"
+            raise Unreadable(f"the {what} {longer if is_cut else unclosed}")
+        for cell in map(_bytes, cells if self.how.header else ()):
+            if not _is_text(cell):
+                raise NotText(f"the header is not UTF-8 text: {_shown(cell)}{OTHER_ENCODING}")
+        return cells, text[: lines.tell() if self.how.header else begin]
+
+    def cells_of(self, record: str) -> list[str]:
+        """Returns the cells of one row's text."""
+        return next(csv.reader(io.StringIO(record, newline=""), **_dialect(self.how)), [])
+
+    def batches(
+        self,
+        types: Mapping[str, pa.DataType] | None = None,
+        *,
+        only: Sequence[str] | None = None,
+        decimal_point: str = ".",
+        watch: Watch | None = None,
+        width_min: int | None = None,
+        must_end: bool = False,
+    ) -> Iterator[TextBatch]:
+        """Yields all rows, in their order: as texts, or with `types` as these, which `only` are read then.
+
+        - `watch` is given the bytes first; of a file with rows larger than a block, some of them again.
+        - Rows of `width_min` cells are welcome beside those of all.
+        - With `must_end` the last line must have its end.
+
+        Raises `Unreadable` for a row of another number of cells, that is no text, larger than the largest
+        block, or broken off; `UnfitCell` for a cell that is not of its type.
+        """
+        done = 0
+        for size in BLOCK_BYTES:
+            run = _Run(self, size, types, only, decimal_point, watch, width_min, must_end)
+            try:
+                for batch in run.batches():
+                    known = max(done + 1 - batch.first_row, 0)
+                    if known < batch.num_rows:
+                        done = batch.first_row + batch.num_rows - 1
+                        yield batch.slice(known) if known else batch
+            except _TooSmall:
+                continue
+            return
+        longer = f"it is larger than {BLOCK_BYTES[-1]:,} bytes; is a quote opened in it that is never closed?"
+        raise self.refused(done + 1, longer)
+
+    def refused(self, row: int, why: str, kind: type[Unreadable] = Unreadable, **data: Any) -> Unreadable:
+        """Returns an error for a row, by its number from 1, that names the line."""
+        return kind(f"{Place(self, row)}: {why}", line=self.line_of(row), row=row - 1, **data)
+
+    def unfit(self, error: UnfitCell, advice: str = "") -> Unreadable:
+        """Returns the error for a cell, which names line and column."""
+        name = self.names[error.column]
+        if (cell := _CELL.search(str(error))) is None:
+            why = f"column {name!r}: {one_line(error)}"
+        else:
+            kind, value = _KINDS.get(cell[1], cell[1]), f"{' '.join(cell[2].split())[:100]!r}"
+            why = f"column {name!r} is {value}, which does not fit {kind}{advice}"
+        return (
+            Unreadable(why, column=name) if error.row is None else self.refused(error.row, why, column=name)
+        )
+
+    def line_of(self, row: int) -> int | None:
+        """Returns the line that a row begins on, by its number from 1; None if Python does not read so far.
+
+        It is slow, for what went wrong.
+        """
+        encoding = "utf-8-sig" if self.encoding == UTF_8 else self.encoding
+        with opened(self.path) as stream:
+            text = io.TextIOWrapper(stream, encoding, errors="replace", newline="")
+            for _ in range(self._lines_before):
+                text.readline()
+            reader, begins = csv.reader(text, **_dialect(self.how)), self._lines_before + 1
+            try:
+                for cells in reader:
+                    row -= bool(cells) or self.width == 1
+                    if not row:
+                        return begins
+                    begins = self._lines_before + reader.line_num + 1
+            except csv.Error:  # a cell is longer than Python reads
+                return begins if row == 1 else None
+            return None
+
+
+def _new_end() -> str:
+    """Returns a text that no file has, and that looks like no number."""
+    return f"z{uuid4().hex}"
+
+
+class _TooSmall(Exception):
+    """A row is larger than a block."""
+
+
+@dataclass
+class _Run:
+    """One reading of a file by blocks of some size."""
+
+    file: TextFile
+    block_bytes: int
+    types: Mapping[str, pa.DataType] | None
+    only: Sequence[str] | None
+    decimal_point: str
+    watch: Watch | None
+    width_min: int | None
+    must_end: bool
+    end: str = field(default_factory=_new_end)
+    """The first cell of a row that is added after the last, which a quote that is still open swallows."""
+    ended_at: int | None = None
+    short: list[tuple[int, str]] = field(default_factory=list)
+    """Rows of fewer cells that are welcome, with their texts."""
+    last_short: int = 0
+    wrong: tuple[int, int, str] | None = None
+    """The first row that is not: its number, its cells, its text."""
+
+    def batches(self) -> Iterator[TextBatch]:
+        with opened(self.file.path) as raw:
+            end = self.file.how.separator.join([self.end] * (self.file.width + 1))
+            source = _Source(raw, self.file.encoding, end, self.watch)
+            source.read(self.file._start)
+            row = 1
+            for batch in self._parsed(source):
+                for part in self._parts(batch, row):
+                    yield TextBatch(row, part, source.bytes_read)
+                    row += len(part[0])
+            # Arrow gives no batch of a file that has no other rows
+            if self.short and self.short[0][0] == row:
+                rest = self._short_rows(row)
+                yield TextBatch(row, rest, source.bytes_read)
+                row += len(rest[0])
+            self._check(row)
+            if source.breaks_off and self.last_short == row - 1 > 0:
+                # of a row that was whole, its beginning would be another change
+                has = f"{self.width_min} cells, not {self.file.width} as the others, and no line end"
+                raise self.file.refused(row - 1, f"the file ends in the middle of it: it has {has}")
+            if source.breaks_off and self.must_end and row > 1:
+                why = "a part of an id is the id of another row: end the line if the file is whole"
+                said = f"the file ends without the end of its last line, and {why}"
+                raise self.file.refused(row - 1, said)
+
+    def _parsed(self, source: _Source) -> Iterator[pa.RecordBatch]:
+        how, numbers = self.file.how, [str(number) for number in range(self.file.width)]
+        named = dict(zip(self.file.names, numbers, strict=True))
+        plain = pa.binary() if self.types is None else pa.string()
+        types: dict[str, Any] = dict.fromkeys(numbers, plain)
+        types |= {named[name]: kind for name, kind in (self.types or {}).items() if name in named}
+        try:
+            with pacsv.open_csv(
+                source,
+                # one thread: only then a row has a number
+                pacsv.ReadOptions(use_threads=False, block_size=self.block_bytes, column_names=numbers),
+                pacsv.ParseOptions(
+                    delimiter=how.separator,
+                    quote_char=how.quote or False,
+                    escape_char=how.escape or False,
+                    newlines_in_values=True,
+                    # of a single column, an empty line is a null
+                    ignore_empty_lines=self.file.width > 1,
+                    invalid_row_handler=self._other_width,
+                ),
+                pacsv.ConvertOptions(
+                    # texts as bytes: Arrow does not say in which row a text is none
+                    column_types=types,
+                    include_columns=None if self.only is None else [named[name] for name in self.only],
+                    null_values=["", *how.null],
+                    strings_can_be_null=True,
+                    # nothing at all is null, but not two quotes
+                    quoted_strings_can_be_null=False,
+                    decimal_point=self.decimal_point,
+                ),
+            ) as reader:
+                yield from reader
+        except UnicodeDecodeError:
+            raise NotText(
+                f"line {source.lines + 1:,}: is not {self.file.encoding}{OTHER_ENCODING}",
+                line=source.lines + 1,
+            ) from None
+        except pa.ArrowInvalid as error:
+            raise self._unparsed(error) from None
+
+    def _unparsed(self, error: Exception) -> Exception:
+        """Returns what Arrow's error says of the file; the error itself, if it is none that is known."""
+        text = str(error)
+        if "straddling object" in text:
+            return _TooSmall()
+        if len(self.short) > SHORT_ROWS_MAX:
+            return self.file.refused(
+                self.last_short,
+                f"more than {SHORT_ROWS_MAX:,} rows of {self.width_min} cells follow each other: "
+                "send them as a file of these columns",
+            )
+        row, column = _ROW.search(text), _COLUMN.search(text)
+        number = int(row[1]) if row else None
+        if self.wrong is not None and (number is None or self.wrong[0] <= number):
+            return self._wrong(*self.wrong)
+        if column is None:
+            return error
+        if self.end in text:
+            return self._unclosed(number or 1)
+        if "invalid UTF8" in text:
+            for _ in self.file.batches():  # as bytes, of which one tells its row
+                pass
+        return UnfitCell(_COLUMN.sub("", _ROW.sub("", text)).strip(), number, int(column[1]))
+
+    def _other_width(self, row: Any) -> str:
+        """Called for each row that has not as many cells as the others."""
+        if row.text.startswith(self.end):
+            self.ended_at = row.number
+        elif row.actual_columns == self.width_min and self.end not in row.text:
+            self.short.append((row.number, row.text))
+            self.last_short = row.number
+            if len(self.short) > SHORT_ROWS_MAX:
+                return "error"
+        elif self.wrong is None:
+            self.wrong = (row.number, row.actual_columns, row.text)
+        return "skip"
+
+    def _parts(self, batch: pa.RecordBatch, row: int) -> Iterator[list[pa.Array]]:
+        """A batch cut where rows of fewer cells stood, with these; `row` is the number of its first."""
+        at = 0
+        while at < batch.num_rows or (self.short and self.short[0][0] == row):
+            if self.short and self.short[0][0] == row:
+                cells = self._short_rows(row)
+                row += len(cells[0])
+                yield cells
+                continue
+            until = self.short[0][0] if self.short else row + batch.num_rows
+            if self.wrong is not None:
+                until = min(until, self.wrong[0])
+            count = min(batch.num_rows - at, until - row)
+            if not count:
+                self._check(row)
+            yield self._texts(batch.slice(at, count), row)
+            at, row = at + count, row + count
+
+    def _short_rows(self, row: int) -> list[pa.Array]:
+        """As many as follow each other."""
+        numbers = enumerate(self.short)
+        count = next((n for n, (number, _) in numbers if number != row + n), len(self.short))
+        cells = [self.file.cells_of(text) for _, text in self.short[:count]]
+        del self.short[:count]
+        return [
+            pa.array([text or None for text in column], pa.string()) for column in zip(*cells, strict=True)
+        ]
+
+    def _texts(self, batch: pa.RecordBatch, row: int) -> list[pa.Array]:
+        """The columns of a batch, with texts for bytes."""
+        end = self.end.encode()
+        for column in batch.columns:
+            if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
+                last = column[-1].as_buffer()
+                if last is not None and end in last.to_pybytes():
+                    raise self._unclosed(row + batch.num_rows - 1)
+        if self.types is not None:
+            return list(batch.columns)
+        try:
+            return [column.cast(pa.string()) for column in batch.columns]
+        except pa.ArrowInvalid:
+            raise self._no_text(batch, row) from None
+
+    def _no_text(self, batch: pa.RecordBatch, row: int) -> NotText:
+        for number in range(batch.num_rows):
+            for name, column in zip(self.file.names, batch.columns, strict=True):
+                if (value := column[number].as_py()) is not None and not _is_text(value):
+                    why = f"column {name!r}: {_shown(value)} is not UTF-8 text{OTHER_ENCODING}"
+                    found = self.file.refused(row + number, why, NotText, column=name)
+                    assert isinstance(found, NotText)  # noqa: S101
+                    return found
+        raise AssertionError("Arrow found some")
+
+    def _check(self, row: int) -> None:
+        """Raises what is wrong now that the file ends, or a row that is wrong comes next."""
+        if self.wrong is not None:
+            raise self._wrong(*self.wrong)
+        if self.ended_at is None:
+            raise self._unclosed(max(row - 1, 1))
+
+    def _wrong(self, number: int, cells: int, text: str) -> Unreadable:
+        if self.end in text:
+            return self._unclosed(number)
+        has = f"it has {plural(cells, 'cell')}, not {self.file.width} as the others"
+        if cells < self.file.width and self.ended_at == number + 1:
+            return self.file.refused(number, f"the file ends in the middle of it: {has}")
+        return self.file.refused(number, f"{has}: {_shown(text)}")
+
+    def _unclosed(self, number: int) -> Unreadable:
+        return self.file.refused(number, "a quote is opened and never closed", NeverClosed)
+
+
+class _Source(io.RawIOBase):
+    """A file as Arrow reads it: in UTF-8, with a row added at its end."""
+
+    def __init__(self, file: BinaryIO, encoding: str, row: str, watch: Watch | None) -> None:
+        self._file = file
+        self._decoder = None if encoding == UTF_8 else codecs.getincrementaldecoder(encoding)()
+        self._row = row
+        self._watch = watch
+        self._held = b""
+        self._last = b"\n"
+        self._is_over = False
+        self.bytes_read = self.lines = 0
+
+    @property
+    def breaks_off(self) -> bool:
+        """Returns whether the file does not end with a line's end."""
+        return self._last not in b"\r\n"
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        # as much as was asked for: Arrow stops at a block that is but half of a line's end
+        parts, length = [self._held], len(self._held)
+        while length < size and not self._is_over:
+            parts.append(self._next(size - length))
+            length += len(parts[-1])
+        text = parts[-1] if len(parts) == 2 and not self._held else b"".join(parts)
+        self._held = text[size:]
+        return text[:size]
+
+    def _next(self, size: int) -> bytes:
+        raw = bytes(self._file.read(size))
+        self.bytes_read += len(raw)
+        text = raw if self._decoder is None else self._decoded(raw)
+        self._last = text[-1:] or self._last
+        self._is_over = not raw
+        if self._watch is not None:
+            self._watch.see(text)
+        return text if raw else text + f"{chr(10) if self.breaks_off else ''}{self._row}\n".encode()
+
+    def _decoded(self, raw: bytes) -> bytes:
+        assert self._decoder is not None  # noqa: S101
+        try:
+            text = self._decoder.decode(raw, final=not raw)
+        except UnicodeDecodeError as error:
+            self.lines += raw.count(b"\n", 0, error.start)
+            raise
+        self.lines += text.count("\n")
+        return text.encode()
+
+
+def _dialect(how: TextFormat) -> dict[str, Any]:
+    """Returns the format as Python's reader takes it."""
+    quotes = {"quotechar": how.quote} if how.quote else {"quoting": csv.QUOTE_NONE}
+    return {"delimiter": how.separator, "escapechar": how.escape, **quotes}
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(UTF_8, "surrogateescape")
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode(UTF_8)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _shown(text: str | bytes) -> str:
+    shown = repr(text).removeprefix("b")
+    return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}…"

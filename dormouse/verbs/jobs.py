@@ -1,0 +1,131 @@
+"""The verbs as jobs: what each kind is asked with, checked before it starts, and run by workers.
+
+Jobs are started by the query service or `Instance.jobs.start`, and run by `dormouse serve` and
+`dormouse jobs worker`. Queries as jobs write their answers as objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from dormouse.api.instance import Instance
+from dormouse.errors import DormouseError, InvalidInput, JobError, ObjectAlreadyExists
+from dormouse.jobs.job import ANSWERING, answer_names
+from dormouse.jobs.runs import JobFunction, Progress
+from dormouse.model.json_values import json_value
+from dormouse.reading.streams import Interruption
+from dormouse.verbs.registry import VERBS
+from dormouse.verbs.verb import Call, Job, Request, Verb, parse, required
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dormouse.reading.sql.engine import Sessions
+
+
+def kinds() -> dict[str, list[Verb]]:
+    """Returns the kinds of jobs, and the verbs that each is of."""
+    found: dict[str, list[Verb]] = {}
+    for verb in VERBS.values():
+        if verb.job is not None:
+            found.setdefault(verb.job.kind, []).append(verb)
+    return found
+
+
+def parsed(kind: str, request: object) -> tuple[Verb, Request]:
+    """Returns the verb of a job and what it is asked; `InvalidInput` says what is wrong with the request."""
+    verbs = kinds().get(kind)
+    if verbs is None:
+        raise InvalidInput(f"kind {kind!r} is none of {', '.join(kinds())}")
+    what = f"the request of a job of kind {kind!r}"
+    if len(verbs) > 1 and isinstance(request, dict):
+        request = {name: value for name, value in request.items() if value is not None}
+        verbs = [verb for verb in verbs if any(name in request for name in required(verb.request))] or verbs
+        if len(verbs) != 1:
+            wanted = " or ".join(", ".join(required(verb.request)) for verb in kinds()[kind])
+            raise InvalidInput(f"{what} is not valid: give {wanted}")
+    return verbs[0], parse(verbs[0].request, request, what)
+
+
+def check_request(instance: Instance, kind: str, request: object, sessions: Sessions | None = None) -> None:
+    """Raises `InvalidInput`, or `TableNotFound`, for what would fail as soon as a worker takes it.
+
+    `sessions` say where a statement is parsed, if not in this process.
+    """
+    verb, asked = parsed(kind, request)
+    _job(verb).check(instance, asked, Call(sessions=sessions))
+
+
+def functions(instance: Instance, sessions: Sessions | None = None) -> dict[str, JobFunction]:
+    """Returns what workers of an instance run, by kind; statements run where `sessions` say."""
+    return {kind: _function(instance, kind, sessions) for kind in kinds()}
+
+
+def _job(verb: Verb) -> Job:
+    return cast(Job, verb.job)
+
+
+def _function(instance: Instance, kind: str, sessions: Sessions | None) -> JobFunction:
+    def run(request: Any, progress: Progress) -> Any:
+        verb, asked = parsed(kind, request)
+        interruption = Interruption()
+        progress.at_end(interruption.set)
+        call = Call(interruption, sessions, progress, progress)
+        work = _job(verb).work or verb.handler
+        try:
+            progress.check()
+            if kind in ANSWERING:
+                return _as_object(instance, lambda: work(instance, asked, call), progress)
+            return json_value(work(instance, asked, call))
+        except JobError:
+            raise
+        except DormouseError:
+            progress.check()  # of a job that was cancelled, or is another worker's, no other error counts
+            raise
+
+    return run
+
+
+def _as_object(
+    instance: Instance, rows: Callable[[], pa.RecordBatchReader], progress: Progress
+) -> dict[str, Any]:
+    """Writes the answer as an object: `object`, its `url` in S3, how many `rows` and `bytes`."""
+    for name in answer_names(progress.job_id, progress.attempt, progress.attempt):
+        with suppress(ObjectAlreadyExists):
+            return _exported(instance, rows, progress, name)
+    raise ObjectAlreadyExists(f"there are answers of attempt {progress.attempt} already")
+
+
+def _exported(
+    instance: Instance, rows: Callable[[], pa.RecordBatchReader], progress: Progress, name: str
+) -> dict[str, Any]:
+    from dormouse.sources.export import export
+
+    objects = instance.objects
+    try:
+        with objects.staged(name) as path, path.open("wb") as sink:
+            count = export(_Watched(rows(), progress), sink, "parquet")
+    except Exception:
+        progress.check()  # of an interrupted reader nothing else is worth telling
+        raise
+    url = objects.uri(name) if objects.url.startswith("s3:") else None  # a path of this machine is none
+    return {"object": name, "url": url, "rows": count, "bytes": objects.size(name)}
+
+
+class _Watched:
+    """The batches of a reader, which tell how far they are, and end with the job."""
+
+    def __init__(self, reader: pa.RecordBatchReader, progress: Progress) -> None:
+        self.schema = reader.schema
+        self._reader = reader
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        rows = 0
+        with self._reader as reader:
+            for batch in reader:
+                rows += batch.num_rows
+                self._progress(rows)
+                yield batch

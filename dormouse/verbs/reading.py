@@ -1,0 +1,262 @@
+"""The verbs that read: rows of tables, answers of statements, changes, and what these would read."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from dormouse.errors import CutExpired, DormouseError, InvalidInput, TableNotFound
+from dormouse.model.table import ROWS_MAX
+from dormouse.verbs.verb import (
+    Call,
+    Columns,
+    Document,
+    Http,
+    Job,
+    OfWire,
+    Parameters,
+    Request,
+    Statement,
+    Verb,
+    When,
+    options,
+)
+
+if TYPE_CHECKING:
+    from dormouse.api.instance import Instance
+    from dormouse.api.table import Table
+    from dormouse.model.schema import Schema
+
+PLAN_SECONDS_MAX = 5.0
+"""How long the start of a job waits for a process that plans its statement."""
+
+_WHERE = {
+    "carrier": ["AA", "UA"],
+    "flight": {"min": 1, "max": 100, "min_inclusive": True, "max_inclusive": False},
+}
+_MOMENT = "2026-11-20T14:00:00+01:00"
+
+logger = logging.getLogger(__name__)
+
+
+class OfMoment(Request):
+    """A request about the rows of a moment."""
+
+    as_of: When = Field(default=None, examples=[_MOMENT])
+    """The moment whose rows are wanted: a time in ISO 8601 with its offset (all that was committed at or
+    before it), the name of a cut that each of the tables has, or a cut's number; now when left out."""
+
+
+class Verified(Request):
+    """A request about rows of files whose digests can be compared."""
+
+    verify: bool = False
+    """Compare the digest of each file before its rows are given, as the tables' property `verify_reads`
+    does."""
+
+
+class OfColumns(Request):
+    """A request about some columns."""
+
+    columns: Columns = Field(default=None, examples=[["flight"]])
+    """Which columns are read, in this order; all when left out."""
+
+
+class PlanRequest(OfMoment):
+    """What a query would read.
+
+    Partitions, files and bytes; reads none of them.
+    """
+
+    table: str = Field(examples=["flights"])
+    """The name of a table."""
+
+    where: dict[str, Any] | None = Field(default=None, examples=[_WHERE])
+    """For each column a value, a list of values, a range (an object with min, max, or both), or null;
+    rows must meet all. Row keys choose the files that are read. BYTES are base64, TIMESTAMP ISO 8601 (in
+    UTC when it names no zone), DATE and DECIMAL text, DOUBLE and FLOAT also "NaN", "Infinity" and
+    "-Infinity"."""
+
+    schema_id: Annotated[str | None, OfWire()] = None
+    """Which columns `where` is written for, as the table's description has it: where they are others now,
+    it is refused."""
+
+
+class QueryRequest(PlanRequest, OfColumns, Verified):
+    """Rows of a table, in key order.
+
+    They are of the table as it is when the query starts.
+    """
+
+    limit: int | None = Field(default=None, ge=0, le=ROWS_MAX)
+    """At most so many rows, the first in key order."""
+
+    offset: int = Field(default=0, ge=0, le=ROWS_MAX)
+    """How many rows are left out first."""
+
+    descending: bool = False
+    """The largest keys first."""
+
+
+class StatementPlanRequest(OfMoment):
+    """What a SELECT would read.
+
+    Partitions, files and bytes of each table that the statement reads.
+    """
+
+    statement: Statement = Field(
+        examples=["select carrier, count(*) from flights where dest = $1 group by carrier"]
+    )
+    """One SELECT, WITH, VALUES or EXPLAIN over the tables, by name."""
+
+    parameters: Parameters = Field(default=None, examples=[["BOS"]])
+    """A list for $1, $2, … or ?, an object for $name. For what JSON has no word, an object: {"bytes":
+    base64}, {"timestamp": ISO 8601}, {"date": "2026-01-31"}, {"time": "12:00:00"}, {"interval":
+    "P1DT12H"}, {"uuid": "0198c0de-0000-7000-8000-000000000000"}, {"decimal": "0.10"}, {"double": "NaN"}."""
+
+
+class StatementRequest(StatementPlanRequest, Verified):
+    """The answer of a SELECT.
+
+    One statement over the tables of the instance, by name.
+    """
+
+
+class ChangesRequest(OfColumns):
+    """Rows that came and went between two moments.
+
+    Rows that were ingested, and those that deletions and restores took. `_change` says which: "insert" or
+    "delete", of a keyed table "upsert" or "delete".
+    """
+
+    table: str = Field(examples=["flights"])
+    """The name of a table."""
+
+    after: When = Field(default=None, examples=[_MOMENT])
+    """A time in ISO 8601 with its offset (all that was committed at or before it), a cut's name, or its
+    number; from the table's beginning when left out."""
+
+    till: When = None
+    """As `after`; now when left out."""
+
+
+class Plan(Document):
+    """What a query reads: `files_pruned` hold no wanted row, as their smallest and largest keys tell."""
+
+    partitions: int
+    partitions_total: int
+    files: int
+    files_pruned: int
+    byte_count: int
+
+
+class StatementPlan(Document):
+    """What a statement reads of each table that it reads."""
+
+    tables: dict[str, Plan]
+
+
+def schema_id(table: Table, schema: Schema) -> str:
+    """Returns an id for the columns of a table, which changes with them."""
+    return f"{table.context.table.uuid}.{schema.version}"
+
+
+def schema_of(table: Table, as_of: Any) -> Schema:
+    """Returns the columns of a table that was just looked up, now or at a moment in Python's form."""
+    return table.known_schema if as_of is None else table.schema_at(as_of)
+
+
+def _asked(instance: Instance, asked: PlanRequest) -> tuple[Table, dict[str, Any]]:
+    """Returns the table and the options of what is asked of it, with `where` in Python's values.
+
+    Raises `InvalidInput` where the columns are others than those that `where` is written for.
+    """
+    from dormouse.reading.where import parse_where
+
+    table, given = instance.table(asked.table), options(asked, "table")
+    schema = schema_of(table, given["as_of"])
+    if asked.schema_id not in (None, schema_id(table, schema)):
+        raise InvalidInput(f"the columns of table {table.known_name!r} were changed: look it up again")
+    return table, given | {"where": parse_where(schema, asked.where)}
+
+
+def _query(instance: Instance, asked: QueryRequest, call: Call) -> Any:
+    table, given = _asked(instance, asked)
+    # descending: a sort of any size, for which statements have processes of their own
+    return table.query(**given, interruption=call.interruption, sessions=call.sessions)
+
+
+def _check_query(instance: Instance, asked: QueryRequest, call: Call) -> None:
+    from dormouse.reading.where import question
+
+    table, given = _asked(instance, asked)
+    question(schema_of(table, given["as_of"]), given["where"], asked.columns, asked.limit)
+
+
+def _plan(instance: Instance, asked: PlanRequest, call: Call) -> Any:
+    table, given = _asked(instance, asked)
+    return table.explain(**given)
+
+
+def _changes(instance: Instance, asked: ChangesRequest, call: Call) -> Any:
+    return instance.table(asked.table).changes(**options(asked, "table"), interruption=call.interruption)
+
+
+def _sql(instance: Instance, asked: StatementRequest, call: Call) -> Any:
+    return instance.sql(**options(asked), interruption=call.interruption, sessions=call.sessions)
+
+
+def _plan_sql(instance: Instance, asked: StatementPlanRequest, call: Call) -> Any:
+    given = options(asked, "verify")
+    plans = instance.explain_sql(**given, interruption=call.interruption, sessions=call.sessions)
+    return {"tables": plans}
+
+
+def _check_statement(instance: Instance, asked: StatementRequest, call: Call) -> None:
+    from dormouse.reading.streams import Interruption
+
+    interruption = Interruption()
+    timer = threading.Timer(PLAN_SECONDS_MAX, interruption.set)
+    timer.start()
+    try:
+        _plan_sql(instance, asked, Call(interruption, call.sessions))
+    except (InvalidInput, TableNotFound, CutExpired):
+        raise
+    except DormouseError:
+        # all processes that plan are busy, or a part of the instance does not answer now
+        logger.info("the statement of a job was not checked: the job itself does", exc_info=True)
+    finally:
+        timer.cancel()
+
+
+QUERY = Verb(
+    "query",
+    QueryRequest,
+    _query,
+    job=Job("query", check=_check_query),
+    http=Http(
+        "/v1/tables/{table}/query",
+        "query",
+        lambda asked: "statements" if asked.descending else "queries",
+        ("queries", "statements"),
+    ),
+)
+PLAN = Verb("plan", PlanRequest, _plan, http=Http("/v1/tables/{table}/plan", "plan", answer=Plan))
+CHANGES = Verb("changes", ChangesRequest, _changes, http=Http("/v1/tables/{table}/changes", "changes"))
+SQL = Verb(
+    "sql",
+    StatementRequest,
+    _sql,
+    job=Job("query", check=_check_statement),
+    http=Http("/v1/sql", "sql", lambda asked: "statements", ("statements",)),
+)
+PLAN_SQL = Verb(
+    "plan_sql",
+    StatementPlanRequest,
+    _plan_sql,
+    http=Http("/v1/sql/plan", "sql_plan", lambda asked: "statements", ("statements",), StatementPlan),
+)
+VERBS = (QUERY, PLAN, CHANGES, SQL, PLAN_SQL)

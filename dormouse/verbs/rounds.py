@@ -1,0 +1,61 @@
+"""The verbs that keep a table in order: compaction, splits, and the indexes of row tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from dormouse.model.table import Engine
+from dormouse.verbs.verb import Call, Job, Request, Verb, options
+
+if TYPE_CHECKING:
+    from dormouse.api.instance import Instance
+
+
+class OfTable(Request):
+    """A request about one table."""
+
+    table: str
+    """The name of a table."""
+
+
+class SplitRequest(OfTable):
+    """Split leaves that have too many rows, and move their files down by one level."""
+
+
+class CompactRequest(OfTable):
+    """One round of compaction: the jobs that are due are made, and run."""
+
+    engine: Engine = "auto"
+    """Where the jobs run; auto: on Spark where it has a cluster, else here."""
+
+    full: bool = False
+    """Make each leaf one file, whatever the strategy: rewrites all rows of leaves that have several files."""
+
+
+class IndexRequest(OfTable):
+    """The index of a row table, brought to its newest version."""
+
+    columns: list[int] = Field(default_factory=list, max_length=100)
+    """The ids of columns that are to have an index of their own."""
+
+
+def _compact(instance: Instance, asked: CompactRequest, call: Call) -> Any:
+    return instance.table(asked.table).compact(**options(asked, "table"), progress=call.progress)
+
+
+def _split(instance: Instance, asked: SplitRequest, call: Call) -> Any:
+    return instance.table(asked.table).split()
+
+
+def _index(instance: Instance, asked: IndexRequest, call: Call) -> Any:
+    return instance.row_indexes.work(asked.model_dump(), call.its_job)
+
+
+VERBS = (
+    Verb("compact", CompactRequest, _compact, job=Job("compact"), changes=True),
+    Verb("split", SplitRequest, _split, job=Job("split"), changes=True),
+    Verb("index rows", IndexRequest, _index, job=Job("index_rows"), changes=True),
+    Verb("index row columns", IndexRequest, _index, job=Job("index_row_columns"), changes=True),
+)

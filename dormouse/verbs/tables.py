@@ -1,0 +1,354 @@
+"""The verbs of tables and their columns: of the command line, which calls them here or through a lambda.
+
+As an event of a lambda a request has `do`, the name of the verb without "table"; its answer is what `--json`
+prints. They need none of the libraries that read or write rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidRange, InvalidSchema
+from dormouse.model.json_values import json_value
+from dormouse.model.partition_tree import outline
+from dormouse.model.region import KeyValue
+from dormouse.model.schema import Field as Column
+from dormouse.model.schema import Schema
+from dormouse.model.table import TableProperties
+from dormouse.model.types import DataType, value_of_text
+from dormouse.settings.lambdas import field
+from dormouse.state.files.layout import layout as known_layout
+from dormouse.verbs.verb import EVENT, Call, Handler, Request, Verb, parse, required
+
+if TYPE_CHECKING:
+    from dormouse.api.instance import Instance
+    from dormouse.api.table import Table
+
+LEAVES_SHOWN_MAX = 40
+
+
+def _checked_layout(name: str) -> str:
+    return known_layout(name).name
+
+
+def _checked_properties(given: dict[str, Any]) -> dict[str, Any]:
+    if unknown := [name for name in given if name not in TableProperties.model_fields]:
+        raise InvalidProperties(
+            f"{unknown[0]!r} is not a table property; they are {', '.join(TableProperties.model_fields)}"
+        )
+    return given
+
+
+def _checked_schema(given: dict[str, Any]) -> dict[str, Any]:
+    Schema.from_json(given)
+    return given
+
+
+Layout = Annotated[str, AfterValidator(_checked_layout)]
+Properties = Annotated[dict[str, Any], AfterValidator(_checked_properties)]
+
+
+class ListRequest(Request):
+    """The tables, by name."""
+
+    marked: bool = False
+    """Give with each name whether it is that of a row table."""
+
+
+class OfTable(Request):
+    """A request about one table."""
+
+    table: str
+    """The table."""
+
+
+class DescribeRequest(OfTable):
+    """A table's columns, properties and what it consists of; quick, however many partitions it has."""
+
+
+class ShowRequest(OfTable):
+    """A table's columns, properties, partitions and what it consists of."""
+
+    drawn: bool = False
+    """Give as much of the partition tree as a picture has; else all leaves."""
+
+
+class CreateRequest(OfTable):
+    """Make a table."""
+
+    columns: Annotated[dict[str, Any], AfterValidator(_checked_schema)] = Field(alias="schema")
+    """Its columns: row_keys, sort_keys and values."""
+
+    layout: Layout = "file_table"
+    """How files are tracked: file_table, salted_counts or dummy_reference."""
+
+    split_points: list[Any] = Field(default_factory=list)
+    """Values of the first row key, as texts, that divide the table from the start."""
+
+    properties: Properties = Field(default_factory=dict)
+    """Properties by name; the others have their defaults."""
+
+    def parts(self) -> tuple[Schema, list[KeyValue], TableProperties]:
+        """Returns the schema, the split points and the properties; `InvalidInput`."""
+        schema = Schema.from_json(self.columns)
+        points = parse_split_points(schema, self.split_points)
+        return schema, points, TableProperties(**self.properties)
+
+    def model_post_init(self, context: Any) -> None:
+        self.parts()
+
+
+class SetRequest(OfTable):
+    """Change properties of a table."""
+
+    properties: Properties
+    """Properties by name; null gives one its default back."""
+
+
+class DropRequest(OfTable):
+    """Drop a table and delete its files."""
+
+    dry_run: bool = False
+    """Say what would go, and change nothing."""
+
+
+class RenameRequest(OfTable):
+    """Give a table another name; its files stay where they are."""
+
+    new_name: str
+    """Its new name."""
+
+
+class ConvertLayoutRequest(OfTable):
+    """Change how a table's files are tracked, in one transaction. What uses the table waits meanwhile."""
+
+    layout: Layout
+    """The layout to have: file_table, salted_counts or dummy_reference."""
+
+    dry_run: bool = False
+    """Say what would be converted, and change nothing."""
+
+
+class AddColumnRequest(OfTable):
+    """Add a value column. Rewrites no file; rows that are there have the default, or null."""
+
+    column: dict[str, Any]
+    """Its name and type, and whether it may be null."""
+
+    default: str | None = None
+    """What rows that are there have, as text; without it they have null."""
+
+    def parts(self) -> tuple[Column, Any]:
+        """Returns the column and the default; `InvalidSchema`."""
+        column = Column.from_json(self.column)
+        try:
+            return column, None if self.default is None else value_of_text(column, self.default)
+        except InvalidQuery as error:
+            raise InvalidSchema(f"the default does not fit: {error}") from None
+
+    def model_post_init(self, context: Any) -> None:
+        self.parts()
+
+
+class OfColumn(OfTable):
+    """A request about one column of a table."""
+
+    column: str
+    """The column."""
+
+
+class RenameColumnRequest(OfColumn):
+    """Give a column another name, also in the table's properties. Rewrites no file."""
+
+    new_name: str
+    """Its new name."""
+
+
+class WidenColumnRequest(OfColumn):
+    """Give a value column a wider type: long for int, double for float, decimal(p,s) of more digits."""
+
+    type: Any = None
+    """The wider type."""
+
+    def model_post_init(self, context: Any) -> None:
+        DataType.from_json(self.type)
+
+
+class DropColumnRequest(OfColumn):
+    """Drop a value column. Values do not come back."""
+
+    dry_run: bool = False
+    """Say whether it can be dropped, and change nothing."""
+
+
+def _list(instance: Instance, asked: ListRequest, call: Call) -> Any:
+    if asked.marked:
+        return [(table.known_name, table.is_row_table) for table in instance.tables()]
+    return [table.known_name for table in instance.tables()]
+
+
+def _describe(instance: Instance, asked: DescribeRequest, call: Call) -> Any:
+    return description(instance.table(asked.table))
+
+
+def _show(instance: Instance, asked: ShowRequest, call: Call) -> Any:
+    return (_drawn if asked.drawn else _whole)(instance.table(asked.table))
+
+
+def _create(instance: Instance, asked: CreateRequest, call: Call) -> Any:
+    schema, points, properties = asked.parts()
+    return _whole(
+        instance.create_table(
+            asked.table, schema, layout=asked.layout, split_points=points, properties=properties
+        )
+    )
+
+
+def _set(instance: Instance, asked: SetRequest, call: Call) -> Any:
+    now = instance.table(asked.table).set_properties(**asked.properties).model_dump()
+    return {key: now[key] for key in asked.properties}
+
+
+def _drop(instance: Instance, asked: DropRequest, call: Call) -> Any:
+    status = instance.table(asked.table).status()
+    if not asked.dry_run:
+        instance.drop_table(asked.table)
+    counts = {"rows": status.row_count, "files": status.files}
+    return {"table": asked.table, **counts, "dropped": not asked.dry_run}
+
+
+def _rename(instance: Instance, asked: RenameRequest, call: Call) -> Any:
+    instance.rename_table(asked.table, asked.new_name)
+    return {"table": asked.new_name, "was": asked.table}
+
+
+def _convert(instance: Instance, asked: ConvertLayoutRequest, call: Call) -> Any:
+    table = instance.table(asked.table)
+    before, files = table.layout, table.status().files
+    converted = not asked.dry_run and table.convert_layout(asked.layout)
+    layouts = {"was": before, "layout": asked.layout}
+    return {"table": asked.table, **layouts, "files": files, "converted": converted}
+
+
+def _add_column(instance: Instance, asked: AddColumnRequest, call: Call) -> Any:
+    column, default = asked.parts()
+    return _columns(asked, instance.table(asked.table).add_column(column, default))
+
+
+def _rename_column(instance: Instance, asked: RenameColumnRequest, call: Call) -> Any:
+    return _columns(asked, instance.table(asked.table).rename_column(asked.column, asked.new_name))
+
+
+def _widen_column(instance: Instance, asked: WidenColumnRequest, call: Call) -> Any:
+    kind = DataType.from_json(asked.type)
+    return _columns(asked, instance.table(asked.table).widen_column(asked.column, kind))
+
+
+def _drop_column(instance: Instance, asked: DropColumnRequest, call: Call) -> Any:
+    schema = instance.table(asked.table).drop_column(asked.column, dry_run=asked.dry_run)
+    return {**_columns(asked, schema), "column": asked.column, "dropped": not asked.dry_run}
+
+
+def _columns(asked: OfTable, schema: Schema) -> dict[str, Any]:
+    """Returns what the columns are now."""
+    return {"table": asked.table, "schema_version": schema.version, "schema": schema.to_json()}
+
+
+def description(table: Table) -> dict[str, Any]:
+    """A table's columns, properties and what it consists of; quick, however many partitions it has."""
+    schema = table.schema
+    ids = [column.column_id for column in schema.shape.columns]
+    return {
+        **json_value(table.status()),
+        "layout": table.layout,
+        "schema": schema.to_json(),
+        "column_ids": dict(zip(schema.names, ids, strict=True)),
+        "schema_version": schema.version,
+        "schema_changes": json_value(table.schema_changes()) if schema.version > 1 else [],
+        "properties": table.properties.model_dump(),
+    }
+
+
+def _whole(table: Table) -> dict[str, Any]:
+    leaves = [
+        {
+            "partition_id": leaf.partition_id,
+            "region": {name: {"min": item.min, "max": item.max} for name, item in leaf.region.items()},
+        }
+        for leaf in table.partitions.leaves()
+    ]
+    return {**description(table), "leaf_partitions": leaves}
+
+
+def _drawn(table: Table) -> dict[str, Any]:
+    """`drawn` has a line for each partition: its parent's number, how it was divided off, rows of leaves.
+
+    Of a row table these are versions of rows.
+    """
+    branches = outline(table.partitions.tree(), LEAVES_SHOWN_MAX)
+    leaves = [one.partition.partition_id for one in branches if one.partition and one.partition.is_leaf]
+    found = {rows.partition_id: rows for rows in table.partitions.leaf_rows_in(leaves)}
+    lines = []
+    for above, where, partition in branches:
+        line = {"above": above, "where": where, "rows": None, "exact": True}
+        if partition is not None and partition.is_leaf:
+            rows = found.get(partition.partition_id)
+            line["rows"] = rows.row_count if rows else 0
+            line["exact"] = rows is None or rows.row_count == rows.exact_row_count
+        lines.append(line)
+    return {**description(table), "drawn": lines}
+
+
+def parse_split_points(schema: Schema, texts: Sequence[Any]) -> list[KeyValue]:
+    """Of the first row key, each as text."""
+    try:
+        return [value_of_text(schema.row_keys[0], str(text)) for text in texts]
+    except InvalidQuery as error:
+        raise InvalidRange(f"split point: {error}") from None
+
+
+def parse_event(event: Any, verbs: Iterable[Verb] | None = None) -> tuple[Verb, Request]:
+    """Returns the verb of an event, by default one of all, and what it is asked.
+
+    Raises `InvalidInput`, one line that names what the event lacks.
+    """
+    do = field(event, "do", str)
+    known = {verb.event: verb for verb in (VERBS if verbs is None else verbs)}
+    if (verb := known.get(do)) is None:
+        raise InvalidInput(f"'do' of the event must be one of {', '.join(map(str, known))}, not {do!r}")
+    needed = required(verb.request)
+    given = {
+        name: value
+        for name, value in event.items()
+        # what must be there, and is empty, is not there
+        if name != "do" and value is not None and not (name in needed and value in ("", [], {}))
+    }
+    return verb, parse(verb.request, given, EVENT)
+
+
+def answer(instance: Instance, verb: Verb, asked: Request) -> Any:
+    """Returns the answer of a verb as JSON."""
+    return json_value(verb.handler(instance, asked, Call()))
+
+
+def _verb(do: str, request: type[Request], handler: Handler, *, changes: bool = True) -> Verb:
+    return Verb(f"table {do}", request, handler, event=do, changes=changes)
+
+
+VERBS = (
+    _verb("describe", DescribeRequest, _describe, changes=False),
+    _verb("list", ListRequest, _list, changes=False),
+    _verb("show", ShowRequest, _show, changes=False),
+    _verb("add-column", AddColumnRequest, _add_column),
+    _verb("convert-layout", ConvertLayoutRequest, _convert),
+    _verb("create", CreateRequest, _create),
+    _verb("drop", DropRequest, _drop),
+    _verb("drop-column", DropColumnRequest, _drop_column),
+    _verb("rename", RenameRequest, _rename),
+    _verb("rename-column", RenameColumnRequest, _rename_column),
+    _verb("set", SetRequest, _set),
+    _verb("widen-column", WidenColumnRequest, _widen_column),
+)

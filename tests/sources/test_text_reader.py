@@ -1,0 +1,165 @@
+"""One reader of CSV: the same text is the same cells, or the same refusal, in a table and in a row table."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import inspect
+import zipfile
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dormouse as dm
+from dormouse.errors import InvalidData
+from dormouse.rows.changes import LoadCsv
+from dormouse.rows.csv_loads import loads
+from dormouse.rows.csv_preview import preview_csv
+from dormouse.sources import text_reader
+from dormouse.sources.data_files import Files
+from dormouse.sources.text_format import TextFormat, TextOptions, text_format
+from dormouse.verbs.rows import RowUploadRequest
+from tests.support.rows import Column
+from tests.support.writing import open_source
+
+Cells = list[list[str | None]]
+Write = Callable[[bytes], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def made(content: bytes) -> Path:
+        path = tmp_path / "x.csv"
+        path.write_bytes(content)
+        return path
+
+    return made
+
+
+def of_table(path: Path, how: dict[str, Any]) -> Cells:
+    names = {"separator": "delimiter", "null": "null_texts"}
+    said = {names.get(name, name): value for name, value in how.items()}
+    columns = [dm.Field(name, dm.STRING, nullable=name != "k") for name in ("k", "v")]
+    batches = open_source(Files(str(path), **said), dm.Schema(columns[:1], [], columns[1:])).batches
+    return [list(row.values()) for batch in batches for row in batch.to_pylist()]
+
+
+def of_row_table(path: Path, how: dict[str, Any]) -> Cells:
+    columns = (Column("k", "STRING", 1_000), Column("v", "JSON" if "json" in how else "STRING", None))
+    batches = loads(LoadCsv(path, **how), columns)
+    rows = [zip(*(b.cells[name].to_pylist() for name in ("k", "v")), strict=True) for b in batches]
+    return [list(row) for batch in rows for row in batch]
+
+
+TARGETS = [of_table, of_row_table]
+
+
+@pytest.mark.parametrize("read", TARGETS)
+@pytest.mark.parametrize(
+    ("content", "how"),
+    [
+        (b'k,v\na,"b\nc"\nd,\n', {}),
+        (b'\xef\xbb\xbfk,v\r\na,"b\nc"\r\n\r\nd,', {}),
+        (b'k,v\ra,"b\nc"\rd,\r', {}),
+        ('k,v\na,"b\nc"\nd,\n'.encode("utf-16"), {}),
+        ('k,v\na,"b\nc"\nd,\n'.encode("utf-16-be"), {"encoding": "utf-16-be"}),
+        (b'k;v\na;"b\nc"\nd;\n', {}),
+        (b"k|v\na|'b\nc'\nd|\n", {"separator": "pipe", "quote": "'"}),
+        (b'k\tv\na\t"b\nc"\nd\t\n', {"separator": "tab"}),
+        (b'# notes, "open\n#\nk,v\na,"b\nc"\nd,\n', {"skip_lines": 2, "quote": '"'}),
+        (b'k,v\na,"b\nc"\nd,NA\n', {"null": ["NA"]}),
+        (b'k,v\na,"b\nc"\nd,?\n', {"null": ["NA", "?"]}),
+    ],
+)
+def test_one_text_is_the_same_cells(
+    write: Write, read: Callable[..., Cells], content: bytes, how: dict[str, Any]
+) -> None:
+    assert read(write(content), how) == [["a", "b\nc"], ["d", None]]
+
+
+@pytest.mark.parametrize("read", TARGETS)
+def test_an_escape_is_before_a_quote_and_doubled_quotes_are_one_anyway(
+    write: Write, read: Callable[..., Cells]
+) -> None:
+    path = write(b'k,v\na,"b\\"c"\nd,"e""f"\ng,h\\,i\n')
+    assert read(path, {"escape": "\\", "quote": '"'}) == [["a", 'b"c'], ["d", 'e"f'], ["g", "h,i"]]
+
+
+@pytest.mark.parametrize("read", TARGETS)
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "zip"])
+def test_a_compressed_file_is_unpacked(tmp_path: Path, read: Callable[..., Cells], suffix: str) -> None:
+    text, path = b"k,v\na,b\n", tmp_path / f"x.csv.{suffix}"
+    if suffix == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.csv", text)
+    else:
+        path.write_bytes(gzip.compress(text) if suffix == "gz" else bz2.compress(text))
+    assert read(path, {}) == [["a", "b"]]
+
+
+@pytest.mark.parametrize("read", TARGETS)
+@pytest.mark.parametrize(
+    ("content", "how", "said"),
+    [
+        (b"k,v\na,b\nc\nd,e\n", {}, "line 3: it has 1 cell, not 2 as the others: 'c'"),
+        (b"k,v\na,b\n\nc,d,e\n", {}, "line 4: it has 3 cells, not 2 as the others: 'c,d,e'"),
+        (
+            b'k,v\na,"b\nc"\nd,e\nf',
+            {},
+            "line 5: the file ends in the middle of it: it has 1 cell, not 2 as the",
+        ),
+        (b'k,v\na,b\nc,"d\ne,f\n', {}, "line 3: a quote is opened and never closed"),
+        (b'#,"\nk,v\na,b\nc\nd,e\n', {"skip_lines": 1}, "line 4: it has 1 cell, not 2 as the others: 'c'"),
+        (b"k,v\na,\x81\n", {"encoding": "cp1252"}, "line 2: is not cp1252; say which encoding it has"),
+    ],
+)
+def test_one_text_is_refused_with_the_same_words(
+    write: Write, read: Callable[..., Cells], content: bytes, how: dict[str, Any], said: str
+) -> None:
+    path = write(content)
+    with pytest.raises(InvalidData) as refused:
+        read(path, how)
+    assert str(refused.value).startswith(f"file '{path}', {said}")
+
+
+def test_a_table_has_rows_that_are_larger_than_a_block(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_reader, "BLOCK_BYTES", (1 << 10, 1 << 16))
+    rows = [[str(number), "x" * (5_000 if number == 300 else 3)] for number in range(600)]
+    path = write(b"k,v\n" + "".join(f"{k},{v}\n" for k, v in rows).encode())
+    assert of_table(path, {"null": ["NA"], "header": True}) == rows
+    path.write_bytes(path.read_bytes() + b"601,1,2\n")
+    with pytest.raises(InvalidData, match="line 602: it has 3 cells, not 2"):
+        of_table(path, {})
+
+
+@pytest.mark.parametrize("text", ["k;v\na;b\n", "k\tv\na\tb\n", "k|v\na|b\n"])
+def test_a_separator_that_is_not_said_is_found_by_the_header(write: Write, text: str) -> None:
+    path = write(text.encode())
+    assert [column.name for column in preview_csv(path, text_format()).columns] == ["k", "v"]
+    assert of_row_table(path, {}) == of_table(path, {}) == [["a", "b"]]
+    with pytest.raises(InvalidData, match="which the table does not have"):
+        of_row_table(path, {"quote": "'"})  # something is said, and taken as it is
+
+
+def test_every_door_has_the_options_of_the_one_format() -> None:
+    """Those that are written by hand; the command line, HTTP and jobs are made of the model."""
+    options = set(TextFormat.model_fields)
+    assert set(TextOptions.__annotations__) == options
+    assert options <= {field.name for field in fields(LoadCsv)}
+    assert options <= set(RowUploadRequest.model_fields)
+    names = {"separator": "delimiter", "null": "null_texts"}
+    assert {names.get(name, name) for name in options} <= set(inspect.signature(Files).parameters)
+    usual = LoadCsv("x.csv")
+    assert text_format(**{name: getattr(usual, name) for name in options}) == TextFormat()
+
+
+def test_a_request_of_a_job_is_one_that_earlier_workers_take() -> None:
+    six = {"separator": ",", "quote": '"', "escape": None, "header": True, "skip_lines": 0, "null": None}
+    assert text_format().to_json() == six
+    assert text_format(null="NA").to_json() == {**six, "null": "NA"}
+    many = text_format(null=["NA", "?"], encoding="latin-1")
+    assert many.to_json() == {**six, "null": ["NA", "?"], "encoding": "latin-1"}
+    assert text_format(**many.to_json()) == many

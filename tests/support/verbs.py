@@ -1,0 +1,30 @@
+"""The verbs: their registry, and what is made of them."""
+
+from __future__ import annotations
+
+from dormouse.verbs import reading, rows, tables
+from dormouse.verbs.jobs import check_request, functions, kinds
+from dormouse.verbs.registry import VERBS
+from dormouse.verbs.rows import start_query
+from dormouse.verbs.verb import Call, Document, Form, Http, Job, OfWire, Request, Verb, json_of, options
+
+__all__ = [
+    "VERBS",
+    "Call",
+    "Document",
+    "Form",
+    "Http",
+    "Job",
+    "OfWire",
+    "Request",
+    "Verb",
+    "check_request",
+    "functions",
+    "json_of",
+    "kinds",
+    "options",
+    "reading",
+    "rows",
+    "start_query",
+    "tables",
+]

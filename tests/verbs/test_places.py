@@ -1,0 +1,74 @@
+"""How many places of the doors describe a verb: an option that is added to it is written in each of them."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import dormouse
+from tests.support.verbs import VERBS, OfWire
+
+PACKAGE = Path(dormouse.__file__).parent
+DOORS = ("verbs", "service", "client")
+OPTIONS_MIN = 4
+"""A place that names so many options of a verb, or all of them, describes it."""
+
+PLACES: dict[str, list[str]] = {
+    "query": ["client/client.py:query"],
+    "sql": ["client/client.py:sql", "client/client.py:sql"],
+    "changes": ["client/client.py:changes"],
+    "ingest": [],
+    "compact": [],
+    "rows query": [],
+    "rows change": ["client/rows.py:change"],
+    "rows upsert": ["client/rows.py:upsert"],
+    "rows upload": [],
+}
+"""Beside its request, and the method of the Python facade."""
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Returns the names in a signature, a call, the fields of a class, or of texts in a literal."""
+    names: list[object] = []
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            names = [one.arg for one in (*node.args.args, *node.args.kwonlyargs)]
+        case ast.ClassDef():
+            names = [getattr(one.target, "id", None) for one in node.body if isinstance(one, ast.AnnAssign)]
+        case ast.List() | ast.Tuple() | ast.Set():
+            names = [one.value for one in node.elts if isinstance(one, ast.Constant)]
+        case ast.Dict():
+            names = [one.value for one in node.keys if isinstance(one, ast.Constant)]
+        case ast.Call():
+            names = [one.arg for one in node.keywords]
+    return {name for name in names if isinstance(name, str)}
+
+
+@cache
+def places() -> list[tuple[str, set[str]]]:
+    """Returns the places of the doors that name several things, and what they name."""
+    found = []
+    for path in sorted(path for room in DOORS for path in (PACKAGE / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if len(names := names_in(node)) > 1:
+                place = getattr(node, "name", type(node).__name__)
+                found.append((f"{path.relative_to(PACKAGE)}:{place}", names))
+    return found
+
+
+@pytest.mark.parametrize("verb", PLACES)
+def test_a_verb_is_described_once(verb: str) -> None:
+    request = VERBS[verb].request
+    options = {name for name, field in request.model_fields.items() if OfWire() not in field.metadata} - {
+        "table"
+    }
+    described = [
+        place
+        for place, names in places()
+        if len(names & options) >= min(OPTIONS_MIN, len(options))
+        and not place.endswith(f":{request.__name__}")
+    ]
+    assert described == PLACES[verb]

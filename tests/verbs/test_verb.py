@@ -1,0 +1,143 @@
+"""A verb that gets an option has it at every door: in its jobs, its events, over HTTP, in the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import httpx
+import pytest
+
+from dormouse.client.http import Http as Connections
+from dormouse.client.http import ask
+from dormouse.errors import InvalidInput
+from tests.serving import serving
+from tests.standard import OF_K
+from tests.support.api import Instance
+from tests.support.verbs import (
+    VERBS,
+    Call,
+    Document,
+    Form,
+    Http,
+    Job,
+    OfWire,
+    Request,
+    Verb,
+    check_request,
+    functions,
+    json_of,
+    options,
+    tables,
+)
+
+
+class ProbeRequest(Request):
+    """Ask a table how it is."""
+
+    table: str
+    """The name of a table."""
+
+    mark: Annotated[str | None, OfWire()] = None
+    """What only programs send."""
+
+
+class LoudProbeRequest(ProbeRequest):
+    __doc__ = ProbeRequest.__doc__
+
+    loud: Annotated[str | None, Form(to_json=str.upper, to_python=str.lower)] = None
+    """How loud the
+    answer is."""
+
+
+class Probed(Document):
+    """How a table is."""
+
+    table: str
+
+
+def probe(instance: Instance, asked: Any, call: Call) -> dict[str, Any]:
+    return {"table": instance.table(asked.table).name, "options": options(asked, "table")}
+
+
+def verb_of(request: type[Request]) -> Verb:
+    http = Http("/v1/tables/{table}/probe", "probe", answer=Probed)
+    return Verb("probe", request, probe, job=Job("probe"), http=http, event="probe")
+
+
+BEFORE, AFTER = verb_of(ProbeRequest), verb_of(LoudProbeRequest)
+ASKED = {"table": "t", "loud": "WHISPER"}
+ANSWERED = {"table": "t", "options": {"loud": "whisper"}}
+
+
+@pytest.fixture
+def served(instance: Instance) -> Iterator[Instance]:
+    instance.create_table("t", OF_K)
+    yield instance
+
+
+def as_job(instance: Instance, asked: dict[str, Any]) -> Any:
+    check_request(instance, "probe", asked)
+    job_id = instance.jobs.start("probe", asked)
+    instance.jobs.worker(functions(instance)).run(drain=True)
+    return instance.jobs.result(job_id)
+
+
+def as_event(instance: Instance, asked: dict[str, Any]) -> Any:
+    return tables.answer(instance, *tables.parse_event({"do": "probe", **asked}, [VERBS["probe"]]))
+
+
+def over_http(instance: Instance, asked: dict[str, Any]) -> Any:
+    with serving(instance) as url:
+        body = {name: value for name, value in asked.items() if name != "table"}
+        answer = httpx.post(f"{url}/v1/tables/{asked['table']}/probe", json=body)
+    if answer.status_code == 400:
+        raise InvalidInput(answer.json()["detail"])
+    return answer.json()
+
+
+def by_client(instance: Instance, asked: dict[str, Any]) -> Any:
+    with serving(instance) as url:
+        http = Connections(url, None, None, 30.0)
+        # in Python's form, which the client writes as JSON
+        given = {name: value.lower() if name == "loud" else value for name, value in asked.items()}
+        return ask(http, VERBS["probe"], given)
+
+
+@pytest.mark.parametrize("door", [as_job, as_event, over_http, by_client])
+def test_an_option_is_found_at_every_door(
+    door: Callable[[Instance, dict[str, Any]], Any], served: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERBS, "probe", AFTER)
+    assert door(served, ASKED) == ANSWERED
+    assert door(served, {"table": "t"}) == {"table": "t", "options": {"loud": None}}
+
+
+@pytest.mark.parametrize("door", [as_job, as_event, over_http])
+def test_an_option_that_a_verb_lacks_is_refused_at_every_door(
+    door: Callable[[Instance, dict[str, Any]], Any], served: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERBS, "probe", BEFORE)
+    assert door(served, {"table": "t", "mark": "m"}) == {"table": "t", "options": {}}
+    with pytest.raises(InvalidInput, match="loud"):
+        door(served, ASKED)
+
+
+def test_the_docstring_of_a_field_is_its_text_in_the_description(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERBS, "probe", AFTER)
+    with serving(instance) as url:
+        described = httpx.get(f"{url}/openapi.json").json()
+    body = described["components"]["schemas"]["LoudProbeRequest"]["properties"]
+    assert {name: one["description"] for name, one in body.items()} == {
+        "mark": "What only programs send.",
+        "loud": "How loud the answer is.",
+    }
+    assert described["paths"]["/v1/tables/{table}/probe"]["post"]["summary"] == "Ask a table how it is"
+
+
+def test_a_request_is_sent_without_what_is_the_default() -> None:
+    """So a service of before takes it."""
+    assert json_of(LoudProbeRequest, {"table": "t", "loud": None, "mark": None}) == {"table": "t"}
+    assert json_of(LoudProbeRequest, {"table": "t", "loud": "whisper"}) == ASKED
