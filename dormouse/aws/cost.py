@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
 from dormouse.errors import InvalidInput
 from dormouse.settings.database import FREE_DISK_GB, EmrServerlessCompaction, ServerlessDatabase
@@ -122,30 +122,20 @@ def vcpus(instance: str) -> int:
 class Assumptions:
     """What is made of the instance in a month; each is an option of `dormouse cost`."""
 
-    requests_million: float = 1.0
-    """Commit requests a month, in millions."""
-    data_gb: float = 1_000.0
-    """Data in the object store."""
-    rewritten: float = 1.0
-    """How often in a month compactions and deletions replace the data; 1: all of it once."""
-    payload_gb: float = 0.0
-    """Payloads in the object store."""
-    database_gb: float = 20.0
-    """The state in the database."""
-    row_index_gb: float = 10.0
-    """Indexes of row tables, in clusters of their own if there are such."""
-    io_per_request: float = 20.0
-    """Reads and writes of the database's storage for a commit request."""
-    load: float = 0.25
-    """The average share of the range from min_acu to max_acu that a database which is awake takes."""
-    awake: float = 0.25
-    """The share of the month in which a database that pauses itself is awake."""
-    run_hours: float = 60.0
-    """Hours a month in which Spark runs."""
-    run_share: float = 0.5
-    """The average share of the most vCPUs or instances that a run takes."""
-    log_gb: float = 5.0
-    """Logs written a month, with the flow log."""
+    requests_million: Annotated[float, "Commit requests a month, in millions."] = 1.0
+    data_gb: Annotated[float, "GB of data in the object store."] = 1_000.0
+    rewritten: Annotated[float, "How often a month the data is replaced, as by compactions."] = 1.0
+    payload_gb: Annotated[float, "GB of payloads in the object store."] = 0.0
+    database_gb: Annotated[float, "GB in the database."] = 20.0
+    row_index_gb: Annotated[float, "GB of indexes of row tables, where these have clusters of their own."] = (
+        10.0
+    )
+    io_per_request: Annotated[float, "Storage I/O of the database a request."] = 20.0
+    load: Annotated[float, "How much of min_acu to max_acu is taken, 0 to 1."] = 0.25
+    awake: Annotated[float, "For how much of the month a database that pauses itself wakes, 0 to 1."] = 0.25
+    run_hours: Annotated[float, "Hours of Spark runs a month."] = 60.0
+    run_share: Annotated[float, "How much of its limit a run takes, 0 to 1."] = 0.5
+    log_gb: Annotated[float, "GB of logs a month."] = 5.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

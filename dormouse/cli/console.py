@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import cache, partial
-from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as RichTable
-from rich.tree import Tree
+from typing import TYPE_CHECKING, Any
 
 from dormouse.cli.failures import printable
 from dormouse.model.json_values import shown_value
 from dormouse.model.loops import Progress, no_progress
-from dormouse.model.partition_tree import Partition, PartitionTree, outline
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.tree import Tree
 
 PIPED_WIDTH = 10_000_000  # tables take what they need; nothing is cut off
 PIPED_CELL_WIDTH = 1_000
@@ -25,12 +25,16 @@ CELL_CHARACTERS_MAX = 60
 
 @cache
 def stdout() -> Console:
+    from rich.console import Console
+
     console = Console(emoji=False)
     return console if console.is_terminal else Console(width=PIPED_WIDTH, emoji=False)
 
 
 @cache
 def stderr() -> Console:
+    from rich.console import Console
+
     return Console(stderr=True, emoji=False)
 
 
@@ -56,6 +60,9 @@ def _table(
     text: Callable[[Any], str],
     title: str | None = None,
 ) -> RichTable:
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
     titled = None if title is None else escape(printable(title))
     table = RichTable(title=titled, title_justify="left", title_style="bold", header_style="bold")
     for number, column in enumerate(columns):
@@ -75,6 +82,10 @@ def count(number: int, *, exact: bool = True) -> str:
     return f"{number:,}" if exact else f"~{number:,}"
 
 
+def minute(time: datetime | None) -> str:
+    return "" if time is None else f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
 def byte_size(number: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1_000:
@@ -83,18 +94,11 @@ def byte_size(number: float) -> str:
     return f"{number:.1f} TB"
 
 
-def partition_tree(
-    tree: PartitionTree, describe_leaf: Callable[[Partition], str], *, leaves_max: int
-) -> Tree:
-    """The tree as a picture: how each partition was divided, and what its leaves hold."""
-    return branches(
-        (above, where, describe_leaf(partition) if partition and partition.is_leaf else None)
-        for above, where, partition in outline(tree, leaves_max)
-    )
-
-
 def branches(lines: Iterable[tuple[int | None, str, str | None]]) -> Tree:
     """A picture of lines, each below the one whose number is given; those that hold something say what."""
+    from rich.markup import escape
+    from rich.tree import Tree
+
     drawn: list[Tree] = []
     for above, where, holds in lines:
         shown = escape(printable(where))
@@ -143,6 +147,8 @@ def _cell(value: Any, most: int) -> str:
 
 def _plain(value: Any, most: int = CELL_CHARACTERS_MAX) -> str:
     """Text for a cell, which neither rich nor the terminal must take for commands; cut off on a terminal."""
+    from rich.markup import escape
+
     text = printable(shown_value(value))
     cut = text if len(text) <= most or not stdout().is_terminal else text[: most - 1] + "…"
     return escape(cut)

@@ -7,21 +7,19 @@ from typing import Annotated
 
 import typer
 
+from dormouse.cli.command import Session, command, group
 from dormouse.cli.failures import FAILED
-from dormouse.cli.verbs import Session, verb
+from dormouse.cli.options import bounds
+
+app = group()
 
 
-def add_to(app: typer.Typer) -> None:
-    verb(app, "demo", example="dormouse demo --folder ./demo-lake", opens=False)(demo)
-
-
+@command(app, "demo", example="dormouse demo --folder ./demo-lake", on="none")
 def demo(
     session: Session,
-    folder: Annotated[Path, typer.Option(help="A new folder, or that of an earlier demo.")] = Path(
-        "demo-lake"
-    ),
+    folder: Annotated[Path, "A new folder, or that of an earlier demo."] = Path("demo-lake"),
     rows: Annotated[
-        int | None, typer.Option(min=1, help="Generate so many rows of TPC-H lineitem, instead of flights.")
+        int | None, "Generate so many rows of TPC-H lineitem, instead of flights.", bounds(1)
     ] = None,
     keep: Annotated[
         bool, typer.Option("--keep/--remove", help="Keep the data, or remove it at the end.")
@@ -33,6 +31,6 @@ def demo(
 
     report = run_demo(folder, rows=rows, keep=keep, screen=DemoScreen(quiet=session.as_json))
     if session.as_json:
-        session.show(report, lambda: "")
+        session.show(report, "")
     if not report.all_match:
         raise typer.Exit(FAILED)

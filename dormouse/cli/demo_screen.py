@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from dormouse.api.table import Table
-from dormouse.cli.console import count, partition_tree, stderr, stdout
+from dormouse.cli.console import branches, count, stderr, stdout
 from dormouse.demo.pipeline import Answer, Step
+from dormouse.model.partition_tree import outline
 
 WIDTH_MAX = 100
 LEAVES_SHOWN_MAX = 24
@@ -64,7 +65,10 @@ class DemoScreen:
 
         self.say()
         self.say("[bold]The partitions, and their rows[/bold]")
-        self._print(partition_tree(table.partitions.tree(), leaf, leaves_max=LEAVES_SHOWN_MAX))
+        tree = outline(table.partitions.tree(), LEAVES_SHOWN_MAX)
+        self._print(
+            branches((above, where, leaf(it) if it and it.is_leaf else None) for above, where, it in tree)
+        )
 
     def answers(self, answers: list[Answer]) -> None:
         table = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dormouse.aws.cost import Assumptions, Estimate, estimate
+from dormouse.cli.command import Profile, Session, command, group, plural
+from dormouse.cli.console import grid
 from dormouse.cli.failures import BAD_USAGE, FAILED, say
 from dormouse.cli.system import step_line, told
-from dormouse.cli.verbs import Session, plural, verb
 from dormouse.errors import InvalidInput, NotAnInstance
 
 if TYPE_CHECKING:
-    from dormouse.aws.cost import Estimate
     from dormouse.aws.destroy import Doomed
     from dormouse.aws.doctor import Check
     from dormouse.settings.deployment import DeploymentSettings
 
+app = group()
 BAR_CHARACTERS = 30
 PRICED_REGION = "us-east-1"
 """Whose prices are shown when no region is named."""
@@ -27,49 +29,19 @@ PRICED_REGION = "us-east-1"
 MARKS = {"ok": "✓", "warning": "!", "wrong": "✗"}
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The file of settings, like config/prod.toml.")]
-Region = Annotated[
-    str | None, typer.Option(help="The AWS region [the file's, AWS_REGION, or the profile's].")
-]
-Profile = Annotated[str | None, typer.Option(help="The AWS profile [AWS_PROFILE].")]
+Region = Annotated[str | None, "The AWS region [the file's, AWS_REGION, or the profile's]."]
 
 
-def add_to(app: typer.Typer) -> None:
-    verb(app, "cost", example="dormouse cost --config config/prod.toml --region eu-west-1", opens=False)(cost)
-    verb(app, "doctor", example="dormouse doctor --config config/dev.toml", opens=False)(doctor)
-    verb(app, "destroy", example="dormouse destroy --config config/dev.toml --dry-run", opens=False)(destroy)
-
-
+@command(app, "cost", example="dormouse cost --config config/prod.toml --region eu-west-1", on="none")
 def cost(
     session: Session,
     config: Config,
-    region: Annotated[
-        str | None, typer.Option(help=f"The AWS region [the file's, AWS_REGION, or {PRICED_REGION}].")
-    ] = None,
-    requests_million: Annotated[float, typer.Option(help="Commit requests a month, in millions.")] = 1.0,
-    data_gb: Annotated[float, typer.Option(help="GB of data in the object store.")] = 1_000.0,
-    rewritten: Annotated[
-        float, typer.Option(help="How often a month the data is replaced, as by compactions.")
-    ] = 1.0,
-    payload_gb: Annotated[float, typer.Option(help="GB of payloads in the object store.")] = 0.0,
-    database_gb: Annotated[float, typer.Option(help="GB in the database.")] = 20.0,
-    row_index_gb: Annotated[
-        float, typer.Option(help="GB of indexes of row tables, where these have clusters of their own.")
-    ] = 10.0,
-    io_per_request: Annotated[float, typer.Option(help="Storage I/O of the database a request.")] = 20.0,
-    load: Annotated[float, typer.Option(help="How much of min_acu to max_acu is taken, 0 to 1.")] = 0.25,
-    awake: Annotated[
-        float, typer.Option(help="For how much of the month a database that pauses itself wakes, 0 to 1.")
-    ] = 0.25,
-    run_hours: Annotated[float, typer.Option(help="Hours of Spark runs a month.")] = 60.0,
-    run_share: Annotated[float, typer.Option(help="How much of its limit a run takes, 0 to 1.")] = 0.5,
-    log_gb: Annotated[float, typer.Option(help="GB of logs a month.")] = 5.0,
+    assumptions: Assumptions,
+    region: Annotated[str | None, f"The AWS region [the file's, AWS_REGION, or {PRICED_REGION}]."] = None,
 ) -> None:
     """Estimate a month of an instance: running, pausing itself, and paused. Uses no network."""
-    given = locals()
-    from dormouse.aws.cost import Assumptions, estimate
     from dormouse.settings.process import environment
 
-    assumptions = Assumptions(**{field.name: given[field.name] for field in fields(Assumptions)})
     settings, variables = _settings(session, config), environment()
     here = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION") or PRICED_REGION
     found = estimate(settings, region or settings.region or here, assumptions)
@@ -77,6 +49,7 @@ def cost(
     session.show({**asdict(found), "usd_month": totals}, lambda: _bill(found))
 
 
+@command(app, "doctor", example="dormouse doctor --config config/dev.toml", on="none")
 def doctor(session: Session, config: Config, region: Region = None, profile: Profile = None) -> None:
     """Check what a deploy needs, on this machine and in the account; nothing is changed."""
     from dormouse.aws.doctor import examine
@@ -88,13 +61,12 @@ def doctor(session: Session, config: Config, region: Region = None, profile: Pro
         raise typer.Exit(FAILED)
 
 
+@command(app, "destroy", example="dormouse destroy --config config/dev.toml --dry-run", on="none")
 def destroy(
     session: Session,
     config: Config,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the id of the instance.")] = False,
+    dry_run: Annotated[bool, "Show what would be deleted, and delete nothing."] = False,
+    yes: Annotated[bool, "Do not ask for the id of the instance."] = False,
     region: Region = None,
     profile: Profile = None,
 ) -> None:
@@ -177,8 +149,6 @@ def _findings(checks: list[Check]) -> str:
 
 def _bill(found: Estimate) -> Any:
     from rich.console import Group
-
-    from dormouse.cli.console import grid
 
     naps = found.auto_paused is not None
     columns = ["stack", "resource", "running", *(["pausing itself"] if naps else []), "paused"]

@@ -9,8 +9,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -207,6 +208,17 @@ def _fail(
 def say(message: str) -> None:
     """One line on stderr."""
     _write(f"dormouse: {printable(' '.join(message.split()))}")
+
+
+SAID_MAX = 100
+"""Lines about single objects on standard error; --json has all."""
+
+
+def say_some(messages: Iterable[str], end: str) -> None:
+    """Says the first of some lines on stderr, and the `end`; nothing if there are none."""
+    said = list(islice(messages, SAID_MAX))
+    for message in [*said, *[end] * bool(said)]:
+        say(message)
 
 
 def _write(line: str) -> None:

@@ -1,58 +1,57 @@
-"""`dormouse history …`: what a table was, and what became of its partitions."""
+"""`dormouse history …`: what a table was, what became of its partitions, what is kept and for whom."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from dormouse.cli.parsing import parse_moment
-from dormouse.cli.verbs import Session, TableName, plural, verb
+from dormouse.cli.command import DryRun, Session, TableName, command, group, plural
+from dormouse.cli.console import byte_size, count
+from dormouse.cli.failures import printable
+from dormouse.cli.options import bounds
+from dormouse.cli.parsing import parse_duration, parse_moment
 from dormouse.errors import DormouseError, InvalidInput
+from dormouse.model.json_values import shown_value
 from dormouse.model.region import Region
 
 if TYPE_CHECKING:
     from dormouse.api.table import Table
     from dormouse.state.history.epochs import EpochRecord, Life
+    from dormouse.state.history.retention import RetentionReport
 
 EPOCHS_SHOWN, EPOCHS_DRAWN = 20, 100_000
 LINES_AN_EPOCH_MAX = 20
 _LATEST = datetime.max.replace(tzinfo=UTC)
 
-app = typer.Typer(
-    help="See what a table was: its partitions over time, its epochs; and how much of it is kept.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+app = group()
+history = group(
+    "history", "See what a table was: its partitions over time, its epochs; and how much of it is kept."
 )
+app.add_typer(history)
 FromOption = Annotated[
-    str | None,
-    typer.Option(
-        "--from", help="From the epoch at this moment on: a time, like 2026-11-20T14:00, or a cut's name."
-    ),
+    str | None, "From the epoch at this moment on: a time, like 2026-11-20T14:00, or a cut's name."
 ]
-ToOption = Annotated[str | None, typer.Option("--to", help="Up to the epoch at this moment.")]
+ToOption = Annotated[str | None, "Up to the epoch at this moment."]
 LimitOption = Annotated[
     int | None,
-    typer.Option(
-        min=1, help=f"So many epochs at most, the newest [{EPOCHS_SHOWN}; with --html {EPOCHS_DRAWN:,}]."
-    ),
+    f"So many epochs at most, the newest [{EPOCHS_SHOWN}; with --html {EPOCHS_DRAWN:,}].",
+    bounds(1),
 ]
+Name = Annotated[str, "Its name."]
 
 
-@verb(app, "show", example="dormouse history show flights --html flights.html")
+@command(history, "show", example="dormouse history show flights --html flights.html")
 def show(
     session: Session,
     name: TableName,
+    /,
     from_: FromOption = None,
     to: ToOption = None,
     limit: LimitOption = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Draw it as a page, in this file: one that needs nothing else.")
-    ] = None,
+    html: Annotated[Path | None, "Draw it as a page, in this file: one that needs nothing else."] = None,
 ) -> None:
     """What was divided and merged, the newest first: who became whom, when, with rows and bytes."""
     with session.open(read_only=True) as instance:
@@ -68,30 +67,123 @@ def show(
             return
         _write(html, table.history.page(first, last))
         drawn = {"table": name, "first": first, "last": last, "html": str(html)}
-        session.show(drawn, lambda: f"drew epochs {first:,} to {last:,} of table {name} in {html}")
+        session.show(drawn, f"drew epochs {first:,} to {last:,} of table {name} in {html}")
 
 
-@verb(app, "epochs", example="dormouse history epochs flights --from 2026-11-20T14:00 --json")
+@command(history, "epochs", example="dormouse history epochs flights --from 2026-11-20T14:00 --json")
 def epochs(
     session: Session,
     name: TableName,
+    /,
     from_: FromOption = None,
     to: ToOption = None,
     limit: LimitOption = None,
 ) -> None:
     """The epochs, the newest first: when, how many splits and merges, what was sealed."""
-    from dormouse.cli.console import byte_size, grid
-
     with session.open(read_only=True) as instance:
         table = instance.table(name)
         records = list(table.history.epochs(*_range(table, from_, to, limit or EPOCHS_SHOWN)))[::-1]
     columns = ("epoch", "time", "splits", "merges", "ended", "came", "rows sealed", "bytes sealed")
-    rows = [
+    rows = (
         (r.epoch, r.created_at, r.splits, r.merges, len(r.sealed), len(r.created), r.sealed_rows,
          byte_size(r.sealed_bytes))
         for r in records
-    ]  # fmt: skip
-    session.show([asdict(r) for r in records], lambda: grid(columns, rows))
+    )  # fmt: skip
+    session.table([asdict(r) for r in records], columns, rows)
+
+
+@command(history, "consumers", example="dormouse history consumers flights")
+def consumers(session: Session, table: TableName, /) -> None:
+    """A table's consumers: where each stands, how far it is behind, and until when its files are kept."""
+    with session.open(read_only=True) as instance:
+        known = instance.table(table).consumers()
+    columns = ("consumer", "rows behind", "seconds behind", "stands at", "acknowledged", "keeps files until")
+    rows = (
+        (
+            one.name,
+            "?" if one.rows_behind is None else count(one.rows_behind),
+            "?" if one.seconds_behind is None else f"{one.seconds_behind:,.0f}",
+            one.position_at,
+            one.acknowledged_at,
+            "expired" if one.is_expired else one.expires_at,
+        )
+        for one in known
+    )
+    session.table(known, columns, rows, empty=f"table {table} has no consumers")
+
+
+@command(history, "drop-consumer", example="dormouse history drop-consumer flights etl")
+def drop_consumer(session: Session, table: TableName, consumer: Name, /) -> None:
+    """Forget a consumer, and keep nothing for it any more."""
+    with session.open() as instance:
+        instance.table(table).drop_consumer(consumer)
+    session.show({"table": table, "dropped": consumer}, f"consumer {consumer} of table {table} is dropped")
+
+
+@command(history, "retain", example="dormouse history retain flights --for 7d --dry-run")
+def retain(
+    session: Session,
+    table: TableName,
+    /,
+    seconds: Annotated[float | None, "Keep at least so many seconds."] = None,
+    for_: Annotated[str | None, "Likewise: 7d, 12h, 30m or 45s."] = None,
+    bytes: Annotated[int | None, "Keep at least the last so many bytes that were ingested."] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Let the history go beyond limits; without any, by the property history_retention_seconds."""
+    if for_ is not None and seconds is not None:
+        raise InvalidInput("--for and --seconds say the same: give one")
+    wanted = seconds if for_ is None else parse_duration(for_).total_seconds()
+    with session.open(read_only=dry_run) as instance:
+        report = instance.table(table).history.apply_retention(bytes, wanted, dry_run=dry_run)
+    session.lines(report, _retained(table, report))
+
+
+@command(history, "truncate", example="dormouse history truncate flights release-4")
+def truncate(
+    session: Session, table: TableName, cut: Annotated[str, "The cut's name."], /, dry_run: DryRun = False
+) -> None:
+    """Make what lies before a cut unreadable, for good; 'dormouse gc' collects its files and epochs."""
+    with session.open(read_only=dry_run) as instance:
+        report = instance.table(table).history.truncate(cut, dry_run=dry_run)
+    begins, was = ("would begin", "would be dropped") if dry_run else ("begins", "dropped")
+    went = f"{plural(report.cuts_dropped, 'cut')} {was}, {plural(report.epochs, 'epoch')} can go"
+    said = f"{begins} at {cut}; {went}" if report else f"began already at {cut}"
+    shown = {"table": table, "cut": cut, "truncated": report.changed, **asdict(report)}
+    session.show(shown, f"the history of {table} {said}")
+
+
+@command(history, "cut", example="dormouse history cut flights release-4")
+def record_cut(
+    session: Session,
+    table: TableName,
+    name: Annotated[
+        str | None, "A name: the cut is kept until it is dropped, else as long as the history."
+    ] = None,
+    /,
+) -> None:
+    """Record the present as a cut, to be read and restored by its name."""
+    with session.open() as instance:
+        cut = instance.table(table).history.record_cut(name)
+    called = "a cut" if name is None else f"the cut {name}"
+    session.show(cut, f"recorded {called} of table {table} at {shown_value(cut.recorded_at)}")
+
+
+@command(history, "cuts", example="dormouse history cuts flights")
+def cuts(session: Session, table: TableName, /) -> None:
+    """A table's cuts, the newest first: those with a name, and those that maintenance records."""
+    with session.open(read_only=True) as instance:
+        known = list(instance.table(table).history.cuts())[::-1]
+    rows = ((one.name, one.recorded_at, one.epoch) for one in known)
+    session.table(known, ("cut", "recorded at", "epoch"), rows, empty=f"table {table} has no cuts")
+
+
+@command(history, "drop-cut", example="dormouse history drop-cut flights release-4")
+def drop_cut(session: Session, table: TableName, name: Name, /) -> None:
+    """Forget a cut: the files that it alone has kept are collected."""
+    with session.open() as instance:
+        instance.table(table).history.drop_cut(name)
+    session.show({"table": table, "dropped": name}, f"cut {name} of table {table} is dropped")
 
 
 def _range(table: Table, from_: str | None, to: str | None, limit: int) -> tuple[int, int]:
@@ -138,11 +230,21 @@ def _described(record: EpochRecord, lives: Mapping[str, Life]) -> dict[str, Any]
     return {**asdict(record), "sealed": partitions(record.sealed), "created": partitions(record.created)}
 
 
+def _retained(table: str, report: RetentionReport) -> Iterator[str]:
+    if report.truncated_at is None:
+        can = "is beyond the limits" if report.wanted is None else "can go"
+        yield f"nothing of the history of {table} {can}"
+    else:
+        begins, are = ("would begin", "would be") if report.dry_run else ("begins", "are")
+        cuts = plural(report.cuts_dropped, "cut")
+        yield f"the history of {table} {begins} at {report.truncated_at.recorded_at}; {cuts} {are} dropped"
+    if report.wanted != report.truncated_at:
+        yield from (f"{holder} keeps it from {holder.since} on" for holder in report.held_by)
+
+
 def _picture(name: str, records: Sequence[EpochRecord], lives: Mapping[str, Life], rest: int) -> Any:
     from rich.console import Group
     from rich.tree import Tree
-
-    from dormouse.model.json_values import shown_value
 
     trees = []
     for record in records:
@@ -166,8 +268,6 @@ def _picture(name: str, records: Sequence[EpochRecord], lives: Mapping[str, Life
 def _line(life: Life, *, with_size: bool) -> str:
     from rich.markup import escape
 
-    from dormouse.cli.console import byte_size, count
-    from dormouse.cli.failures import printable
     from dormouse.state.history.epochs import keys_of
 
     text = f"{life.partition.partition_id}  {keys_of(life.partition.region)}"

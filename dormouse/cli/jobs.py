@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dormouse.cli.command import Session, command, group, plural
 from dormouse.cli.failures import FAILED, say, stop_on_signals
-from dormouse.cli.verbs import Session, plural, verb
+from dormouse.cli.options import bounds, declare
 from dormouse.errors import DormouseError, InvalidInput
 
 if TYPE_CHECKING:
@@ -21,65 +22,60 @@ if TYPE_CHECKING:
     from dormouse.jobs.runs import JobFunction
     from dormouse.jobs.worker import Worker
 
-app = typer.Typer(
-    help="Jobs and rounds: what runs, what waits, what has ended.",
-    rich_markup_mode=None,
-)
-JobId = Annotated[str, typer.Argument(help="The job's id.", show_default=False)]
+app = group()
+jobs = group("jobs", "Jobs and rounds: what runs, what waits, what has ended.")
+app.add_typer(jobs)
+JobId = Annotated[str, "The job's id."]
 
 
-def add_to(root: typer.Typer) -> None:
-    """Without a command it lists, with the options of `list`."""
-    listing = next(one.callback for one in app.registered_commands if one.name == "list")
-    assert listing is not None  # noqa: S101  # it stands below
-    options = list(inspect.signature(listing).parameters.values())
-
-    def jobs(context: typer.Context, **given: Any) -> None:
-        command = context.invoked_subcommand
-        if command is None:
-            listing(**given)
-        elif any(given[option.name] != option.default for option in options):
-            raise InvalidInput(f"options go after the command: dormouse jobs {command} --…")
-
-    of_context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    jobs.__signature__ = inspect.Signature([of_context, *options])  # type: ignore[attr-defined]
-    jobs.__annotations__ = {one.name: one.annotation for one in (of_context, *options)}
-    app.callback(invoke_without_command=True, help=app.info.help, epilog="Example: dormouse jobs")(jobs)
-    root.add_typer(app, name="jobs")
-
-
-@verb(app, "list", example="dormouse jobs list --kind round:compaction")
+@command(jobs, "list", example="dormouse jobs list --kind round:compaction")
 def list_(
     session: Session,
-    kind: Annotated[
-        str | None, typer.Option(help="Only of this kind; of rounds round:ingest, round:compaction, …")
-    ] = None,
-    state: Annotated[
-        str | None, typer.Option(help="Only PROCESSING, COMPLETE, FAILED or CANCELLED ones.")
-    ] = None,
-    owner: Annotated[str | None, typer.Option(help="Only this owner's.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 30,
+    kind: Annotated[str | None, "Only of this kind; of rounds round:ingest, round:compaction, …"] = None,
+    state: Annotated[str | None, "Only PROCESSING, COMPLETE, FAILED or CANCELLED ones."] = None,
+    owner: Annotated[str | None, "Only this owner's."] = None,
+    limit: Annotated[int, "How many at most.", bounds(1, 10_000)] = 30,
 ) -> None:
     """Jobs and rounds: those that have not ended, newest first, then those that ended last."""
-    from dormouse.cli.console import grid
-
     with session.open(read_only=True) as instance:
-        found = instance.jobs.list(kind, state, owner=owner, limit=limit)  # type: ignore[arg-type]
+        listed = instance.jobs.list(kind, state, owner=owner, limit=limit)  # type: ignore[arg-type]
         kinds = instance.jobs.kinds()
     columns = ("job", "kind", "about", "state", "started", "seconds", "by", "what")
-    rows = [_row(job) for job in found]
-    session.show(
-        {"jobs": found, "kinds": kinds}, lambda: grid(columns, rows) if rows else "there are no jobs"
-    )
+    session.table({"jobs": listed, "kinds": kinds}, columns, map(_row, listed), empty="there are no jobs")
 
 
-@verb(app, "show", example="dormouse jobs show 0198c0de-0000-7000-8000-000000000000")
+def _listing() -> None:
+    """Without a command `dormouse jobs` lists, with the options of `list`."""
+    [listing] = [each.callback for each in jobs.registered_commands]
+    assert listing is not None  # noqa: S101  # it stands above
+    options = list(inspect.signature(listing).parameters.values())
+
+    def run(context: typer.Context, **given: Any) -> None:
+        name = context.invoked_subcommand
+        if name is None:
+            listing(**given)
+        elif any(given[option.name] != option.default for option in options):
+            raise InvalidInput(f"options go after the command: dormouse jobs {name} --…")
+
+    of_context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    declare(run, [of_context, *options])
+    jobs.callback(
+        invoke_without_command=True,
+        no_args_is_help=False,
+        help=jobs.info.help,
+        epilog="Example: dormouse jobs",
+    )(run)
+
+
+_listing()
+
+
+@command(jobs, "show", example="dormouse jobs show 0198c0de-0000-7000-8000-000000000000")
 def show(
     session: Session,
     job_id: JobId,
-    result: Annotated[
-        bool, typer.Option("--result", help="Also what it was asked and what it gave.")
-    ] = False,
+    /,
+    result: Annotated[bool, "Also what it was asked and what it gave."] = False,
 ) -> None:
     """One job: its state, and how it came to it. Exit code 1 when it has failed."""
     with session.open(read_only=True) as instance:
@@ -88,49 +84,43 @@ def show(
         if result:
             more["request"] = instance.jobs.request(job_id)
             more["result"] = instance.jobs.result(job_id) if job.state == "COMPLETE" else None
-    session.show({"job": job, **more}, lambda: "\n".join(_lines(job, more)))
+    session.lines({"job": job, **more}, _lines(job, more))
     if job.state == "FAILED":
         raise typer.Exit(FAILED)
 
 
-@verb(app, "cancel", example="dormouse jobs cancel 0198c0de-0000-7000-8000-000000000000")
-def cancel(session: Session, job_id: JobId) -> None:
+@command(jobs, "cancel", example="dormouse jobs cancel 0198c0de-0000-7000-8000-000000000000")
+def cancel(session: Session, job_id: JobId, /) -> None:
     """End a job that waits; ask one that runs to end, which it does when it next tells how far it is."""
     with session.open() as instance:
         job = instance.jobs.cancel(job_id)
-    asked = f"job {job_id} is asked to end"
-    session.show(job, lambda: f"job {job_id} is {job.state}" if job.has_ended else asked)
+    session.show(job, f"job {job_id} is {job.state if job.has_ended else 'asked to end'}")
 
 
-@verb(app, "limit", example="dormouse jobs limit report 3")
+@command(jobs, "limit", example="dormouse jobs limit report 3")
 def limit(
     session: Session,
-    kind: Annotated[str, typer.Argument(help="The kind of job.", show_default=False)],
-    running_max: Annotated[int, typer.Argument(min=0, help="How many run at once; 0: any number.")],
+    kind: Annotated[str, "The kind of job."],
+    running_max: Annotated[int, "How many run at once; 0: any number.", bounds(0)],
+    /,
 ) -> None:
     """How many jobs of a kind run at once, whatever workers there are."""
     with session.open() as instance:
         instance.jobs.limit(kind, running_max or None)
     said = f"at most {running_max:,} jobs" if running_max else "any number of jobs"
-    session.show(
-        {"kind": kind, "running_max": running_max or None}, lambda: f"{said} of kind {kind} run at once"
-    )
+    session.show({"kind": kind, "running_max": running_max or None}, f"{said} of kind {kind} run at once")
 
 
-@verb(app, "worker", example="dormouse jobs worker --function report=reports:make --threads 2")
+@command(jobs, "worker", example="dormouse jobs worker --function report=reports:make --threads 2")
 def worker(
     session: Session,
     function: Annotated[
-        list[str] | None,
-        typer.Option(help="A kind and what runs it: KIND=module:function(request, progress). Repeatable."),
+        list[str] | None, "A kind and what runs it: KIND=module:function(request, progress). Repeatable."
     ] = None,
-    threads: Annotated[
-        int, typer.Option(min=1, max=1_000, help="How many jobs of each kind run at once.")
-    ] = 4,
-    drain: Annotated[bool, typer.Option("--drain", help="End when no job is left that may run.")] = False,
+    threads: Annotated[int, "How many jobs of each kind run at once.", bounds(1, 1_000)] = 4,
+    drain: Annotated[bool, "End when no job is left that may run."] = False,
     idle_seconds: Annotated[
-        float,
-        typer.Option(help="After so long without work it lets its connection go, and asks now and then."),
+        float, "After so long without work it lets its connection go, and asks now and then."
     ] = 300.0,
 ) -> None:
     """Run jobs until Ctrl-C or SIGTERM: then finish what runs; a second one has others run it.
@@ -141,15 +131,13 @@ def worker(
 
     own = dict(_function(text) for text in function or ())
     with session.open() as instance:
-        found = instance.jobs.worker(functions(instance) | own, threads, idle_seconds=idle_seconds)
-        with stop_on_signals() as stop, _stopped_by(stop, found):
+        worker = instance.jobs.worker(functions(instance) | own, threads, idle_seconds=idle_seconds)
+        with stop_on_signals() as stop, _stopped_by(stop, worker):
             if not drain:
                 say(f"the worker runs, with {plural(threads, 'thread')} of each kind; Ctrl-C ends it")
-            report = found.run(drain=drain)
-    session.show(
-        report,
-        lambda: f"{report.complete:,} complete, {report.failed:,} failed, {report.cancelled:,} cancelled",
-    )
+            report = worker.run(drain=drain)
+    ended = f"{report.complete:,} complete, {report.failed:,} failed, {report.cancelled:,} cancelled"
+    session.show(report, ended)
 
 
 @contextmanager
@@ -168,10 +156,10 @@ def _function(text: str) -> tuple[str, JobFunction]:
     if not (equals and colon and kind and module and name):
         raise InvalidInput(f"--function {text!r}: write KIND=module:function, like report=reports:make")
     try:
-        found: JobFunction = getattr(importlib.import_module(module), name)
+        function: JobFunction = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise DormouseError(f"--function {text!r}: {error}; is its folder in PYTHONPATH?") from None
-    return kind, found
+    return kind, function
 
 
 def _row(job: Job) -> tuple[str, ...]:
@@ -197,7 +185,7 @@ def _what(job: Job) -> str:
 
 
 def _lines(job: Job, more: dict[str, Any]) -> Sequence[str]:
-    told = {
+    fields = {
         "job": job.job_id,
         "kind": job.kind,
         "state": _state(job),
@@ -212,7 +200,7 @@ def _lines(job: Job, more: dict[str, Any]) -> Sequence[str]:
         "error": job.error,
         **more,
     }
-    lines = [f"{name}: {_shown(value)}" for name, value in told.items() if value not in (None, "")]
+    lines = [f"{name}: {_shown(value)}" for name, value in fields.items() if value not in (None, "")]
     return [*lines, *([] if job.traceback is None else ["", job.traceback.rstrip()])]
 
 

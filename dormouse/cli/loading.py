@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dormouse.cli.parsing import parse_type
-from dormouse.cli.text_options import with_text_options
-from dormouse.cli.verbs import Engine, EngineOption, Session, TableName, confirmed, plural, verb
+from dormouse.cli.command import Session, Yes, command, confirmed, group, plural
+from dormouse.cli.console import grid, progress, stderr
 from dormouse.errors import (
     CommitOutcomeUnknown,
     DormouseError,
@@ -24,7 +23,10 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.model.text import listed
-from dormouse.sources.text_format import TextOptions
+from dormouse.sources.text_format import TextFormat, TextOptions
+from dormouse.verbs.loading import LoadRequest
+from dormouse.verbs.texts import parse_type
+from dormouse.verbs.verb import options
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
@@ -34,137 +36,122 @@ if TYPE_CHECKING:
     from dormouse.sources.infer import Inferred
     from dormouse.writing.ingest import IngestReport
 
+app = group()
 ROW_NUMBER = "row_number"
 
-_IN_FILES = {"separator": "delimiter", "null": "null_texts"}
-"""What `Files` calls options of `TextFormat`."""
 Many = list[str] | None
 Paths = Annotated[
     list[str],
-    typer.Argument(
-        help="Parquet, CSV, TSV or JSON files (.gz, .zst, .zip): paths, folders, patterns, URLs of https:// "
-        "or s3://, - for standard input.",
-        show_default=False,
-    ),
-]
-IdOption = Annotated[str | None, typer.Option(help="The same id again adds nothing.")]
-AddColumnsOption = Annotated[
-    bool, typer.Option("--add-columns", help="Add columns that the files have and the table lacks.")
+    "Parquet, CSV, TSV or JSON files (.gz, .zst, .zip): paths, folders, patterns, URLs of https:// or s3://, "
+    "- for standard input.",
 ]
 TypeOption = Annotated[
     Many,
-    typer.Option(
-        help="column=type, where another is inferred than is meant; of a time also as it is written, "
-        "column=date:%d.%m.%Y."
-    ),
+    "column=type, where another is inferred than is meant; of a time also as it is written, "
+    "column=date:%d.%m.%Y.",
 ]
-RowNumberOption = Annotated[
-    bool, typer.Option("--key-row-number", help=f"Add a column {ROW_NUMBER}, which is the key.")
+RowNumberOption = Annotated[bool, f"Add a column {ROW_NUMBER}, which is the key."]
+
+
+TextOption = Annotated[TextOptions, TextFormat]
+_IN_FILES = {"separator": "delimiter", "null": "null_texts"}
+"""What `Files` calls options of `TextFormat`."""
+
+
+def given_files(
+    paths: list[str], types: Many, how: TextOptions | None = None, *, with_types: bool = True
+) -> Files:
+    """Returns the files and what is said of them; of a table that is there types are not `with` it."""
+    from dormouse.sources.data_files import Files
+
+    kinds, time_formats = parse_types(types or [])
+    if not with_types and set(kinds) - set(time_formats):
+        raise InvalidInput(
+            "--type goes with --create: this table has its columns; "
+            "how times are written can be said of it, too, like column=date:%d.%m.%Y"
+        )
+    said: dict[str, Any] = {_IN_FILES.get(name, name): value for name, value in (how or {}).items()}
+    return Files(paths if len(paths) > 1 else paths[0], types=kinds, time_formats=time_formats, **said)
+
+
+AddColumns = Annotated[
+    bool, typer.Option("--add-columns", help="Add columns that the files have and the table lacks.")
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    verb(app, "ingest", example="dormouse ingest flights january.csv --create --key carrier,flight")(
-        with_text_options(ingest)
+def _load(
+    session: Session, asked: LoadRequest, load: Callable[..., IngestReport], data: Any, **more: Any
+) -> None:
+    """Loads the rows, with a bar of progress, and shows what was added; `more` are options of the door."""
+    with progress(f"{load.__name__} into {asked.table}", unit="rows") as moved:
+        report = load(data, **options(asked, "table") | more, progress=moved)
+    done = (
+        f"added {plural(report.rows, 'row')} in {plural(report.files, 'file')}"
+        if report.applied
+        else f"nothing was added to {asked.table}: an ingest with the id {report.ingest_id!r} is there "
+        "already"
     )
-    verb(app, "upsert", example="dormouse upsert accounts changes.parquet --deletes is_deleted")(
-        with_text_options(upsert)
-    )
+    session.show(report, f"{done} ({report.seconds:.1f} s)")
 
 
+@command(app, "ingest", example="dormouse ingest flights january.csv --create --key carrier,flight")
 def ingest(
     session: Session,
-    table: TableName,
+    asked: LoadRequest,
     paths: Paths,
-    create: Annotated[
-        bool, typer.Option("--create", help="Make the table, if it is not there, with the files' columns.")
-    ] = False,
-    key: Annotated[
-        Many, typer.Option(help="With --create: columns to sort and partition by, a,b or one each.")
-    ] = None,
-    sort_key: Annotated[Many, typer.Option(help="With --create: what rows of one key are sorted by.")] = None,
-    key_row_number: RowNumberOption = False,
+    /,
+    how: TextOption,
     type: TypeOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    id: IdOption = None,
-    engine: EngineOption = "auto",
-    add_columns: AddColumnsOption = False,
-    *,
-    how: TextOptions,
+    evolve: AddColumns = False,
+    create: Annotated[bool, "Make the table, if it is not there, with the files' columns."] = False,
+    key: Annotated[Many, "With --create: columns to sort and partition by, a,b or one each."] = None,
+    sort_key: Annotated[Many, "With --create: what rows of one key are sorted by."] = None,
+    key_row_number: RowNumberOption = False,
+    yes: Yes = False,
 ) -> None:
     """Add rows from files: all of them, in one commit, or none.
 
     With --create the columns and their types are those of the files' beginning; they are shown, and on a
     terminal asked for. Without --key the key is a running number.
     """
-    files = given_files(paths, type, how)
-    keys, sort_keys = _names(key), _names(sort_key)
+    table, keys, sort_keys = asked.table, _names(key), _names(sort_key)
+    wanted = "add" if evolve else None
     if not create and (keys or sort_keys):
         raise InvalidInput("--key and --sort-key go with --create: this table has its columns")
-    if not create:
-        _check_types(files)
+    files = given_files(paths, type, how, with_types=create)
     if key_row_number or (create and not keys):
         if keys:
             raise InvalidInput("give --key, or --key-row-number")
         files = replace(files, row_number=ROW_NUMBER)
-    load = _how(engine, add_columns=add_columns)
     agreed = partial(_agreed, session, table, files, (keys, sort_keys), ask=not yes)
-    opened, found = session.open_or_make(agreed) if create else (session.open(), None)
+    opened, inferred = session.open_or_make(agreed) if create else (session.open(), None)
     with opened as instance:
-        if create:
-            made = _made(
-                instance, table, files, (keys, sort_keys), lambda: found or agreed(), add_columns=add_columns
-            )
-            with made as known:
-                report = _added(instance.table(table).ingest, "ingest into", table, known, id, load)
-        else:
-            report = _added(instance.table(table).ingest, "ingest into", table, files, id, load)
-    _show(session, table, report)
+        if not create:
+            _load(session, asked, instance.table(table).ingest, files, evolve=wanted)
+            return
+        made = _made(
+            instance, table, files, (keys, sort_keys), lambda: inferred or agreed(), add_columns=evolve
+        )
+        with made as known:
+            _load(session, asked, instance.table(table).ingest, known, evolve=wanted)
 
 
+@command(app, "upsert", example="dormouse upsert accounts changes.parquet --deletes is_deleted")
 def upsert(
     session: Session,
-    table: TableName,
+    asked: LoadRequest,
     paths: Paths,
-    deletes: Annotated[
-        str | None,
-        typer.Option(
-            help="A boolean column of the files, not of the table: rows to delete.", show_default=False
-        ),
-    ] = None,
+    /,
+    how: TextOption,
     type: TypeOption = None,
-    id: IdOption = None,
-    engine: EngineOption = "auto",
-    add_columns: AddColumnsOption = False,
-    *,
-    how: TextOptions,
+    evolve: AddColumns = False,
+    deletes: Annotated[str | None, "A boolean column of the files, not of the table: rows to delete."] = None,
 ) -> None:
     """Bring rows to a table that keeps the newest row of each key: all of them, in one commit, or none."""
-    files = given_files(paths, type, how)
-    _check_types(files)
+    files = given_files(paths, type, how, with_types=False)
     with session.open() as instance:
-        load = {"deletes": deletes, **_how(engine, add_columns=add_columns)}
-        report = _added(instance.table(table).upsert, "upsert into", table, files, id, load)
-    _show(session, table, report)
-
-
-def _check_types(files: Files) -> None:
-    """A table that is there has its types; only how times are written can be said."""
-    if set(files.types) - set(files.time_formats):
-        raise InvalidInput(
-            "--type goes with --create: this table has its columns; "
-            "how times are written can be said of it, too, like column=date:%d.%m.%Y"
-        )
-
-
-def given_files(paths: list[str], types: Many, how: TextOptions | None = None) -> Files:
-    """The files, and what the options say of them."""
-    from dormouse.sources.data_files import Files
-
-    kinds, time_formats = parse_types(types or [])
-    said: dict[str, Any] = {_IN_FILES.get(name, name): value for name, value in (how or {}).items()}
-    given = paths if len(paths) > 1 else paths[0]
-    return Files(given, types=kinds, time_formats=time_formats, **said)
+        wanted = "add" if evolve else None
+        _load(session, asked, instance.table(asked.table).upsert, files, evolve=wanted, deletes=deletes)
 
 
 def parse_types(texts: list[str]) -> tuple[dict[str, DataType], dict[str, str]]:
@@ -189,7 +176,7 @@ def _names(texts: Many) -> list[str]:
 def _agreed(
     session: Session, table: str, files: Files, keys: tuple[list[str], list[str]], *, ask: bool
 ) -> Inferred:
-    """What a new table will be: shown, and on a terminal asked for."""
+    """Returns what a new table will be: shown, and on a terminal asked for."""
     from dormouse.sources.infer import infer
 
     found = infer(files, *keys)
@@ -271,7 +258,6 @@ def _as_before(
 
 def _show_inferred(table: str, found: Inferred) -> None:
     """What the table will be, and how the first rows look, beside the answer."""
-    from dormouse.cli.console import grid, stderr
     from dormouse.sources.infer import shown_sample
 
     schema, sample = found.schema, shown_sample(found)
@@ -295,30 +281,3 @@ def _show_inferred(table: str, found: Inferred) -> None:
             highlight=False,
             markup=False,
         )
-
-
-def _added(
-    load: Callable[..., IngestReport],
-    doing: str,
-    table: str,
-    data: Any,
-    ingest_id: str | None,
-    how: dict[str, Any],
-) -> IngestReport:
-    from dormouse.cli.console import progress
-
-    with progress(f"{doing} {table}", unit="rows") as moved:
-        return load(data, ingest_id=ingest_id, progress=moved, **how)
-
-
-def _how(engine: Engine, *, add_columns: bool) -> dict[str, Any]:
-    return {"engine": engine, "evolve": "add" if add_columns else None}
-
-
-def _show(session: Session, table: str, report: IngestReport) -> None:
-    done = (
-        f"added {plural(report.rows, 'row')} in {plural(report.files, 'file')}"
-        if report.applied
-        else f"nothing was added to {table}: an ingest with the id {report.ingest_id!r} is there already"
-    )
-    session.show(report, lambda: f"{done} ({report.seconds:.1f} s)")

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from dormouse.cli.failures import printable, say, stop_on_signals
-from dormouse.cli.verbs import Engine, Session, TableName, plural, verb
+from dormouse.cli.command import Session, TableName, command, group, plural
+from dormouse.cli.console import byte_size, count, minute
+from dormouse.cli.failures import say, stop_on_signals
+from dormouse.cli.options import bounds
 from dormouse.errors import JobFailed, MaintenanceTakenOver
+from dormouse.verbs.rounds import CompactRequest, SplitRequest
+from dormouse.verbs.verb import options
 
 if TYPE_CHECKING:
     from dormouse.durability.maintaining import InstanceRound, Maintenance
-    from dormouse.postgres.lease import ClockJump
     from dormouse.state.files.holds import Hold
     from dormouse.state.files.round_reports import RoundKind
     from dormouse.state.history.history import TableStatus
 
+app = group()
 _ROUNDS: dict[RoundKind, tuple[str, str, str]] = {
     "compaction": ("compaction", "compact", "Files stay unmerged"),
     "split": ("splitting", "split", "Leaves stay undivided"),
@@ -31,111 +32,89 @@ _ROUNDS: dict[RoundKind, tuple[str, str, str]] = {
 _ONE_KEY_SHOWN = 3
 
 
-def add_to(app: typer.Typer) -> None:
-    verb(app, "compact", example="dormouse compact flights")(compact)
-    verb(app, "split", example="dormouse split flights")(split)
-    verb(app, "merge", example="dormouse merge flights --dry-run")(merge)
-    verb(app, "gc", example="dormouse gc flights --dry-run")(gc)
-    verb(app, "maintain", example="dormouse maintain --instance ./lake")(maintain)
-
-
-def compact(
-    session: Session,
-    table: TableName,
-    engine: Annotated[Engine, typer.Option(help="Where the jobs run.")] = "auto",
-    full: Annotated[
-        bool, typer.Option("--full", help="Make each leaf one file, whatever the strategy.")
-    ] = False,
-) -> None:
-    """One round of compaction: make jobs, and run what is due."""
-    from dormouse.cli.console import progress
-
-    with session.open() as instance, progress(f"compact {table}", unit="jobs") as moved:
-        report = instance.table(table).compact(engine=engine, full=full, progress=moved, waiting=say)
-    session.show(
-        report,
-        lambda: (
+@command(app, "compact", example="dormouse compact flights")
+def compact(session: Session, asked: CompactRequest) -> None:
+    with session.work(f"compact {asked.table}", "jobs") as (instance, moved):
+        report = instance.table(asked.table).compact(**options(asked, "table"), progress=moved, waiting=say)
+    if report.jobs_run:
+        done = (
             f"{plural(report.jobs_run, 'job')} merged {plural(report.files_in, 'file')} into "
             f"{report.files_out:,}, {plural(report.rows_written, 'row')} ({report.seconds:.1f} s)"
-            if report.jobs_run
-            else "no job could be finished"
-            if report.given_up
-            else f"read {plural(report.jobs_looked, 'file')} for deleted rows, which are few"
-            if report.jobs_looked
-            else "nothing to compact"
-        ),
-    )
+        )
+    elif report.given_up:
+        done = "no job could be finished"
+    else:
+        looked = f"read {plural(report.jobs_looked, 'file')} for deleted rows, which are few"
+        done = looked if report.jobs_looked else "nothing to compact"
+    session.show(report, done)
     if report.given_up:
         jobs = plural(report.given_up, "job")
-        raise JobFailed(f"given up: {jobs}; the first: {report.errors[0]}. {_advice('compaction', table)}")
+        raise JobFailed(
+            f"given up: {jobs}; the first: {report.errors[0]}. {_advice('compaction', asked.table)}"
+        )
 
 
-def split(session: Session, table: TableName) -> None:
-    """One round of splits: divide leaves over the threshold, and push references down by one level."""
+@command(app, "split", example="dormouse split flights")
+def split(session: Session, asked: SplitRequest) -> None:
     from dormouse.state.partitions.store import of_one_key
 
     with session.open() as instance:
-        report = instance.table(table).split(waiting=say)
-    session.show(
-        report,
-        lambda: (
-            f"split {plural(len(report.partitions_split), 'partition')}, "
-            f"pushed down {plural(report.references_pushed, 'reference')}"
-            + "".join(f"\n{of_one_key(each)}" for each in report.one_key_partitions)
-        ),
+        report = instance.table(asked.table).split(waiting=say)
+    done = (
+        f"split {plural(len(report.partitions_split), 'partition')}, "
+        f"pushed down {plural(report.references_pushed, 'reference')}"
     )
+    session.lines(report, [done, *map(of_one_key, report.one_key_partitions)])
     if report.errors:
-        count = plural(len(report.errors), "partition")
-        raise JobFailed(f"not divided: {count}; the first: {report.errors[0]}. {_advice('split', table)}")
+        partitions = plural(len(report.errors), "partition")
+        raise JobFailed(
+            f"not divided: {partitions}; the first: {report.errors[0]}. {_advice('split', asked.table)}"
+        )
 
 
+@command(app, "merge", example="dormouse merge flights --dry-run")
 def merge(
-    session: Session,
-    table: TableName,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be merged now.")] = False,
+    session: Session, table: TableName, /, dry_run: Annotated[bool, "List what would be merged now."] = False
 ) -> None:
     """One round of merges: halves of a partition with few rows (merge_threshold_rows) become one leaf."""
     with session.open(read_only=dry_run) as instance:
-        found = instance.table(table)
+        of = instance.table(table)
         if dry_run:
-            pairs = list(found.mergeable())
-            lines = [f"{p.left_id} and {p.right_id}: {plural(p.row_count, 'row')}" for p in pairs]
-            session.show({"would_merge": pairs}, lambda: "\n".join(lines) or "nothing would be merged")
+            pairs = list(of.mergeable())
+            lines = (f"{p.left_id} and {p.right_id}: {plural(p.row_count, 'row')}" for p in pairs)
+            session.lines({"would_merge": pairs}, lines, empty="nothing would be merged")
             return
-        report = found.merge(waiting=say)
-    session.show(report, lambda: f"merged {plural(len(report.partitions_merged), 'pair')} of leaves")
+        report = of.merge(waiting=say)
+    session.show(report, f"merged {plural(len(report.partitions_merged), 'pair')} of leaves")
     if report.errors:
-        count = plural(len(report.errors), "pair")
-        raise JobFailed(f"not merged: {count}; the first: {report.errors[0]}. {_advice('merge', table)}")
+        apart = plural(len(report.errors), "pair")
+        raise JobFailed(f"not merged: {apart}; the first: {report.errors[0]}. {_advice('merge', table)}")
 
 
+@command(app, "gc", example="dormouse gc flights --dry-run")
 def gc(
-    session: Session,
-    table: TableName,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be deleted now.")] = False,
+    session: Session, table: TableName, /, dry_run: Annotated[bool, "List what would be deleted now."] = False
 ) -> None:
     """One round of garbage collection: delete files a while after their last reference went.
 
     Also forgets what the history has of before its truncation, for half a minute at most.
     """
-    from dormouse.cli.console import progress
-
-    with session.open(read_only=dry_run) as instance, progress(f"gc {table}", unit="old epochs") as moved:
-        found = instance.table(table)
+    with session.work(f"gc {table}", "old epochs", read_only=dry_run) as (instance, moved):
+        of = instance.table(table)
         if dry_run:
-            ready = list(found.garbage_ready())
-            session.show({"would_delete": ready}, lambda: "\n".join(ready) or "nothing would be deleted")
+            ready = list(of.garbage_ready())
+            session.lines({"would_delete": ready}, ready, empty="nothing would be deleted")
             return
-        report = found.collect_garbage(progress=moved, waiting=say)
+        report = of.collect_garbage(progress=moved, waiting=say)
     # without a delay, they were tried in the same round
-    later = report.newly_unreferenced if found.properties.gc_delay_seconds else 0
+    later = report.newly_unreferenced if of.properties.gc_delay_seconds else 0
     are = "is" if later == 1 else "are"
     waiting = f"; {later:,} more {are} without references now, to go once the delay is over" if later else ""
     old = ""
     if report.epochs or report.partitions:
         left = f", {report.epochs_left:,} more to look at: run it again" if report.epochs_left else ""
         old = f"; forgot {plural(report.epochs, 'old epoch')}, {plural(report.partitions, 'partition')}{left}"
-    session.show(report, lambda: f"deleted {plural(report.deleted, 'file')}{waiting}{old}")
+    session.show(report, f"deleted {plural(report.deleted, 'file')}{waiting}{old}")
     if report.failed:
         name, reason = min(report.failed)
         objects = plural(report.failures, "object")
@@ -144,15 +123,12 @@ def gc(
         )
 
 
+@command(app, "maintain", example="dormouse maintain --instance ./lake")
 def maintain(
     session: Session,
-    once: Annotated[bool, typer.Option("--once", help="One round of everything, as from cron.")] = False,
-    every: Annotated[
-        float, typer.Option(min=0.1, max=86_400, help="Seconds between looks for something to do.")
-    ] = 30.0,
-    metrics: Annotated[
-        Path | None, typer.Option(help="A file for Prometheus' textfile collector, written each time.")
-    ] = None,
+    once: Annotated[bool, "One round of everything, as from cron."] = False,
+    every: Annotated[float, "Seconds between looks for something to do.", bounds(0.1, 86_400)] = 30.0,
+    metrics: Annotated[Path | None, "A file for Prometheus' textfile collector, written each time."] = None,
 ) -> None:
     """Split, merge, compact and collect all tables, until Ctrl-C or SIGTERM; once a day back up the metadata.
 
@@ -174,19 +150,14 @@ def maintain(
 def _show_maintenance(session: Session, done: Maintenance) -> None:
     session.show(
         done,
-        lambda: (
-            f"{plural(done.jobs_run, 'compaction job')}, {plural(done.partitions_split, 'partition')} split, "
-            f"{plural(done.partitions_merged, 'pair')} merged, "
-            f"{plural(done.files_deleted, 'file')} deleted, {plural(done.failed, 'failure')}"
-        ),
+        f"{plural(done.jobs_run, 'compaction job')}, {plural(done.partitions_split, 'partition')} split, "
+        f"{plural(done.partitions_merged, 'pair')} merged, "
+        f"{plural(done.files_deleted, 'file')} deleted, {plural(done.failed, 'failure')}",
     )
 
 
-def status(
-    session: Session,
-    table: Annotated[str | None, typer.Argument(help="One table; all when not given.")] = None,
-) -> None:
-    """What the tables consist of: partitions, files, references, rows, bytes; and what fails."""
+def show_status(session: Session, table: str | None) -> None:
+    """Shows what the tables consist of: `dormouse status`."""
     with session.open(read_only=True) as instance:
         tables = [instance.table(table)] if table is not None else instance.tables()
         found, rounds, held = [item.status() for item in tables], instance.rounds(), instance.holds()
@@ -196,43 +167,20 @@ def status(
     shown = [{**asdict(one), **of_instance} for one in found]
     if not found and refusal is not None:
         shown = [of_instance]  # a program must see it
-    session.show(shown, lambda: _table(found, rounds, held, jumps) if found else "there are no tables yet")
+    columns = ("table", "partitions", "leaves", "files", "references", "rows", "size", "garbage", "jobs")
+    rows = (
+        (one.name, one.partitions, one.leaves, one.files, one.references, _rows(one),
+         byte_size(one.byte_count), one.unreferenced_files, one.compaction_jobs)
+        for one in found
+    )  # fmt: skip
+    lines = [line for of_table in (_attention, _history) for one in found for line in of_table(one)]
+    lines += [*map(_last_of, rounds), *map(_held, held), *(f"! {one}" for one in jumps)]
+    session.table(shown, columns, rows, *(lines if found else ()), empty="there are no tables yet")
     if refusal is not None:
         say(refusal)
 
 
-def _table(
-    found: Sequence[TableStatus],
-    rounds: Sequence[InstanceRound],
-    held: Sequence[Hold],
-    jumps: Sequence[ClockJump] = (),
-) -> Any:
-    from rich.console import Group
-    from rich.text import Text
-
-    from dormouse.cli.console import byte_size, grid
-
-    columns = ("table", "partitions", "leaves", "files", "references", "rows", "size", "garbage", "jobs")
-    tables = grid(
-        columns,
-        [
-            (
-                one.name, one.partitions, one.leaves, one.files, one.references,
-                _rows(one), byte_size(one.byte_count),
-                one.unreferenced_files, one.compaction_jobs,
-            )
-            for one in found
-        ],
-    )  # fmt: skip
-    lines = [line for one in found for line in _attention(one)]
-    lines += [line for one in found for line in _history(one)]
-    lines += [*map(_last_of, rounds), *map(_held, held), *(f"! {one}" for one in jumps)]
-    return Group(tables, *(Text(printable(line)) for line in lines))
-
-
 def _rows(status: TableStatus) -> str:
-    from dormouse.cli.console import count
-
     rows, versions = count(status.row_count, exact=status.rows_exact), status.stored_versions
     return rows if versions is None else f"{rows} ({plural(versions, 'version')})"
 
@@ -240,25 +188,25 @@ def _rows(status: TableStatus) -> str:
 def _history(status: TableStatus) -> Iterator[str]:
     """A line for each named cut and consumer: what it keeps; and for each that is expired."""
     for holder in status.history_held_by:
-        yield f"{status.name}: {holder} keeps the history from {_minute(holder.since)} on"
+        yield f"{status.name}: {holder} keeps the history from {minute(holder.since)} on"
     for consumer in status.consumers:
         if consumer.is_expired:
             yield (
                 f"! {status.name}: consumer {consumer.name!r} is expired, and its changes since "
-                f"{_minute(consumer.position_at)} are not kept: 'dormouse changes {status.name} --consumer "
+                f"{minute(consumer.position_at)} are not kept: 'dormouse changes {status.name} --consumer "
                 f"{consumer.name}' says how to go on"
             )
 
 
 def _held(one: Hold) -> str:
-    return f"collection waits for {one.holder}, until {_minute(one.until)} at most ('dormouse holds')"
+    return f"collection waits for {one.holder}, until {minute(one.until)} at most ('dormouse holds')"
 
 
 def _last_of(one: InstanceRound) -> str:
-    well = "it never went well" if one.well_at is None else f"it went well last at {_minute(one.well_at)}"
+    well = "it never went well" if one.well_at is None else f"it went well last at {minute(one.well_at)}"
     if one.error is None:
-        return f"last {one.kind}: {_minute(one.well_at)}"
-    return f"! the {one.kind} of {_minute(one.ended_at)} failed: {one.error}; {well}"
+        return f"last {one.kind}: {minute(one.well_at)}"
+    return f"! the {one.kind} of {minute(one.ended_at)} failed: {one.error}; {well}"
 
 
 def _attention(status: TableStatus) -> Iterator[str]:
@@ -278,7 +226,7 @@ def _attention(status: TableStatus) -> Iterator[str]:
             often = f", {last.failures} times in a row" if last.failures > 1 else ""
             given_up = _given_up(status, last.error) if last.kind == "compaction" else ""
             yield (
-                f"! {status.name}: {what} fails since {_minute(last.failing_since)}{often}: {last.error}. "
+                f"! {status.name}: {what} fails since {minute(last.failing_since)}{often}: {last.error}. "
                 f"{given_up}{_advice(last.kind, status.name)}"
             )
 
@@ -294,8 +242,4 @@ def _given_up(status: TableStatus, error: str) -> str:
     reason = status.given_up_reason or ""
     why = "" if error.startswith(reason) else f": {reason}"
     jobs = plural(status.jobs_given_up, "job")
-    return f"{jobs} given up in all, the last {_minute(status.given_up_at)}{why}. "
-
-
-def _minute(time: datetime | None) -> str:
-    return "" if time is None else f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return f"{jobs} given up in all, the last {minute(status.given_up_at)}{why}. "

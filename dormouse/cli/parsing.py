@@ -4,44 +4,51 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidSchema
+from dormouse.errors import InvalidInput, InvalidQuery, InvalidSchema
 from dormouse.model.cut import when_of_text
 from dormouse.model.json_values import parse_json
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties, unknown_property
-from dormouse.model.types import DECIMAL, LIST, MAP, STRUCT, DataType, value_of_text
+from dormouse.model.types import value_of_text
 
 _DURATION = re.compile(r"(\d{1,6})([dhms])")
-_COMPOUND = re.compile(r"(\w+)\s*(?:<(?=.*>)|\((?=.*\)))(.*)[>)]", re.DOTALL)
 _UNESCAPED_COLON = re.compile(r"(?<!\\):")
 
 
-def parse_parameters(items: Sequence[str]) -> list[str] | dict[str, str]:
-    """`name=value` each, of `$name`; or `1=value`, of `$1`."""
-    found: dict[str, str] = {}
-    for item in items:
-        name, equals, value = item.partition("=")
-        name = name.strip().removeprefix("$")
-        if not equals or not name:
-            raise InvalidQuery(f"parameter {item!r}: write NAME=VALUE for $NAME, or 1=VALUE for $1")
-        if name in found:
-            raise InvalidQuery(f"parameter ${name} is given twice")
-        found[name] = value
-    numbers = [str(number) for number in range(1, len(found) + 1)]
-    if found.keys() == set(numbers):
-        return [found[number] for number in numbers]
-    if any(name.isdecimal() for name in found):
-        missing = next(number for number in numbers if number not in found)
-        raise InvalidQuery(
-            f"parameter ${missing} is not given: number them from 1 on without a gap, or name all of them"
-        )
-    return found
+def read_bytes(file: Path) -> bytes:
+    """Returns what a file has; - is stdin."""
+    try:
+        return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"cannot read {file}: {error.strerror}") from None
+
+
+def read_text(file: Path) -> str:
+    """Returns the text that a file has; - is stdin."""
+    try:
+        return read_bytes(file).decode()
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{_called(file)} is not UTF-8 text") from None
+
+
+def read_json(file: Path, kind: type[InvalidInput] = InvalidInput) -> Any:
+    """Returns what a file of JSON has; - is stdin. Raises an error of that kind where it is none."""
+    try:
+        return parse_json(read_bytes(file).decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        raise kind(f"{_called(file)} is not JSON: {error}") from None
+
+
+def _called(file: Path) -> str:
+    return "stdin" if str(file) == "-" else str(file)
 
 
 def parse_duration(text: str) -> timedelta:
@@ -51,6 +58,22 @@ def parse_duration(text: str) -> timedelta:
         raise InvalidInput(f"duration {text!r}: write 7d, 12h, 30m or 45s")
     unit = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}[found[2]]
     return timedelta(**{unit: int(found[1])})
+
+
+def parse_time(text: str) -> datetime:
+    """Returns a time as ISO 8601 has it."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(f"time {text!r}: write it like 2026-03-05T12:00:00Z") from None
+
+
+def parse_day(text: str) -> date:
+    """Returns a day as ISO 8601 has it."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(f"day {text!r}: write it like 2026-03-05") from None
 
 
 def parse_moment(text: str) -> str | datetime:
@@ -64,47 +87,6 @@ def parse_moment(text: str) -> str | datetime:
         raise InvalidInput(f"the time {text} is at an end of the calendar: give it an offset") from None
 
 
-def parse_field(text: str) -> Field:
-    """`name:type`, with `?` at the end when it may be null: `delay:long?`, `tags:list<string>`."""
-    name, colon, type_text = text.partition(":")
-    if not colon:
-        raise InvalidSchema(f"field {text!r}: write name:type, like {text}:long")
-    nullable = type_text.endswith("?")
-    return Field(name, parse_type(type_text.removesuffix("?")), nullable)
-
-
-def parse_type(text: str) -> DataType:
-    """`long`, `decimal(15,2)`, `list<string>`, `map<string,list<double>>`, `struct<x:double,y:double?>`."""
-    found = _COMPOUND.fullmatch(text.strip())
-    if found is None:
-        return DataType.from_json(text.strip().lower())
-    parts = _parts(found[2])
-    match found[1].lower(), parts:
-        case "list", [element]:
-            return LIST(parse_type(element))
-        case "map", [key, value]:
-            return MAP(parse_type(key), parse_type(value))
-        case "decimal", [precision, scale] if precision.isdecimal() and scale.isdecimal():
-            return DECIMAL(int(precision), int(scale))
-        case "struct", _:
-            return STRUCT([parse_field(part) for part in parts])
-    raise InvalidSchema(
-        f"type {text!r}: write list<string>, map<string,long>, decimal(15,2) or struct<x:double,y:double?>"
-    )
-
-
-def _parts(text: str) -> list[str]:
-    """What stands between the commas that no bracket encloses."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character in "<(") - (character in ">)")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts]
-
-
 def parse_schema(
     file: Path | None, like: Any, row_keys: list[str], sort_keys: list[str], values: list[str]
 ) -> Schema:
@@ -112,48 +94,16 @@ def parse_schema(
     if file is not None and (like or row_keys or sort_keys or values):
         raise InvalidInput("--schema says everything: leave --like, --row-key, --sort-key and --value out")
     if file is not None:
-        return _schema_of_file(file)
+        return Schema.from_json(read_json(file, InvalidSchema))
     if like is None:
+        from dormouse.verbs.texts import parse_field
+
         return Schema(*([parse_field(text) for text in part] for part in (row_keys, sort_keys, values)))
     if values:
         raise InvalidInput("--like takes the values from the file: leave --value out")
     from dormouse.sources.infer import schema_like
 
     return schema_like(like, row_keys, sort_keys)
-
-
-def _schema_of_file(file: Path) -> Schema:
-    try:
-        return Schema.from_json(json.loads(file.read_text("utf-8")))
-    except OSError as error:
-        raise InvalidSchema(f"cannot read {file}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, InvalidInput):
-            raise
-        raise InvalidSchema(f"{file} is not JSON: {error}") from None
-
-
-def parse_properties(texts: Sequence[str]) -> dict[str, Any]:
-    """`name=value` each; `name=` gives the property its default back."""
-    properties: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise InvalidProperties(f"property {text!r}: write name=value, like gc_delay_seconds=60")
-        if name not in TableProperties.model_fields:
-            raise InvalidProperties(unknown_property(name))
-        properties[name] = _property_value(value)
-    return properties
-
-
-def _property_value(text: str) -> Any:
-    if not text:
-        return None
-    try:
-        value = json.loads(text.replace("_", ""))
-    except ValueError:
-        return text
-    return value if isinstance(value, int | float | bool) else text
 
 
 def parse_where(schema: Schema, texts: Sequence[str]) -> dict[str, Any]:

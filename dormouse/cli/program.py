@@ -55,9 +55,9 @@ MODULES = {
     "demo": ("demo",),
     "tables": ("table",),
     "loading": ("ingest", "upsert"),
-    "data": ("delete", "query", "sql"),
-    "erase": ("erase", "erasures"),
-    "changes": ("changes", "restore-table", "history"),
+    "data": ("query", "sql", "changes"),
+    "editing": ("delete", "erase", "erasures", "restore-table"),
+    "history": ("history",),
     "maintenance": ("compact", "split", "merge", "gc", "maintain"),
     "backups": ("backup", "backups", "restore", "restore-metadata", "adopt", "holds"),
     "checks": ("check", "orphans"),
@@ -102,7 +102,7 @@ def _program(home: str | None) -> typer.Typer:
     )
     app.callback()(_root)
     for module in MODULES if home is None else (home,):
-        import_module(f"dormouse.cli.{module}").add_to(app)
+        app.add_typer(import_module(f"dormouse.cli.{module}").app)
     if home is None:
         app.command("completion", epilog='Example: eval "$(dormouse completion bash)"')(completion)
     return app

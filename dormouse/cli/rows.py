@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,44 +12,40 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dormouse.cli.parsing import parse_parameters
-from dormouse.cli.text_options import with_text_options
-from dormouse.cli.verbs import ParamOption, Session, TableName, plural, verb
+from dormouse.cli.command import Session, TableName, command, group, plural
+from dormouse.cli.console import grid, rows_table
+from dormouse.cli.options import bounds
+from dormouse.cli.parsing import read_json
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
-from dormouse.model.json_values import parse_json
-from dormouse.sources.text_format import TextOptions, text_format
+from dormouse.sources.text_format import TextFormat, TextOptions, text_format
+from dormouse.verbs.rows import MadeOnce, RowChangeRequest, RowQueryRequest, RowUpsertRequest
+from dormouse.verbs.verb import Request, options
 
 if TYPE_CHECKING:
     from dormouse.rows.changes import Changed
     from dormouse.rows.columns import Column
     from dormouse.rows.pages import Page
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and change nothing.")]
-ChangeId = Annotated[
-    str | None,
-    typer.Option("--id", help="The same change with the same id again changes nothing.", show_default=False),
-]
-WaitSeconds = Annotated[
-    float, typer.Option(min=0, help="How long other changes of the table are waited for.")
-]
-FileOption = Annotated[str, typer.Argument(help="A CSV or TSV file; - for stdin.", show_default=False)]
+TextOption = Annotated[TextOptions, TextFormat]
+RowId = Annotated[int, "A ROW_ID."]
+RowVersion = Annotated[int | None, "That version of the row.", bounds(1)]
 
-app = typer.Typer(
-    help="Tables whose rows have ids and versions, and are edited by many.", rich_markup_mode=None
-)
+rows = group("rows", "Tables whose rows have ids and versions, and are edited by many.")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMN = re.compile(r"(?P<name>[^:]+):(?P<type>[A-Za-z]+)(\((?P<size>\d+)\))?(=(?P<default>.*))?", re.DOTALL)
 
 
-def show_changed(session: Session, table: str, done: Changed, *, dry_run: bool) -> None:
-    """What a change did, or would do."""
-    session.show(done.to_json(), lambda: _said(table, done, dry_run=dry_run))
-
-
-def _said(table: str, done: Changed, *, dry_run: bool) -> str:
+def show_changed(session: Session, asked: MadeOnce, done: Changed) -> None:
+    """Shows what a change did, or would do."""
     counted = [f"{count:,} {what}" for what, count in done.changed.items() if count]
     versions = f"; {versions_text(done.versions)}" if done.versions else ""
-    return f"{'would change' if dry_run else 'changed'} {table}: {', '.join(counted) or 'no rows'}{versions}"
+    did = f"{'would change' if asked.dry_run else 'changed'} {asked.table}"
+    session.show(done.to_json(), f"{did}: {', '.join(counted) or 'no rows'}{versions}")
+
+
+def given(asked: Request, *without: str) -> dict[str, Any]:
+    """Returns the options that a method of the table is called with, but those that have its defaults."""
+    return {name: value for name, value in options(asked, "table", *without).items() if value is not None}
 
 
 def versions_text(versions: Sequence[int]) -> str:
@@ -59,28 +54,19 @@ def versions_text(versions: Sequence[int]) -> str:
     return f"version {first}" if first == last else f"versions {first} to {last}"
 
 
-def add_to(root: typer.Typer) -> None:
-    root.add_typer(app, name="rows")
-
-
-@verb(app, "create", example="dormouse rows create samples --column 'name:STRING(50)' --column n:INTEGER=0")
-@with_text_options
+@command(
+    rows, "create", example="dormouse rows create samples --column 'name:STRING(50)' --column n:INTEGER=0"
+)
 def create(
     session: Session,
     table: TableName,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME:TYPE, STRING(SIZE) too, and =DEFAULT. Repeatable.", show_default=False),
-    ] = None,
+    /,
+    how: TextOption,
+    column: Annotated[list[str] | None, "NAME:TYPE, STRING(SIZE) too, and =DEFAULT. Repeatable."] = None,
     schema: Annotated[
-        Path | None,
-        typer.Option(help="A file with a JSON list of columns: name, type, size_max, default, enum."),
+        Path | None, "A file with a JSON list of columns: name, type, size_max, default, enum."
     ] = None,
-    like: Annotated[
-        Path | None, typer.Option(help="A CSV or TSV file, of which all rows are looked at.")
-    ] = None,
-    *,
-    how: TextOptions,
+    like: Annotated[Path | None, "A CSV or TSV file, of which all rows are looked at."] = None,
 ) -> None:
     """Make a row table. Types: INTEGER, DOUBLE, STRING, DATE, BOOLEAN, ENTITY, LINK, FILE, JSON."""
     if sum(one is not None for one in (column or None, schema, like)) != 1:
@@ -88,10 +74,8 @@ def create(
     columns = _columns(column or [], schema, like, how)
     with session.open(create=True) as instance:
         made = instance.create_row_table(table, columns).columns()
-    session.show(
-        {"table": table, "columns": [one.to_json() for one in made]},
-        lambda: f"made row table {table} with {plural(len(made), 'column')}",
-    )
+    shown = {"table": table, "columns": [one.to_json() for one in made]}
+    session.show(shown, f"made row table {table} with {plural(len(made), 'column')}")
 
 
 def _columns(
@@ -103,7 +87,7 @@ def _columns(
     if like is not None:
         return preview_csv(like, text_format(like, **how), whole=True).columns
     if schema is not None:
-        found = read_json(str(schema))
+        found = read_json(schema)
         if not isinstance(found, list):
             raise InvalidColumn(f"{schema} must have a list of columns")
         return [Column.from_json(one) for one in found]
@@ -113,12 +97,12 @@ def _columns(
 def _column(text: str) -> Column:
     from dormouse.rows.columns import Column
 
-    found = _COLUMN.fullmatch(text)
-    if found is None:
+    match = _COLUMN.fullmatch(text)
+    if match is None:
         raise InvalidInput(f"--column {text!r}: write NAME:TYPE, like name:STRING(50) or n:INTEGER=0")
-    size = None if found["size"] is None else int(found["size"])
-    plain = Column(found["name"].strip(), found["type"].upper(), size)  # type: ignore[arg-type]
-    return replace(plain, default=_default(plain, found["default"]))
+    size = None if match["size"] is None else int(match["size"])
+    plain = Column(match["name"].strip(), match["type"].upper(), size)  # type: ignore[arg-type]
+    return replace(plain, default=_default(plain, match["default"]))
 
 
 def _default(column: Column, text: str | None) -> Any:
@@ -133,27 +117,21 @@ def _default(column: Column, text: str | None) -> Any:
     return json.loads(found) if column.type == "JSON" else found
 
 
-@verb(app, "show", example="dormouse rows show samples")
-def show(
-    session: Session,
-    table: Annotated[str | None, typer.Argument(help="The table; all when not given.")] = None,
-) -> None:
+@command(rows, "show", example="dormouse rows show samples")
+def show(session: Session, table: Annotated[str | None, "The table; all when not given."] = None, /) -> None:
     """The row tables, or one: its columns, its newest version, its snapshots."""
-    from dormouse.cli.console import grid
-
     with session.open(read_only=True) as instance:
         if table is None:
-            listed = [(one.name, one.state()) for one in instance.row_tables()]
+            states = [(one.name, one.state()) for one in instance.row_tables()]
             tables = [
                 {"table": name, "version": state.version, "changed_at": state.changed_at}
-                for name, state in listed
+                for name, state in states
             ]
-            heads = ("table", "version", "changed")
-            cells = [tuple(one.values()) for one in tables]
-            session.show(tables, lambda: grid(heads, cells) if cells else "there are no row tables")
+            cells = (tuple(one.values()) for one in tables)
+            session.table(tables, ("table", "version", "changed"), cells, empty="there are no row tables")
             return
-        found = instance.row_table(table)
-        state, snapshots = found.state(), found.snapshots()
+        of = instance.row_table(table)
+        state, snapshots = of.state(), of.snapshots()
     columns = [one.to_json() for one in state.columns]
     shown = {"table": table, "version": state.version, "changed_at": state.changed_at, "columns": columns}
     names = ("column_id", "name", "type", "size_max", "default", "enum")
@@ -166,52 +144,34 @@ def show(
     )
 
 
-@verb(app, "get", example="dormouse rows get samples 7 --version 2")
-def get(
-    session: Session,
-    table: TableName,
-    row_id: Annotated[int, typer.Argument(help="A ROW_ID.", show_default=False)],
-    version: Annotated[int | None, typer.Option(min=1, help="That version of the row.")] = None,
-) -> None:
+@command(rows, "get", example="dormouse rows get samples 7 --version 2")
+def get(session: Session, table: TableName, row_id: RowId, /, version: RowVersion = None) -> None:
     """One row as it is now, or a version of it."""
-    from dormouse.cli.console import grid
-
     with session.open(read_only=True) as instance:
         row = instance.row_table(table).row(row_id, version)
-    session.show(row, lambda: grid(("column", "value"), list(row.items())))
+    session.table(row, ("column", "value"), row.items())
 
 
-@verb(app, "query", example='dormouse rows query samples "select * from samples where n > 3 order by n"')
+@command(rows, "query", example='dormouse rows query samples "select * from samples where n > 3 order by n"')
 def query(
     session: Session,
-    table: TableName,
-    sql: Annotated[str | None, typer.Argument(help="A SELECT from the table.", show_default=False)] = None,
-    page: Annotated[str | None, typer.Option(help="The next_page of the page before.")] = None,
-    page_rows: Annotated[int, typer.Option(min=1, max=100_000, help="How many rows a page has.")] = 20,
-    param: ParamOption = None,
-    version: Annotated[int | None, typer.Option(min=0, help="The rows as of a version.")] = None,
-    snapshot: Annotated[str | None, typer.Option(help="The rows of a snapshot.")] = None,
-    wait_seconds: Annotated[float, typer.Option(help="How long the index is waited for.")] = 600.0,
+    asked: RowQueryRequest,
+    sql: Annotated[str | None, "A SELECT from the table."] = None,
+    /,
+    page_rows: Annotated[int, "How many rows a page has.", bounds(1, 100_000)] = 20,
+    wait_seconds: Annotated[float, "How long the index is waited for."] = 600.0,
 ) -> None:
     """A page of a query's rows. --page goes on, at the version that the query began on."""
+    of_page = {"page_rows": None if asked.page else page_rows, "wait_seconds": wait_seconds}
     with session.open() as instance:
-        found = instance.row_table(table).query(
-            sql,
-            None if page else page_rows,
-            page,
-            parameters=parse_parameters(param or []),
-            version=version,
-            snapshot=snapshot,
-            wait_seconds=wait_seconds,
-        )
-        shown = found.to_json(count=True)
-    session.show(shown, lambda: _page(found, shown["count"]))
+        page = instance.row_table(asked.table).query(sql, **given(asked) | of_page)
+        shown = page.to_json(count=True)
+    session.show(shown, lambda: _page(page, shown["count"]))
 
 
 def _page(page: Page, count: int) -> Any:
     from rich.console import Group
 
-    from dormouse.cli.console import rows_table
     from dormouse.model.table import ROW_ID, ROW_VERSION
 
     keys = [] if page.row_ids is None else [ROW_ID, ROW_VERSION]
@@ -244,99 +204,85 @@ def _told(kind: str, value: Any) -> Any:
         return value
 
 
-@verb(app, "change", example="dormouse rows change samples changes.json --dry-run")
+@command(rows, "change", example="dormouse rows change samples changes.json --dry-run")
 def change(
     session: Session,
-    table: TableName,
-    file: Annotated[
-        str,
+    asked: RowChangeRequest,
+    changes: Annotated[
+        Path,
         typer.Argument(
             help='JSON, - for stdin: [{"insert": [rows]}, {"update": [rows]}, {"patch": [rows]}, '
             '{"remove": [[id, version]]}, {"add_column": …}, {"rename_column": …}, {"retype_column": …}, '
             '{"drop_column": name}, {"load_csv": {"path": …}}].',
-            show_default=False,
         ),
     ],
-    dry_run: DryRun = False,
-    id: ChangeId = None,
-    wait_seconds: WaitSeconds = 60.0,
 ) -> None:
     """Make a list of changes, in its order, as one transaction: all of them, or none."""
-    from dormouse.cli.console import progress
     from dormouse.rows.changes import parse_changes
 
-    changes = parse_changes(read_json(file), path_of=str)
-    with session.open() as instance, progress(f"change {table}", unit="rows") as moved:
-        done = instance.row_table(table).change(
-            changes, dry_run, change_id=id, wait_seconds=wait_seconds, progress=moved
-        )
-    show_changed(session, table, done, dry_run=dry_run)
+    made = parse_changes(read_json(changes), path_of=str)
+    with session.work(f"change {asked.table}", "rows") as (instance, moved):
+        done = instance.row_table(asked.table).change(made, **given(asked), progress=moved)
+    show_changed(session, asked, done)
 
 
-@verb(app, "upsert", example="dormouse rows upsert samples rows.json --on name")
+@command(rows, "upsert", example="dormouse rows upsert samples rows.json --on name")
 def upsert(
     session: Session,
-    table: TableName,
-    file: Annotated[str, typer.Argument(help="JSON, a list of rows; - for stdin.", show_default=False)],
-    on: Annotated[str, typer.Option(help="The columns whose values say which row it is, with commas.")],
-    dry_run: DryRun = False,
-    id: ChangeId = None,
-    wait_seconds: WaitSeconds = 60.0,
+    asked: RowUpsertRequest,
+    rows: Annotated[Path, typer.Argument(help="JSON, a list of rows; - for stdin.")],
+    on: Annotated[str, "The columns whose values say which row it is, with commas."],
 ) -> None:
     """Update the rows that have the values of some columns, and insert those that no row has."""
-    rows = read_json(file)
-    if not isinstance(rows, list):
-        raise InvalidInput(f"{file} must have a list of rows")
+    listed = read_json(rows)
+    if not isinstance(listed, list):
+        raise InvalidInput(f"{rows} must have a list of rows")
     names = [name.strip() for name in on.split(",")]
     with session.open() as instance:
-        done = instance.row_table(table).upsert(
-            rows, on=names, dry_run=dry_run, change_id=id, wait_seconds=wait_seconds
-        )
-    show_changed(session, table, done, dry_run=dry_run)
+        done = instance.row_table(asked.table).upsert(listed, names, **given(asked))
+    show_changed(session, asked, done)
 
 
-@verb(app, "snapshot", example="dormouse rows snapshot samples v1")
+@command(rows, "snapshot", example="dormouse rows snapshot samples v1")
 def snapshot(
     session: Session,
     table: TableName,
-    name: Annotated[str | None, typer.Argument(help="Its name; lists them when not given.")] = None,
-    drop: Annotated[bool, typer.Option("--drop", help="Forget the name; the versions stay.")] = False,
+    name: Annotated[str | None, "Its name; lists them when not given."] = None,
+    /,
+    drop: Annotated[bool, "Forget the name; the versions stay."] = False,
 ) -> None:
     """Name the newest version; without a name, list what was named."""
-    from dormouse.cli.console import grid
-
     with session.open(read_only=name is None) as instance:
-        found = instance.row_table(table)
+        of = instance.row_table(table)
         if name is None:
             if drop:
                 raise InvalidInput("say which snapshot to drop")
-            known = found.snapshots()
-            cells = [(one.name, one.version, one.taken_at) for one in known]
+            known = of.snapshots()
+            cells = ((one.name, one.version, one.taken_at) for one in known)
             heads = ("snapshot", "version", "taken")
-            session.show(known, lambda: grid(heads, cells) if cells else f"table {table} has no snapshots")
+            session.table(known, heads, cells, empty=f"table {table} has no snapshots")
         elif drop:
-            found.drop_snapshot(name)
-            session.show({"table": table, "dropped": name}, lambda: f"snapshot {name} is dropped")
+            of.drop_snapshot(name)
+            session.show({"table": table, "dropped": name}, f"snapshot {name} is dropped")
         else:
-            made = found.snapshot(name)
-            session.show(made, lambda: f"snapshot {name} is version {made.version} of table {table}")
+            made = of.snapshot(name)
+            session.show(made, f"snapshot {name} is version {made.version} of table {table}")
 
 
-@verb(app, "history", example="dormouse rows history samples --limit 10")
+@command(rows, "history", example="dormouse rows history samples --limit 10")
 def history(
     session: Session,
     table: TableName,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 30,
-    before: Annotated[int | None, typer.Option(min=1, help="Only those of before a version.")] = None,
+    /,
+    limit: Annotated[int, "How many at most.", bounds(1, 10_000)] = 30,
+    before: Annotated[int | None, "Only those of before a version.", bounds(1)] = None,
 ) -> None:
     """Who changed what, and when: the newest first."""
-    from dormouse.cli.console import grid
-
     with session.open(read_only=True) as instance:
         which = {} if before is None else {"before": before}
-        found = instance.row_table(table).history(limit=limit, **which)
+        commits = instance.row_table(table).history(limit=limit, **which)
     heads = ("versions", "changed", "by", "inserted", "updated", "deleted", "columns")
-    cells = [
+    cells = (
         (
             versions_text((one.first_version, one.last_version)),
             f"{one.changed_at:%Y-%m-%d %H:%M:%S}",
@@ -346,17 +292,6 @@ def history(
             one.deleted,
             "; ".join(one.columns_changed),
         )
-        for one in found
-    ]
-    session.show(found, lambda: grid(heads, cells) if cells else f"table {table} was never changed")
-
-
-def read_json(file: str) -> Any:
-    """What a file, or stdin, has."""
-    try:
-        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        return parse_json(content.decode("utf-8-sig"))
-    except OSError as error:
-        raise InvalidInput(f"cannot read {file}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{'stdin' if file == '-' else file} is not JSON: {error}") from None
+        for one in commits
+    )
+    session.table(commits, heads, cells, empty=f"table {table} was never changed")

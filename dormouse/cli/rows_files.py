@@ -12,62 +12,43 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dormouse.cli import rows
-from dormouse.cli.data import check_output, format_of, write
-from dormouse.cli.loading import dropped_if_it_fails
-from dormouse.cli.rows import (
-    ChangeId,
-    DryRun,
-    FileOption,
-    WaitSeconds,
-    show_changed,
-)
-from dormouse.cli.text_options import with_text_options
-from dormouse.cli.verbs import Session, TableName, plural, verb
+from dormouse.cli.command import Session, TableName, command, group, plural
+from dormouse.cli.console import grid, progress
+from dormouse.cli.options import bounds
+from dormouse.cli.output import check_output, format_of, show_written, write
+from dormouse.cli.rows import RowId, RowVersion, TextOption, given, rows, show_changed
 from dormouse.errors import InvalidInput
-from dormouse.sources.text_format import HELP, TextOptions, text_format
+from dormouse.sources.text_format import HELP, TextFormat, text_format
+from dormouse.verbs.rows import RowUploadRequest
 
 if TYPE_CHECKING:
     from dormouse.rows.csv_preview import CsvPreview
+
+app = group()
+app.add_typer(rows)
+FileOption = Annotated[str, "A CSV or TSV file; - for stdin."]
 
 # A file of more columns is shown with a line for each column, and beside it the values of its first rows.
 _COLUMNS_BESIDE, _ROWS_BESIDE = 12, 3
 
 
-def add_to(root: typer.Typer) -> None:
-    rows.add_to(root)
-
-
-@verb(rows.app, "upload", example="dormouse rows upload flights flights.csv --create --null NA")
-@with_text_options
+@command(rows, "upload", example="dormouse rows upload flights flights.csv --create --null NA")
 def upload(
     session: Session,
-    table: TableName,
+    how: TextOption,
+    asked: RowUploadRequest,
     file: FileOption,
-    create: Annotated[
-        bool, typer.Option("--create", help="Make the table, of columns as all rows of the file need.")
-    ] = False,
-    columns: Annotated[
-        str | None, typer.Option(help="The file's columns, with commas, in place of its header.")
-    ] = None,
-    as_new: Annotated[
-        bool, typer.Option("--as-new", help="Insert all rows, without the file's ROW_ID and ROW_VERSION.")
-    ] = False,
-    dry_run: DryRun = False,
-    id: ChangeId = None,
-    wait_seconds: WaitSeconds = 60.0,
-    *,
-    how: TextOptions,
+    /,
+    create: Annotated[bool, "Make the table, of columns as all rows of the file need."] = False,
 ) -> None:
     """Insert the rows of a file; with ROW_ID and ROW_VERSION update them, with nothing else delete them.
 
     All of them, or none.
     """
-    from dormouse.cli.console import progress
     from dormouse.rows.csv_preview import preview_csv
 
-    names = None if columns is None else [name.strip() for name in columns.split(",")]
-    if create and (names or dry_run):
+    table, names = asked.table, asked.columns
+    if create and (names or asked.dry_run):
         raise InvalidInput("--create takes the columns from the file: leave --columns and --dry-run out")
     with _file(file) as path, ExitStack() as made:
 
@@ -77,40 +58,37 @@ def upload(
         opened, look = session.open_or_make(looked) if create else (session.open(), None)
         instance = made.enter_context(opened)
         if create and table not in {one.name for one in instance.row_tables()}:
+            from dormouse.cli.loading import dropped_if_it_fails
+
             look = look or looked()
             new = instance.create_row_table(table, look.columns)
             made.enter_context(dropped_if_it_fails(instance, new.table))
             names = list(look.names)
         with progress(f"upload to {table}", unit="rows") as moved:
-            done = instance.row_table(table).upload_csv(
-                path, columns=names, as_new=as_new, dry_run=dry_run, change_id=id, wait_seconds=wait_seconds,
-                progress=moved, **how,
-            )  # fmt: skip
-    show_changed(session, table, done, dry_run=dry_run)
+            options = given(asked, *TextFormat.model_fields) | {"columns": names}
+            done = instance.row_table(table).upload_csv(path, **options, progress=moved, **how)
+    show_changed(session, asked, done)
 
 
-@verb(rows.app, "download", example='dormouse rows download flights late.csv --sql "select * from flights"')
+@command(rows, "download", example='dormouse rows download flights late.csv --sql "select * from flights"')
 def download(
     session: Session,
     table: TableName,
     file: Annotated[
         str,
-        typer.Argument(
-            help="A file, CSV unless its name tells another format, like x.tsv, x.json, x.parquet or "
-            "x.csv.gz; - for stdout.",
-            show_default=False,
-        ),
+        "A file, CSV unless its name tells another format, like x.tsv, x.json, x.parquet or x.csv.gz; - for "
+        "stdout.",
     ],
-    sql: Annotated[str | None, typer.Option(help="The rows of a SELECT from the table.")] = None,
-    version: Annotated[int | None, typer.Option(min=0, help="The rows as of a version.")] = None,
-    snapshot: Annotated[str | None, typer.Option(help="The rows of a snapshot.")] = None,
+    /,
+    sql: Annotated[str | None, "The rows of a SELECT from the table."] = None,
+    version: Annotated[int | None, "The rows as of a version.", bounds(0)] = None,
+    snapshot: Annotated[str | None, "The rows of a snapshot."] = None,
     separator: Annotated[
-        str | None, typer.Option("--separator", "--delimiter", help=HELP["separator"], show_default=False)
+        str | None, typer.Option("--separator", "--delimiter", help=HELP["separator"])
     ] = None,
-    no_header: Annotated[bool, typer.Option("--no-header", help="Without the columns' names.")] = False,
+    no_header: Annotated[bool, "Without the columns' names."] = False,
 ) -> None:
     """Write the rows with their ids and versions: CSV that is edited and uploaded again updates them."""
-    from dormouse.cli.console import progress
     from dormouse.rows.csv_loads import write_csv
 
     if file == "-" and session.as_json:
@@ -121,76 +99,73 @@ def download(
             f"--separator and --no-header are for CSV and TSV, and {file!r} is {form} by its name"
         )
     with session.open(read_only=sql is None) as instance:
-        found = instance.row_table(table)
+        of = instance.row_table(table)
         if file == "-":
             how = text_format(file, separator=separator, header=not no_header)
-            write_csv(found.rows_of(sql, version=version, snapshot=snapshot), sys.stdout.buffer, how)
+            write_csv(of.rows_of(sql, version=version, snapshot=snapshot), sys.stdout.buffer, how)
             return
         if form not in ("csv", "tsv"):
-            reader = found.rows_of(sql, version=version, snapshot=snapshot)
+            reader = of.rows_of(sql, version=version, snapshot=snapshot)
             write(session, reader, form, Path(file), limited=False)
             return
         with progress(f"download {table}", unit="rows") as moved:
-            rows = found.download_csv(
+            count = of.download_csv(
                 file, sql, version=version, snapshot=snapshot, separator=separator, header=not no_header,
                 progress=moved,
             )  # fmt: skip
-    session.show({"file": file, "rows": rows}, lambda: f"wrote {plural(rows, 'row')} to {file}")
+    show_written(session, file, count)
 
 
-@verb(rows.app, "put-file", example="dormouse rows put-file samples photo.jpg")
+@command(rows, "put-file", example="dormouse rows put-file samples photo.jpg")
 def put_file(
     session: Session,
     table: TableName,
-    file: Annotated[Path, typer.Argument(help="A file of this machine.", show_default=False)],
-    name: Annotated[str | None, typer.Option(help="What it is called, by default as it is.")] = None,
+    file: Annotated[Path, "A file of this machine."],
+    /,
+    name: Annotated[str | None, "What it is called, by default as it is."] = None,
 ) -> None:
     """Put a file beside the table; what is told is for a cell of a FILE column."""
     with session.open() as instance:
         reference = instance.row_table(table).put_file(file, name)
-    session.show({"file": reference}, lambda: reference)
+    session.show({"file": reference}, reference)
 
 
-@verb(rows.app, "get-file", example="dormouse rows get-file samples 7 photo")
+@command(rows, "get-file", example="dormouse rows get-file samples 7 photo")
 def get_file(
     session: Session,
     table: TableName,
-    row_id: Annotated[int, typer.Argument(help="A ROW_ID.", show_default=False)],
-    column: Annotated[str, typer.Argument(help="A column of type FILE.", show_default=False)],
-    file: Annotated[Path | None, typer.Argument(help="Where to, by default as it is called.")] = None,
-    version: Annotated[int | None, typer.Option(min=1, help="That version of the row.")] = None,
+    row_id: RowId,
+    column: Annotated[str, "A column of type FILE."],
+    file: Annotated[Path | None, "Where to, by default as it is called."] = None,
+    /,
+    version: RowVersion = None,
 ) -> None:
     """Write the bytes that a FILE cell refers to."""
     with session.open(read_only=True) as instance:
-        found = instance.row_table(table)
-        target = found.save_file(row_id, column, file or found.file(row_id, column, version).name, version)
-    session.show({"file": str(target)}, lambda: f"wrote {target}")
+        of = instance.row_table(table)
+        target = of.save_file(row_id, column, file or of.file(row_id, column, version).name, version)
+    session.show({"file": str(target)}, f"wrote {target}")
 
 
-@verb(rows.app, "preview", opens=False, example="dormouse rows preview flights.csv")
-@with_text_options
+@command(rows, "preview", on="none", example="dormouse rows preview flights.csv")
 def preview(
     session: Session,
     file: FileOption,
-    rows: Annotated[int, typer.Option(min=0, max=1_000, help="How many rows are shown.")] = 10,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="Look at all of the file, not at its first 64 MB.")
-    ] = False,
-    *,
-    how: TextOptions,
+    /,
+    how: TextOption,
+    rows: Annotated[int, "How many rows are shown.", bounds(0, 1_000)] = 10,
+    whole: Annotated[bool, "Look at all of the file, not at its first 64 MB."] = False,
 ) -> None:
     """The columns that a table for a file would have, and its first rows."""
     from dormouse.rows.csv_preview import preview_csv
 
     with _file(file) as path:
-        found = preview_csv(path, text_format(path, **how), rows=rows, whole=whole)
-    session.show(found.to_json(), lambda: _shown(found))
+        look = preview_csv(path, text_format(path, **how), rows=rows, whole=whole)
+    session.show(look.to_json(), lambda: _shown(look))
 
 
 def _shown(found: CsvPreview) -> object:
     from rich.console import Group
-
-    from dormouse.cli.console import grid
 
     kinds = {column.name: str(column).removeprefix(f"{column.name} ") for column in found.columns}
     heads = [f"{name} {kinds.get(name, '')}".rstrip() for name in found.names]

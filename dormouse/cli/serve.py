@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dormouse.cli.command import Session, command, group
 from dormouse.cli.failures import report
-from dormouse.cli.verbs import Session, verb
 from dormouse.settings.service import ServiceSettings, load_service_settings
 
 if TYPE_CHECKING:
@@ -22,12 +21,11 @@ if TYPE_CHECKING:
 _WORKER = "from dormouse.cli.serve import serve_as_worker; serve_as_worker()"
 
 
-def add_to(app: typer.Typer) -> None:
-    serve.__signature__ = inspect.Signature(_options())  # type: ignore[attr-defined]
-    verb(app, "serve", example="dormouse serve --port 8088 --token-file token.txt")(serve)
+app = group()
 
 
-def serve(session: Session, **given: Any) -> None:
+@command(app, "serve", example="dormouse serve --port 8088 --token-file token.txt")
+def serve(session: Session, given: Annotated[dict[str, Any], ServiceSettings]) -> None:
     """Answer queries over HTTP, until Ctrl-C or SIGTERM: then finish what runs, for a while.
 
     Its paths are described at /docs. Each option can also be set as DORMOUSE_SERVICE_ and its name, like
@@ -45,7 +43,7 @@ def serve(session: Session, **given: Any) -> None:
 
 
 def _tell(session: Session, url: str) -> None:
-    session.show({"url": url}, lambda: f"the query service runs at {url}; Ctrl-C ends it")
+    session.show({"url": url}, f"the query service runs at {url}; Ctrl-C ends it")
 
 
 def _serve(session: Session, settings: ServiceSettings, started: Callable[[Server], object]) -> None:
@@ -81,20 +79,6 @@ def serve_as_worker() -> None:
         _serve(session, settings, lambda server: worker_ready(server.stop))
     except Exception as error:
         sys.exit(report(error, debug=session.debug, as_json=session.as_json))
-
-
-def _options() -> list[inspect.Parameter]:
-    """The session, and each setting but the token, which other users of the machine would see."""
-    named = inspect.Parameter.KEYWORD_ONLY
-    options = [inspect.Parameter("session", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Session)]
-    for name, field in ServiceSettings.model_fields.items():
-        if name != "token":
-            default = "" if field.default is None else f" [{field.default}]"
-            text = (field.description or "").replace("\n", " ")
-            kind: Any = field.annotation
-            option = typer.Option(None, help=f"{text}{default}")
-            options.append(inspect.Parameter(name, named, default=option, annotation=kind | None))
-    return options
 
 
 def _end_although_queries_run() -> None:

@@ -4,123 +4,95 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dormouse.cli import maintenance
+from dormouse.cli.command import DryRun, Session, command, group, plural
+from dormouse.cli.console import grid, progress
 from dormouse.cli.failures import say
-from dormouse.cli.verbs import Profile, Region, Session, plural, verb
+from dormouse.cli.options import bounds
+from dormouse.cli.parsing import parse_time
 from dormouse.errors import InstanceError, InvalidInput, NotAnInstance
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dormouse.aws.dead_letters import SqsDeadLetter
     from dormouse.aws.instance import DeployedInstance
     from dormouse.aws.status import Status
     from dormouse.aws.steps import Report, StepReport
 
-
+app = group()
 _MARKS = {"done": "✓", "already": "·", "would": "→"}
 UNKNOWN = "–"
-
-InstanceId = Annotated[str, typer.Option("--instance", "-i", help="The id of a deployed instance.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
 
 DEAD_LETTERS_MAX = 100_000
 Commits = Literal["keep", "purge"]
 DatabaseRole = Literal["dormouse_read", "dormouse_run", "dormouse_owner"]
 
 
-def add_to(app: typer.Typer) -> None:
-    verb(app, "pause", example="dormouse pause --instance dev --wait", opens=False)(pause)
-    verb(app, "resume", example="dormouse resume --instance dev --wait", opens=False)(resume)
-    example = "dormouse status --json, or dormouse status --instance dev"
-    verb(app, "status", example=example, deployed=True)(status)
-    verb(app, "env", example='eval "$(dormouse env --instance dev)"', opens=False)(env)
-    verb(app, "access", example="dormouse access --instance dev", opens=False)(access)
-    verb(app, "dead-letters", example="dormouse dead-letters --instance prod --send-again", opens=False)(
-        dead_letters
-    )
-    verb(
-        app,
-        "restore-objects",
-        example="dormouse restore-objects --instance prod --since 2026-11-20T08:00:00Z --dry-run",
-        opens=False,
-    )(restore_objects)
-
-
+@command(app, "pause", example="dormouse pause --instance dev --wait", on="deployed")
 def pause(
     session: Session,
-    instance: InstanceId,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the database has stopped.")] = False,
+    wait: Annotated[bool, "Wait until the database has stopped."] = False,
     drain_seconds: Annotated[
         float | None,
-        typer.Option(
-            min=0, max=86_400, help="How long running work may take before it is cancelled [as deployed]."
-        ),
+        "How long running work may take before it is cancelled [as deployed].",
+        bounds(0, 86_400),
     ] = None,
     dry_run: DryRun = False,
-    region: Region = None,
-    profile: Profile = None,
 ) -> None:
     """Put a deployed instance to sleep: nothing runs, messages are kept. It may be run again at any time."""
     from dormouse.aws import pause as system
 
-    found = find(instance, region, profile)
     ended, tell = told(session)
     report = system.pause(
-        found, wait=wait, dry_run=dry_run, drain_seconds=drain_seconds, tell=tell, ended=ended
+        find(session), wait=wait, dry_run=dry_run, drain_seconds=drain_seconds, tell=tell, ended=ended
     )
-    session.show(report, lambda: "\n".join([*report.waiting, _end_of_pause(report)]))
+    session.lines(report, [*report.waiting, _end_of_pause(report)])
 
 
+@command(app, "resume", example="dormouse resume --instance dev --wait", on="deployed")
 def resume(
     session: Session,
-    instance: InstanceId,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Also wait for a database that AWS is still stopping.")
-    ] = False,
+    wait: Annotated[bool, "Also wait for a database that AWS is still stopping."] = False,
     dry_run: DryRun = False,
-    region: Region = None,
-    profile: Profile = None,
 ) -> None:
     """Wake a deployed instance, and wait until it works. It may be run again at any time."""
     from dormouse.aws import pause as system
 
-    found = find(instance, region, profile)
     ended, tell = told(session)
-    report = system.resume(found, wait=wait, dry_run=dry_run, tell=tell, ended=ended)
-    session.show(report, lambda: _end_of_resume(report))
+    report = system.resume(find(session), wait=wait, dry_run=dry_run, tell=tell, ended=ended)
+    session.show(report, _end_of_resume(report))
 
 
+@command(app, "status", example="dormouse status --json, or dormouse status --instance dev", on="any")
 def status(
     session: Session,
-    table: Annotated[str | None, typer.Argument(help="One table; all when not given.")] = None,
+    table: Annotated[str | None, "One table; all when not given."] = None,
+    /,
 ) -> None:
     """What the tables consist of: partitions, files, references, rows, bytes.
 
     With the id of a deployed instance for --instance: what runs, what sleeps, and what it costs an hour now.
     """
     if not _is_deployed(session):
-        maintenance.status(session, table)
+        from dormouse.cli.maintenance import show_status
+
+        show_status(session, table)
         return
     from dormouse.aws.status import status as look
 
     if table is not None:
         raise typer.BadParameter("'dormouse table show' shows a deployed instance's tables")
-    deployed = _found(session, makes=False)
-    found = look(deployed)
-    session.show(found, lambda: _picture(found))
+    state = look(_found(session, makes=False))
+    session.show(state, lambda: _picture(state))
 
 
 def deployed(session: Session, *, makes: bool = False) -> DeployedInstance | None:
-    """The deployed instance whose id --instance is; None for any other, also for one that a command `makes`.
+    """Returns the deployed instance whose id --instance is; None for another.
 
-    Such a command makes a folder of that name where there are no credentials that AWS could be asked with.
+    A command that `makes` one makes a folder of that name where there are no credentials to ask AWS with.
     """
     if not _is_deployed(session):
         return None
@@ -134,7 +106,7 @@ def deployed(session: Session, *, makes: bool = False) -> DeployedInstance | Non
 
 
 def _is_deployed(session: Session) -> bool:
-    """Whether --instance is an id; a folder of that name comes first."""
+    """Returns whether --instance is an id; a folder of that name comes first."""
     from dormouse.aws.instance import ID
 
     if session.region or session.profile:
@@ -150,7 +122,7 @@ def _is_deployed(session: Session) -> bool:
 
 def _found(session: Session, *, makes: bool) -> DeployedInstance:
     try:
-        return find(str(session.instance), session.region, session.profile)
+        return find(session)
     except (InstanceError, InvalidInput) as error:
         if session.region or session.profile:
             raise
@@ -161,18 +133,19 @@ def _found(session: Session, *, makes: bool) -> DeployedInstance:
         ) from error
 
 
-def find(instance: str, region: str | None, profile: str | None) -> DeployedInstance:
+def find(session: Session) -> DeployedInstance:
+    """Returns the deployed instance of an id."""
     from dormouse.aws import instance as system
     from dormouse.aws.aws import open_session
 
-    return system.find(instance, open_session(region, profile))
+    return system.find(str(session.instance), open_session(session.region, session.profile))
 
 
 def told(session: Session) -> tuple[Callable[[StepReport], None], Callable[[str], None]]:
     """What is told of a step when it has ended, and while it waits; nothing with --json."""
     if session.as_json:
         return lambda report: None, lambda line: None
-    return lambda report: session.show(None, lambda: step_line(report)), say
+    return lambda report: session.show(None, step_line(report)), say
 
 
 def step_line(report: StepReport) -> str:
@@ -200,8 +173,6 @@ def _end_of_resume(report: Report) -> str:
 
 def _picture(found: Status) -> Any:
     from rich.console import Group
-
-    from dormouse.cli.console import grid
 
     rows: list[tuple[str, str]] = [("database", found.database)]
     rows += [(f"schedule {name}", state.lower()) for name, state in found.schedules.items()]
@@ -237,56 +208,44 @@ def _picture(found: Status) -> Any:
     return Group(*parts)
 
 
+@command(app, "env", example='eval "$(dormouse env --instance dev)"', on="deployed")
 def env(
     session: Session,
-    instance: InstanceId,
     role: Annotated[
-        DatabaseRole, typer.Option(help="The role of the database; only the owner makes and drops tables.")
+        DatabaseRole, "The role of the database; only the owner makes and drops tables."
     ] = "dormouse_owner",
-    forwarded: Annotated[
-        bool, typer.Option("--forwarded", help="With the database at the port that 'dormouse access' tells.")
-    ] = False,
-    region: Region = None,
-    profile: Profile = None,
+    forwarded: Annotated[bool, "With the database at the port that 'dormouse access' tells."] = False,
 ) -> None:
     """The environment variables that make the other commands work on a deployed instance, for a shell."""
     from dormouse.aws.instance import environment
 
-    found = environment(find(instance, region, profile), role, forwarded=forwarded)
-    if profile is not None:
-        found["AWS_PROFILE"] = profile
-    session.show(
-        found, lambda: "\n".join(f"export {name}={shlex.quote(value)}" for name, value in found.items())
-    )
+    variables = environment(find(session), role, forwarded=forwarded)
+    if session.profile is not None:
+        variables["AWS_PROFILE"] = session.profile
+    session.lines(variables, (f"export {name}={shlex.quote(value)}" for name, value in variables.items()))
 
 
-def access(session: Session, instance: InstanceId, region: Region = None, profile: Profile = None) -> None:
+@command(app, "access", example="dormouse access --instance dev", on="deployed")
+def access(session: Session) -> None:
     """The command that brings the database of a deployed instance to a port of this machine."""
     from dormouse.aws.instance import access as look
 
-    found = look(find(instance, region, profile), profile)
-    where = "".join(
-        f" --{name} {value}" for name, value in (("region", region), ("profile", profile)) if value
-    )
+    way = look(find(session), session.profile)
+    given = {"region": session.region, "profile": session.profile}
+    where = "".join(f" --{name} {value}" for name, value in given.items() if value)
     session.show(
-        found,
-        lambda: (
-            f"In another terminal, with the Session Manager plugin of the AWS CLI:\n\n  {found.command}\n\n"
-            f"While that runs, the database is at localhost:{found.port}. For the other commands, here:\n\n"
-            f'  eval "$(dormouse env --instance {instance}{where} --forwarded)"'
-        ),
+        way,
+        f"In another terminal, with the Session Manager plugin of the AWS CLI:\n\n  {way.command}\n\n"
+        f"While that runs, the database is at localhost:{way.port}. For the other commands, here:\n\n"
+        f'  eval "$(dormouse env --instance {session.instance}{where} --forwarded)"',
     )
 
 
+@command(app, "dead-letters", example="dormouse dead-letters --instance prod --send-again", on="deployed")
 def dead_letters(
     session: Session,
-    instance: InstanceId,
-    send_again: Annotated[
-        bool, typer.Option("--send-again", help="Send those that can be read to their queues again.")
-    ] = False,
-    limit: Annotated[int, typer.Option(min=1, max=DEAD_LETTERS_MAX, help="How many at most.")] = 100,
-    region: Region = None,
-    profile: Profile = None,
+    send_again: Annotated[bool, "Send those that can be read to their queues again."] = False,
+    limit: Annotated[int, "How many at most.", bounds(1, DEAD_LETTERS_MAX)] = 100,
 ) -> None:
     """The messages that the commit lambda could not handle; with --send-again it gets them once more.
 
@@ -294,21 +253,11 @@ def dead_letters(
     """
     from dormouse.aws.dead_letters import dead_letters as look
 
-    found = look(find(instance, region, profile), limit, send_again=send_again)
-    session.show(found, lambda: _letters(found))
-
-
-def _letters(found: Sequence[SqsDeadLetter]) -> Any:
-    from rich.console import Group
-
-    from dormouse.cli.console import grid
-
-    if not found:
-        return "no dead letters"
-    rows = [
+    letters = look(find(session), limit, send_again=send_again)
+    rows = (
         (
             f"{one.sent_at:%Y-%m-%d %H:%M:%S}",
-            one.commit_id or "–",
+            one.commit_id or UNKNOWN,
             "sent again"
             if one.is_sent_again
             else "can be sent again"
@@ -316,51 +265,43 @@ def _letters(found: Sequence[SqsDeadLetter]) -> Any:
             else "cannot be sent",
             one.reason or one.body,
         )
-        for one in found
-    ]
-    sent = sum(one.is_sent_again for one in found)
-    end = f"{plural(sent, 'dead letter')} of {len(found)} sent again"
-    return Group(grid(("dead since", "commit", "state", "reason, or message"), rows), end)
+        for one in letters
+    )
+    sent = plural(sum(one.is_sent_again for one in letters), "dead letter")
+    end = f"{sent} of {len(letters)} sent again" if letters else "no dead letters"
+    session.table(letters, ("dead since", "commit", "state", "reason, or message"), rows, end)
 
 
+@command(
+    app,
+    "restore-objects",
+    example="dormouse restore-objects --instance prod --since 2026-11-20T08:00:00Z --dry-run",
+    on="deployed",
+)
 def restore_objects(
     session: Session,
-    instance: InstanceId,
-    since: Annotated[
-        str, typer.Option(help="The moment that the database was restored to: 2026-11-20T08:00:00Z.")
-    ],
-    objects: Annotated[
-        str | None, typer.Option(help="A copy in place of the instance's bucket: s3://bucket/data.")
-    ] = None,
+    since: Annotated[str, "The moment that the database was restored to: 2026-11-20T08:00:00Z."],
+    objects: Annotated[str | None, "A copy in place of the instance's bucket: s3://bucket/data."] = None,
     dry_run: DryRun = False,
-    region: Region = None,
-    profile: Profile = None,
 ) -> None:
     """Bring back the objects that were deleted since a moment, for a database that was restored to it."""
     from dormouse.aws.restore import restore_objects as restore
-    from dormouse.cli.console import progress
 
-    moment = _moment(since)
-    found = find(instance, region, profile)
+    moment, instance = parse_time(since), find(session)
     with progress("restore objects", unit="objects") as moved:
-        report = restore(found, moment, objects=objects, dry_run=dry_run, progress=moved)
-    if objects is None and found.desired != "paused" and not dry_run:
-        say(f"{instance} runs, and may have collected garbage meanwhile: pause it, and run this again")
-    verb_ = "would come back" if dry_run else "came back"
-    session.show(
-        report,
-        lambda: f"{plural(report.count, 'object')} deleted since {moment.astimezone(UTC):%F %T} UTC {verb_}",
-    )
+        report = restore(instance, moment, objects=objects, dry_run=dry_run, progress=moved)
+    if objects is None and instance.desired != "paused" and not dry_run:
+        say(f"{instance.id} runs, and may have collected garbage meanwhile: pause it, and run this again")
+    back = "would come back" if dry_run else "came back"
+    since = f"{moment.astimezone(UTC):%F %T}"
+    session.show(report, f"{plural(report.count, 'object')} deleted since {since} UTC {back}")
 
 
-def restore_deployed(
-    session: Session, instance: DeployedInstance, to: str, commits: Commits, *, dry_run: bool
-) -> None:
-    """What `dormouse restore --instance ID --to TIME` does."""
+def restore_deployed(session: Session, to: str, commits: Commits, *, dry_run: bool) -> None:
+    """Restores a deployed instance: `dormouse restore --instance ID --to TIME`."""
     from dormouse.aws.restore import restore_deployment
-    from dormouse.cli.console import progress
 
-    moment = _moment(to)
+    moment, instance = parse_time(to), find(session)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     ended, tell = told(session)
@@ -381,12 +322,4 @@ def restore_deployed(
         f'Now set database.snapshot = "{report.snapshot}"{later}, deploy, and resume {instance.id}. The '
         f"cluster of before, {instance.cluster}, stays and costs on: delete it when you are content"
     )
-    nothing = f"{instance.id}: nothing was changed"
-    session.show(report, lambda: f"{back}\n{nothing if dry_run else after}")
-
-
-def _moment(text: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no time: write it like 2026-11-20T08:00:00Z") from None
+    session.show(report, f"{back}\n{f'{instance.id}: nothing was changed' if dry_run else after}")

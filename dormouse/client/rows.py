@@ -17,11 +17,11 @@ from dormouse.client.http import AnswerReader, Http, ask
 from dormouse.client.jobs import RemoteJobs
 from dormouse.errors import DormouseError, IndexNotReady, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
-from dormouse.model.json_values import json_value, parameters_json, value_of_json, with_times
+from dormouse.model.json_values import json_value, value_of_json, with_times
 from dormouse.model.loops import Progress, no_progress, tries
 from dormouse.model.table import ROW_VERSION, Container
 from dormouse.model.text import path_segment
-from dormouse.model.types import DOUBLE, Field, Parameters, given
+from dormouse.model.types import DOUBLE, Field, Parameters
 from dormouse.rows.cell_files import save
 from dormouse.rows.changes import Change, Changed, checked_reference
 from dormouse.rows.columns import Column
@@ -212,16 +212,10 @@ class RemoteRowTable(Container):
 
         `wait_seconds` is as for `change`.
         """
-        given = {
-            **_csv_asked(text_format(path, **how)),
-            "columns": None if columns is None else ",".join(columns),
-            "as_new": "true" if as_new else None,
-            "dry_run": "true" if dry_run else None,
-            "change_id": change_id,
-            "wait_seconds": wait_seconds,
-            "job_id": new_job_id(),
-        }
-        job = self._http.send_file(self._path("csv", **given), _chunks(path), _CSV)
+        given = json_of(rows_verbs.UPLOAD.request, of_call(locals(), "path", "progress", "how"))
+        given |= {} if columns is None else {"columns": ",".join(columns)}
+        asked = self._path("csv", **given, **_csv_asked(text_format(path, **how)), job_id=new_job_id())
+        job = self._http.send_file(asked, _chunks(path), _CSV)
         return Changed.from_json(self._result(job["job_id"], progress))
 
     def download_csv(
@@ -239,17 +233,10 @@ class RemoteRowTable(Container):
 
         Gives how many there were: as `RowTable.download_csv`.
         """
-        given_json = None if parameters is None else json.dumps(parameters_json(given(parameters)))
+        which = json_of(rows_verbs.RowDownloadRequest, of_call(locals(), "path"))
+        which |= {} if parameters is None else {"parameters": json.dumps(which["parameters"])}
         how = text_format(path, separator=separator, header=header)
-        asked = self._path(
-            "csv",
-            sql=sql,
-            parameters=given_json,
-            version=version,
-            snapshot=snapshot,
-            separator=how.separator,
-            header="true" if header else "false",
-        )
+        asked = self._path("csv", **which | {"separator": how.separator})
         lines: list[int] = []
         self._saved(asked, _CSV, path, lambda chunks: _counted(chunks, lines))
         return sum(lines) - header
@@ -302,7 +289,7 @@ def preview_csv(
     **how: Unpack[TextOptions],
 ) -> CsvPreview:
     """What a file seems to hold, without a table."""
-    asked = _csv_asked(text_format(path, **how)) | {"shown": rows, "whole": "true" if whole else None}
+    asked = _csv_asked(text_format(path, **how)) | {"shown": rows, "whole": whole or None}
     found = http.send_file(rows_path("preview", **asked), _chunks(path), _CSV)
     columns = tuple(map(Column.from_json, found["columns"]))
     shown = tuple(map(tuple, found["rows"]))
@@ -351,15 +338,15 @@ def _data_of_failure(jobs: RemoteJobs, job_id: str) -> Mapping[str, Any]:
 
 
 def rows_path(*parts: str, **asked: Any) -> str:
-    """A path of row tables, with what is asked that is not None."""
-    given = urlencode({name: value for name, value in asked.items() if value is not None}, doseq=True)
+    """Returns a path of row tables, with what is asked that is not None."""
     path = "/".join(("/v1/rows", *map(path_segment, parts)))
+    texts = {name: str(one).lower() if isinstance(one, bool) else one for name, one in asked.items()}
+    given = urlencode({name: text for name, text in texts.items() if text is not None}, doseq=True)
     return f"{path}?{given}" if given else path
 
 
 def _csv_asked(how: TextFormat) -> dict[str, Any]:
-    options = how.to_json() | {"quote": how.quote or ""}
-    return {name: str(one).lower() if isinstance(one, bool) else one for name, one in options.items()}
+    return how.to_json() | {"quote": how.quote or ""}
 
 
 def _chunks(path: str | PathLike[str]) -> Iterator[bytes]:

@@ -25,11 +25,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from dormouse.datasource.options import TableOptions
 from dormouse.errors import DormouseError, InvalidInput
 from dormouse.model.json_values import json_value
-from dormouse.model.reshaping import Evolve
 from dormouse.spark.frames import rows_at
 from dormouse.spark.run import BAD_USAGE, DONE, FAILED, Stopped, until_told_to_stop
 from dormouse.spark.session import REDACTED, REDACTED_BY_SPARK
 from dormouse.spark.tasks import dormouse_error
+from dormouse.verbs.loading import LoadRequest
+from dormouse.verbs.rounds import CompactRequest
+from dormouse.verbs.verb import Request, fields_of
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +68,7 @@ def ingest(given: argparse.Namespace) -> _Done:
     """Adds the rows of files to a table: all or none, with an id once."""
     with _options(given).open(writes=True) as table:
         _session(given)
-        evolve: Evolve | None = "add" if given.add_columns else None
-        report = table.ingest(given.paths, ingest_id=given.ingest_id, engine="spark", evolve=evolve)
+        report = table.ingest(given.paths, engine="spark", **_asked(given, LoadRequest))
     return dataclasses.asdict(report), None
 
 
@@ -75,7 +76,7 @@ def compact(given: argparse.Namespace) -> _Done:
     """A round of compaction: makes jobs, and runs what is due as tasks."""
     with _options(given).open(writes=True) as table:
         _session(given)
-        report = table.compact(engine="spark", full=given.full)
+        report = table.compact(engine="spark", **_asked(given, CompactRequest))
     failure = f"given up: {report.given_up} jobs; the first: {report.errors[0]}" if report.given_up else None
     return dataclasses.asdict(report), failure
 
@@ -112,14 +113,26 @@ def _parser() -> argparse.ArgumentParser:
     points = work(split_points)
     for each in (of_table[0], points):
         each.add_argument("paths", nargs="+", metavar="PATH", help="files, folders, or URLs of Parquet")
-    of_table[0].add_argument("--ingest-id", help="the same id again adds nothing")
-    of_table[0].add_argument(
-        "--add-columns", action="store_true", help="add the columns that the table lacks"
-    )
-    of_table[1].add_argument("--full", action="store_true", help="make each leaf one file")
+    models: list[type[Request]] = [LoadRequest, CompactRequest]
+    for each, model in zip(of_table, models, strict=True):
+        for name in fields_of(model, "table", "engine"):
+            field, option = model.model_fields[name], f"--{name.replace('_', '-')}"
+            if field.annotation is bool:
+                each.add_argument(option, action="store_true", help=field.description)
+            elif name == "evolve":
+                each.add_argument(
+                    "--add-columns", action="store_const", const="add", dest=name, help=field.description
+                )
+            else:
+                each.add_argument(option, help=field.description)
     points.add_argument("--row-key", required=True, help="the first row key of the table")
     points.add_argument("--leaves", type=int, required=True, help="how many the table is divided into")
     return parser
+
+
+def _asked(given: argparse.Namespace, model: type[Request]) -> dict[str, Any]:
+    """Returns what is asked of a verb but for the table; the engine is Spark."""
+    return {name: getattr(given, name) for name in fields_of(model, "table", "engine")}
 
 
 def _options(given: argparse.Namespace) -> TableOptions:

@@ -6,12 +6,15 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
 from dormouse.errors import InvalidInput, InvalidQuery
-from dormouse.model.cut import BEGINNING, When, when_of_text
+from dormouse.model.cut import BEGINNING, When
 from dormouse.model.reshaping import Evolve, check_evolve
-from dormouse.model.text import check_text, listed
+from dormouse.model.text import check_text
+from dormouse.verbs.loading import LoadRequest
+from dormouse.verbs.reading import ChangesRequest, QueryRequest
+from dormouse.verbs.verb import Request, fields_of, form_of, options, parse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,16 +24,17 @@ if TYPE_CHECKING:
 
 Metadata = Literal["files", "partitions", "cuts", "jobs", "consumers"]
 _WHICH = ("instance", "dsn", "objects", "table")
-_IN_ORDER = ("limit", "offset", "descending")
-_ROWS = ("where", "as_of", *_IN_ORDER, "verify")
-_CHANGES = ("changes_after", "changes_till")
-_WRITES = (*_WHICH, "ingest_id", "evolve")
+_QUERY = fields_of(QueryRequest, "table")
+_CHANGES = [f"changes_{name}" for name in fields_of(ChangesRequest, "table", "columns")]
+_WRITES = (*_WHICH, *fields_of(LoadRequest, "table", "engine"))
 _SPARKS = {"checkpointlocation", "path", "queryname", "triggerinterval"}
 """Options of Spark's streams, which it passes on."""
 STREAM_BYTES_MAX = 200
 _STREAMS = (*_WHICH, "columns", "split_bytes", "changes_after", "max_rows_per_batch")
 # Spark asks for the columns without telling that it is for a stream
-_READS = (*_WHICH, "columns", "split_bytes", *_ROWS, *_CHANGES, "metadata", "max_rows_per_batch")
+_READS = (*_WHICH, *_QUERY, "split_bytes", *_CHANGES, "metadata", "max_rows_per_batch")
+_OF_PARTS = {"columns", "as_of", "verify"}
+"""Options that the tasks heed which read a table in parts, beside `where`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,33 +107,40 @@ class ReadOptions:
     """What is read: rows as they are, or were; what changed between two moments; or what is known of it."""
 
     of: TableOptions
+    query: Mapping[str, Any]
+    """The options of a query but `where`, as Python takes them."""
+
     where: Mapping[str, Any] | None = None
-    columns: tuple[str, ...] | None = None
-    as_of: When | None = None
     changes: tuple[When | None, When | None] | None = None
     metadata: Metadata | None = None
     split_bytes: int | None = None
     max_rows_per_batch: int | None = None
     """Of a stream, whose batch has more only if one commit has."""
-    limit: int | None = None
-    offset: int = 0
-    descending: bool = False
-    verify: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        return None if self.query["columns"] is None else tuple(self.query["columns"])
+
+    @property
+    def as_of(self) -> When | None:
+        return self.query["as_of"]  # type: ignore[no-any-return]
 
     @property
     def are_in_order(self) -> bool:
         """Returns whether which rows there are, or their order, is asked for: then one task reads them."""
-        return self.limit is not None or self.offset > 0 or self.descending
+        fields = QueryRequest.model_fields
+        return any(
+            value != fields[name].default for name, value in self.query.items() if name not in _OF_PARTS
+        )
 
     @staticmethod
     def parse(given: Mapping[str, str]) -> ReadOptions:
         """`InvalidInput` and `InvalidQuery` for what is unknown, malformed, or goes not together."""
-        from dormouse.reading.where import checked_limit, checked_offset
-
         check_known(given, _READS)
+        rows = [name for name in _QUERY if name != "columns"]
         kinds = {
-            "metadata": ("metadata", "columns", *_ROWS, *_CHANGES),
-            "changes_after": ("changes_after", *_ROWS),
+            "metadata": ("metadata", "columns", *rows, *_CHANGES),
+            "changes_after": ("changes_after", *rows),
         }
         for kind, (named, *others) in kinds.items():
             if kind in given and (other := next((one for one in others if one in given), None)):
@@ -138,21 +149,17 @@ class ReadOptions:
             raise InvalidInput(
                 f"the option changes_till needs changes_after: a moment, or {BEGINNING!r} for all changes"
             )
+        query = parsed(QueryRequest, given)
+        between = {name: text for name, text in given.items() if text != BEGINNING or name == "changes_till"}
+        changes = parsed(ChangesRequest, between, "changes_")
         return ReadOptions(
             TableOptions.parse(given),
-            where=_where(given.get("where")),
-            columns=tuple(listed(given["columns"])) if "columns" in given else None,
-            as_of=_when(given, "as_of"),
-            changes=(_when(given, "changes_after"), _when(given, "changes_till"))
-            if "changes_after" in given
-            else None,
+            query,
+            where=query.pop("where"),
+            changes=(changes["after"], changes["till"]) if "changes_after" in given else None,
             metadata=_metadata(given.get("metadata")),
             split_bytes=_positive(given, "split_bytes"),
             max_rows_per_batch=_positive(given, "max_rows_per_batch"),
-            limit=checked_limit(_whole(given, "limit")),
-            offset=checked_offset(_whole(given, "offset") or 0),
-            descending=_flag(given, "descending"),
-            verify=_flag(given, "verify"),
         )
 
     @staticmethod
@@ -185,7 +192,8 @@ class StreamOptions:
                 "the option stream is missing: a name of the stream's own, by which its batches are counted"
             )
         check_text("stream", stream, STREAM_BYTES_MAX)
-        return StreamOptions(TableOptions.parse(given), stream, _evolve(given))
+        load = parsed(LoadRequest, {name: given[name] for name in given if name == "evolve"})
+        return StreamOptions(TableOptions.parse(given), stream, load["evolve"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +208,9 @@ class WriteOptions:
     def parse(given: Mapping[str, str]) -> WriteOptions:
         """`InvalidInput` for an option that is unknown, or a table or instance that is not named."""
         check_known(given, _WRITES)
-        return WriteOptions(TableOptions.parse(given), given.get("ingest_id"), _evolve(given))
+        load = parsed(LoadRequest, given)
+        del load["engine"]  # it is Spark
+        return WriteOptions(TableOptions.parse(given), **load)
 
 
 def check_known(given: Iterable[str], known: Iterable[str]) -> None:
@@ -229,55 +239,54 @@ def _folder(folder: str) -> Path:
     return path
 
 
-def _where(text: str | None) -> Mapping[str, Any] | None:
-    if text is None:
-        return None
+def parsed(model: type[Request], given: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
+    """Returns the options of a verb as Python takes them, of texts whose names may begin with a prefix."""
+    check_evolve(given.get("evolve"))
+    texts = {name: given[prefix + name] for name in fields_of(model, "table") if prefix + name in given}
+    values = {name: _value(model, name, prefix + name, text) for name, text in texts.items()}
+    return options(parse(model, {"table": "t", **values}, "the read"), "table")
+
+
+def _value(model: type[Request], name: str, option: str, text: str) -> Any:
+    """Returns what JSON has, by the form of the field or else its type."""
+    form, field = form_of(model, name), model.model_fields[name]
+    if form is not None and form.of_text is not None:
+        return form.of_text(text)
+    kinds = {field.annotation, *get_args(field.annotation)}
+    if bool in kinds:
+        return _flag(option, text)
+    if int in kinds:
+        return _whole(option, text)
+    return _object(option, text) if any(get_origin(kind) is dict for kind in kinds) else text
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
-        raise InvalidQuery(f"""the option where is JSON, like {{"carrier": "UA"}}: {error}""") from None
-    if not isinstance(found, dict):
-        raise InvalidQuery(f"""the option where is a JSON object, like {{"carrier": "UA"}}, not {text}""")
-    return found
-
-
-def _when(given: Mapping[str, str], name: str) -> When | None:
-    is_after_all = name not in given or (name == "changes_after" and given[name] == BEGINNING)
-    return None if is_after_all else when_of_text(given[name])
+        raise InvalidQuery(f"""the option {name} is JSON, like {{"carrier": "UA"}}: {error}""") from None
+    if not isinstance(value, dict):
+        raise InvalidQuery(f"""the option {name} is a JSON object, like {{"carrier": "UA"}}, not {text}""")
+    return value
 
 
 def _metadata(text: str | None) -> Metadata | None:
-    known: tuple[Metadata, ...] = get_args(Metadata)
-    if text is None:
-        return None
-    for one in known:
-        if text == one:
-            return one
-    raise InvalidInput(f"the option metadata is one of {', '.join(known)}, not {text!r}")
-
-
-def _evolve(given: Mapping[str, str]) -> Evolve | None:
-    check_evolve(given.get("evolve"))
-    return "add" if "evolve" in given else None
+    if text is None or text in get_args(Metadata):
+        return cast("Metadata | None", text)
+    raise InvalidInput(f"the option metadata is one of {', '.join(get_args(Metadata))}, not {text!r}")
 
 
 def _positive(given: Mapping[str, str], name: str) -> int | None:
-    return _whole(given, name, 1, "above 0")
+    return None if name not in given else _whole(name, given[name], 1, "above 0")
 
 
-def _whole(
-    given: Mapping[str, str], name: str, least: int = 0, which: str = "of rows, at least 0"
-) -> int | None:
-    text = given.get(name)
-    if text is None:
-        return None
+def _whole(name: str, text: str, least: int = 0, which: str = "of rows, at least 0") -> int:
     if not (text.isascii() and text.isdecimal() and int(text) >= least):
         raise InvalidInput(f"the option {name} is a whole number {which}, not {text!r}")
     return int(text)
 
 
-def _flag(given: Mapping[str, str], name: str) -> bool:
-    text = given.get(name, "false").lower()
-    if text not in ("true", "false"):
-        raise InvalidInput(f"the option {name} is true or false, not {given[name]!r}")
-    return text == "true"
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise InvalidInput(f"the option {name} is true or false, not {text!r}")
+    return text.lower() == "true"

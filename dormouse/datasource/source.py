@@ -234,7 +234,7 @@ class RowsReader(DataSourceReader):
         options = self._options
         with options.of.open(goes_on=True) as table:
             at = now(table.context) if options.as_of is None else position_of(table.context, options.as_of)
-            context = table.reading.verifying(options.verify).as_of(at)
+            context = table.reading.verifying(options.query["verify"]).as_of(at)
             asked = asked_of(context, options)
             check_given(self._schema, columns_of_rows(context, asked), options.of.table)
             if options.are_in_order:
@@ -269,14 +269,6 @@ class RowsReader(DataSourceReader):
         options = self._options
         with options.of.open(goes_on=True) as table:
             then = table.known_schema if options.as_of is None else table.schema_at(options.as_of)
-            with table.query(
-                parse_where(then, options.where),
-                options.columns,
-                limit=options.limit,
-                offset=options.offset,
-                descending=options.descending,
-                as_of=options.as_of,
-                verify=options.verify,
-            ) as found:
+            with table.query(parse_where(then, options.where), **options.query) as found:
                 check_given(self._schema, struct_of(found.schema), options.of.table)
                 yield from found

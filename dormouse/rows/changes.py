@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
-from typing import Any, overload
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, overload
 
 from dormouse.errors import InvalidInput, InvalidRow, RowNotFound
 from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.model.text import check_text
 from dormouse.rows.columns import INTEGER_MAX, Column
-from dormouse.sources.given_rows import as_arrow, is_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _ROWS_AT_ONCE = 10_000
 LOCK_SECONDS_MAX = 6 * 3_600.0
@@ -34,6 +34,10 @@ def as_dicts(rows: Any) -> Any:
     """
     if rows is None or isinstance(rows, Mapping | str | bytes | list | tuple | Iterator):
         return rows
+    import pyarrow as pa
+
+    from dormouse.sources.given_rows import as_arrow, is_of
+
     found = as_arrow(rows)
     if found is None:
         return rows
@@ -58,6 +62,8 @@ class ArrowRows(Sequence[Mapping[str, Any]]):
         numbers = range(len(self))[index]
         if isinstance(numbers, int):
             return self._table.slice(numbers, 1).to_pylist()[0]
+        import pyarrow as pa
+
         return ArrowRows(self._table.take(pa.array(numbers, pa.int64())))
 
     def __len__(self) -> int:

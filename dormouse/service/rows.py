@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -11,31 +10,28 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path as FilePath
-from typing import IO, Annotated, Any, TypeVar, cast
+from typing import IO, Annotated, Any, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic.fields import FieldInfo
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from dormouse.api.row_table import RowTable
 from dormouse.errors import (
     CommitOutcomeUnknown,
-    InvalidQuery,
     InvalidRow,
 )
 from dormouse.jobs.job import UPLOAD_KEY, check_new_id, new_job_id, new_upload, upload_name
-from dormouse.model.json_values import json_value, parse_parameters
+from dormouse.model.json_values import json_value
 from dormouse.objects.staging import private_folder
 from dormouse.reading.streams import Interruption
-from dormouse.rows.changes import LOCK_SECONDS_MAX
 from dormouse.rows.csv_loads import with_moments
 from dormouse.rows.csv_preview import preview_csv
 from dormouse.service import documents
-from dormouse.service.declared import Served, parse_json
+from dormouse.service.declared import Served
 from dormouse.service.documents import (
     CSV_BODY,
     CSV_ROWS,
@@ -65,9 +61,12 @@ from dormouse.service.routes import (
 )
 from dormouse.service.running import Answer, disconnected
 from dormouse.service.security import SEGMENT, UPLOAD, Place, Right, served
+from dormouse.service.verbs import query_fields
 from dormouse.service.work import FileWork, Opened, QueryWork, ReplyWork, Work
-from dormouse.sources.text_format import HELP, TextFormat, TextOptions, text_format
+from dormouse.sources.text_format import TextFormat, text_format
 from dormouse.verbs.jobs import check_request
+from dormouse.verbs.rows import RowDownloadRequest, RowUploadRequest
+from dormouse.verbs.verb import options, parse
 
 # Bodies of CSV and of any bytes: streamed to a file, bounded, and never a part taken for the whole.
 
@@ -324,63 +323,33 @@ async def one_file(
 async def download_rows(
     here: Here,
     table: TableNamed,
-    sql: Annotated[str | None, Query(description="a SELECT from the table; all rows if left out")] = None,
-    parameters: Annotated[
-        str | None, Query(description="JSON: a list for $1, $2, …, an object for $name")
-    ] = None,
-    version: Annotated[int | None, Query(ge=0, description="as of a version")] = None,
-    snapshot: Annotated[str | None, Query(description="of a snapshot")] = None,
-    separator: Annotated[str, Query(description="between cells, or tab")] = ",",
-    header: Annotated[bool, Query(description="with the names of the columns")] = True,
+    asked: Annotated[dict[str, Any], query_fields(RowDownloadRequest, "table")],
 ) -> Response:
     """Streamed, with ROW_ID and ROW_VERSION: edited and sent again, rows are updated."""
-    how = text_format(separator=separator, header=header)
+    wanted = parse(RowDownloadRequest, {"table": table, **asked}, "the request")
+    how = text_format(separator=wanted.separator, header=wanted.header)
     interruption = Interruption()
+    bounds: dict[str, Any] = {
+        "wait_seconds": here.runners[Place.QUERIES].seconds_max,
+        "interruption": interruption,
+    }
 
     def open_rows() -> Any:
-        rows = here.instance.row_table(table).rows_of(
-            sql,
-            parameters=_parameters(parameters),
-            version=version,
-            snapshot=snapshot,
-            wait_seconds=here.runners[Place.QUERIES].seconds_max,
-            interruption=interruption,
-        )
-        return with_moments(rows)
+        given = options(wanted, "table", *_CSV_FIELDS)
+        return with_moments(here.instance.row_table(table).rows_of(**given, **bounds))
 
-    answer = CsvAnswer(how.separator, header=header)
+    answer = CsvAnswer(how.separator, header=how.header)
     return Answer(Place.QUERIES, "rows_csv", QueryWork(open_rows, answer, here.limits, interruption.set))
 
 
-def _parameters(text: str | None) -> list[Any] | dict[str, Any] | None:
-    found = None if text is None else parse_json(text.encode(), "what is given as parameters")
-    if text is not None and not isinstance(found, list | dict):
-        raise InvalidQuery("parameters are a list for $1, $2, … or an object for $name")
-    return parse_parameters(found)
-
-
-def _csv_given(**given: Any) -> TextOptions:
-    """Returns how a body of CSV is said to be written."""
-    return cast(TextOptions, {name: value for name, value in given.items() if value is not None})
-
-
-def _query_of(name: str, field: FieldInfo) -> inspect.Parameter:
-    """Returns an option of `TextFormat` as a query parameter; without a separator the media type tells it."""
-    kind: Any = {"quote": str, "null": list[str]}.get(name, field.annotation)
-    default = None if name in ("separator", "escape", "null") else field.default
-    kind = kind | None if default is None else kind
-    query = Annotated[kind, Query(description=HELP[name])]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=query)
-
-
-_csv_given.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [_query_of(name, field) for name, field in TextFormat.model_fields.items()]
-)
-Csv = Annotated[dict[str, Any], Depends(_csv_given)]
+_CSV_FIELDS = TextFormat.model_fields.keys()
+Csv = Annotated[dict[str, Any], query_fields(TextFormat, separator=None)]
 
 
 def _format(request: Request, given: Mapping[str, Any]) -> TextFormat:
-    return text_format(**{"separator": separator_of(request), **given})
+    """Returns how a body of CSV is written; without a separator its media type tells it."""
+    how = {name: value for name, value in given.items() if name in _CSV_FIELDS}
+    return text_format(**{"separator": separator_of(request), **how})
 
 
 @row_files.post(
@@ -465,37 +434,17 @@ async def upload_rows(
     holder: By,
     request: Request,
     table: TableNamed,
-    csv: Csv,
-    columns: Annotated[str | None, Query(description="names of the cells, with commas")] = None,
-    as_new: Annotated[
-        bool, Query(description="insert all rows, without ROW_ID and ROW_VERSION of the file")
-    ] = False,
-    dry_run: Annotated[bool, Query(description="say what it would do, and change nothing")] = False,
-    change_id: Annotated[
-        str | None, Query(description="the same file with the same id changes the table once")
-    ] = None,
-    wait_seconds: Annotated[
-        float | None,
-        Query(
-            description="how long the job waits for other changes of the table; by default 6 hours",
-            ge=0,
-            le=LOCK_SECONDS_MAX,
-        ),
-    ] = None,
+    given: Annotated[dict[str, Any], query_fields(RowUploadRequest, "table", separator=None)],
     job_id: Annotated[
-        str | None, Query(description="the same file sent again with the same id is the same job")
+        str | None, Query(description="The same file sent again with the same id is the same job.")
     ] = None,
     key: IdempotencyKey = None,
 ) -> Response:
     """A job, of kind row_upload: rows are inserted, by ROW_ID and ROW_VERSION updated; all, or none."""
     job_id = chosen_id(job_id, key)
-    how = _format(request, csv)
     upload = new_upload()
-    asked = {"table": table, **how.to_json(), "dry_run": dry_run, "upload": upload}
-    asked |= {"as_new": True} if as_new else {}  # a worker of before refuses what it does not know
-    asked |= {} if change_id is None else {"change_id": change_id}
-    asked |= {} if wait_seconds is None else {"wait_seconds": wait_seconds}
-    asked |= {} if columns is None else {"columns": [name.strip() for name in columns.split(",")]}
+    how = _format(request, given).to_json()
+    asked = {"dry_run": False, **given, **how, "table": table, "upload": upload}
     chosen = new_job_id() if job_id is None else job_id
     name = upload_name(chosen, upload)
 

@@ -7,19 +7,21 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, create_model
 
+from dormouse.errors import InvalidInput
+from dormouse.model.text import listed
 from dormouse.reading.streams import Interruption
-from dormouse.service.declared import JsonRoute
+from dormouse.service.declared import JsonRoute, parse_json
 from dormouse.service.documents import DOCUMENTS, STREAMS
 from dormouse.service.formats import preferred_format
 from dormouse.service.routes import Here
 from dormouse.service.running import Answer
 from dormouse.service.security import SEGMENT, Place, Right, served
 from dormouse.service.work import DocumentWork, QueryWork
-from dormouse.verbs.verb import Call, Http, Verb, parse
+from dormouse.verbs.verb import Call, Form, Http, Verb, fields_of, parse
 from dormouse.verbs.verb import Request as Asked
 
 _STREAMED = """
@@ -89,6 +91,58 @@ def _endpoint(verb: Verb, http: Http) -> Callable[..., Any]:
         ]
     )
     return answer
+
+
+def query_fields(model: type[BaseModel], *without: str, **defaults: Any) -> Any:
+    """Returns a dependency on query parameters: the fields of a model but for those `without`.
+
+    It gives the fields that a request has. A list of names is a text with commas, any other list or object is
+    JSON. `defaults` are those of the service, where the model has others.
+    """
+    fields = {name: model.model_fields[name] for name in fields_of(model, *without)}
+
+    async def given(request: Request, **values: Any) -> dict[str, Any]:
+        return {
+            name: _value_of(fields[name].annotation, value)
+            for name, value in values.items()
+            if name in request.query_params
+        }
+
+    parameters = [inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY, annotation=Request)]
+    for name, field in fields.items():
+        bounds = [one for one in field.metadata if not isinstance(one, Form)]
+        described = f"{field.description}{_HINTS.get(field.annotation, '')}"
+        query = Query(description=described, examples=field.examples)
+        kind: Any = _KINDS.get(field.annotation, field.annotation)
+        default = defaults.get(name, field.default or None if field.annotation in _KINDS else field.default)
+        parameters.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=Annotated[kind, *bounds, query],
+            )
+        )
+    given.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return Depends(given)
+
+
+_NAMES, _JSON = list[str] | None, list[Any] | dict[str, Any] | None
+_KINDS: dict[Any, Any] = {_NAMES: str | None, _JSON: str | None, tuple[str, ...]: list[str] | None}
+"""As what the query of a URL has a field of a type."""
+_HINTS: dict[Any, str] = {_NAMES: " Names with commas.", _JSON: " As JSON."}
+
+
+def _value_of(kind: Any, value: Any) -> Any:
+    """Returns what a query parameter says, as JSON has a field of this type."""
+    if kind == _NAMES:
+        return listed(value)
+    if kind != _JSON:
+        return value
+    found = parse_json(value.encode(), "a query parameter")
+    if not isinstance(found, list | dict):
+        raise InvalidInput("a query parameter must be a list or an object of JSON")
+    return found
 
 
 def _body(model: type[Asked], without: Iterable[str]) -> type[Asked]:

@@ -11,6 +11,7 @@ from pydantic import Field
 from dormouse.errors import CutExpired, DormouseError, InvalidInput, TableNotFound
 from dormouse.model.table import ROWS_MAX
 from dormouse.verbs.verb import (
+    AsText,
     Call,
     Columns,
     Document,
@@ -45,7 +46,12 @@ logger = logging.getLogger(__name__)
 class OfMoment(Request):
     """A request about the rows of a moment."""
 
-    as_of: When = Field(default=None, examples=[_MOMENT])
+    as_of: Annotated[
+        When,
+        AsText(
+            "The rows of a moment: a time, in this machine's time zone if it names none, or a cut's name."
+        ),
+    ] = Field(default=None, examples=[_MOMENT])
     """The moment whose rows are wanted: a time in ISO 8601 with its offset (all that was committed at or
     before it), the name of a cut that each of the tables has, or a cut's number; now when left out."""
 
@@ -61,7 +67,9 @@ class Verified(Request):
 class OfColumns(Request):
     """A request about some columns."""
 
-    columns: Columns = Field(default=None, examples=[["flight"]])
+    columns: Annotated[Columns, AsText("Comma-separated; all when not given.")] = Field(
+        default=None, examples=[["flight"]]
+    )
     """Which columns are read, in this order; all when left out."""
 
 
@@ -135,11 +143,17 @@ class ChangesRequest(OfColumns):
     table: str = Field(examples=["flights"])
     """The name of a table."""
 
-    after: When = Field(default=None, examples=[_MOMENT])
+    after: Annotated[
+        When,
+        AsText(
+            "A time, in this machine's time zone if it names none, or a cut's name; from the beginning: "
+            "'beginning'."
+        ),
+    ] = Field(default=None, examples=[_MOMENT])
     """A time in ISO 8601 with its offset (all that was committed at or before it), a cut's name, or its
     number; from the table's beginning when left out."""
 
-    till: When = None
+    till: Annotated[When, AsText("As --after; now when not given.")] = None
     """As `after`; now when left out."""
 
 

@@ -35,7 +35,6 @@ from dormouse.errors import (
     SnapshotNotFound,
     TableAlreadyExists,
 )
-from dormouse.jobs.job import upload_name
 from dormouse.model.loops import tries
 from dormouse.rows.changes import (
     LOCK_SECONDS_MAX,
@@ -46,7 +45,6 @@ from dormouse.rows.changes import (
     parse_changes,
 )
 from dormouse.rows.columns import Column
-from dormouse.rows.pages import INDEX_WAIT_SECONDS, PAGE_ROWS
 from dormouse.sources.text_format import TextFormat
 from dormouse.verbs.verb import (
     Call,
@@ -177,12 +175,34 @@ class RowQueryRequest(OfRowTable):
     version: int | None = None
     """The rows as of a version."""
 
-    count: bool = False
+    count: Annotated[bool, OfWire()] = False
     """Also count the rows of all pages."""
 
     wait_seconds: float | None = Field(default=None, ge=0, le=WAIT_SECONDS_MAX)
     """How long the query waits for the index of the table: by default 10 seconds, as a job an hour. The query
     service waits a minute at most; when the index is behind still, ask again."""
+
+
+class RowDownloadRequest(OfRowTable):
+    """Rows as CSV, with ROW_ID and ROW_VERSION: edited and sent again, rows are updated."""
+
+    sql: str | None = None
+    """A SELECT from the table; all rows if left out."""
+
+    parameters: Parameters = None
+    """A list for $1, $2, …, an object for $name."""
+
+    version: int | None = Field(default=None, ge=0)
+    """The rows as of a version."""
+
+    snapshot: str | None = None
+    """The rows of a snapshot."""
+
+    separator: str = ","
+    """What stands between cells; tab for tabs."""
+
+    header: bool = True
+    """Whether the first row has the names of the columns."""
 
 
 class SnapshotRequest(OfRowTable):
@@ -261,6 +281,8 @@ def _made(
 
 
 def _upload(instance: Instance, asked: RowUploadRequest, call: Call) -> Any:
+    from dormouse.jobs.job import upload_name
+
     job = call.its_job
     table, objects = instance.row_table(asked.table), instance.objects
     name = upload_name(job.job_id, asked.upload)
@@ -305,6 +327,8 @@ def _check_change(instance: Instance, asked: MadeOnce, call: Call) -> None:
 
 
 def _query(instance: Instance, asked: RowQueryRequest, call: Call) -> Any:
+    from dormouse.rows.pages import INDEX_WAIT_SECONDS, PAGE_ROWS
+
     given = options(asked, "table", "count") | {"interruption": call.interruption}
     given["wait_seconds"] = min(_seconds(asked.wait_seconds, INDEX_WAIT_SECONDS), SERVED_WAIT_SECONDS_MAX)
     if asked.page_rows is None and asked.page is None and call.rows_max is not None:

@@ -19,9 +19,8 @@ from dormouse.model.schema import Field as Column
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties
 from dormouse.model.types import DataType, value_of_text
-from dormouse.settings.lambdas import field
-from dormouse.state.files.layout import layout as known_layout
-from dormouse.verbs.verb import EVENT, Call, Handler, Request, Verb, parse, required
+from dormouse.verbs.texts import parse_field, parse_properties, parse_type
+from dormouse.verbs.verb import EVENT, AsText, Call, Form, Handler, Request, Verb, parse, required
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
@@ -31,6 +30,8 @@ LEAVES_SHOWN_MAX = 40
 
 
 def _checked_layout(name: str) -> str:
+    from dormouse.state.files.layout import layout as known_layout
+
     return known_layout(name).name
 
 
@@ -47,8 +48,18 @@ def _checked_schema(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+def _column_of_text(text: str) -> dict[str, Any]:
+    return dict(parse_field(text).to_json())
+
+
+def _type_of_text(text: str) -> Any:
+    return parse_type(text).to_json()
+
+
 Layout = Annotated[str, AfterValidator(_checked_layout)]
-Properties = Annotated[dict[str, Any], AfterValidator(_checked_properties)]
+Properties = Annotated[
+    dict[str, Any], AfterValidator(_checked_properties), Form(of_text=parse_properties, texts=True)
+]
 
 
 class ListRequest(Request):
@@ -104,7 +115,7 @@ class CreateRequest(OfTable):
 class SetRequest(OfTable):
     """Change properties of a table."""
 
-    properties: Properties
+    properties: Annotated[Properties, AsText("name=value; without a value, the default is back.")]
     """Properties by name; null gives one its default back."""
 
 
@@ -135,7 +146,9 @@ class ConvertLayoutRequest(OfTable):
 class AddColumnRequest(OfTable):
     """Add a value column. Rewrites no file; rows that are there have the default, or null."""
 
-    column: dict[str, Any]
+    column: Annotated[
+        dict[str, Any], Form(of_text=_column_of_text), AsText("name:type, with ? when it may be null.")
+    ]
     """Its name and type, and whether it may be null."""
 
     default: str | None = None
@@ -170,7 +183,7 @@ class RenameColumnRequest(OfColumn):
 class WidenColumnRequest(OfColumn):
     """Give a value column a wider type: long for int, double for float, decimal(p,s) of more digits."""
 
-    type: Any = None
+    type: Annotated[Any, Form(of_text=_type_of_text)]
     """The wider type."""
 
     def model_post_init(self, context: Any) -> None:
@@ -315,6 +328,8 @@ def parse_event(event: Any, verbs: Iterable[Verb] | None = None) -> tuple[Verb, 
 
     Raises `InvalidInput`, one line that names what the event lacks.
     """
+    from dormouse.settings.lambdas import field
+
     do = field(event, "do", str)
     known = {verb.event: verb for verb in (VERBS if verbs is None else verbs)}
     if (verb := known.get(do)) is None:

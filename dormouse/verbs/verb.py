@@ -17,8 +17,9 @@ from dormouse.errors import DormouseError, InvalidInput, InvalidQuery
 from dormouse.model.cut import text_of_when, when_of_text
 from dormouse.model.json_values import parameters_json, parse_parameters
 from dormouse.model.loops import Progress, no_progress
+from dormouse.model.text import listed
 from dormouse.model.types import given
-from dormouse.settings.lambdas import field as field_of
+from dormouse.verbs import texts
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
@@ -60,13 +61,21 @@ class Document(BaseModel):
 class Form:
     """How a field is written, where JSON, Python or a text write it in different ways. Stands in `Annotated`.
 
-    None is written as it is. Doors that have texts, such as the command line, write by `of_text` what JSON
-    has; without it they write a field as its type tells.
+    None is written as it is. Doors that have texts, the command line and Spark, read them by `of_text`, which
+    returns what JSON has; without it they read a field as its type tells. It may take a list of `texts`.
     """
 
-    to_json: Callable[[Any], Any]
-    to_python: Callable[[Any], Any]
-    of_text: Callable[[str], Any] | None = None
+    to_json: Callable[[Any], Any] = lambda value: value
+    to_python: Callable[[Any], Any] = lambda value: value
+    of_text: Callable[[Any], Any] | None = None
+    texts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AsText:
+    """How a field is written as a text: help in place of its docstring, which says how JSON has it."""
+
+    help: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +93,25 @@ def _json_statement(statement: object) -> str:
     return statement
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 def _json_parameters(parameters: Any) -> Any:
     return parameters_json(given(parameters))
 
 
-When = Annotated[str | int | None, Form(text_of_when, _python_when)]
+MOMENT = Form(text_of_when, _python_when, str)
+When = Annotated[str | int | None, MOMENT]
 """A moment: a time in ISO 8601 with its offset, the name of a cut, or a cut's number."""
 
-Columns = Annotated[list[str] | None, Form(list, list)]
+Columns = Annotated[list[str] | None, Form(list, list, listed)]
 """Names of columns, in their order."""
 
-Statement = Annotated[str, Form(_json_statement, _same)]
+Statement = Annotated[str, Form(_json_statement)]
 """A text of SQL."""
 
-Parameters = Annotated[list[Any] | dict[str, Any] | None, Form(_json_parameters, parse_parameters)]
+Parameters = Annotated[
+    list[Any] | dict[str, Any] | None,
+    Form(_json_parameters, parse_parameters, texts.parse_parameters, texts=True),
+    AsText("NAME=VALUE for $NAME, or 1=VALUE for $1; as text, which takes the type it is for."),
+]
 """The values of a statement's parameters."""
 
 
@@ -204,13 +214,17 @@ class Verb:
 
 def options(request: Request, *without: str) -> dict[str, Any]:
     """Returns the fields of a request by name, as Python takes them, `without` some."""
-    found = {}
-    for name, value in request:
-        if name in without or OfWire() in type(request).model_fields[name].metadata:
-            continue
-        form = form_of(type(request), name)
-        found[name] = value if form is None or value is None else form.to_python(value)
-    return found
+    model, given = type(request), dict(request)
+    forms = {name: form_of(model, name) or Form() for name in fields_of(model, *without) if name in given}
+    return {
+        name: None if given[name] is None else form.to_python(given[name]) for name, form in forms.items()
+    }
+
+
+def fields_of(model: type[BaseModel], *without: str) -> list[str]:
+    """Returns the names of the fields that people write, `without` some."""
+    fields = model.model_fields.items()
+    return [name for name, field in fields if name not in without and OfWire() not in field.metadata]
 
 
 def json_of(model: type[Request], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,9 +242,9 @@ def json_of(model: type[Request], given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def of_call(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a method without `self`; they are its `locals()` as it begins."""
-    return {name: value for name, value in arguments.items() if name != "self"}
+def of_call(arguments: Mapping[str, Any], *without: str) -> dict[str, Any]:
+    """Returns the arguments of a method, its `locals()` as it begins, without `self` and some others."""
+    return {name: value for name, value in arguments.items() if name not in ("self", *without)}
 
 
 def form_of(model: type[BaseModel], name: str) -> Form | None:
@@ -254,6 +268,8 @@ def parse(model: type[R], given: object, what: str) -> R:
             raise reason from None
         # what reads the fields of an event names them, and the types of JSON
         if what == EVENT and one["type"] in _JSON_TYPES:
+            from dormouse.settings.lambdas import field as field_of
+
             field_of(given, ".".join(map(str, one["loc"])), _JSON_TYPES[one["type"]])
     raise InvalidInput(f"{what} is not valid: {'; '.join(_texts(faults, model.model_fields))}") from None
 

@@ -18,7 +18,7 @@ from histories import age
 from serving import metric, serving
 
 import dormouse as dm
-from dormouse.cli import console
+from dormouse.cli import output
 from dormouse.client import connect
 from dormouse.errors import InvalidCut
 from tests.standard import OF_KEYS
@@ -160,7 +160,7 @@ def test_rows_are_counted_as_they_go_to_a_file(
     def progress(what: str, *, unit: str) -> Iterator[Callable[[int, int | None], None]]:
         yield lambda done, total: told.append((what, done, total, unit))
 
-    monkeypatch.setattr(console, "progress", progress)
+    monkeypatch.setattr(output, "progress", progress)
     assert cli("changes", "t", "--after", "start", "-o", "new.json")[1] == "wrote 2 rows to new.json\n"
     assert told[-1] == ("write new.json", 2, None, "rows")
 

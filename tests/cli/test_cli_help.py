@@ -11,8 +11,8 @@ import pytest
 import typer
 
 from dormouse.cli import main, serve
+from dormouse.cli.command import Session, confirmed
 from dormouse.cli.program import GROUPS, whole
-from dormouse.cli.verbs import Session, confirmed
 from dormouse.errors import InvalidInput
 from dormouse.settings.service import ServiceSettings
 from dormouse.state.commits.sqs_queue import SqsQueue

@@ -18,8 +18,8 @@ import pytest
 
 import dormouse as dm
 from dormouse.cli import maintenance, tables
+from dormouse.cli.command import Session
 from dormouse.cli.failures import interrupts_once
-from dormouse.cli.verbs import Session
 from dormouse.durability.maintaining import InstanceRound
 from tests.standard import OF_KEYS
 
@@ -125,10 +125,10 @@ def test_lines_that_a_terminal_would_obey_are_shown_escaped(capsys: pytest.Captu
     found["schema_changes"] = [{"change": "c\x1b[31m"}]
     for shown in (
         lambda: "[d]\n\x1b]0;title\x07",
-        lambda: maintenance._table([], [failed], []),
         lambda: tables._summary(found),
     ):
         Session().show(None, shown)
+    Session().table(None, ["column"], [["cell"]], maintenance._last_of(failed))
     out = capsys.readouterr().out
     assert all(rf"{letter}\x1b[31m" in out for letter in "abc") and "[d]\n\\x1b]0;title\\x07\n" in out
     assert "\x1b" not in out

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import dormouse as dm
 from dormouse.cli.console import rows_table
-from dormouse.cli.data import rows_of as rows_of_terminal
+from dormouse.cli.output import rows_of as rows_of_terminal
 from dormouse.cli.parsing import parse_where as where_of_texts
 from dormouse.reading.where import parse_where, where_json
 from dormouse.service.formats import CSV, JSON_LINES, preferred_format

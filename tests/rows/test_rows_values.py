@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dormouse as dm
-from dormouse.cli.rows import read_json
+from dormouse.cli.parsing import read_json
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
 from dormouse.rows.changes import parse_changes
 from dormouse.rows.columns import TYPES, check_columns, text_value, value_of
@@ -244,7 +244,7 @@ def test_json_that_would_change_is_refused_at_every_door(tmp_path: Path, text: s
     path = tmp_path / "changes.json"
     path.write_text(text)
     with pytest.raises(InvalidInput, match=re.escape(said)):
-        read_json(str(path))
+        read_json(path)
     with pytest.raises(InvalidInput, match=re.escape(said)):
         parse_json(text.encode())
 

@@ -6,7 +6,19 @@ from dormouse.verbs import reading, rows, tables
 from dormouse.verbs.jobs import check_request, functions, kinds
 from dormouse.verbs.registry import VERBS
 from dormouse.verbs.rows import start_query
-from dormouse.verbs.verb import Call, Document, Form, Http, Job, OfWire, Request, Verb, json_of, options
+from dormouse.verbs.verb import (
+    Call,
+    Document,
+    Form,
+    Http,
+    Job,
+    OfWire,
+    Request,
+    Verb,
+    fields_of,
+    json_of,
+    options,
+)
 
 __all__ = [
     "VERBS",
@@ -19,6 +31,7 @@ __all__ = [
     "Request",
     "Verb",
     "check_request",
+    "fields_of",
     "functions",
     "json_of",
     "kinds",

@@ -13,8 +13,7 @@ from moto import mock_aws
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
-from dormouse.cli import tables as cli_tables
-from dormouse.cli import verbs
+from dormouse.cli import command
 from dormouse.errors import InstanceError
 from dormouse.settings.lambdas import DatabaseEnvironment
 from dormouse.settings.resources import TablesResources, resources_parameter, state_parameter
@@ -143,7 +142,7 @@ def test_a_drop_is_asked_for_on_a_terminal(
 ) -> None:
     there(*CREATE)
     answers = iter([False, True])
-    monkeypatch.setattr(cli_tables, "agreed", lambda doing, question: next(answers))
+    monkeypatch.setattr(command, "agreed", lambda doing, question: next(answers))
     assert there("table", "drop", "flights")[::2] == (2, "dormouse: nothing was dropped\n")
     assert there("table", "list")[1] == "flights\n"
     assert there("table", "drop", "flights")[0] == 0
@@ -191,7 +190,7 @@ def test_a_name_is_a_folder_where_there_are_no_credentials(
     create = ("table", "create", "t", "--row-key", "a:nothing", "--instance", "lake")
     assert "unknown type" in cli(*create)[2]
     made: list[Any] = []
-    monkeypatch.setattr(verbs.Session, "open", lambda *given, **more: made.append(more) or 1 / 0)
+    monkeypatch.setattr(command.Session, "open", lambda *given, **more: made.append(more) or 1 / 0)
     create = ("table", "create", "t", "--row-key", "a:long", "--instance", "lake")
     assert "lake is taken for a new folder: there are no AWS credentials here" in cli(*create)[2]
     assert [one["create"] for one in made] == [True]

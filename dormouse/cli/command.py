@@ -1,0 +1,212 @@
+"""What all commands share: which instance, their options, questions, text or JSON, and how errors end."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import typer
+
+from dormouse.cli.console import CELL_CHARACTERS_MAX, grid, progress, stdout
+from dormouse.cli.failures import printable, report
+from dormouse.cli.options import Taken, declare, options_of
+from dormouse.errors import InvalidInput, NotAnInstance
+from dormouse.model.json_values import json_value
+from dormouse.model.loops import Progress
+from dormouse.model.text import plural as plural  # noqa: PLC0414
+
+if TYPE_CHECKING:
+    from dormouse.api.instance import Instance
+
+T = TypeVar("T")
+DEFAULT_FOLDER = Path("lake")
+TableName = Annotated[str, "The table."]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, "Say what would be done, and change nothing."]
+Region = Annotated[str | None, "The AWS region [AWS_REGION, or the profile's]."]
+Profile = Annotated[str | None, "The AWS profile [AWS_PROFILE]."]
+
+InstanceId = Annotated[str, typer.Option("--instance", "-i", help="The id of a deployed instance.")]
+
+On = Literal["instance", "any", "deployed", "none"]
+"""What a command works on: an instance that it opens, one that may also be deployed, a deployed one, none."""
+_SHARED: dict[On, tuple[str, ...]] = {
+    "instance": ("instance", "dsn", "objects"),
+    "any": ("instance", "dsn", "objects", "region", "profile"),
+    "deployed": ("instance", "region", "profile"),
+    "none": (),
+}
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run of a command: its fields are the options that commands share."""
+
+    instance: Annotated[
+        Path | None,
+        typer.Option(
+            "--instance",
+            "-i",
+            help="The folder of an embedded instance [DORMOUSE_INSTANCE, else ./lake]; of `table` and "
+            "`status` also the id of a deployed one.",
+        ),
+    ] = None
+    dsn: Annotated[str | None, "A PostgreSQL to connect to; with --objects [DORMOUSE_DSN]."] = None
+    objects: Annotated[
+        str | None, "An object store: s3://bucket/prefix or file:///path [DORMOUSE_OBJECTS]."
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")] = False
+    debug: Annotated[bool, "A traceback when something fails."] = False
+    region: Region = None
+    profile: Profile = None
+
+    def open(self, *, read_only: bool = False, create: bool = False) -> Instance:
+        """Opens the instance that the options and settings name; makes one only if asked to `create` it."""
+        from dormouse.settings.process import load_settings
+
+        settings = load_settings()
+        objects = self.objects or (settings.objects if self.instance is None else None)
+        if objects is not None or self.dsn is not None:
+            from dormouse.api.instance import connect
+
+            dsn = self.dsn or settings.dsn
+            if dsn is None or objects is None:
+                raise InvalidInput("--dsn and --objects go together: give both, or --instance FOLDER")
+            if self.instance is not None:
+                raise InvalidInput("give --instance, or --dsn and --objects, not both")
+            return connect(dsn, objects, read_only=read_only)
+        from dormouse.embedded.local import local, prepare
+
+        folder = (self.instance or settings.instance or DEFAULT_FOLDER).expanduser()
+        if not create and not folder.exists():
+            raise NotAnInstance(
+                f"there is no instance in {folder}: name one with --instance, or make one with "
+                "'dormouse table create' or 'dormouse demo'; for a deployed one run first "
+                'eval "$(dormouse env --instance ID)"'
+            )
+        if not create:
+            prepare(folder, read_only=True)
+        return local(folder, read_only=read_only)
+
+    def open_or_make(self, first: Callable[[], T]) -> tuple[Instance, T | None]:
+        """Opens the instance; makes one that is missing after `first`, whose result comes with it."""
+        try:
+            return self.open(), None
+        except NotAnInstance:
+            result = first()
+            return self.open(create=True), result
+
+    @contextmanager
+    def work(self, doing: str, unit: str, *, read_only: bool = False) -> Iterator[tuple[Instance, Progress]]:
+        """Opens the instance for long work; gives it with the function that moves a bar of progress."""
+        with self.open(read_only=read_only) as instance, progress(doing, unit=unit) as moved:
+            yield instance, moved
+
+    def show(self, value: Any, text: str | Callable[[], Any]) -> None:
+        """Shows the value as JSON; or else a text, or what `text` returns: something that rich renders."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(json_value(value)) + "\n")
+            sys.stdout.flush()
+            return
+        shown = text if isinstance(text, str) else text()
+        if is_line := isinstance(shown, str):
+            shown = printable(shown)
+        # a line may name what is in brackets: a column, an extra
+        stdout().print(shown, highlight=False, soft_wrap=True, markup=not is_line)
+
+    def table(
+        self,
+        value: Any,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        *below: str,
+        empty: str = "",
+        cell_characters_max: int = CELL_CHARACTERS_MAX,
+    ) -> None:
+        """Shows the value as JSON, or else a table of cells with lines `below`; `empty` if there are none."""
+
+        def shown() -> Any:
+            from rich.console import Group
+            from rich.text import Text
+
+            cells = list(rows)
+            if not cells:
+                return "\n".join([empty, *below] if empty else below)
+            # no markup: a name may have brackets
+            lines = [Text(printable(line)) for line in below]
+            return Group(grid(columns, cells, cell_characters_max=cell_characters_max), *lines)
+
+        self.show(value, shown)
+
+    def lines(self, value: Any, lines: Iterable[str], *, empty: str = "") -> None:
+        """Shows the value as JSON; or else lines, without any what is `empty`."""
+        self.show(value, lambda: "\n".join(lines) or empty)
+
+
+def group(name: str | None = None, help: str | None = None) -> typer.Typer:
+    """Makes an empty group of commands; without a name its commands are the program's own."""
+    return typer.Typer(name=name, help=help, no_args_is_help=name is not None, rich_markup_mode=None)
+
+
+def command(
+    app: typer.Typer, name: str, *, example: str, on: On = "instance", more: str = ""
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a command of a function `(session, …)`, with the options that all share; `more` ends its help.
+
+    What the function takes by position alone are arguments, all else options; a text in an annotation is the
+    help. Without a docstring its help is that of the request. `on` says which options name an instance.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        shared = [each for each in options_of(Session) if each.name in (*_SHARED[on], "as_json", "debug")]
+        if on == "deployed":
+            of_id = inspect.Parameter("instance", inspect.Parameter.KEYWORD_ONLY, annotation=InstanceId)
+            shared = [of_id if each.name == "instance" else each for each in shared]
+        own = Taken(function)
+
+        @functools.wraps(function)
+        def run(**given: Any) -> None:
+            session = Session(**{option.name: given.pop(option.name) for option in shared})
+            try:
+                by_position, by_name = own.bind(given)
+                function(session, *by_position, **by_name)
+                sys.stdout.flush()
+            except (typer.TyperException, typer.Exit):
+                raise
+            except (Exception, KeyboardInterrupt) as error:
+                raise typer.Exit(report(error, debug=session.debug)) from None
+
+        declare(run, [*own.options, *shared])
+        about = inspect.getdoc(function) or own.about
+        app.command(name, help=f"{about}{more}", epilog=f"Example: {example}")(run)
+        return function
+
+    return decorate
+
+
+def ask(yes: bool, doing: str, *, done: str, question: str | None = None) -> None:
+    """Asks a person, unless `yes`, whether to do it; raises `InvalidInput` if nothing is to be `done`."""
+    if not (yes or agreed(doing, question or f"{doing[0].upper()}{doing[1:]}?")):
+        raise InvalidInput(f"nothing was {done}")
+
+
+def agreed(doing: str, question: str) -> bool:
+    """Returns whether a person wants it done; raises `InvalidInput` where there is no terminal to ask on."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InvalidInput(f"--yes is needed to {doing}, as nobody can be asked here")
+    return confirmed(question)
+
+
+def confirmed(question: str, *, default: bool = False) -> bool:
+    """Returns what a person answers; to end the input is a no."""
+    try:
+        return typer.confirm(question, default=default, err=True)
+    except typer.Abort:
+        return False

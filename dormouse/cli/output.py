@@ -1,0 +1,174 @@
+"""Where rows go that a command answers with: a table on the terminal, a format on stdout, a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from textwrap import indent
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from dormouse.cli.command import Session, plural
+from dormouse.cli.console import byte_size, progress, rows_table, stderr, stdout
+from dormouse.errors import InvalidInput
+from dormouse.model.loops import Progress
+from dormouse.objects.staging import whole_file
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dormouse.reading.planner import PlanSummary
+
+ROWS_SHOWN = 20
+"""On a terminal; elsewhere all are."""
+TABLE_ROWS = 10_000
+"""Of one table: more rows are several tables, so that they need not fit into memory."""
+_BINARY = {"arrow", "parquet"}
+
+Format = Literal["table", "csv", "tsv", "json", "lines", "arrow", "parquet"]
+FormatOption = Annotated[
+    Format, typer.Option("--format", "-f", help="How rows are written; lines have a JSON object each.")
+]
+ExplainOption = Annotated[bool, "Say what would be read, and read nothing."]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="Write to this file; its name tells the format, like x.parquet or x.csv.gz."
+    ),
+]
+
+
+def is_plan(reader: pa.RecordBatchReader) -> bool:
+    """Whether it is the answer of EXPLAIN."""
+    return list(reader.schema.names) == ["plan_type", "plan"]
+
+
+def print_plan(reader: pa.RecordBatchReader) -> None:
+    """Each part of a plan under its name: in a table, its lines would be cut off."""
+    for batch in reader:
+        for row in batch.to_pylist():
+            sys.stdout.write(f"{row['plan_type']}\n{indent(row['plan'].rstrip(), '  ')}\n")
+
+
+def show_plans(session: Session, plans: Mapping[str, PlanSummary]) -> None:
+    """Shows what would be read of each table."""
+    columns = ("table", "partitions", "of", "files", "files pruned", "size")
+    rows = (
+        (name, one.partitions, one.partitions_total, one.files, one.files_pruned, byte_size(one.byte_count))
+        for name, one in plans.items()
+    )
+    session.table(plans, columns, rows)
+
+
+def check_output(
+    session: Session, file_format: Format, output: Path | None, *, explain: bool = False
+) -> Format:
+    """Returns the format of the output, by the file's name if none is given, before any work is done."""
+    if explain and (output is not None or file_format != "table"):
+        raise InvalidInput("--explain reads no rows that --output or --format could be of: leave these out")
+    if output is not None and file_format == "table":
+        file_format = format_of(output, file_format)
+        if file_format == "table":
+            raise InvalidInput(
+                f"the name of {str(output)!r} tells no format: give --output {output.stem}.parquet, or "
+                "--format csv, tsv, json, lines, arrow or parquet"
+            )
+    if output is not None and file_format != "table":
+        from dormouse.sources.export import check_compression
+
+        check_compression(output, file_format)
+    if output is None and file_format in _BINARY and sys.stdout.isatty():
+        raise InvalidInput(f"--format {file_format} is not for a terminal: give --output FILE, or a pipe")
+    if session.as_json and output is None and file_format in {"csv", "tsv", *_BINARY}:
+        raise InvalidInput(f"--json and --format {file_format} contradict each other")
+    return file_format
+
+
+def format_of(output: Path | None, otherwise: Format) -> Format:
+    """Returns the format that the name of a file tells."""
+    if output is None:
+        return otherwise
+    from dormouse.sources.export import format_of_name
+
+    return format_of_name(output) or otherwise
+
+
+def write(
+    session: Session,
+    reader: pa.RecordBatchReader,
+    file_format: Format,
+    output: Path | None,
+    *,
+    limited: bool,
+) -> None:
+    """Rows on stdout, or in a file with a line about it on stdout."""
+    from dormouse.sources.export import export
+
+    if output is not None:
+        with progress(f"write {output.name}", unit="rows") as moved:
+            rows = _to_file(_followed(reader, moved), file_format, output)
+        show_written(session, str(output), rows)
+    elif session.as_json or file_format != "table":
+        export(reader, sys.stdout.buffer, "json" if session.as_json else file_format)
+    else:
+        _print_table(reader, None if limited or not sys.stdout.isatty() else ROWS_SHOWN)
+
+
+def show_written(session: Session, file: str, rows: int) -> None:
+    """Shows that rows are in a file."""
+    session.show({"file": file, "rows": rows}, f"wrote {plural(rows, 'row')} to {file}")
+
+
+def _followed(reader: pa.RecordBatchReader, moved: Progress) -> pa.RecordBatchReader:
+    """The same rows, which tell how many they are as they pass."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        done = 0
+        for batch in reader:
+            done += batch.num_rows
+            moved(done, None)
+            yield batch
+
+    return reader.from_batches(reader.schema, batches())
+
+
+def _to_file(reader: pa.RecordBatchReader, file_format: str, output: Path) -> int:
+    """Whole, or not at all; devices and pipes are written to as they are."""
+    from dormouse.sources.export import compressed, export
+
+    if not output.exists() or output.is_file():
+        with whole_file(output) as file, compressed(file, output) as sink:
+            return export(reader, sink, file_format)
+    try:
+        with output.open("wb") as file, compressed(file, output) as sink:
+            return export(reader, sink, file_format)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {str(output)!r}: {error.strerror}") from None
+
+
+def _print_table(reader: pa.RecordBatchReader, rows_max: int | None) -> None:
+    rows = (row for batch in reader for row in rows_of(batch))
+    portion, done, is_over = TABLE_ROWS if rows_max is None else rows_max + 1, 0, False
+    while not is_over:
+        shown = list(islice(rows, portion))
+        if shown or not done:
+            stdout().print(rows_table(reader.schema.names, shown[:rows_max]))
+        done += len(shown)
+        is_over = rows_max is not None or len(shown) < portion
+    if rows_max is not None and done > rows_max:
+        stderr().print(f"the first {plural(rows_max, 'row')}; --limit or --format for more", highlight=False)
+    else:
+        stderr().print(plural(done, "row"), highlight=False)
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Returns the rows with values that a terminal shows."""
+    from dormouse.sources.export import python_values
+
+    names = batch.schema.names
+    return (
+        dict(zip(names, row, strict=True)) for row in zip(*map(python_values, batch.columns), strict=True)
+    )
