@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import dormouse as dm
-from dormouse.verbs.registry import VERBS
+from dormouse.verbs.jobs import VERBS
 from lambdas import tables
 from tests.aws_lambda import Context
 from tests.every_door import CommandLine, Door, Failed, Python

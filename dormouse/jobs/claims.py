@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from psycopg import errors as pg
@@ -23,6 +23,7 @@ from dormouse.jobs.job import (
     TENANT,
     Claim,
     JobState,
+    Payloads,
     answer_names,
     objects_of,
     request_key,
@@ -41,9 +42,6 @@ from dormouse.postgres.days import DayPartitions, days_ahead
 from dormouse.postgres.lease import restart_leases
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
-
-if TYPE_CHECKING:
-    from dormouse.payloads.store import PayloadStore
 
 # Days of jobs: made ahead, and dropped with all that belongs to their jobs.
 
@@ -67,7 +65,7 @@ def roll(supplier: Supplier) -> None:
 def expire(
     supplier: Supplier,
     objects: ObjectStore,
-    payloads: PayloadStore,
+    payloads: Payloads,
     retention_days: int,
     is_over: Callable[[], bool] = lambda: False,
     *,

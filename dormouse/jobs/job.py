@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from secrets import randbits
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from dormouse.errors import DormouseError, InvalidInput
 from dormouse.model.text import check_printed, check_text, narrow_id
 from dormouse.objects.names import ANSWERS
 from dormouse.payloads.keys import PayloadKey, decode, encode
-
-if TYPE_CHECKING:
-    from dormouse.payloads.store import PayloadStore
 
 JobState = Literal["PROCESSING", "COMPLETE", "FAILED", "CANCELLED"]
 STATES: tuple[JobState, ...] = get_args(JobState)
@@ -213,6 +210,14 @@ REQUEST, RESULT = "dormouse.job.request", "dormouse.job.result"
 _NOT_KEPT = datetime(2000, 1, 1, tzinfo=UTC)
 
 
+class Payloads(Protocol):
+    """What jobs need of the store of payloads."""
+
+    def get_many(self, keys: Iterable[PayloadKey]) -> Mapping[PayloadKey, Any]: ...
+
+    def delete_many(self, keys: Iterable[PayloadKey]) -> Any: ...
+
+
 def encode_request(job_id: str, request: Any) -> str:
     """Returns the JSON of a request; `InvalidPayload`."""
     return encode(request_key(job_id, _NOT_KEPT), request)
@@ -223,7 +228,7 @@ def encode_result(claim: Claim, result: Any) -> str:
     return encode(result_of_claim(claim), result)
 
 
-def read_requests(payloads: PayloadStore, claims: Sequence[Claim]) -> Mapping[Claim, Any]:
+def read_requests(payloads: Payloads, claims: Sequence[Claim]) -> Mapping[Claim, Any]:
     """Returns the request of each job, or the error why it cannot be read."""
     found = {claim: decode(claim.request) for claim in claims if claim.request is not None}
     if left := [claim for claim in claims if claim not in found]:
@@ -233,11 +238,11 @@ def read_requests(payloads: PayloadStore, claims: Sequence[Claim]) -> Mapping[Cl
     return found
 
 
-def request_of(payloads: PayloadStore, job: Job) -> Any:
+def request_of(payloads: Payloads, job: Job) -> Any:
     return _given(payloads, request_key(job.job_id, job.started_at))
 
 
-def result_of(payloads: PayloadStore, job: Job) -> Any:
+def result_of(payloads: Payloads, job: Job) -> Any:
     return _given(payloads, result_key(job.job_id, job.attempts, job.started_at))
 
 
@@ -254,7 +259,7 @@ def result_of_claim(claim: Claim) -> PayloadKey:
     return result_key(claim.job_id, claim.token, claim.started_at)
 
 
-def _given(payloads: PayloadStore, key: PayloadKey) -> Any:
+def _given(payloads: Payloads, key: PayloadKey) -> Any:
     found = payloads.get_many([key])[key]
     if isinstance(found, DormouseError):
         raise found

@@ -28,6 +28,7 @@ from dormouse.jobs.job import (
     JobPlace,
     JobState,
     KindOfJob,
+    Payloads,
     check_kind,
     check_listed_kind,
     check_new_id,
@@ -53,7 +54,6 @@ from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 if TYPE_CHECKING:
     from dormouse.jobs.runs import JobFunction
     from dormouse.jobs.worker import Worker
-    from dormouse.payloads.store import PayloadStore
 
 LIMIT, LIMIT_MAX = 100, 10_000
 COUNTED_MAX = 10_000
@@ -81,7 +81,7 @@ class JobStore:
         self,
         supplier: Supplier,
         objects: ObjectStore,
-        payloads: PayloadStore,
+        payloads: Payloads,
         check_writable: Callable[[], None],
     ) -> None:
         self._supplier = supplier

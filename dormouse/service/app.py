@@ -28,20 +28,17 @@ from dormouse.errors import VERSION, DormouseError
 from dormouse.objects.names import hiding
 from dormouse.reading.sql.workers import WorkerLimits, Workers
 from dormouse.service.declared import Served
-from dormouse.service.documents import ProblemDocument
 from dormouse.service.jobs import JobWorker, jobs
 from dormouse.service.metrics import Metrics
 from dormouse.service.payloads import payload_writes, payloads
-from dormouse.service.problems import problem_of
-from dormouse.service.routes import Readiness, Service, health, tables
+from dormouse.service.problems import ProblemDocument, problem_of
+from dormouse.service.routes import Readiness, Service, health, routes_of, tables
 from dormouse.service.rows import row_files, rows
 from dormouse.service.running import Runner
 from dormouse.service.security import PAYLOADS, Guard, Place, Right, open_paths, served
-from dormouse.service.verbs import routes_of
 from dormouse.service.work import Limits
 from dormouse.settings.service import ServiceSettings, read_holders
-from dormouse.verbs.jobs import kinds
-from dormouse.verbs.registry import VERBS
+from dormouse.verbs.jobs import VERBS, kinds
 
 # HEAD where GET is served: the same answer without its body, which the server's protocol leaves out.
 

@@ -22,8 +22,7 @@ from starlette.exceptions import HTTPException
 from dormouse.errors import DormouseError, InvalidInput
 from dormouse.model.json_values import parse_json as exact_json
 from dormouse.model.text import did_you_mean
-from dormouse.service.documents import problems
-from dormouse.service.problems import Refused
+from dormouse.service.problems import Refused, problems
 from dormouse.service.running import Answer
 from dormouse.service.security import LOOP_SECONDS_MAX, Place, Terms
 from dormouse.service.work import ReplyWork

@@ -15,7 +15,7 @@ from dormouse.model.partition_tree import Partition
 from dormouse.model.region import decode_key
 from dormouse.model.schema import Schema as TableSchema
 from dormouse.service.formats import ARROW, CSV, JSON, JSON_LINES
-from dormouse.service.problems import MEDIA_TYPE, REFUSALS
+from dormouse.service.problems import problems
 from dormouse.state.files.store import FileFacts
 from dormouse.state.history.history import TableStatus
 from dormouse.verbs.jobs import kinds
@@ -206,49 +206,10 @@ class JobResult(Document):
     result: Any
 
 
-class ProblemDocument(Document):
-    """An error (RFC 9457)."""
-
-    type: str = Field(examples=["urn:dormouse:invalid-query"])
-    title: str = Field(examples=["The query does not fit the table's schema."])
-    status: int = Field(examples=[400])
-    detail: str = Field(examples=["unknown column 'carier'; did you mean 'carrier'?"])
-
-
-_WHEN = dict(REFUSALS.values()) | {
-    400: "The request is not valid; `detail` says what to change.",
-    403: "The token's holder may not start this kind of job; or, without tokens, another site's page asks.",
-    404: "There is no such table, or job.",
-    409: "The job has no result: it runs, has failed or was cancelled; or its id is that of another job "
-    "or request.",
-    410: "The job's result, the page of a query, or the moment that is asked for is past its retention.",
-    413: "The body, or the answer, is larger than is allowed.",
-    429: "Too many queries run at once; try again later.",
-    503: "The database or the object store cannot be reached, or a file was collected meanwhile; try again.",
-    504: "The query took longer than is allowed, before its first row.",
-}
 _EXAMPLES = {
     JSON_LINES: '{"carrier":"AA","flight":7,"delay":null}\n{"carrier":"AA","flight":8,"delay":2.5}\n',
     CSV: '"carrier","flight","delay"\n"AA",7,\n"AA",8,2.5\n',
 }
-_HEADERS: dict[int, dict[str, Any]] = {
-    401: {"WWW-Authenticate": {"schema": {"type": "string"}}},
-    429: {"Retry-After": {"schema": {"type": "integer"}, "description": "in seconds"}},
-    503: {"Retry-After": {"schema": {"type": "integer"}, "description": "in seconds"}},
-}
-
-
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Problem documents of these statuses."""
-    return {status: _problem(status) for status in (*statuses, 403, 421)}
-
-
-def _problem(status: int) -> dict[str, Any]:
-    schema = {"$ref": f"#/components/schemas/{ProblemDocument.__name__}"}
-    found: dict[str, Any] = {"description": _WHEN[status], "content": {MEDIA_TYPE: {"schema": schema}}}
-    return {**found, "headers": _HEADERS[status]} if status in _HEADERS else found
-
-
 READS = problems(401, 503)
 ANSWERS = problems(400, 401, 404, 503)
 STARTS = problems(400, 401, 403, 404, 408, 409, 413, 415, 503)

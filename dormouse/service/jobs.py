@@ -21,6 +21,7 @@ from dormouse.service import documents
 from dormouse.service.declared import JsonRoute
 from dormouse.service.documents import JOBS, RESULTS, STARTS
 from dormouse.service.formats import Part, entity_tag, wanted_part
+from dormouse.service.problems import problems
 from dormouse.service.routes import By, IdempotencyKey, chosen_id, job_answer, job_document
 from dormouse.service.running import Answer
 from dormouse.service.security import SEGMENT, Place, Right, check_may, served
@@ -128,7 +129,7 @@ def result(here: Here, holder: By, job_id: JobId) -> Response:
         },
         **documents.PARTS,
         **RESULTS,
-        **documents.problems(416),
+        **problems(416),
     },
     summary="The rows of a query, as Parquet",
 )

@@ -14,8 +14,7 @@ from pydantic import Field
 from dormouse.errors import DormouseError, InvalidPayload, PayloadCorrupt
 from dormouse.payloads.keys import PayloadKey, check_application_kind, checked
 from dormouse.service.declared import JsonRoute
-from dormouse.service.documents import problems
-from dormouse.service.problems import problem_of
+from dormouse.service.problems import problem_of, problems
 from dormouse.service.routes import Here, Service
 from dormouse.service.running import Answer
 from dormouse.service.security import SEGMENT, Place, Right, served

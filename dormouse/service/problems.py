@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
+from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -47,6 +48,7 @@ from dormouse.errors import (
     TooManyRetries,
 )
 from dormouse.objects.names import without_paths
+from dormouse.verbs.verb import Document
 
 MEDIA_TYPE = "application/problem+json"
 DETAIL_LENGTH_MAX = 2_000
@@ -192,3 +194,45 @@ def _headers(status: int) -> dict[str, str]:
     if status == 401:
         return {"WWW-Authenticate": 'Bearer realm="dormouse"'}
     return {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in {429, 503} else {}
+
+
+# How problems look in the API's description.
+
+
+class ProblemDocument(Document):
+    """An error (RFC 9457)."""
+
+    type: str = Field(examples=["urn:dormouse:invalid-query"])
+    title: str = Field(examples=["The query does not fit the table's schema."])
+    status: int = Field(examples=[400])
+    detail: str = Field(examples=["unknown column 'carier'; did you mean 'carrier'?"])
+
+
+_WHEN = dict(REFUSALS.values()) | {
+    400: "The request is not valid; `detail` says what to change.",
+    403: "The token's holder may not start this kind of job; or, without tokens, another site's page asks.",
+    404: "There is no such table, or job.",
+    409: "The job has no result: it runs, has failed or was cancelled; or its id is that of another job "
+    "or request.",
+    410: "The job's result, the page of a query, or the moment that is asked for is past its retention.",
+    413: "The body, or the answer, is larger than is allowed.",
+    429: "Too many queries run at once; try again later.",
+    503: "The database or the object store cannot be reached, or a file was collected meanwhile; try again.",
+    504: "The query took longer than is allowed, before its first row.",
+}
+_HEADERS: dict[int, dict[str, Any]] = {
+    401: {"WWW-Authenticate": {"schema": {"type": "string"}}},
+    429: {"Retry-After": {"schema": {"type": "integer"}, "description": "in seconds"}},
+    503: {"Retry-After": {"schema": {"type": "integer"}, "description": "in seconds"}},
+}
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Problem documents of these statuses."""
+    return {status: _problem(status) for status in (*statuses, 403, 421)}
+
+
+def _problem(status: int) -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{ProblemDocument.__name__}"}
+    found: dict[str, Any] = {"description": _WHEN[status], "content": {MEDIA_TYPE: {"schema": schema}}}
+    return {**found, "headers": _HEADERS[status]} if status in _HEADERS else found

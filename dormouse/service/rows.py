@@ -44,10 +44,9 @@ from dormouse.service.documents import (
     RowHistory,
     RowTableDescription,
     RowTableList,
-    problems,
 )
 from dormouse.service.formats import CsvAnswer, entity_tag, wanted_part
-from dormouse.service.problems import Refused
+from dormouse.service.problems import Refused, problems
 from dormouse.service.routes import (
     After,
     By,
@@ -58,10 +57,10 @@ from dormouse.service.routes import (
     job_answer,
     page_by_name,
     page_of,
+    query_fields,
 )
 from dormouse.service.running import Answer, disconnected
 from dormouse.service.security import SEGMENT, UPLOAD, Place, Right, served
-from dormouse.service.verbs import query_fields
 from dormouse.service.work import FileWork, Opened, QueryWork, ReplyWork, Work
 from dormouse.sources.text_format import TextFormat, text_format
 from dormouse.verbs.jobs import check_request

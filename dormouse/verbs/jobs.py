@@ -1,4 +1,4 @@
-"""The verbs as jobs: what each kind is asked with, checked before it starts, and run by workers.
+"""All verbs, and those that are jobs: what a kind is asked with, checked before it starts, run by workers.
 
 Jobs are started by the query service or `Instance.jobs.start`, and run by `dormouse serve` and
 `dormouse jobs worker`. Queries as jobs write their answers as objects.
@@ -16,13 +16,18 @@ from dormouse.jobs.job import ANSWERING, answer_names
 from dormouse.jobs.runs import JobFunction, Progress
 from dormouse.model.json_values import json_value
 from dormouse.reading.streams import Interruption
-from dormouse.verbs.registry import VERBS
+from dormouse.verbs import loading, reading, rounds, rows, tables
 from dormouse.verbs.verb import Call, Job, Request, Verb, parse, required
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.reading.sql.engine import Sessions
+
+VERBS: dict[str, Verb] = {
+    verb.name: verb for theme in (reading, loading, rounds, rows, tables) for verb in theme.VERBS
+}
+"""All verbs by name. Doors that loop over them do it when they are opened, not when they are imported."""
 
 
 def kinds() -> dict[str, list[Verb]]:

@@ -22,7 +22,6 @@ from dormouse.model.types import given
 from dormouse.verbs import texts
 
 if TYPE_CHECKING:
-    from dormouse.api.instance import Instance
     from dormouse.jobs.runs import Progress as JobProgress
     from dormouse.reading.sql.engine import Sessions
     from dormouse.reading.streams import Interruption
@@ -157,11 +156,11 @@ class Call:
         return self.job is not None and self.job.attempt > 1
 
 
-Handler = Callable[["Instance", Any, Call], Any]
+Handler = Callable[[Any, Any, Call], Any]
 """Does what a request asks of an instance: returns rows (a reader of Arrow) or what `json_value` takes."""
 
 
-def _table_is_there(instance: Instance, asked: Any, call: Call) -> None:
+def _table_is_there(instance: Any, asked: Any, call: Call) -> None:
     instance.table(asked.table)
 
 

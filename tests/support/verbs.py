@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dormouse.verbs import rows, tables
-from dormouse.verbs.jobs import check_request, functions
-from dormouse.verbs.registry import VERBS
+from dormouse.verbs.jobs import VERBS, check_request, functions
 from dormouse.verbs.rows import start_query
 from dormouse.verbs.verb import (
     Call,
