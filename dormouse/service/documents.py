@@ -148,6 +148,12 @@ class FilePage(Document):
     next: str | None
 
 
+class Body(Request):
+    """The body of a request, which the framework needs built."""
+
+    model_config = ConfigDict(defer_build=False)
+
+
 def _asked_with(verbs: Iterable[Verb]) -> str:
     return ", or ".join(", ".join(verb.request.model_fields) for verb in verbs)
 
@@ -157,7 +163,7 @@ _KINDS_TEXT = f"one of {', '.join(_KINDS)}; CSV is sent to /v1/rows/{{table}}/cs
 _REQUESTS_TEXT = "; ".join(f"of {kind} {fields}" for kind, fields in _KINDS.items())
 
 
-class JobRequest(Request):
+class JobRequest(Body):
     """What is to be done, sooner or later."""
 
     kind: str = Field(description=_KINDS_TEXT, examples=["query", "ingest", "compact", "row_change"])

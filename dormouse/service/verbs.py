@@ -15,7 +15,7 @@ from dormouse.errors import InvalidInput
 from dormouse.model.text import listed
 from dormouse.reading.streams import Interruption
 from dormouse.service.declared import JsonRoute, parse_json
-from dormouse.service.documents import DOCUMENTS, STREAMS
+from dormouse.service.documents import DOCUMENTS, STREAMS, Body
 from dormouse.service.formats import preferred_format
 from dormouse.service.routes import Here
 from dormouse.service.running import Answer
@@ -156,4 +156,4 @@ def _body(model: type[Asked], without: Iterable[str]) -> type[Asked]:
         for name, field in model.model_fields.items()
         if name not in without
     }
-    return create_model(model.__name__, __base__=Asked, __doc__=inspect.getdoc(model), **fields)
+    return create_model(model.__name__, __base__=Body, __doc__=inspect.getdoc(model), **fields)
