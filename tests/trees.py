@@ -33,7 +33,7 @@ def _row(schema: Schema, partition: Partition, is_upper: bool) -> PartitionRow:
 
 def stored_split(schema: Schema, split: Split) -> tuple[int, bytes]:
     """The number of the row key, and the point as bytes."""
-    return schema.row_key_index(split.field), encode_value(schema.field(split.field).type, split.point)
+    return schema.row_key_names.index(split.field), encode_value(schema.field(split.field).type, split.point)
 
 
 def partitions_of(tree: PartitionTree) -> list[Partition]:

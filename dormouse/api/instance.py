@@ -346,15 +346,11 @@ class Instance:
                 from dormouse.payloads.copying import PayloadOptions
                 from dormouse.payloads.store import PayloadStore
 
-                self._payloads = PayloadStore(
-                    self._supplier,
-                    self._objects,
-                    self._check_writable,
-                    PayloadOptions(
-                        hot_seconds=self._settings.payloads_hot_seconds,
-                        kept_seconds=self._settings.objects_kept_seconds,
-                    ),
+                options = PayloadOptions(
+                    hot_seconds=self._settings.payloads_hot_seconds,
+                    kept_seconds=self._settings.objects_kept_seconds,
                 )
+                self._payloads = PayloadStore(self._supplier, self._objects, self._check_writable, options)
             return self._payloads
 
     @property
@@ -578,9 +574,8 @@ class Instance:
         return RowTable(self._table(record, every_version=True), lambda: self.row_indexes)
 
     def _daily(self) -> Mapping[str, Callable[[], object]]:
-        jobs = partial(
-            self.jobs.expire, self._settings.jobs_retention_days, self._settings.objects_kept_seconds
-        )
+        kept = self._settings.jobs_retention_days, self._settings.objects_kept_seconds
+        jobs = partial(self.jobs.expire, *kept)
         return {"jobs": jobs, "rows": self._keep_row_indexes, "commit bodies": self._commits.sweep_bodies}
 
     def _keep_row_indexes(self) -> None:

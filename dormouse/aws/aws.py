@@ -7,6 +7,8 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -70,6 +72,23 @@ class AwsRefused(InstanceError):
         return self.code in MISSING
 
 
+@dataclass(frozen=True)
+class Metric:
+    """A metric of CloudWatch, of what has these dimensions, over a period of seconds."""
+
+    namespace: str
+    name: str
+    dimensions: Mapping[str, str]
+    period: int
+    statistic: str = "Average"
+
+    def asked(self) -> dict[str, Any]:
+        """As CloudWatch is asked for it."""
+        of = [{"Name": name, "Value": value} for name, value in self.dimensions.items()]
+        metric = {"Namespace": self.namespace, "MetricName": self.name, "Dimensions": of}
+        return {"Metric": metric, "Period": self.period, "Stat": self.statistic}
+
+
 class Aws:
     """An account and region, as a boto3 session names them."""
 
@@ -131,6 +150,17 @@ class Aws:
             why = said.get("errorMessage", "it does not say why")
             raise InstanceError(f"the lambda {function} failed: {why}")
         return said
+
+    def newest(self, metrics: Mapping[str, Metric], within: timedelta) -> dict[str, float]:
+        """The newest values of metrics in CloudWatch, by their names here; none when it may not be asked."""
+        now = datetime.now(UTC)
+        queries = [{"Id": name, "MetricStat": metric.asked()} for name, metric in metrics.items()]
+        given = {"MetricDataQueries": queries, "StartTime": now - within, "EndTime": now}
+        try:
+            found = self.call("cloudwatch", "get_metric_data", ScanBy="TimestampDescending", **given)
+        except InstanceError:
+            return {}
+        return {one["Id"]: float(one["Values"][0]) for one in found["MetricDataResults"] if one["Values"]}
 
     def parameter(self, name: str) -> str | None:
         """The value of a parameter in SSM; None if it is not there."""

@@ -9,10 +9,9 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from dormouse.aws.aws import Aws
+from dormouse.aws.aws import Aws, Metric
 from dormouse.aws.instance import DeployedInstance
 from dormouse.aws.steps import STEP_SECONDS_MAX, Left
-from dormouse.errors import InstanceError
 from dormouse.settings.section import LOSS_NEAR_SHARE, SCHEDULED_SECONDS_MAX
 
 REPORT_SECONDS = 300.0
@@ -28,6 +27,8 @@ APPLICATION_ASLEEP = {"CREATED", "STOPPED", "TERMINATED"}
 STATES_REFUSED = frozenset({"ValidationException", "InvalidRequestException"})
 """How EMR refuses what cannot be done in the present state."""
 
+COUNTS = [f"ApproximateNumberOfMessages{suffix}" for suffix in ("", "NotVisible", "Delayed")]
+NOT_VISIBLE, RETENTION = "ApproximateNumberOfMessagesNotVisible", "MessageRetentionPeriod"
 METRIC = "ApproximateAgeOfOldestMessage"
 PERIOD_SECONDS = 300
 LOOK_BACK = timedelta(minutes=20)
@@ -35,7 +36,7 @@ LOOK_BACK = timedelta(minutes=20)
 
 def in_flight(instance: DeployedInstance) -> int:
     """How many commit requests lambdas have received, and not yet answered; about."""
-    return sum(depth(instance.aws, url)["ApproximateNumberOfMessagesNotVisible"] for url in queues(instance))
+    return sum(depth(instance.aws, url)[NOT_VISIBLE] for url in queues(instance))
 
 
 def queues(instance: DeployedInstance) -> tuple[str, ...]:
@@ -44,9 +45,14 @@ def queues(instance: DeployedInstance) -> tuple[str, ...]:
 
 def depth(aws: Aws, url: str) -> dict[str, int]:
     """The numbers of messages by their names in SQS; none of a queue that is gone."""
-    names = [f"ApproximateNumberOfMessages{suffix}" for suffix in ("", "NotVisible", "Delayed")]
-    found = aws.look("sqs", "get_queue_attributes", QueueUrl=url, AttributeNames=names) or {}
-    return {name: int(found.get("Attributes", {}).get(name, 0)) for name in names}
+    found = _attributes(aws, url, COUNTS)
+    return {name: found.get(name, 0) for name in COUNTS}
+
+
+def _attributes(aws: Aws, url: str, names: Sequence[str]) -> dict[str, int]:
+    """Attributes of a queue that are numbers; none of one that is gone."""
+    found = aws.look("sqs", "get_queue_attributes", QueueUrl=url, AttributeNames=list(names)) or {}
+    return {name: int(value) for name, value in found.get("Attributes", {}).items() if name in names}
 
 
 def application(instance: DeployedInstance) -> str | None:
@@ -262,10 +268,12 @@ def waiting(instance: DeployedInstance, urls: tuple[str, ...] | None = None) -> 
     """Of each of these, else of each commit queue, in their order."""
     urls = queues(instance) if urls is None else urls
     ages = _ages(instance, urls)
-    return tuple(
-        Waiting(url, sum(_counts(instance, url)), ages.get(url), _retention_seconds(instance, url))
-        for url in urls
-    )
+    found = []
+    for url in urls:
+        told = _attributes(instance.aws, url, [*COUNTS, RETENTION])
+        messages = sum(told.get(name, 0) for name in COUNTS if name != NOT_VISIBLE)
+        found.append(Waiting(url, messages, ages.get(url), float(told.get(RETENTION, 14 * 86_400))))
+    return tuple(found)
 
 
 def offer(found: tuple[Waiting, ...], instance_id: str) -> str | None:
@@ -276,41 +284,15 @@ def offer(found: tuple[Waiting, ...], instance_id: str) -> str | None:
     return f"messages are lost from {min(near):%Y-%m-%d}: run dormouse resume --instance {instance_id} before"
 
 
-def _counts(instance: DeployedInstance, url: str) -> Iterator[int]:
-    found = depth(instance.aws, url)
-    return (found[name] for name in found if not name.endswith("NotVisible"))
-
-
-def _retention_seconds(instance: DeployedInstance, url: str) -> float:
-    given = {"QueueUrl": url, "AttributeNames": ["MessageRetentionPeriod"]}
-    found = instance.aws.look("sqs", "get_queue_attributes", **given) or {}
-    return float(found.get("Attributes", {}).get("MessageRetentionPeriod", 14 * 86_400))
-
-
 def _ages(instance: DeployedInstance, urls: tuple[str, ...]) -> dict[str, float]:
     """In seconds; of those that CloudWatch tells of."""
     if not urls:
         return {}
-    now = datetime.now(UTC)
-    queries = [
-        {
-            "Id": f"q{number}",
-            "MetricStat": {
-                "Metric": {
-                    "Namespace": "AWS/SQS",
-                    "MetricName": METRIC,
-                    "Dimensions": [{"Name": "QueueName", "Value": url.rpartition("/")[2]}],
-                },
-                "Period": PERIOD_SECONDS,
-                "Stat": "Maximum",
-            },
-        }
+    metrics = {
+        f"q{number}": Metric(
+            "AWS/SQS", METRIC, {"QueueName": url.rpartition("/")[2]}, PERIOD_SECONDS, "Maximum"
+        )
         for number, url in enumerate(urls)
-    ]
-    given: Any = {"MetricDataQueries": queries, "StartTime": now - LOOK_BACK, "EndTime": now}
-    try:
-        found = instance.aws.call("cloudwatch", "get_metric_data", ScanBy="TimestampDescending", **given)
-    except InstanceError:
-        return {}
-    results = found["MetricDataResults"]
-    return {urls[int(one["Id"][1:])]: float(one["Values"][0]) for one in results if one["Values"]}
+    }
+    found = instance.aws.newest(metrics, LOOK_BACK)
+    return {urls[int(name[1:])]: seconds for name, seconds in found.items()}

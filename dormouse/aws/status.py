@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 from dormouse.aws import drain
+from dormouse.aws.aws import Metric
 from dormouse.aws.cost import hourly
 from dormouse.aws.database import ASLEEP, SERVES, STOPPING, describe, left_behind
 from dormouse.aws.drain import Waiting, offer, waiting
@@ -17,6 +18,7 @@ from dormouse.errors import InstanceError
 from dormouse.settings.resources import DesiredState
 
 GB = 1_000_000_000
+NO_CLUSTER = "no cluster"
 _MINUTES, _DAY = 300, 86_400
 
 
@@ -120,10 +122,11 @@ def _summary(found: Status) -> str:
     off += [state == "Disabled" for state in found.mappings.values()]
     if found.desired == "paused":
         sleep = all(state in (None, "asleep", GONE) for state in (found.query, found.access))
-        is_quiet = sleep and not (found.spark and _is_awake(found.spark))
-        if all(off) and is_quiet and found.database in ASLEEP:
+        spark_sleeps = found.spark in (None, "", NO_CLUSTER, *drain.APPLICATION_ASLEEP)
+        is_quiet = all(off) and sleep and spark_sleeps
+        if is_quiet and found.database in ASLEEP:
             return "paused"
-        if all(off) and is_quiet and found.database == STOPPING:
+        if is_quiet and found.database == STOPPING:
             return "paused; AWS is still stopping the database"
         return "should be paused, but is not wholly: pause it again"
     run = all(state in (None, "running") for state in (found.query, found.access))
@@ -132,10 +135,6 @@ def _summary(found: Status) -> str:
     if found.database == GONE:
         return "should be running, but its database is gone"
     return "should be running, but is not wholly: resume it again"
-
-
-def _is_awake(spark: str) -> bool:
-    return spark not in drain.APPLICATION_ASLEEP and not spark.startswith("no cluster")
 
 
 def _queues(instance: DeployedInstance, waits: tuple[Waiting, ...]) -> list[QueueState]:
@@ -166,7 +165,7 @@ def _spark(instance: DeployedInstance) -> str | None:
     if told.application is not None:
         return drain.application_state(instance) or GONE
     number = len(drain.clusters(instance))
-    return f"{number} cluster{'' if number == 1 else 's'}" if number else "no cluster"
+    return f"{number} cluster{'' if number == 1 else 's'}" if number else NO_CLUSTER
 
 
 def _live(instance: DeployedInstance, cluster: Any, runs: bool) -> dict[str, Any]:
@@ -220,34 +219,22 @@ def _hosts(instance: DeployedInstance) -> list[str]:
 
 def _measured(instance: DeployedInstance) -> dict[str, float]:
     """The newest values that CloudWatch has; none when it may not be asked."""
-    storage, database, now = instance.resources.storage, instance.resources.database, datetime.now(UTC)
+    storage, database = instance.resources.storage, instance.resources.database
     row_clusters = (database.row_clusters if database is not None else None) or ()
     clusters = {("acu", "database_bytes"): instance.cluster}
     for number, identifier in enumerate(row_clusters):
         clusters[f"rows_acu_{number}", f"rows_bytes_{number}"] = identifier
-    queries = []
+    metrics = {}
     for (acu, size), identifier in clusters.items():
         cluster = {"DBClusterIdentifier": identifier}
-        queries.append(_query(acu, "AWS/RDS", "ServerlessDatabaseCapacity", cluster, _MINUTES))
-        queries.append(_query(size, "AWS/RDS", "VolumeBytesUsed", cluster, _MINUTES))
+        metrics[acu] = Metric("AWS/RDS", "ServerlessDatabaseCapacity", cluster, _MINUTES)
+        metrics[size] = Metric("AWS/RDS", "VolumeBytesUsed", cluster, _MINUTES)
     if storage is not None:
         bucket = {"BucketName": storage.data_bucket, "StorageType": "StandardStorage"}
-        queries.append(_query("data_bytes", "AWS/S3", "BucketSizeBytes", bucket, _DAY))
-    given = {"MetricDataQueries": queries, "StartTime": now - timedelta(days=3), "EndTime": now}
-    try:
-        found = instance.aws.call("cloudwatch", "get_metric_data", ScanBy="TimestampDescending", **given)
-    except InstanceError:
-        return {}
-    results = found["MetricDataResults"]
-    newest = {one["Id"]: float(one["Values"][0]) for one in results if one["Values"]}
+        metrics["data_bytes"] = Metric("AWS/S3", "BucketSizeBytes", bucket, _DAY)
+    newest = instance.aws.newest(metrics, timedelta(days=3))
     for what in ("rows_acu", "rows_bytes"):
         of_rows = [newest.get(f"{what}_{number}") for number in range(len(row_clusters))]
         if of_rows and None not in of_rows:
             newest[what] = sum(filter(None, of_rows))
     return newest
-
-
-def _query(name: str, namespace: str, metric: str, dimensions: dict[str, str], period: int) -> dict[str, Any]:
-    of = [{"Name": name, "Value": value} for name, value in dimensions.items()]
-    measured = {"Namespace": namespace, "MetricName": metric, "Dimensions": of}
-    return {"Id": name, "MetricStat": {"Metric": measured, "Period": period, "Stat": "Average"}}

@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DEFAULT_FOLDER = Path("lake")
-Engine = Literal["auto", "local", "spark"]
-EngineOption = Annotated[Engine, "auto: Spark on a cluster, here else."]
-ParamOption = Annotated[
-    list[str] | None, "NAME=VALUE for $NAME, or 1=VALUE for $1; as text, which takes the type it is for."
-]
 TableName = Annotated[str, "The table."]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRun = Annotated[bool, "Say what would be done, and change nothing."]

@@ -33,8 +33,8 @@ STREAM_BYTES_MAX = 200
 _STREAMS = (*_WHICH, "columns", "split_bytes", "changes_after", "max_rows_per_batch")
 # Spark asks for the columns without telling that it is for a stream
 _READS = (*_WHICH, *_QUERY, "split_bytes", *_CHANGES, "metadata", "max_rows_per_batch")
-_OF_PARTS = {"where", "columns", "as_of", "verify"}
-"""Options that tasks heed which read parts of a table."""
+_OF_PARTS = {"columns", "as_of", "verify"}
+"""Options that the tasks heed which read a table in parts, beside `where`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +149,9 @@ class ReadOptions:
             raise InvalidInput(
                 f"the option changes_till needs changes_after: a moment, or {BEGINNING!r} for all changes"
             )
-        query = _parsed(QueryRequest, given)
+        query = parsed(QueryRequest, given)
         between = {name: text for name, text in given.items() if text != BEGINNING or name == "changes_till"}
-        changes = _parsed(ChangesRequest, between, "changes_")
+        changes = parsed(ChangesRequest, between, "changes_")
         return ReadOptions(
             TableOptions.parse(given),
             query,
@@ -192,7 +192,7 @@ class StreamOptions:
                 "the option stream is missing: a name of the stream's own, by which its batches are counted"
             )
         check_text("stream", stream, STREAM_BYTES_MAX)
-        load = _parsed(LoadRequest, {name: given[name] for name in given if name == "evolve"})
+        load = parsed(LoadRequest, {name: given[name] for name in given if name == "evolve"})
         return StreamOptions(TableOptions.parse(given), stream, load["evolve"])
 
 
@@ -208,7 +208,7 @@ class WriteOptions:
     def parse(given: Mapping[str, str]) -> WriteOptions:
         """`InvalidInput` for an option that is unknown, or a table or instance that is not named."""
         check_known(given, _WRITES)
-        load = _parsed(LoadRequest, given)
+        load = parsed(LoadRequest, given)
         del load["engine"]  # it is Spark
         return WriteOptions(TableOptions.parse(given), **load)
 
@@ -239,7 +239,7 @@ def _folder(folder: str) -> Path:
     return path
 
 
-def _parsed(model: type[Request], given: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
+def parsed(model: type[Request], given: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
     """Returns the options of a verb as Python takes them, of texts whose names may begin with a prefix."""
     check_evolve(given.get("evolve"))
     texts = {name: given[prefix + name] for name in fields_of(model, "table") if prefix + name in given}

@@ -17,10 +17,8 @@ from dormouse.model.loops import Progress
 from dormouse.model.table import TableRecord, is_edited
 from dormouse.model.types import is_text
 from dormouse.objects.ledger import Ledger, LedgerObject, Swept, sweep, unknown_pages
-from dormouse.objects.names import ANSWERS, RECORDS
+from dormouse.objects.names import ANSWERS, PAYLOADS, RECORDS
 from dormouse.objects.store import ObjectStore
-from dormouse.payloads.pack import FOLDER as PAYLOADS
-from dormouse.payloads.pack import PayloadObjects
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup
@@ -44,6 +42,8 @@ class Ledgers:
     """The ledgers of an instance. Each answer is of now: what an object belongs to may change."""
 
     def __init__(self, supplier: Supplier, objects: ObjectStore) -> None:
+        from dormouse.payloads.pack import PayloadObjects
+
         self.supplier, self.objects = supplier, objects
         self._attempts = WriteAttempts(supplier, objects)
         self.catalog = Catalog(supplier, self._attempts)

@@ -14,14 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import psycopg
-
 from dormouse.errors import (
-    InstanceError,
     InstanceLocked,
     InstanceReadOnly,
     MaintenanceTakenOver,
@@ -58,32 +56,6 @@ class InstanceRound:
     well_at: datetime | None
 
 
-class Alone:
-    """The right to maintain the instance. It ends with a session of the database, which may be lost."""
-
-    def __init__(self, lock: SessionLock) -> None:
-        self._lock = lock
-
-    def check(self) -> None:
-        """Takes the right anew when the session that had it was lost.
-
-        Raises `MaintenanceTakenOver` when another process has it now, and `InstanceError` when the database
-        cannot be reached.
-        """
-        if not self._lock.is_held() and not self.take():
-            raise MaintenanceTakenOver(
-                "the database was lost for a moment, and another process maintains this instance since: one "
-                "is enough, so this one ends"
-            )
-
-    def take(self) -> bool:
-        """Tries once to get the right, and returns whether this process has it; raises `InstanceError`."""
-        try:
-            return self._lock.take()
-        except (psycopg.OperationalError, psycopg.InternalError) as error:
-            raise InstanceError(f"the database ended the session: {one_line(error)}") from error
-
-
 class InstanceRounds:
     """The rounds of an instance."""
 
@@ -117,19 +89,20 @@ class InstanceRounds:
         run_transaction(self._supplier, rows_of(_QUERIES["divide"], values), operation="divide a round")
 
     @contextmanager
-    def alone(self) -> Iterator[Alone]:
+    def alone(self) -> Iterator[SessionLock]:
         """Keeps other processes from maintaining the instance until the end.
 
         Raises `InstanceLocked` when another process does it.
         """
-        lock = SessionLock(self._supplier, _QUERIES["alone"])
-        try:
-            alone = Alone(lock)
-            if not alone.take():
+        taken_over = partial(
+            MaintenanceTakenOver,
+            "the database was lost for a moment, and another process maintains this instance since: one is "
+            "enough, so this one ends",
+        )
+        with SessionLock(self._supplier, _QUERIES["alone"], lost=taken_over) as lock:
+            if not lock.take():
                 raise InstanceLocked("another process maintains this instance: one is enough")
-            yield alone
-        finally:
-            lock.release()
+            yield lock
 
     def _record(self, kind: str, began: float, error: str | None) -> None:
         values = {"kind": kind, "seconds": time.monotonic() - began, "error": error}
@@ -195,7 +168,7 @@ class Maintainer:
         self._after_cycle = after_cycle
         self._supplier = supplier
         self._rounds = InstanceRounds(supplier)
-        self._alone: Alone | None = None
+        self._alone: SessionLock | None = None
         self._tables = tables
         self._due = [(DAY_SECONDS, daily), (HOUR_SECONDS, hourly)]
         self._tell = tell

@@ -42,20 +42,21 @@ def check_key(field: Field, value: Any) -> KeyValue:
         return bytes(value)
     if getattr(value, "nanosecond", 0):
         raise InvalidKey(f"{field.name!r} is {field.type}, of microseconds; {value} is finer")
-    if not isinstance(value, expected) or isinstance(value, bool) or _is_time(value, expected):
+    # Python takes a time for a date
+    is_time = expected is date and isinstance(value, datetime)
+    if not isinstance(value, expected) or isinstance(value, bool) or is_time:
         raise InvalidKey(f"{field.name!r} is {field.type}, but {value!r} is {type(value).__name__}")
     if isinstance(value, int):
         limit = _INT_LIMITS[field.type.name]
         if not -limit <= value < limit:
             raise InvalidKey(f"{field.name!r} is {field.type}; {value} does not fit")
     if isinstance(value, str):
-        _check_unicode(field, value)
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            said = f"{field.name!r}: {value!r} has a lone surrogate and is not valid Unicode"
+            raise InvalidKey(said) from None
     return _in_utc(field, value) if isinstance(value, datetime) else cast(KeyValue, value)
-
-
-def _is_time(value: object, expected: type) -> bool:
-    """Whether it is a time where a date is meant: Python takes one for the other."""
-    return expected is date and isinstance(value, datetime)
 
 
 def _in_utc(field: Field, value: datetime) -> datetime:
@@ -64,13 +65,6 @@ def _in_utc(field: Field, value: datetime) -> datetime:
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
     except OverflowError:
         raise InvalidKey(f"{field.name!r} is {field.type}; {value} is not of the years 1 to 9999") from None
-
-
-def _check_unicode(field: Field, value: str) -> None:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise InvalidKey(f"{field.name!r}: {value!r} has a lone surrogate and is not valid Unicode") from None
 
 
 def min_value(data_type: DataType) -> KeyValue:

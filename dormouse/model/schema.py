@@ -225,12 +225,6 @@ class Schema:
                 columns.append(column)
         return Schema(*parts, shape=Shape(version, tuple(columns), self.shape.last_id))
 
-    def row_key_index(self, name: str) -> int:
-        """The position of a row key; `KeyError` when it is not one."""
-        if name not in self.row_key_names:
-            raise KeyError(name)
-        return self.row_key_names.index(name)
-
     def to_record(self) -> dict[str, Any]:
         """As the database keeps it, with its versions, if there are several."""
         shape = {} if self.version == 1 else {"shape": self.shape.to_json(self.fields)}

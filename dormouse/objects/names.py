@@ -81,6 +81,9 @@ PARQUET_SUFFIX = ".v2.parquet"
 ROW_FILES = "row_files"
 """Where the files are that cells of row tables refer to, each table's by its UUID."""
 
+PAYLOADS = "payloads"
+"""Where the objects of payloads are, each day's by its date."""
+
 ANSWERS = "answers"
 """Where the objects of jobs are, each job's by its key."""
 
@@ -94,7 +97,7 @@ RECORDS = frozenset(
         "instance.json",
         "owner",
         "commits",
-        "payloads",
+        PAYLOADS,
         ANSWERS,
         INCOMING,
         ROW_FILES,

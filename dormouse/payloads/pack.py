@@ -32,6 +32,7 @@ from dormouse.errors import CommitFailed
 from dormouse.model.table import KEPT_SECONDS, READERS_SECONDS
 from dormouse.objects.fault import WrittenObject
 from dormouse.objects.ledger import LedgerObject, Swept, put_new, sweep
+from dormouse.objects.names import PAYLOADS
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads.keys import CONTENT_BYTES_MAX, PayloadKey, Places, place_values
 from dormouse.postgres.connection import Supplier
@@ -276,7 +277,7 @@ def _time(micros: int) -> datetime:
 
 # The objects of payloads: announced before they are written, then relied on, deleted long after.
 
-FOLDER = "payloads"
+FOLDER = PAYLOADS
 PAGE_OBJECTS = 1_000
 _QUERIES = load(__package__ or "", "pack")
 

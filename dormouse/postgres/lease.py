@@ -33,13 +33,20 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.rows import TupleRow
 
-from dormouse.errors import CommitOutcomeUnknown, DormouseError, one_line
+from dormouse.errors import CommitOutcomeUnknown, DormouseError, InstanceError, one_line
 from dormouse.model.loops import backoff_seconds, tries
 from dormouse.postgres import session
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Queries, Query, load
 from dormouse.postgres.session import END_SECONDS_MAX, limits_of
-from dormouse.postgres.transaction import bounded, rows_of, run_lookup, run_statement, run_transaction
+from dormouse.postgres.transaction import (
+    bounded,
+    fetched,
+    rows_of,
+    run_lookup,
+    run_statement,
+    run_transaction,
+)
 
 T = TypeVar("T")
 PULSES = 4
@@ -187,15 +194,26 @@ class SessionLock:
     """A lock that `query` takes for a transaction, which stays open for as long as the work goes on.
 
     A transaction keeps its session through a pooler, too, and between statements it keeps no snapshot. The
-    lock ends with the session, for example when the server restarts. So the holder asks `is_held` before each
+    lock ends with the session, for example when the server restarts. So the holder calls `check` before each
     unit of its work. A pulse asks the server something every `KEPT_PULSE_SECONDS`, or sooner where the role
     has a lower limit: a process that is frozen does not, so PostgreSQL ends its session.
+
+    The lock is released at the end of a `with` block. `lost` makes the error that is raised where another
+    session may have it.
     """
 
-    def __init__(self, supplier: Supplier, query: Query, values: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        supplier: Supplier,
+        query: Query,
+        values: Mapping[str, Any] | None = None,
+        *,
+        lost: Callable[[], DormouseError],
+    ) -> None:
         self._supplier = supplier
         self._query = query
         self._values = values
+        self._lost = lost
         self._lent = ExitStack()
         self._conn: psycopg.Connection[TupleRow] | None = None
         self._session: Mapping[str, Any] | None = None
@@ -204,8 +222,14 @@ class SessionLock:
     def take(self) -> bool:
         """Tries once to take the lock, and returns whether this process has it now.
 
-        Raises what `Supplier.connection` raises, and `psycopg.Error` when the session ends meanwhile.
+        Raises what `Supplier.connection` raises, and `InstanceError` when the session ends meanwhile.
         """
+        try:
+            return self._take()
+        except (psycopg.OperationalError, psycopg.InternalError) as error:
+            raise InstanceError(f"the database ended the session: {one_line(error)}") from error
+
+    def _take(self) -> bool:
         if self._conn is not None and not _answers(self._conn):
             self.release()
         if self._conn is None:
@@ -221,14 +245,35 @@ class SessionLock:
         self._is_taken = bool(found[0][0])
         return self._is_taken
 
-    @property
-    def session(self) -> Mapping[str, Any] | None:
-        """The session that has the lock, or had it: `pid`, and when it `began`."""
-        return self._session
-
     def is_held(self) -> bool:
         """Returns whether the session that took the lock still lives; this takes a round trip."""
         return self._is_taken and self._conn is not None and _answers(self._conn)
+
+    def check(self) -> None:
+        """Takes the lock anew when the session that had it was lost.
+
+        Raises `lost()` when another session has the lock now, and what `take` raises.
+        """
+        if not self.is_held() and not self.take():
+            raise self._lost()
+
+    def fence(self, conn: psycopg.Connection[Any], query: Query) -> None:
+        """Checks, within a transaction of the work, that the session that took the lock has it still.
+
+        The query tells, of the values of the lock and of the session: `pid`, and when it `began`. Raises
+        `lost()`.
+        """
+        values = {**(self._values or {}), **(self._session or {"pid": None, "began": None})}
+        if fetched(conn.execute(query.on(), values)) != [(True,)]:
+            raise self._lost()
+
+    def __enter__(self) -> SessionLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
 
     def release(self) -> None:
         """Ends the session's transaction, and with it the lock. A session that is lost is no error."""

@@ -423,13 +423,11 @@ def _answered(conn: psycopg.Connection[Any], error: BaseException) -> bool:
 
 
 def _is_lost(conn: psycopg.Connection[Any], error: BaseException) -> bool:
+    """Whether the error ended the session, and not only the statement."""
     # a session that was idle for too long ends with an InternalError
-    return isinstance(error, psycopg.DatabaseError) and (conn.closed or _is_farewell(error))
-
-
-def _is_farewell(error: psycopg.Error) -> bool:
-    """Whether the error ended the session and not only the statement."""
-    return error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+    return isinstance(error, psycopg.DatabaseError) and (
+        conn.closed or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+    )
 
 
 def _roll_back(conn: psycopg.Connection[Any]) -> None:

@@ -21,7 +21,7 @@ from dormouse.service.routes import Here
 from dormouse.service.running import Answer
 from dormouse.service.security import SEGMENT, Place, Right, served
 from dormouse.service.work import DocumentWork, QueryWork
-from dormouse.verbs.verb import Call, Form, Http, OfWire, Verb, parse
+from dormouse.verbs.verb import Call, Form, Http, Verb, fields_of, parse
 from dormouse.verbs.verb import Request as Asked
 
 _STREAMED = """
@@ -99,11 +99,7 @@ def query_fields(model: type[BaseModel], *without: str, **defaults: Any) -> Any:
     It gives the fields that a request has. A list of names is a text with commas, any other list or object is
     JSON. `defaults` are those of the service, where the model has others.
     """
-    fields = {
-        name: field
-        for name, field in model.model_fields.items()
-        if name not in without and OfWire() not in field.metadata
-    }
+    fields = {name: model.model_fields[name] for name in fields_of(model, *without)}
 
     async def given(request: Request, **values: Any) -> dict[str, Any]:
         return {

@@ -12,11 +12,9 @@ from dormouse.settings.section import (
     ClientCidr,
     EveryMinutes,
     InstanceClass,
-    KeyArn,
     MemoryMb,
     Section,
     SecurityGroupId,
-    SnapshotArn,
     TimeoutSeconds,
     client_problems,
     has_instance_store,
@@ -253,10 +251,10 @@ class _Database(Section):
     readers: int = setting(0, ge=0, le=15)
     """Read replicas, which also take over when the writer fails."""
 
-    key_arn: KeyArn | None = setting(None, change="replacement")
+    key_arn: str | None = setting(None, change="replacement", pattern=pattern("key"))
     """An existing KMS key, whose policy leaves its use to IAM; left out, one of its own."""
 
-    snapshot: SnapshotArn | None = setting(None, change="replacement")
+    snapshot: str | None = setting(None, change="replacement", pattern=pattern("snapshot"))
     """A snapshot that the cluster is made from, by its ARN; keep the setting as long as the cluster."""
 
     proxy: bool = setting(False)

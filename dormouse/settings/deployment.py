@@ -17,16 +17,11 @@ from dormouse.settings.section import (
     VISIBILITY_FACTOR,
     Acu,
     EveryMinutes,
-    Id,
-    KeyArn,
     MemoryMb,
-    PolicyArn,
     RouteTableId,
     Section,
     SubnetId,
     TimeoutSeconds,
-    TopicArn,
-    VpcId,
     ZoneName,
     architecture_of,
     cidr_problem,
@@ -90,10 +85,10 @@ class MonitoringSettings(Section):
     email: str | None = setting(None, change="replacement", pattern=pattern("email"))
     """The address for alarms, once confirmed; left out, the topic has no subscriber until you add one."""
 
-    topic_arn: TopicArn | None = setting(None)
+    topic_arn: str | None = setting(None, pattern=pattern("topic"))
     """An existing SNS topic for alarms and the budget, whose policy lets CloudWatch and AWS Budgets in."""
 
-    warning_topic_arn: TopicArn | None = setting(None)
+    warning_topic_arn: str | None = setting(None, pattern=pattern("topic"))
     """An existing SNS topic for alarms that begin with `Warning`, which can wait for the next working day."""
 
     slack_workspace: str | None = setting(None, pattern=pattern("slack"))
@@ -195,7 +190,7 @@ class AuditSettings(Section):
 class IamSettings(Section):
     """All roles of the instance, and policies for people."""
 
-    permissions_boundary: PolicyArn | None = setting(None)
+    permissions_boundary: str | None = setting(None, pattern=pattern("policy"))
     """A policy that bounds what every role may do."""
 
     role_path: str = setting("/", pattern=pattern("role_path"))
@@ -241,7 +236,7 @@ class NetworkSettings(Section):
     """The zone of each of subnet_ids, in the same order. Of an own VPC: its 2 or 3 zones, the first of the
     region if left out; a third can be added behind, for others deploy another instance."""
 
-    vpc_id: VpcId | None = setting(None, change="replacement")
+    vpc_id: str | None = setting(None, change="replacement", pattern=pattern("vpc"))
     """An existing VPC; the settings below go with it, those above but availability_zones do not."""
 
     subnet_ids: tuple[SubnetId, ...] = setting((), strict=False)
@@ -310,7 +305,7 @@ class StorageSettings(Section):
     """How far back the instance can be restored, at most database.backup_days: objects that compactions
     replace are kept a day longer, and paid for."""
 
-    key_arn: KeyArn | None = setting(None, change="replacement")
+    key_arn: str | None = setting(None, change="replacement", pattern=pattern("key"))
     """An existing KMS key for the objects, whose policy leaves its use to IAM; left out, one of its own."""
 
     access_log_days: int = setting(90, ge=1, le=3_650)
@@ -410,7 +405,7 @@ class DeploymentSettings(Section):
     """One deployed instance. `commit`, `garbage`, `compaction`, `maintenance`, `query`, `rows`, `access`,
     `pause`, `monitoring`, `backup`, `audit` are deployed when their table is in the file, even if empty."""
 
-    id: Id = setting(change="replacement")
+    id: str = setting(change="replacement", pattern=pattern("id"), max_length=20)
     """The name of the instance, one of its own in the account and region."""
 
     account: str | None = setting(None, change="replacement", pattern=pattern("account"))

@@ -148,16 +148,10 @@ def pattern(name: str) -> str:
     return PATTERNS[name][0]
 
 
-Id = Annotated[str, Field(pattern=pattern("id"), max_length=20)]
-VpcId = Annotated[str, Field(pattern=pattern("vpc"))]
 SubnetId = Annotated[str, Field(pattern=pattern("subnet"))]
 RouteTableId = Annotated[str, Field(pattern=pattern("route_table"))]
 ZoneName = Annotated[str, Field(pattern=pattern("zone"))]
 InstanceClass = Annotated[str, Field(pattern=pattern("instance"))]
-SnapshotArn = Annotated[str, Field(pattern=pattern("snapshot"))]
-KeyArn = Annotated[str, Field(pattern=pattern("key"))]
-TopicArn = Annotated[str, Field(pattern=pattern("topic"))]
-PolicyArn = Annotated[str, Field(pattern=pattern("policy"))]
 SecurityGroupId = Annotated[str, Field(pattern=pattern("security_group"))]
 ClientCidr = Annotated[str, Field(pattern=pattern("client_cidr"))]
 MemoryMb = Annotated[int, Field(ge=128, le=10_240)]

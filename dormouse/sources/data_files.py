@@ -108,15 +108,6 @@ class DataFile:
     staged: object = field(default=None, compare=False, repr=False)
 
 
-def are_paths(data: Any) -> bool:
-    """Whether the data is given as the path, or paths, of files."""
-    if isinstance(data, Files):
-        return True
-    if isinstance(data, list | tuple):
-        return bool(data) and all(isinstance(item, str | os.PathLike) for item in data)
-    return isinstance(data, str | os.PathLike)
-
-
 def listed_paths(data: Any) -> list[str]:
     """The paths that are given, as texts."""
     paths = data.paths if isinstance(data, Files) else data

@@ -1,18 +1,29 @@
-"""Rows in memory, whatever holds them, as Arrow."""
+"""Data as it is given: paths of files, or rows in memory, whatever holds them, as Arrow."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from dormouse.errors import InvalidData, one_line
+from dormouse.sources.data_files import Files
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader
 INDEX = "__index_level_"
 """What pandas calls an index that has no name."""
 _FAILED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError)
+
+
+def are_paths(data: Any) -> bool:
+    """Whether the data is given as the path, or paths, of files."""
+    if isinstance(data, Files):
+        return True
+    if isinstance(data, list | tuple):
+        return bool(data) and all(isinstance(item, str | os.PathLike) for item in data)
+    return isinstance(data, str | os.PathLike)
 
 
 def as_arrow(data: Any, defaults: Mapping[str, Any] = {}) -> Rows | None:  # noqa: PLR0911 one a kind

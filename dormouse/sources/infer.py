@@ -16,8 +16,8 @@ from dormouse.errors import InvalidData, InvalidSchema
 from dormouse.model.schema import Field, Schema
 from dormouse.model.text import did_you_mean
 from dormouse.model.types import DOUBLE, FLOAT, INT, LONG, STRING, DataType
-from dormouse.sources.data_files import DataFile, Files, are_paths, find_files
-from dormouse.sources.given_rows import INDEX, as_arrow
+from dormouse.sources.data_files import DataFile, Files, find_files
+from dormouse.sources.given_rows import INDEX, are_paths, as_arrow
 from dormouse.sources.json_files import is_empty
 from dormouse.sources.text_reader import naming
 from dormouse.sources.text_values import TIMES

@@ -21,8 +21,8 @@ from dormouse.errors import InvalidData, ObjectStoreError
 from dormouse.model.loops import chained_ahead, mapped_ahead, portions
 from dormouse.model.schema import Schema, Shape
 from dormouse.model.types import LONG, Field
-from dormouse.sources.data_files import Files, are_paths, find_files
-from dormouse.sources.given_rows import INDEX, as_arrow, is_of
+from dormouse.sources.data_files import Files, find_files
+from dormouse.sources.given_rows import INDEX, are_paths, as_arrow, is_of
 from dormouse.sources.source_files import (
     BATCH_ROWS,
     FilePart,

@@ -37,7 +37,8 @@ from dormouse.model.loops import Progress
 from dormouse.model.region import KeyValue, Range, encode_value
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DataType
-from dormouse.sources.data_files import STDIN, Files, are_paths, find_files, kind_of, listed_paths
+from dormouse.sources.data_files import STDIN, Files, find_files, kind_of, listed_paths
+from dormouse.sources.given_rows import are_paths
 from dormouse.sources.infer import columns_of_arrow
 from dormouse.sources.source import GivenData
 from dormouse.sources.source_files import FilePart

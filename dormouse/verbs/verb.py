@@ -7,7 +7,7 @@ command line find it in the request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -19,6 +19,7 @@ from dormouse.model.json_values import parameters_json, parse_parameters
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.text import listed
 from dormouse.model.types import given
+from dormouse.verbs import texts
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
@@ -42,9 +43,7 @@ Place = Literal["lookups", "queries", "statements"]
 class Request(BaseModel):
     """What a verb is asked with, in JSON. The docstring of a field is its help text at every door."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, defer_build=True
-    )
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **given: Any) -> None:
@@ -91,12 +90,6 @@ class OfWire:
     """Stands in `Annotated` of a field that programs send for themselves; no person and no facade has it."""
 
 
-def _parameters_of_texts(texts: Sequence[str]) -> Any:
-    from dormouse.verbs.texts import parse_parameters
-
-    return parse_parameters(texts)
-
-
 def _python_when(when: Any) -> Any:
     return when_of_text(when) if isinstance(when, str) else when
 
@@ -123,7 +116,7 @@ Statement = Annotated[str, Form(_json_statement)]
 
 Parameters = Annotated[
     list[Any] | dict[str, Any] | None,
-    Form(_json_parameters, parse_parameters, _parameters_of_texts, texts=True),
+    Form(_json_parameters, parse_parameters, texts.parse_parameters, texts=True),
     AsText("NAME=VALUE for $NAME, or 1=VALUE for $1; as text, which takes the type it is for."),
 ]
 """The values of a statement's parameters."""

@@ -71,9 +71,9 @@ def test_a_maintainer_ends_when_another_has_taken_its_place(
 def test_a_lost_session_that_the_server_still_keeps_is_no_other_maintainer(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         with InstanceRounds(instance._supplier).alone() as alone:
-            lost = alone._lock._conn
+            lost = alone._conn
             assert lost is not None
-            alone._lock._conn = None  # as after an error of the network that only this side has noticed
+            alone._conn = None  # as after an error of the network that only this side has noticed
             alone.check()
             alone.check()
         with pytest.raises(psycopg.OperationalError):

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -66,9 +67,16 @@ LOCK = parse(
 -- name: alone
 -- Takes a lock of the test, unless another session has it.
 select pg_try_advisory_xact_lock(4711);
+
+-- name: is_alone
+-- Whether a session has the lock.
+select exists (
+    select from pg_locks join pg_stat_activity using (pid)
+    where locktype = 'advisory' and objid = 4711 and pid = %(pid)s and backend_start = %(began)s
+);
 """,
     "test",
-)["alone"]
+)
 
 
 @pytest.fixture
@@ -260,17 +268,24 @@ def test_the_lease_of_a_holder_that_was_killed_ends_by_itself(there: ConnectionS
 
 
 def test_a_holder_whose_session_was_ended_has_lost_its_lock(supplier: ConnectionSupplier) -> None:
-    first, second = SessionLock(supplier, LOCK), SessionLock(supplier, LOCK)
-    assert first.take() and first.is_held()
-    assert not second.take() and not second.is_held()
-    assert first.session is not None
-    query(supplier, f"select pg_terminate_backend({first.session['pid']}, 5000)")
-    assert not first.is_held()
-    assert second.take()
-    assert not first.take()
-    second.release()
-    assert first.take() and first.is_held()
-    first.release()
+    lost = partial(RowLockLost, "another worker has the lock", table="t")
+    with (
+        SessionLock(supplier, LOCK["alone"], lost=lost) as first,
+        SessionLock(supplier, LOCK["alone"], lost=lost) as second,
+    ):
+        assert first.take() and first.is_held()
+        assert not second.take() and not second.is_held()
+        run_transaction(supplier, lambda conn: first.fence(conn, LOCK["is_alone"]))
+        query(supplier, "select pg_terminate_backend(pid, 5000) from pg_locks where locktype = 'advisory'")
+        assert not first.is_held()
+        with pytest.raises(RowLockLost):
+            run_transaction(supplier, lambda conn: first.fence(conn, LOCK["is_alone"]))
+        assert second.take()
+        with pytest.raises(RowLockLost):
+            first.check()
+        second.release()
+        first.check()  # nobody else has it: it is taken anew
+        assert first.is_held()
 
 
 def test_a_holder_whose_database_was_restored_has_lost_its_lease(there: ConnectionSupplier) -> None:
@@ -360,7 +375,8 @@ USERS: dict[str, Callable[[Instance, Table], Any]] = {
 @pytest.mark.parametrize("name", USERS)
 def test_each_user_of_leases_renews_by_the_one_thread(instance: Instance, table_t: Table, name: str) -> None:
     begin = re.sub(" of numbers$", "", name)
+    others = {*threading.enumerate()}
     with USERS[name](instance, table_t):
-        pulses = [one for one in threading.enumerate() if isinstance(one, Pulse)]
+        pulses = [one for one in threading.enumerate() if isinstance(one, Pulse) and one not in others]
         assert begin in {one.name for one in pulses}
     until(lambda: not any(one.is_alive() for one in pulses))

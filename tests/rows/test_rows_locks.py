@@ -117,14 +117,6 @@ def test_a_reader_that_died_holds_a_writer_up_until_its_lease_is_over(rows: RowT
         pass
 
 
-@pytest.mark.slow
-def test_a_lock_is_kept_for_longer_than_its_lease(rows: RowTable) -> None:
-    with locks(rows).write():
-        time.sleep(2.5 * LEASE_SECONDS)
-        with pytest.raises(RowLockHeld):
-            rows.locks.read().__enter__()
-
-
 def test_the_lock_of_a_table_that_is_gone_is_not_given(instance: Instance, rows: RowTable) -> None:
     instance.drop_table("people")
     with pytest.raises(TableNotFound), rows.locks.write():

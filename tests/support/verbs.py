@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from dormouse.verbs import reading, rows, tables
-from dormouse.verbs.jobs import check_request, functions, kinds
+from dormouse.verbs import rows, tables
+from dormouse.verbs.jobs import check_request, functions
 from dormouse.verbs.registry import VERBS
 from dormouse.verbs.rows import start_query
-from dormouse.verbs.verb import Call, Document, Form, Http, Job, OfWire, Request, Verb, json_of, options
+from dormouse.verbs.verb import (
+    Call,
+    Document,
+    Form,
+    Http,
+    Job,
+    OfWire,
+    Request,
+    Verb,
+    fields_of,
+    json_of,
+    options,
+)
 
 __all__ = [
     "VERBS",
@@ -19,11 +31,10 @@ __all__ = [
     "Request",
     "Verb",
     "check_request",
+    "fields_of",
     "functions",
     "json_of",
-    "kinds",
     "options",
-    "reading",
     "rows",
     "start_query",
     "tables",

@@ -12,7 +12,7 @@ import dormouse
 from tests.support.verbs import VERBS, OfWire
 
 PACKAGE = Path(dormouse.__file__).parent
-DOORS = ("verbs", "service", "client")
+DOORS = ("verbs", "service", "client", "cli", "datasource")
 OPTIONS_MIN = 4
 """A place that names so many options of a verb, or all of them, describes it."""
 

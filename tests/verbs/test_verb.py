@@ -1,15 +1,21 @@
-"""A verb that gets an option has it at every door: in its jobs, its events, over HTTP, in the client."""
+"""A verb that gets an option has it at every door: jobs, events, HTTP, the client, commands, Spark."""
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from typing import Annotated, Any
 
 import httpx
 import pytest
+import typer
 
+from dormouse.cli.command import Session, command, group
 from dormouse.client.http import Http as Connections
 from dormouse.client.http import ask
+from dormouse.datasource.options import check_known, parsed
 from dormouse.errors import InvalidInput
 from tests.serving import serving
 from tests.standard import OF_K
@@ -25,6 +31,7 @@ from tests.support.verbs import (
     Request,
     Verb,
     check_request,
+    fields_of,
     functions,
     json_of,
     options,
@@ -104,7 +111,34 @@ def by_client(instance: Instance, asked: dict[str, Any]) -> Any:
         return ask(http, VERBS["probe"], given)
 
 
-@pytest.mark.parametrize("door", [as_job, as_event, over_http, by_client])
+def of_command(instance: Instance) -> Any:
+    app, verb = group(), VERBS["probe"]
+
+    def run(session: Session, asked: Any) -> None:
+        session.show(verb.handler(instance, asked, Call()), "")
+
+    run.__annotations__["asked"] = verb.request
+    command(app, "probe", example="dormouse probe t", on="none")(run)
+    return typer.main.get_command(app)
+
+
+def by_command(instance: Instance, asked: dict[str, Any]) -> Any:
+    named = [f"--{name}={value}" for name, value in asked.items() if name != "table"]
+    with redirect_stdout(io.StringIO()) as out:
+        try:
+            of_command(instance)([asked["table"], *named, "--json"], standalone_mode=False)
+        except typer.TyperException as error:
+            raise InvalidInput(error.format_message()) from None
+    return json.loads(out.getvalue())
+
+
+def in_spark(instance: Instance, asked: dict[str, Any]) -> Any:
+    request, given = VERBS["probe"].request, {name: asked[name] for name in asked if name != "table"}
+    check_known(given, fields_of(request))
+    return {"table": asked["table"], "options": parsed(request, given)}
+
+
+@pytest.mark.parametrize("door", [as_job, as_event, over_http, by_client, by_command, in_spark])
 def test_an_option_is_found_at_every_door(
     door: Callable[[Instance, dict[str, Any]], Any], served: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,12 +147,13 @@ def test_an_option_is_found_at_every_door(
     assert door(served, {"table": "t"}) == {"table": "t", "options": {"loud": None}}
 
 
-@pytest.mark.parametrize("door", [as_job, as_event, over_http])
+@pytest.mark.parametrize("door", [as_job, as_event, over_http, by_command, in_spark])
 def test_an_option_that_a_verb_lacks_is_refused_at_every_door(
     door: Callable[[Instance, dict[str, Any]], Any], served: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(VERBS, "probe", BEFORE)
-    assert door(served, {"table": "t", "mark": "m"}) == {"table": "t", "options": {}}
+    mark = {} if door in (by_command, in_spark) else {"mark": "m"}
+    assert door(served, {"table": "t", **mark}) == {"table": "t", "options": {}}
     with pytest.raises(InvalidInput, match="loud"):
         door(served, ASKED)
 
@@ -135,6 +170,17 @@ def test_the_docstring_of_a_field_is_its_text_in_the_description(
         "loud": "How loud the answer is.",
     }
     assert described["paths"]["/v1/tables/{table}/probe"]["post"]["summary"] == "Ask a table how it is"
+
+
+def test_the_docstring_of_a_field_is_the_help_of_its_option(
+    served: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERBS, "probe", AFTER)
+    context = typer.Context(of_command(served), info_name="probe")
+    text = " ".join(of_command(served).get_help(context).split())
+    assert "--loud <str> How loud the answer is." in text
+    assert text.startswith("Usage: probe [OPTIONS] {table} Ask a table how it is.")
+    assert "mark" not in text
 
 
 def test_a_request_is_sent_without_what_is_the_default() -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 from dormouse.aws.schedules.work import Turn, utc_now
 from dormouse.errors import TableNotFound
@@ -70,8 +71,7 @@ def collect(
     """
     attempts = WriteAttempts(supplier, objects)
     attempts.collect_abandoned()
-    _sweep_bodies(supplier, objects)
-    _roll_days(supplier)
+    _tidy(supplier, objects)
     order = _after(Catalog(supplier, attempts).tables(), turn.last.memory.get(_LAST, 0) if turn.last else 0)
     reports: list[tuple[TableRecord, GarbageReport | None, tuple[int, int]]] = []
     for table in order:
@@ -81,20 +81,15 @@ def collect(
     return _round(order, reports, now())
 
 
-def _sweep_bodies(supplier: Supplier, objects: ObjectStore) -> None:
-    try:
-        pointers.sweep_bodies(supplier, objects)
-    except Exception:
-        logger.exception("no bodies of commit requests are deleted in this round")
-
-
-def _roll_days(supplier: Supplier) -> None:
-    # first, as a wrong clock may have dated what the others look at
-    for what, work in (
+def _tidy(supplier: Supplier, objects: ObjectStore) -> None:
+    works: list[tuple[str, Callable[[Supplier], object]]] = [
+        ("deleting bodies of commit requests", partial(pointers.sweep_bodies, objects=objects)),
+        # before the others, as a wrong clock may have dated what they look at
         ("restarting leases", restart_leases),
         ("making days of the log of removals", removal_log.roll),
         ("making days of jobs", claims.roll),
-    ):
+    ]
+    for what, work in works:
         try:
             work(supplier)
         except Exception:

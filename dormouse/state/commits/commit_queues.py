@@ -154,6 +154,7 @@ class CommitQueues:
             # what is seen before it is on disk is told to be pending, by its message in the database
             self._limited = self._limited.hurried()
         self._tables = Tables(supplier)
+        self._direct = DirectCommits(self._tables)
         self._committers: WeakSet[Committer] = WeakSet()
         self._own_wanted = committer
         self._own: threading.Thread | None = None
@@ -304,10 +305,6 @@ class CommitQueues:
         ages = {"send": float("inf"), "job": self._settings.commit_queue_age_seconds_max}
         marks = {who: Marks(messages_max, age, seconds_max) for who, age in ages.items()}
         return {who: [Gate(queue.depth, marks[who]) for queue in self.queues] for who in ages}
-
-    @cached_property
-    def _direct(self) -> DirectCommits:
-        return DirectCommits(self._tables)
 
     @cached_property
     def _senders(self) -> list[Together[_Sending, None]]:

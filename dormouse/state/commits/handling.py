@@ -134,14 +134,12 @@ class Handler:
         if outcome.waits:
             return Handled(message, outcome, "waits")
         spent = message.receive_count >= self._receives_max and time.monotonic() > self._too_new_until
-        if not spent or not (self._is_old(message) or hopeless()):
+        many = message.receive_count >= PATIENCE_RECEIVES * self._receives_max
+        is_old = many or message.age_seconds > PATIENCE_SECONDS
+        if not spent or not (is_old or hopeless()):
             return Handled(message, outcome, "later")
         times = f"tried {message.receive_count} times, the last time: {outcome.error}"
         return Handled(message, replace(outcome, state="rejected", error=times), "bury")
-
-    def _is_old(self, message: Message) -> bool:
-        many = message.receive_count >= PATIENCE_RECEIVES * self._receives_max
-        return many or message.age_seconds > PATIENCE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

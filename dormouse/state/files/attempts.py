@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -32,7 +33,7 @@ from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.postgres.lease import SessionLock, wait_for
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import fetched, rows_of, run_statement, run_transaction
+from dormouse.postgres.transaction import rows_of, run_statement, run_transaction
 from dormouse.state.files.layout import OwnTables
 
 # Running numbers of a table's rows: one load gives them at a time, so that none is given twice.
@@ -53,17 +54,8 @@ class Numbering:
         A load that gets the right later waits until that transaction has ended, and sees its numbers. Raises
         `CommitFailed` when the session was lost: another load may have given the same numbers.
         """
-        values = {"table_id": self._table.table_id}
-        conn.execute(_QUERIES["begin_commit"].on(), values)
-        is_alone = self._lock.session is not None and fetched(
-            conn.execute(_QUERIES["is_alone"].on(), {**values, **self._lock.session})
-        ) == [(True,)]
-        if not is_alone:
-            raise CommitFailed(
-                f"table {self._table.name!r}: the database was lost, or this process was frozen, while rows "
-                "got running numbers, which another load may have given meanwhile; nothing was added: run it "
-                "again"
-            )
+        conn.execute(_QUERIES["begin_commit"].on(), {"table_id": self._table.table_id})
+        self._lock.fence(conn, _QUERIES["is_alone"])
 
 
 @contextmanager
@@ -78,15 +70,19 @@ def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[Numb
         f"{WAIT_SECONDS_MAX:g} s; nothing was added, try again later",
         table=table.name,
     )
+    lost = partial(
+        CommitFailed,
+        f"table {table.name!r}: the database was lost, or this process was frozen, while rows got running "
+        "numbers, which another load may have given meanwhile; nothing was added: run it again",
+    )
     # loads that wait take no session from the load that they wait for
-    with closing(supplier.limited()) as apart:
-        lock = SessionLock(apart, _QUERIES["number_alone"], values)
-        try:
-            wait_for(lambda _: lock.take() or busy, WAIT_SECONDS_MAX)
-            run_statement(supplier, rows_of(_QUERIES["await_commit"], values), operation="number rows")
-            yield Numbering(lock, table)
-        finally:
-            lock.release()
+    with (
+        closing(supplier.limited()) as apart,
+        SessionLock(apart, _QUERIES["number_alone"], values, lost=lost) as lock,
+    ):
+        wait_for(lambda _: lock.take() or busy, WAIT_SECONDS_MAX)
+        run_statement(supplier, rows_of(_QUERIES["await_commit"], values), operation="number rows")
+        yield Numbering(lock, table)
 
 
 LISTED_NAMES_MAX = 10_000

@@ -274,9 +274,9 @@ def size_between(context: TableContext, a: When | None = None, b: When | None = 
     return Size(int(row_count), int(byte_count))
 
 
-def size_since(context: TableContext, after: Position, till: Position | None = None) -> Size:
-    """What was ingested after a moment, up to another or till now, told by its files. `CutExpired`."""
-    values = {"after": after.snapshot, "till": till and till.snapshot, "at": after.at}
+def size_since(context: TableContext, after: Position) -> Size:
+    """What was ingested after a moment till now, told by its files. `CutExpired`."""
+    values = {"after": after.snapshot, "at": after.at}
     [(row_count, byte_count, is_unknown)] = context.store.own.rows(
         _SINCE, values, operation="measure changes", scans=True
     )

@@ -143,9 +143,9 @@ from (
 left join lateral (select f.* from ({file_facts}) f where f.file_id = c.file_id offset 0) f on true
 
 -- name: since
--- What came after one snapshot and up to another (null: now).
+-- What came after a snapshot, up to now.
 with part as materialized (
-    select 1 as number, %(at)s::timestamptz as at, %(after)s::pg_snapshot as after, %(till)s::pg_snapshot as till
+    select 1 as number, %(at)s::timestamptz as at, %(after)s::pg_snapshot as after, null::pg_snapshot as till
 )
 {ingested};
 

@@ -115,7 +115,9 @@ class Consumers:
     def checked(self, state: ConsumerState) -> Position:
         """The position; `ConsumerExpired` when its changes may not be all there any more."""
         if state.snapshot is None:
-            raise self._of_another_cluster(state)
+            raise self._not_all(
+                state, "is from before the database was copied by pg_dump, which keeps no positions"
+            )
         if state.is_expired:
             raise self._expired(state)
         return Position(state.epoch, state.snapshot, state.position_at)
@@ -172,21 +174,16 @@ class Consumers:
         )
 
     def _expired(self, state: ConsumerState) -> ConsumerExpired:
-        return ConsumerExpired(
-            f"consumer {state.name!r} of table {self._table.name!r} is expired: it acknowledged last at "
-            f"{state.acknowledged_at}, longer ago than consumer_expiry_seconds, and what came since "
-            f"{state.position_at} may not be all there any more. {self.how_to_go_on(state.name)}",
-            table=self._table.name,
-            consumer=state.name,
+        return self._not_all(
+            state,
+            f"is expired: it acknowledged last at {state.acknowledged_at}, longer ago than "
+            f"consumer_expiry_seconds, and what came since {state.position_at} may not be all there any more",
         )
 
-    def _of_another_cluster(self, state: ConsumerState) -> ConsumerExpired:
-        return ConsumerExpired(
-            f"consumer {state.name!r} of table {self._table.name!r} is from before the database was copied "
-            f"by pg_dump, which keeps no positions. {self.how_to_go_on(state.name)}",
-            table=self._table.name,
-            consumer=state.name,
-        )
+    def _not_all(self, state: ConsumerState, why: str) -> ConsumerExpired:
+        table, name = self._table.name, state.name
+        said = f"consumer {name!r} of table {table!r} {why}. {self.how_to_go_on(name)}"
+        return ConsumerExpired(said, table=table, consumer=name)
 
     @staticmethod
     def how_to_go_on(name: str) -> str:

@@ -113,7 +113,8 @@ class Ends:
     def _found(self, end: End, told: Mapping[str, Any]) -> Found:
         if told["epoch"] is None:
             raise self._none(end)
-        at, since = (told[name] and _utc(told[name]) for name in ("at", "since"))
+        times = (told["at"], told["since"])
+        at, since = (text and datetime.fromisoformat(text).astimezone(UTC) for text in times)
         found = Found(
             told["cut_id"], told["name"], at or since, told["epoch"], told["snapshot"], since, told["made_at"]
         )
@@ -172,13 +173,14 @@ def no_cut(context: TableContext, which: Cut | str | int) -> Exception:
             return error
     names = [repr(row[0]) for row in _rows(context, "names", limit=NAMES_TOLD_MAX + 1)]
     known = ", ".join(names[:NAMES_TOLD_MAX]) + (", …" if len(names) > NAMES_TOLD_MAX else "")
+    is_like_time = isinstance(which, str) and which[:1].isdecimal()
     told = repr(which)
     if isinstance(which, Cut):
         told = f"{which.cut_id if which.name is None else which.name!r} of {text_of(which.recorded_at)}"
     return InvalidCut(
         f"table {table!r} has no cut {told}; "
         + (f"its named cuts are {known}" if names else "none of its cuts has a name")
-        + ("; a time is written 2026-11-20T14:00, and is an aware datetime in Python" * _like_time(which))
+        + ("; a time is written 2026-11-20T14:00, and is an aware datetime in Python" * is_like_time)
     )
 
 
@@ -206,14 +208,6 @@ def _given(context: TableContext, end: End) -> tuple[Any, ...]:
         return "name", end, None, None, None, None
     number = end.cut_id if isinstance(end, Cut) else end
     return "id", None, number if 0 <= number < 1 << 63 else -1, None, None, None
-
-
-def _like_time(which: object) -> bool:
-    return isinstance(which, str) and which[:1].isdecimal()
-
-
-def _utc(text: str) -> datetime:
-    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def _rows(context: TableContext, statement: str, conn: Any = None, **values: Any) -> list[Any]:

@@ -110,7 +110,8 @@ class Epochs:
         """The leaves of an epoch, or of now, by their lower bounds, as leaves; `EpochNotFound`."""
         rows = self._rows("active", epoch=None if epoch is None else _bounded(epoch))
         if not rows:
-            raise self._no_epoch(epoch)
+            gone = TableNotFound.gone(self._table.name)
+            raise gone if epoch is None else self._not_there(epoch, *self._ends())
         return tuple(map(self._leaf, rows))
 
     def epoch_at(self, time: datetime) -> int:
@@ -118,18 +119,13 @@ class Epochs:
 
         `EpochNotFound` when that was before the truncation.
         """
-        rows = self._rows("epoch_at", time=_aware(time))
-        if not rows:
-            raise TableNotFound.gone(self._table.name)
-        [(epoch, head)] = rows
+        [(epoch, head)] = self._rows_there("epoch_at", time=_aware(time))
         self._check_kept(time, epoch, head)
         return int(epoch)
 
     def partitions_at(self, time: datetime) -> tuple[Partition, ...]:
         """The leaves at a time, less those that were truncated: of before, those that still were there."""
-        rows = self._rows("active_at", time=_aware(time))
-        if not rows:
-            raise TableNotFound.gone(self._table.name)
+        rows = self._rows_there("active_at", time=_aware(time))
         return tuple(self._leaf(row) for row in rows if row[0] is not None)
 
     def epochs(self, first: int | None = None, last: int | None = None) -> Iterator[EpochRecord]:
@@ -288,10 +284,6 @@ class Epochs:
     def _leaf(self, row: Sequence[Any]) -> Partition:
         return partition_from_row(self._table.schema, (*row, *_NO_CHILDREN))
 
-    def _no_epoch(self, epoch: int | None) -> Exception:
-        ends = self._ends()
-        return TableNotFound.gone(self._table.name) if epoch is None else self._not_there(epoch, *ends)
-
     def _not_there(self, epoch: int, head: int, current: int) -> EpochNotFound:
         gone = f" any more: its history is truncated at epoch {head}" if 0 <= epoch < head else ""
         return EpochNotFound(
@@ -300,11 +292,14 @@ class Epochs:
 
     def _ends(self) -> tuple[int, int]:
         """The first epoch that is not truncated, and the current one."""
-        rows = self._rows("ends")
-        if not rows:
-            raise TableNotFound.gone(self._table.name)
-        [(head, current)] = rows
+        [(head, current)] = self._rows_there("ends")
         return int(head), int(current)
+
+    def _rows_there(self, name: str, **values: Any) -> list[Any]:
+        """As `_rows`, of a query that gives rows as long as the table is there."""
+        if not (rows := self._rows(name, **values)):
+            raise TableNotFound.gone(self._table.name)
+        return rows
 
     def _rows(self, name: str, **values: Any) -> list[Any]:
         given = {**values, "table_id": self._table.table_id}

@@ -167,9 +167,10 @@ def _position_at(context: TableContext, at: datetime) -> Position:
     since = _when_finished(context, at)
     what = f"the moment {text_of(at)}"
     refuse_before(context, at, since, what)
-    [(epoch, made_at, snapshot, since, times_known, is_once)] = _rows(context, "as_of", at=at) or [
-        _raise(TableNotFound.gone(context.table.name))
-    ]
+    rows = _rows(context, "as_of", at=at)
+    if not rows:
+        raise TableNotFound.gone(context.table.name)
+    epoch, made_at, snapshot, since, times_known, is_once = rows[0]
     refuse_before(context, at, since, what)
     if not times_known:
         raise CutExpired(
@@ -245,10 +246,6 @@ def _check_replayed(at: datetime, is_standby: bool, replayed_at: datetime | None
         )
 
 
-def _raise(error: Exception) -> Any:
-    raise error
-
-
 def _rows(context: TableContext, statement: str, conn: Any = None, **values: Any) -> list[Any]:
     """What one statement gives, in one round trip."""
     own, query = context.store.own, _QUERIES[statement].including(committed_at=_QUERIES["committed_at"])
@@ -258,10 +255,7 @@ def _rows(context: TableContext, statement: str, conn: Any = None, **values: Any
 
 
 def record_cut(context: TableContext, name: str | None = None, *, kept_seconds: float | None = None) -> Cut:
-    """Records the present of a table; without a name it is kept for `kept_seconds`, or as the history.
-
-    `InvalidCut` for a name that is taken, or looks like a time.
-    """
+    """As `History.record_cut`; without a name it is kept for `kept_seconds`, or as the history."""
     if name is not None:
         _check_name(name)
     retention = context.properties.history_retention_seconds

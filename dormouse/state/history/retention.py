@@ -90,7 +90,11 @@ def events_between(context: TableContext, after: Position, till: Position) -> li
     rows = context.store.own.rows(_QUERIES["between"], values, operation="look up deletions and restores")
     for deletion_id, condition, xid, moment, epoch, at, snapshot_before, snapshot_after in rows:
         if snapshot_after is None:
-            raise _not_told(context, moment, at)
+            raise InvalidCut(
+                f"table {context.table.name!r} was restored at {at}, to what it was at {moment}, by an old "
+                "Dormouse, which noted too little of it to tell changes across it: ask for those after it, "
+                "and read the table as of then"
+            )
         # one that was slow is of a moment before another that it came after
         latest = max(latest, at)
         before = Position(epoch, snapshot_before, latest)
@@ -116,14 +120,6 @@ def touched(context: TableContext, restore: PastRestore) -> tuple[list[str], Del
     partitions = own.rows(_QUERIES["touched"], values, operation="look up a restore")
     deletions = own.rows(_QUERIES["deletions_of"], values, operation="look up a restore")
     return [row[0] for row in partitions], deletions
-
-
-def _not_told(context: TableContext, moment: datetime, at: datetime) -> InvalidCut:
-    return InvalidCut(
-        f"table {context.table.name!r} was restored at {at}, to what it was at {moment}, by an old Dormouse, "
-        "which noted too little of it to tell changes across it: ask for those after it, and read the table "
-        "as of then"
-    )
 
 
 _QUERIES = load(__package__ or "", "retention")
@@ -180,11 +176,7 @@ class TruncationReport:
 
 
 def truncate(context: TableContext, cut: Cut | str, *, dry_run: bool = False) -> TruncationReport:
-    """Makes what lies wholly before a cut unreadable; nothing from it on is lost.
-
-    Cuts without a name before it are dropped. Raises `InvalidCut` when it is behind the truncation, or a
-    named cut or a consumer stands before it.
-    """
+    """As `History.truncate`; cuts without a name before the cut are dropped."""
     wanted = cut_of(context, cut)
 
     def work(conn: Any) -> TruncationReport:
@@ -221,11 +213,10 @@ def apply_retention(
     *,
     dry_run: bool = False,
 ) -> RetentionReport:
-    """Lets the history go that is beyond the limits; without any, that of `history_retention_seconds`.
+    """As `History.apply_retention`.
 
     Truncates at the newest cut since which at least `byte_count` bytes were ingested, and which is at least
-    `seconds` old: where both are given, both are kept. The cuts up to it without a name are dropped. Raises
-    `InvalidInput`.
+    `seconds` old: where both are given, both are kept. The cuts up to it without a name are dropped.
     """
     if byte_count is None and seconds is None:
         seconds = context.properties.history_retention_seconds

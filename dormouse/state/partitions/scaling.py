@@ -29,9 +29,8 @@ from dormouse.model.partition_tree import Partition, Split, split_partition
 from dormouse.model.schema import Schema
 from dormouse.model.text import check_text
 from dormouse.model.types import is_text
-from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.session import LONG, Isolation
+from dormouse.postgres.session import LONG
 from dormouse.postgres.transaction import fetched, run_alone, run_transaction
 from dormouse.state.files.layout import OwnTables, dropped_tables
 from dormouse.state.partitions.trees import partition_from_row, partition_values
@@ -139,8 +138,7 @@ class _Family:
 class Scaling:
     """Changes of the leaves of one table."""
 
-    def __init__(self, supplier: Supplier, own: OwnTables) -> None:
-        self._supplier = supplier
+    def __init__(self, own: OwnTables) -> None:
         self._own = own
 
     def create(self, conn: psycopg.Connection[Any], partitions: Sequence[Partition]) -> None:
@@ -161,17 +159,13 @@ class Scaling:
         scale = _Scale(self, checked_ids(sealed_ids), checked_splits(splits), request_id)
         if conn is not None:
             work = partial(scale.work, conn)
-            return self._own.following(work, conn)
-        if not scale.merges:
-            return self._own.following(
-                lambda: run_transaction(self._supplier, scale.work, limits=LONG, operation="split partition")
-            )
-        isolation = Isolation(self._own.table.properties.isolation)
-        return self._own.following(
-            lambda: run_alone(
-                self._supplier, scale.work, limits=LONG, isolation=isolation, operation="merge partitions"
-            )
-        )
+        elif not scale.merges:
+            run = partial(run_transaction, operation="split partition")
+            work = partial(run, self._own.supplier, scale.work, limits=LONG)
+        else:
+            run = partial(run_alone, isolation=self._own.isolation, operation="merge partitions")
+            work = partial(run, self._own.supplier, scale.work, limits=LONG)
+        return self._own.following(work, conn)
 
     def keep_writers_out(self, conn: psycopg.Connection[Any]) -> None:
         """Until the transaction ends, which has seen nothing yet; for `run_alone`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -26,7 +25,7 @@ from dormouse.model.types import is_text
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_transaction
-from dormouse.state.files.layout import ITS_PARTITION, OwnTables, dropped_tables, reference_from_row
+from dormouse.state.files.layout import ITS_PARTITION, OwnTables, reference_from_row
 from dormouse.state.partitions.scaling import Scaling
 from dormouse.state.partitions.trees import CHANGES_MAX, TreeCache, TreeReader, partition_from_row
 
@@ -102,10 +101,7 @@ class PartitionStore:
         self._schema = table.schema
         self._trees = TreeCache() if trees is None else trees
         self._reader = TreeReader(table)
-
-    @cached_property
-    def _scaling(self) -> Scaling:
-        return Scaling(self._supplier, self._own)
+        self._scaling = Scaling(self._own)
 
     def create(self, conn: psycopg.Connection[Any], split_points: Sequence[KeyValue] = ()) -> None:
         """Makes the tree of epoch 0; part of creating the table."""
@@ -210,12 +206,11 @@ class PartitionStore:
 
     def partition(self, partition_id: str) -> Partition:
         """One partition, looked up by its id without the tree; `PartitionNotFound`."""
-        return run_transaction(
-            self._supplier,
-            lambda conn: self._partition(conn, partition_id),
-            read_only=True,
-            operation="partition",
-        )
+        found = self.partitions_in([partition_id] if is_text(partition_id) else [])
+        if partition_id not in found:
+            said = f"table {self._table.name!r} has no partition {partition_id!r}"
+            raise PartitionNotFound(said, table=self._table.name, partition_id=partition_id)
+        return found[partition_id]
 
     def root(self) -> Partition:
         return self.tree().root
@@ -270,18 +265,6 @@ class PartitionStore:
         files of theirs, `NotWhole` when a file also holds other partitions' rows, and `TableBusy`.
         """
         return self._scaling.scale(sealed_ids, splits, request_id)
-
-    def _partition(self, conn: psycopg.Connection[Any], partition_id: str) -> Partition:
-        possible = partition_id if is_text(partition_id) else ""
-        row = self._execute(conn, "partition", partition_id=possible).fetchone()
-        if row is None:
-            said = f"table {self._table.name!r} has no partition {partition_id!r}"
-            raise PartitionNotFound(said, table=self._table.name, partition_id=partition_id)
-        return partition_from_row(self._schema, row)
-
-    def _execute(self, conn: psycopg.Connection[Any], name: str, **values: Any) -> psycopg.Cursor[Any]:
-        with dropped_tables(self._table):
-            return conn.execute(_QUERIES[name].on(), {**values, "table_id": self._table.table_id})
 
     # What maintenance needs: full leaves, small pairs, references above the leaves. They are found by looks
     # at what has changed (`OwnTables.look`), and are marked until they are dealt with.

@@ -1,9 +1,3 @@
--- name: partition
--- One partition.
-select partition_id, parent_id, min_keys, max_keys, split_key, split_point, left_id, right_id
-from partition
-where table_id = %(table_id)s and partition_id = %(partition_id)s;
-
 -- name: row_counts
 -- The rows of each leaf as its references tell, in all and those known exactly.
 select r.partition_id, sum(r.row_count) as row_count,

@@ -79,7 +79,7 @@ def partition_values(
         "is_upper": is_upper,
         "min_keys": [_encoded(field, item.min) for field, item in ranges],
         "max_keys": [_encoded(field, item.max) for field, item in ranges],
-        "split_key": schema.row_key_index(split.field) if split else None,
+        "split_key": schema.row_key_names.index(split.field) if split else None,
         "split_point": _encoded(schema.field(split.field), split.point) if split else None,
         "left_id": left_id,
         "right_id": right_id,
