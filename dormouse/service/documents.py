@@ -258,7 +258,6 @@ def _problem(status: int) -> dict[str, Any]:
 READS = problems(401, 503)
 ANSWERS = problems(400, 401, 404, 503)
 STARTS = problems(400, 401, 403, 404, 408, 409, 413, 415, 503)
-JOBS = problems(400, 401, 404, 503)
 RESULTS = problems(400, 401, 404, 409, 410, 503)
 DOCUMENTS = problems(400, 401, 404, 408, 410, 413, 415, 429, 503, 504)
 STREAMS: dict[int | str, dict[str, Any]] = {
@@ -278,8 +277,6 @@ PARTS: dict[int | str, dict[str, Any]] = {
     206: {"description": "The range of bytes that the header Range asks for."},
     304: {"description": "If-None-Match has its ETag."},
 }
-ROWS = problems(400, 401, 404, 503)
-SENDS = problems(400, 401, 403, 404, 408, 409, 413, 415, 503)
 LOOKS = problems(400, 401, 408, 413, 415, 503)
 CSV_ROWS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The rows.", "content": {CSV: {"schema": {"type": "string"}}}},
