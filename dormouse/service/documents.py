@@ -148,6 +148,12 @@ class FilePage(Document):
     next: str | None
 
 
+class Body(Request):
+    """The body of a request, which the framework needs built."""
+
+    model_config = ConfigDict(defer_build=False)
+
+
 def _asked_with(verbs: Iterable[Verb]) -> str:
     return ", or ".join(", ".join(verb.request.model_fields) for verb in verbs)
 
@@ -157,7 +163,7 @@ _KINDS_TEXT = f"one of {', '.join(_KINDS)}; CSV is sent to /v1/rows/{{table}}/cs
 _REQUESTS_TEXT = "; ".join(f"of {kind} {fields}" for kind, fields in _KINDS.items())
 
 
-class JobRequest(Request):
+class JobRequest(Body):
     """What is to be done, sooner or later."""
 
     kind: str = Field(description=_KINDS_TEXT, examples=["query", "ingest", "compact", "row_change"])
@@ -213,7 +219,6 @@ _EXAMPLES = {
 READS = problems(401, 503)
 ANSWERS = problems(400, 401, 404, 503)
 STARTS = problems(400, 401, 403, 404, 408, 409, 413, 415, 503)
-JOBS = problems(400, 401, 404, 503)
 RESULTS = problems(400, 401, 404, 409, 410, 503)
 DOCUMENTS = problems(400, 401, 404, 408, 410, 413, 415, 429, 503, 504)
 STREAMS: dict[int | str, dict[str, Any]] = {
@@ -233,8 +238,6 @@ PARTS: dict[int | str, dict[str, Any]] = {
     206: {"description": "The range of bytes that the header Range asks for."},
     304: {"description": "If-None-Match has its ETag."},
 }
-ROWS = problems(400, 401, 404, 503)
-SENDS = problems(400, 401, 403, 404, 408, 409, 413, 415, 503)
 LOOKS = problems(400, 401, 408, 413, 415, 503)
 CSV_ROWS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The rows.", "content": {CSV: {"schema": {"type": "string"}}}},

@@ -19,7 +19,7 @@ from dormouse.objects.names import hiding, without_paths
 from dormouse.reading.sql.engine import Sessions
 from dormouse.service import documents
 from dormouse.service.declared import JsonRoute
-from dormouse.service.documents import JOBS, RESULTS, STARTS
+from dormouse.service.documents import ANSWERS, RESULTS, STARTS
 from dormouse.service.formats import Part, entity_tag, wanted_part
 from dormouse.service.problems import problems
 from dormouse.service.routes import By, IdempotencyKey, chosen_id, job_answer, job_document
@@ -75,7 +75,7 @@ def start(
     return job_answer(here, here.jobs.status(job_id, holder.owner), 202)
 
 
-@jobs.get("", response_model=documents.JobList, responses=JOBS, summary="Jobs")
+@jobs.get("", response_model=documents.JobList, responses=ANSWERS, summary="Jobs")
 @served(Right.HOLDER, Place.LOOKUPS)
 def list_jobs(
     here: Here,
@@ -95,14 +95,14 @@ def list_jobs(
     return JSONResponse({"jobs": shown, "next": following})
 
 
-@jobs.get("/{job_id}", response_model=documents.JobDocument, responses=JOBS, summary="One job")
+@jobs.get("/{job_id}", response_model=documents.JobDocument, responses=ANSWERS, summary="One job")
 @served(Right.HOLDER, Place.LOOKUPS)
 def status(here: Here, holder: By, job_id: JobId) -> Response:
     """What has become of it."""
     return job_answer(here, here.jobs.status(job_id, holder.owner))
 
 
-@jobs.delete("/{job_id}", response_model=documents.JobDocument, responses=JOBS, summary="Cancel a job")
+@jobs.delete("/{job_id}", response_model=documents.JobDocument, responses=ANSWERS, summary="Cancel a job")
 @served(Right.HOLDER, Place.LOOKUPS)
 def cancel(here: Here, holder: By, job_id: JobId) -> Response:
     """One that waits ends at once, one that runs soon; one that has ended stays as it is."""

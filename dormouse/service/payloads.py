@@ -14,13 +14,13 @@ from pydantic import Field
 from dormouse.errors import DormouseError, InvalidPayload, PayloadCorrupt
 from dormouse.payloads.keys import PayloadKey, check_application_kind, checked
 from dormouse.service.declared import JsonRoute
+from dormouse.service.documents import Body
 from dormouse.service.problems import problem_of, problems
 from dormouse.service.routes import Here, Service
 from dormouse.service.running import Answer
 from dormouse.service.security import SEGMENT, Place, Right, served
 from dormouse.service.work import ReplyWork
 from dormouse.verbs.verb import Document
-from dormouse.verbs.verb import Request as RequestDocument
 
 MANY_MAX = 1_000
 """How many payloads a request may name."""
@@ -39,7 +39,7 @@ payloads = APIRouter(prefix="/v1/payloads", tags=["payloads"], route_class=JsonR
 payload_writes = APIRouter(prefix="/v1/payloads", tags=["payloads"], route_class=JsonRoute)
 
 
-class KeyDocument(RequestDocument):
+class KeyDocument(Body):
     """The key of a payload."""
 
     tenant: str = Field(description="whose it is")
@@ -56,13 +56,13 @@ class PutDocument(KeyDocument):
     content: Any = Field(description="any JSON value, null too")
 
 
-class PutManyRequest(RequestDocument):
+class PutManyRequest(Body):
     """Payloads, of which all are kept or none; of one key, the last."""
 
     payloads: list[PutDocument] = Field(max_length=MANY_MAX)
 
 
-class GetManyRequest(RequestDocument):
+class GetManyRequest(Body):
     """The keys of payloads."""
 
     keys: list[KeyDocument] = Field(max_length=MANY_MAX)

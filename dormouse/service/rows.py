@@ -32,19 +32,6 @@ from dormouse.rows.csv_loads import with_moments
 from dormouse.rows.csv_preview import preview_csv
 from dormouse.service import documents
 from dormouse.service.declared import Served
-from dormouse.service.documents import (
-    CSV_BODY,
-    CSV_ROWS,
-    LOOKS,
-    PARTS,
-    ROWS,
-    SENDS,
-    CsvLook,
-    PutFile,
-    RowHistory,
-    RowTableDescription,
-    RowTableList,
-)
 from dormouse.service.formats import CsvAnswer, entity_tag, wanted_part
 from dormouse.service.problems import Refused, problems
 from dormouse.service.routes import (
@@ -204,7 +191,7 @@ _REFERENCE = re.compile("[0-9]{1,19}:[0-9]{1,19}")
 _BYTES = {_BINARY: {"schema": {"type": "string", "format": "binary"}}}
 _FILE_BYTES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The bytes.", "content": _BYTES},
-    **PARTS,
+    **documents.PARTS,
     **problems(400, 401, 404, 416, 503),
 }
 _BYTES_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BYTES}}
@@ -214,7 +201,7 @@ rows = APIRouter(prefix="/v1/rows", tags=["row tables"], route_class=Served)
 row_files = APIRouter(prefix="/v1/rows", tags=["row tables"], route_class=Served)
 
 
-@rows.get("", response_model=RowTableList, responses=ROWS, summary="All row tables")
+@rows.get("", response_model=documents.RowTableList, responses=documents.ANSWERS, summary="All row tables")
 @served(Right.HOLDER, Place.LOOKUPS)
 def list_row_tables(here: Here, after: After = None, limit: MaybeLimit = None) -> Response:
     """By name; all of them, or a page."""
@@ -223,7 +210,12 @@ def list_row_tables(here: Here, after: After = None, limit: MaybeLimit = None) -
     return JSONResponse({"tables": found, "next": following})
 
 
-@rows.get("/{table}", response_model=RowTableDescription, responses=ROWS, summary="One row table")
+@rows.get(
+    "/{table}",
+    response_model=documents.RowTableDescription,
+    responses=documents.ANSWERS,
+    summary="One row table",
+)
 @served(Right.HOLDER, Place.LOOKUPS)
 def describe_row_table(
     here: Here,
@@ -246,7 +238,12 @@ def _described(found: RowTable, version: int | None) -> dict[str, Any]:
     }
 
 
-@rows.get("/{table}/history", response_model=RowHistory, responses=ROWS, summary="Who changed what")
+@rows.get(
+    "/{table}/history",
+    response_model=documents.RowHistory,
+    responses=documents.ANSWERS,
+    summary="Who changed what",
+)
 @served(Right.HOLDER, Place.LOOKUPS)
 def row_history(
     here: Here,
@@ -260,7 +257,12 @@ def row_history(
     return JSONResponse({"changes": json_value(page), "next": last and last.last_version})
 
 
-@rows.get("/{table}/rows", response_model=dict[str, Any], responses=ROWS, summary="Rows by id and version")
+@rows.get(
+    "/{table}/rows",
+    response_model=dict[str, Any],
+    responses=documents.ANSWERS,
+    summary="Rows by id and version",
+)
 @served(Right.HOLDER, Place.LOOKUPS)
 def several_rows(
     here: Here,
@@ -274,7 +276,9 @@ def several_rows(
     return JSONResponse({"rows": json_value(here.instance.row_table(table).rows(wanted))})
 
 
-@rows.get("/{table}/rows/{row_id}", response_model=dict[str, Any], responses=ROWS, summary="One row")
+@rows.get(
+    "/{table}/rows/{row_id}", response_model=dict[str, Any], responses=documents.ANSWERS, summary="One row"
+)
 @served(Right.HOLDER, Place.LOOKUPS)
 def one_row(
     here: Here,
@@ -317,7 +321,7 @@ async def one_file(
     return Answer(Place.FILES, None, FileWork(open_file, _BINARY))
 
 
-@rows.get("/{table}/csv", response_class=Response, responses=CSV_ROWS, summary="Rows as CSV")
+@rows.get("/{table}/csv", response_class=Response, responses=documents.CSV_ROWS, summary="Rows as CSV")
 @served(Right.HOLDER, Place.QUERIES)
 async def download_rows(
     here: Here,
@@ -353,9 +357,9 @@ def _format(request: Request, given: Mapping[str, Any]) -> TextFormat:
 
 @row_files.post(
     "/preview",
-    response_model=CsvLook,
-    responses=LOOKS,
-    openapi_extra=CSV_BODY,
+    response_model=documents.CsvLook,
+    responses=documents.LOOKS,
+    openapi_extra=documents.CSV_BODY,
     summary="A look into a CSV file",
 )
 @served(Right.UPLOADS, Place.FILES)
@@ -393,8 +397,8 @@ async def preview_rows(
 @row_files.post(
     "/{table}/files",
     status_code=201,
-    response_model=PutFile,
-    responses=SENDS,
+    response_model=documents.PutFile,
+    responses=documents.STARTS,
     openapi_extra=_BYTES_BODY,
     summary="Put a file for a FILE cell",
 )
@@ -423,8 +427,8 @@ async def put_file(
     "/{table}/csv",
     status_code=202,
     response_model=documents.JobDocument,
-    responses=SENDS,
-    openapi_extra=CSV_BODY,
+    responses=documents.STARTS,
+    openapi_extra=documents.CSV_BODY,
     summary="Change rows by CSV",
 )
 @served(Right.UPLOADS, Place.FILES)

@@ -151,20 +151,11 @@ class RowUploadRequest(MadeOnce, TextFormat):
     """The digest of the file."""
 
 
-class RowQueryRequest(OfRowTable):
-    """A page of a query's rows.
-
-    They are of the newest version, or of that on which the first page of the query began.
-    """
+class OfRows(OfRowTable):
+    """A request about rows of one version."""
 
     sql: str | None = Field(default=None, examples=["select name, n from samples where n > $1 order by n"])
-    """SELECT from the table, with WHERE, GROUP BY, ORDER BY, LIMIT."""
-
-    page_rows: int | None = None
-    """How many rows a page has at most."""
-
-    page: str | None = None
-    """The `next_page` of the page before."""
+    """SELECT from the table, with WHERE, GROUP BY, ORDER BY, LIMIT; a download has all rows without it."""
 
     parameters: Parameters = Field(default=None, examples=[[3]])
     """A list for $1, $2, …, an object for $name."""
@@ -175,6 +166,19 @@ class RowQueryRequest(OfRowTable):
     version: int | None = None
     """The rows as of a version."""
 
+
+class RowQueryRequest(OfRows):
+    """A page of a query's rows.
+
+    They are of the newest version, or of that on which the first page of the query began.
+    """
+
+    page_rows: int | None = None
+    """How many rows a page has at most."""
+
+    page: str | None = None
+    """The `next_page` of the page before."""
+
     count: Annotated[bool, OfWire()] = False
     """Also count the rows of all pages."""
 
@@ -183,20 +187,8 @@ class RowQueryRequest(OfRowTable):
     service waits a minute at most; when the index is behind still, ask again."""
 
 
-class RowDownloadRequest(OfRowTable):
+class RowDownloadRequest(OfRows):
     """Rows as CSV, with ROW_ID and ROW_VERSION: edited and sent again, rows are updated."""
-
-    sql: str | None = None
-    """A SELECT from the table; all rows if left out."""
-
-    parameters: Parameters = None
-    """A list for $1, $2, …, an object for $name."""
-
-    version: int | None = Field(default=None, ge=0)
-    """The rows as of a version."""
-
-    snapshot: str | None = None
-    """The rows of a snapshot."""
 
     separator: str = ","
     """What stands between cells; tab for tabs."""

@@ -22,7 +22,7 @@ from tests.working import until
 def http(instance: Instance, table_t: Table) -> Iterator[httpx.Client]:
     table_t.ingest({"key": [1, 2, 3]})
     instance.create_row_table("r", [dm.Column("n", "INTEGER")])
-    with serving(instance, job_threads=1) as url, httpx.Client(base_url=url) as client:
+    with serving(instance, job_threads=1) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -258,7 +258,10 @@ def test_a_failed_job_of_any_kind_says_the_class_of_its_error_first(
 @pytest.mark.slow
 def test_a_statement_is_parsed_where_statements_run(instance: Instance) -> None:
     """In a process of its own, as it may be hostile."""
-    with serving(instance, job_threads=1, sql_workers=1) as url, httpx.Client(base_url=url) as http:
+    with (
+        serving(instance, job_threads=1, sql_workers=1) as url,
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
         body = {"kind": "query", "request": {"statement": "selct 1"}}
         until(lambda: http.post("/v1/sql", json={"statement": "select 1"}).status_code == 200)
         refused(http.post("/v1/jobs", json=body), 400, "invalid-query")
