@@ -1,13 +1,15 @@
-"""`dormouse query`, `sql` and `changes`."""
+"""`dormouse query`, `sql`, `changes`, `delete`, `erase`, `erasures` and `restore-table`."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dormouse.cli.command import Session, command, group
+from dormouse.cli.command import DryRun, Session, TableName, Yes, ask, command, group, plural
+from dormouse.cli.console import progress
 from dormouse.cli.options import bounds
 from dormouse.cli.output import (
     ExplainOption,
@@ -23,8 +25,14 @@ from dormouse.cli.output import (
 from dormouse.cli.parsing import parse_moment, parse_where, read_text
 from dormouse.errors import InvalidInput
 from dormouse.model.cut import BEGINNING
+from dormouse.model.table import Engine
 from dormouse.verbs.reading import ChangesRequest, QueryRequest, StatementRequest
 from dormouse.verbs.verb import options
+
+if TYPE_CHECKING:
+    from dormouse.api.table import Table
+    from dormouse.durability.erasing import EraseReport
+    from dormouse.reading.where import DeleteWhere
 
 app = group()
 
@@ -141,3 +149,152 @@ def changes(
         etl = table.consumer(consumer, None if from_ is None else parse_moment(from_))
         write(session, etl.read(asked.columns), form, output, limited=False)
         etl.acknowledge()
+
+
+RowsToGo = Annotated[
+    list[str] | None,
+    "column=value, column=min:max with at least one end, or JSON, like '{\"day\": null}'; rows must meet "
+    "all.",
+]
+AllRows = Annotated[bool, "All rows."]
+
+
+@command(app, "delete", example="dormouse delete flights --where carrier=UA --dry-run")
+def delete(
+    session: Session,
+    table: TableName,
+    /,
+    where: RowsToGo = None,
+    all: AllRows = False,
+    dry_run: Annotated[bool, "Count the rows that match, and change nothing."] = False,
+    yes: Yes = False,
+) -> None:
+    """Delete rows, at once, for every reader. Asks first on a terminal; elsewhere it needs --yes."""
+    _check_said("delete", where, all)
+    with session.open(read_only=dry_run) as instance:
+        of = instance.table(table)
+        condition, what = _rows_to_go(of, table, where)
+        ask(dry_run or yes, f"delete {what}", done="deleted")
+        report = of.delete(condition, dry_run=dry_run)
+    rows = plural(report.rows or 0, "row")
+    how = rows if report.deletion_id is None else f"deletion {report.deletion_id}"
+    would = f"would delete {rows} of table {table}"
+    session.show(report, would if dry_run else f"deleted {what} ({how})")
+
+
+@command(app, "erase", example="dormouse erase customers --where email=a@example.com --dry-run")
+def erase(
+    session: Session,
+    table: TableName,
+    /,
+    where: RowsToGo = None,
+    all: AllRows = False,
+    dry_run: Annotated[bool, "Look which files have such rows, and change nothing."] = False,
+    yes: Yes = False,
+    engine: Annotated[Engine, "auto: Spark on a cluster, here else."] = "auto",
+    wait_seconds: Annotated[float, "How long it waits for jobs, consumers and writers.", bounds(0)] = 60.0,
+    abandon_writers: Annotated[bool, "Writers that began before can commit nothing any more."] = False,
+    backups: Annotated[
+        list[str] | None,
+        typer.Option(help="A place to look for backups in, beside those that are known.", metavar="PLACE"),
+    ] = None,
+) -> None:
+    """Delete rows for ever: also from the history, and what the store keeps of deleted objects. Run again,
+    it goes on where it was ended. Asks first on a terminal; elsewhere it needs --yes."""
+    _check_said("erase", where, all)
+    with session.open(read_only=dry_run) as instance:
+        of = instance.table(table)
+        condition, what = _rows_to_go(of, table, where)
+        question = f"Erase {what} for ever, also from the history?"
+        ask(dry_run or yes, f"erase {what}", done="erased", question=question)
+        with progress(f"erase rows of {table}", unit="files") as moved:
+            report = of.erase(
+                condition,
+                dry_run,
+                engine=engine,
+                wait_seconds=wait_seconds,
+                abandon_writers=abandon_writers,
+                backups=backups or [],
+                progress=moved,
+            )
+    session.show({**asdict(report), "finished": report.is_finished}, _erased(what, report))
+    if report.open:
+        raise typer.Exit(1)
+
+
+@command(app, "erasures", example="dormouse erasures customers --json")
+def erasures(session: Session, table: TableName, /) -> None:
+    """The proofs of a table's erasures, the oldest first."""
+    with session.open(read_only=True) as instance:
+        proofs = instance.table(table).erasures()
+    session.lines(
+        [{**asdict(one), "finished": one.is_finished} for one in proofs],
+        (_erased(f"deletion {one.deletion_id} of {one.deleted_at}", one) for one in proofs),
+        empty=f"nothing of table {table} was erased",
+    )
+
+
+@command(app, "restore-table", example='dormouse restore-table flights --to "2026-11-20 14:00"')
+def restore_table(
+    session: Session,
+    table: TableName,
+    /,
+    to: Annotated[str, "The moment: a time, in this machine's time zone if it names none, or a cut's name."],
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Make a table's rows what they were at a moment, in one commit, which can be undone likewise."""
+    moment = parse_moment(to)
+    with session.open(read_only=dry_run) as instance:
+        of = instance.table(table)
+        would = of.restore(moment, dry_run=True)
+        about = "" if would.exact else "about "
+        what = (
+            f"{about}{plural(would.rows_removed, 'row')}, and put back "
+            f"{about}{plural(would.rows_restored, 'row')} ({would.references_removed:,} file references for "
+            f"{would.references_restored:,})"
+        )
+        if dry_run:
+            session.show(would, f"would take out {what}")
+            return
+        ask(yes, f"take out {what}", done="restored")
+        done = of.restore(moment)
+        session.show(done, f"{table} is what it was at {done.at}: took out {what}")
+
+
+def _check_said(verb: str, where: list[str] | None, all: bool) -> None:
+    """Raises `InvalidInput` unless it is said which rows go: by conditions, or all of them."""
+    if all == bool(where):
+        raise InvalidInput(f"say which rows to {verb} by --where, or --all of them")
+
+
+def _rows_to_go(of: Table, table: str, where: list[str] | None) -> tuple[DeleteWhere, str]:
+    """Returns their condition, and in words; without conditions it is all rows."""
+    from dormouse.reading.where import ALL
+
+    if not where:
+        return ALL, f"all rows of table {table}"
+    return parse_where(of.schema, where), f"the rows of table {table} with {' '.join(where)}"
+
+
+def _erased(what: str, report: EraseReport) -> str:
+    looked = plural(report.files_looked_at, "file")
+    copies = f"{plural(report.rows, 'row')} in {plural(report.files, 'file')}"
+    if report.deletion_id is None:
+        return f"would erase {what}: {copies} of {looked} that may have some, in the table and its history"
+    lines = [
+        f"{'erased' if report.is_finished else 'did not finish to erase'} {what} "
+        f"(deletion {report.deletion_id}, {report.seconds:.1f} s)",
+        f"looked at {looked} of the table and its history, and at "
+        f"{plural(report.objects_looked_at, 'object')} beside them",
+        f"found {copies}, which are deleted, and {plural(report.versions, 'version')} of deleted objects",
+    ]
+    lists: dict[str, Any] = {
+        "may have rows still": report.open,
+        "could not be looked at": report.unreadable,
+        "still hold rows or keys": report.backups,
+        "consumers that are told that changes were erased": report.consumers,
+    }
+    for title, names in lists.items():
+        lines += [f"{title}:", *(f"  {name}" for name in names)] if names else []
+    return "\n".join(lines)

@@ -97,12 +97,7 @@ def format_of(output: Path | None, otherwise: Format) -> Format:
 
 
 def write(
-    session: Session,
-    reader: pa.RecordBatchReader,
-    file_format: Format,
-    output: Path | None,
-    *,
-    limited: bool,
+    session: Session, reader: pa.RecordBatchReader, file_format: Format, output: Path | None, *, limited: bool
 ) -> None:
     """Rows on stdout, or in a file with a line about it on stdout."""
     from dormouse.sources.export import export

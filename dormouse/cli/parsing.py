@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dormouse.errors import InvalidInput, InvalidQuery, InvalidSchema
 from dormouse.model.cut import when_of_text
@@ -17,6 +17,7 @@ from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import value_of_text
 
+T = TypeVar("T", date, datetime)
 _DURATION = re.compile(r"(\d{1,6})([dhms])")
 _UNESCAPED_COLON = re.compile(r"(?<!\\):")
 
@@ -62,18 +63,19 @@ def parse_duration(text: str) -> timedelta:
 
 def parse_time(text: str) -> datetime:
     """Returns a time as ISO 8601 has it."""
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidInput(f"time {text!r}: write it like 2026-03-05T12:00:00Z") from None
+    return _parsed(datetime, "time", text, "2026-03-05T12:00:00Z")
 
 
 def parse_day(text: str) -> date:
     """Returns a day as ISO 8601 has it."""
+    return _parsed(date, "day", text, "2026-03-05")
+
+
+def _parsed(kind: type[T], what: str, text: str, like: str) -> T:
     try:
-        return date.fromisoformat(text)
+        return kind.fromisoformat(text)
     except ValueError:
-        raise InvalidInput(f"day {text!r}: write it like 2026-03-05") from None
+        raise InvalidInput(f"{what} {text!r}: write it like {like}") from None
 
 
 def parse_moment(text: str) -> str | datetime:

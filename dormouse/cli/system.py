@@ -68,9 +68,7 @@ def resume(
 
 @command(app, "status", example="dormouse status --json, or dormouse status --instance dev", on="any")
 def status(
-    session: Session,
-    table: Annotated[str | None, "One table; all when not given."] = None,
-    /,
+    session: Session, table: Annotated[str | None, "One table; all when not given."] = None, /
 ) -> None:
     """What the tables consist of: partitions, files, references, rows, bytes.
 
@@ -307,13 +305,7 @@ def restore_deployed(session: Session, to: str, commits: Commits, *, dry_run: bo
     ended, tell = told(session)
     with progress("restore objects", unit="objects") as moved:
         report = restore_deployment(
-            instance,
-            moment,
-            commits=commits,
-            dry_run=dry_run,
-            tell=tell,
-            ended=ended,
-            progress=moved,
+            instance, moment, commits=commits, dry_run=dry_run, tell=tell, ended=ended, progress=moved
         )
     back = f"{plural(report.objects.count, 'object')} {'would come' if dry_run else 'came'} back"
     version = report.engine_version

@@ -54,10 +54,7 @@ FLIGHTS = Schema(
 AIRLINES = Schema(row_keys=[Field("carrier", STRING)], values=[Field("name", STRING)])
 
 PROPERTIES = TableProperties(
-    gc_delay_seconds=0,
-    split_threshold_rows=SPLIT_THRESHOLD_ROWS,
-    compaction_batch_files=4,
-    size_ratio=1,
+    gc_delay_seconds=0, split_threshold_rows=SPLIT_THRESHOLD_ROWS, compaction_batch_files=4, size_ratio=1
 )
 
 _JOIN = """\

@@ -290,8 +290,7 @@ class Pipeline:
     def _compact(self, label: str) -> None:
         with self._screen.working(label) as say:
             report = self._table.compact(
-                engine="spark",
-                progress=lambda done, jobs: say(f"{label}: {done} of {jobs} Spark tasks"),
+                engine="spark", progress=lambda done, jobs: say(f"{label}: {done} of {jobs} Spark tasks")
             )
         if report.given_up:
             raise JobFailed(f"compaction failed: {report.errors[0]}")

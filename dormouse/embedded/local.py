@@ -10,13 +10,7 @@ from pathlib import Path
 
 from dormouse.api.instance import Instance
 from dormouse.embedded import TEMPORARY, is_instance, mark
-from dormouse.errors import (
-    InstanceError,
-    InstanceReadOnly,
-    InvalidName,
-    NotAnInstance,
-    not_installed,
-)
+from dormouse.errors import InstanceError, InstanceReadOnly, InvalidName, NotAnInstance, not_installed
 from dormouse.objects.store import open_store
 from dormouse.settings.process import Settings, load_settings
 

@@ -99,11 +99,7 @@ class EmbeddedPostgres:
     """
 
     def __init__(
-        self,
-        folder: Path | str,
-        *,
-        options: Mapping[str, str] | None = None,
-        seconds_max: float = 60,
+        self, folder: Path | str, *, options: Mapping[str, str] | None = None, seconds_max: float = 60
     ) -> None:
         self.folder = Path(folder).expanduser().resolve()
         self.joined = False

@@ -67,6 +67,7 @@ from dormouse.rows.reading import RowReader
 from dormouse.rows.store import HeldLock, Recorded, RowLocks, RowStore
 from dormouse.rows.values import array_of, row_label, with_default
 from dormouse.sources.source import DIGEST_BYTES, Hash, add_files
+from dormouse.sources.text_format import UTF_8
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.shapes import NextShape
@@ -245,7 +246,10 @@ def _add_file(found: Hash, change: LoadCsv) -> bool:
         add_files(found, [(Path(change.path), ())])
     except OSError:
         return False
-    return _add(found, asdict(replace(change, path="")))
+    options = asdict(replace(change, path=""))
+    if options["encoding"] == UTF_8:  # which earlier versions did not know: the same change is known again
+        del options["encoding"]
+    return _add(found, options)
 
 
 # The files of a change: rows by ids and versions, one file for each leaf that they are in.

@@ -16,7 +16,6 @@ from dormouse.errors import InvalidColumn, InvalidData, InvalidRow
 from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.rows.columns import COLUMNS_MAX, SIZE_DEFAULT, SIZE_MAX, Column, ColumnType, check_column_name
 from dormouse.rows.values import of_text
-from dormouse.sources.sniffing import other_format
 from dormouse.sources.text_format import TextFormat
 from dormouse.sources.text_reader import TextBatch, TextFile, naming
 
@@ -83,6 +82,8 @@ def preview_csv(
     Long cells are shown cut. Raises `InvalidData`, which names the row: of too many cells or too
     few, or with a text longer than a column can hold.
     """
+    from dormouse.sources.sniffing import other_format  # the client, which lacks numpy, has this module too
+
     with naming(fspath(path), name or f"file {fspath(path)!r}"):
         file = TextFile(path, how)
         if (other := other_format(file)) is not None:

@@ -91,7 +91,9 @@ def get_payload(here: Here, tenant: Tenant, id: Id, inserted_at: At, kind: Kind)
     return _answer(here, found)
 
 
-@payloads.post("/get", responses=_READS, response_model=PayloadList, summary="Many payloads")
+@payloads.post(
+    "/get", responses=_READS | problems(408, 415), response_model=PayloadList, summary="Many payloads"
+)
 @served(Right.PAYLOADS, Place.LOOKUPS)
 def get_payloads(here: Here, body: GetManyRequest) -> Response:
     """In one look-up, which reads what lies together in one request to the store."""

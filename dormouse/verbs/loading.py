@@ -13,7 +13,7 @@ from dormouse.errors import DormouseError, InvalidData, InvalidInput
 from dormouse.model.reshaping import Evolve
 from dormouse.model.table import Engine
 from dormouse.objects.names import INCOMING, check_name, hiding, without_paths
-from dormouse.verbs.verb import Call, Job, Request, Verb, options
+from dormouse.verbs.verb import Call, Job, OfTable, Verb, options
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
@@ -23,11 +23,8 @@ if TYPE_CHECKING:
 OBJECTS_MAX = 10_000
 
 
-class LoadRequest(Request):
+class LoadRequest(OfTable):
     """A request to load rows, wherever they come from."""
-
-    table: str
-    """The name of a table."""
 
     ingest_id: str | None = None
     """The same id again adds nothing."""

@@ -17,6 +17,7 @@ from dormouse.verbs.verb import (
     Document,
     Http,
     Job,
+    OfTable,
     OfWire,
     Parameters,
     Request,
@@ -73,14 +74,11 @@ class OfColumns(Request):
     """Which columns are read, in this order; all when left out."""
 
 
-class PlanRequest(OfMoment):
+class PlanRequest(OfTable, OfMoment):
     """What a query would read.
 
     Partitions, files and bytes; reads none of them.
     """
-
-    table: str = Field(examples=["flights"])
-    """The name of a table."""
 
     where: dict[str, Any] | None = Field(default=None, examples=[_WHERE])
     """For each column a value, a list of values, a range (an object with min, max, or both), or null;
@@ -133,15 +131,12 @@ class StatementRequest(StatementPlanRequest, Verified):
     """
 
 
-class ChangesRequest(OfColumns):
+class ChangesRequest(OfTable, OfColumns):
     """Rows that came and went between two moments.
 
     Rows that were ingested, and those that deletions and restores took. `_change` says which: "insert" or
     "delete", of a keyed table "upsert" or "delete".
     """
-
-    table: str = Field(examples=["flights"])
-    """The name of a table."""
 
     after: Annotated[
         When,

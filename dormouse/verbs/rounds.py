@@ -7,17 +7,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from dormouse.model.table import Engine
-from dormouse.verbs.verb import Call, Job, Request, Verb, options
+from dormouse.verbs.verb import Call, Job, OfTable, Verb, options
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
-
-
-class OfTable(Request):
-    """A request about one table."""
-
-    table: str
-    """The name of a table."""
 
 
 class SplitRequest(OfTable):

@@ -20,7 +20,7 @@ from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties
 from dormouse.model.types import DataType, value_of_text
 from dormouse.verbs.texts import parse_field, parse_properties, parse_type
-from dormouse.verbs.verb import EVENT, AsText, Call, Form, Handler, Request, Verb, parse, required
+from dormouse.verbs.verb import EVENT, AsText, Call, Form, Handler, OfTable, Request, Verb, parse, required
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
@@ -67,13 +67,6 @@ class ListRequest(Request):
 
     marked: bool = False
     """Give with each name whether it is that of a row table."""
-
-
-class OfTable(Request):
-    """A request about one table."""
-
-    table: str
-    """The table."""
 
 
 class DescribeRequest(OfTable):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dormouse.errors import DormouseError, InvalidInput, InvalidQuery
 from dormouse.model.cut import text_of_when, when_of_text
@@ -49,6 +49,13 @@ class Request(BaseModel):
     def __pydantic_init_subclass__(cls, **given: Any) -> None:
         for one in cls.model_fields.values():
             one.description = one.description and " ".join(one.description.split())
+
+
+class OfTable(Request):
+    """A request about one table."""
+
+    table: str = Field(examples=["flights"])
+    """The name of a table."""
 
 
 class Document(BaseModel):

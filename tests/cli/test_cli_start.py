@@ -52,4 +52,4 @@ def test_each_command_is_found_where_it_is_said_to_be(module: str) -> None:
 
 def test_a_command_loads_few_modules_of_others() -> None:
     loaded = {name.removeprefix("dormouse.cli.") for name in loaded_by("holds", "--help")}
-    assert loaded & set(MODULES) == {"backups", "system", "maintenance"}
+    assert loaded & set(MODULES) == {"backups", "system"}

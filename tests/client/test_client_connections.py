@@ -373,7 +373,7 @@ def test_an_index_is_waited_for_longer_than_a_service_waits(monkeypatch: pytest.
         waits.append(body["wait_seconds"])
         raise IndexNotReady("ask again")
 
-    monkeypatch.setattr("dormouse.client.rows.WAIT_SECONDS_MAX", 50)
+    monkeypatch.setattr("dormouse.verbs.rows.SERVED_WAIT_SECONDS_MAX", 50)
     clock = SimpleNamespace(monotonic=lambda: 1_000 + sum(waits), sleep=naps.append)
     monkeypatch.setattr("dormouse.model.loops.time", clock)
     monkeypatch.setattr(Http, "json", behind)

@@ -21,10 +21,10 @@ from dormouse.errors.base import Told
 from dormouse.objects.names import hiding
 from dormouse.rows.indexing import IndexWorker
 from dormouse.service.problems import problem_of
-from dormouse.verbs.jobs import functions
 from tests.serving import serving
 from tests.standard import OF_K_AND_TEXTS
 from tests.support.api import Instance, Table
+from tests.support.verbs import functions
 
 SCHEMA = OF_K_AND_TEXTS
 CLASSES = sorted(

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.cli import data
+from dormouse.cli import output
 from dormouse.client import connect
 from dormouse.errors import TableNotFound
 from tests.serving import serving
@@ -158,7 +158,7 @@ def test_a_file_s_name_tells_its_format(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_pipe_gets_all_rows(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "TABLE_ROWS", 25)
+    monkeypatch.setattr(output, "TABLE_ROWS", 25)
     _, out, said = cli("query", "t")
     cells = [line.strip("│| ") for line in out.splitlines()]
     assert [cell for cell in cells if cell.isdigit()] == [str(number) for number in range(50)]

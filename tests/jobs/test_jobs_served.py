@@ -28,12 +28,12 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.jobs.job import answer_name
-from dormouse.verbs.jobs import functions
 from tests.serving import serving
 from tests.standard import OF_K_AND_TEXTS
 from tests.support.api import Instance
 from tests.support.jobs import Claims
 from tests.support.objects import ObjectStore
+from tests.support.verbs import functions
 from tests.working import until
 
 ROWS = pa.table({"k": pa.array(range(1_000), pa.int64()), "v": [f"v{n}" for n in range(1_000)]})

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from dormouse.errors import InvalidQuery
-from dormouse.model.json_values import parameters_json, parse_parameters
+from dormouse.model.json_values import json_text, parameters_json, parse_parameters, with_times
 from dormouse.model.types import given as checked
 
 
@@ -77,3 +77,15 @@ def test_values_that_are_nested_too_deeply_are_refused() -> None:
     for use in (parse_parameters, parameters_json, checked):
         with pytest.raises(InvalidQuery, match="nested"):
             use([deep])
+
+
+def test_json_that_is_written_is_compact_and_has_only_what_json_has() -> None:
+    assert json_text({"a": [1, 2.5, "ü", None]}) == '{"a":[1,2.5,"ü",null]}'
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        json_text(float("nan"))
+
+
+def test_times_of_an_object_are_told_by_their_names() -> None:
+    at = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    found = with_times({"made_at": at.isoformat(), "ended_at": None, "name": "since"}, ("_at", "since"))
+    assert found == {"made_at": at, "ended_at": None, "name": "since"}

@@ -15,12 +15,12 @@ import dormouse as dm
 import dormouse.client
 from dormouse.errors import DormouseError, InvalidQuery, ObjectDamaged
 from dormouse.objects.folder import FolderStore
-from dormouse.verbs.jobs import functions
 from tests.flipped_bits import damage, flipped, path_of, written
 from tests.serving import http_post, serving
 from tests.support.api import Instance, Table
 from tests.support.model import DOUBLE, LONG, STRING, Field, Schema
 from tests.support.reading import Interruption
+from tests.support.verbs import functions
 
 SCHEMA = Schema(
     [Field("k", LONG)], values=[Field("v", DOUBLE, nullable=True), Field("s", STRING, nullable=True)]

@@ -8,12 +8,12 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InstanceError, SnapshotExists, SnapshotNotFound, TableAlreadyExists
-from dormouse.verbs import rows as row_verbs
 from dormouse.verbs.rows import RowChangeRequest, RowCreateRequest, SnapshotRequest
-from dormouse.verbs.verb import Call
 from tests.support.api import Instance
 from tests.support.jobs import Progress
 from tests.support.rows import RowTable
+from tests.support.verbs import Call
+from tests.support.verbs import rows as row_verbs
 
 COLUMNS = [dm.Column("name", "STRING")]
 

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 import dormouse as dm
 from dormouse.errors import InvalidInput, InvalidPage, InvalidQuery, SnapshotNotFound
 from dormouse.rows import pages
-from dormouse.verbs import rows as row_verbs
-from dormouse.verbs.rows import start_query
 from tests.row_indexes import COLUMNS, all_pages, asked, of_files, rows_of, same
 from tests.row_queries import grouped, plain
 from tests.support.api import Instance
 from tests.support.jobs import JobStore
 from tests.support.rows import RowTable
+from tests.support.verbs import rows as row_verbs
+from tests.support.verbs import start_query
 
 _names = itertools.count(1)
 

@@ -32,10 +32,10 @@ from dormouse.errors import (
     TableAlreadyExists,
     TableNotFound,
 )
-from dormouse.verbs import rows as row_verbs
 from tests.serving import eventually, http_get, http_post, metric, serving
 from tests.standard import OF_K
 from tests.support.api import Instance
+from tests.support.verbs import rows as row_verbs
 from tests.working import until
 
 COLUMNS = [

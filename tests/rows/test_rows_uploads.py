@@ -15,13 +15,13 @@ from dormouse.jobs.claims import roll
 from dormouse.jobs.job import upload_name
 from dormouse.objects.folder import FolderStore
 from dormouse.state.files.holds import held
-from dormouse.verbs import rows as row_verbs
 from dormouse.verbs.rows import RowUploadRequest
-from dormouse.verbs.verb import Call
 from tests.serving import eventually, http_post, serving
 from tests.support.api import Instance
 from tests.support.jobs import JobStore, Progress
 from tests.support.rows import RowTable
+from tests.support.verbs import Call
+from tests.support.verbs import rows as row_verbs
 
 CSV = b"name\na\n"
 SENT: dict[str, Any] = {"content": CSV, "headers": {"content-type": "text/csv"}}

@@ -212,7 +212,7 @@ def test_a_statement_that_cannot_be_parsed_starts_no_job(http: httpx.Client, ins
         ("row_query", {"table": "r"}),
     ]:
         refused(http.post("/v1/jobs", json={"kind": kind, "request": request}), 400, "invalid-query")
-    assert instance.jobs.list() == []
+    assert instance.jobs.list("query") == instance.jobs.list("row_query") == []
 
 
 UNANSWERABLE: list[tuple[str, dict[str, Any]]] = [
@@ -238,7 +238,8 @@ def test_a_query_that_cannot_be_answered_starts_no_job(http: httpx.Client) -> No
     for kind, request in UNANSWERABLE:
         answer = http.post("/v1/jobs", json={"kind": kind, "request": request})
         assert answer.status_code in (400, 404), (request, answer.text)
-    assert http.get("/v1/jobs").json()["jobs"] == []
+    started = [one["kind"] for one in http.get("/v1/jobs").json()["jobs"]]
+    assert [kind for kind in started if not kind.startswith("round:")] == []
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dormouse.verbs import reading, rows, tables
-from dormouse.verbs.jobs import check_request, functions, kinds
+from dormouse.verbs import rows, tables
+from dormouse.verbs.jobs import check_request, functions
 from dormouse.verbs.registry import VERBS
 from dormouse.verbs.rows import start_query
 from dormouse.verbs.verb import (
@@ -34,9 +34,7 @@ __all__ = [
     "fields_of",
     "functions",
     "json_of",
-    "kinds",
     "options",
-    "reading",
     "rows",
     "start_query",
     "tables",

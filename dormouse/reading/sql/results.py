@@ -25,6 +25,7 @@ _INFINITE_DAY, _INFINITE_TIME = 2**31 - 1, 2**63 - 1
 _NESTED = {"array", "list", "map", "struct"}
 INTERRUPTED = "the query was interrupted"
 _POSITION = re.compile(r"\n*^LINE \d+:", re.MULTILINE)
+_LINE_END = re.compile(r"\r\n|\r|\n")
 _CARET = re.compile(r"^LINE (\d+): (.*)\n( *)\^", re.MULTILINE)
 _KIND = re.compile(r"^(?:TransactionContext Error: )?(?:(\w[\w ]*) Error: )?")
 _MAY_BE_FILES = {"IO", "HTTP", "Invalid Input", "Serialization", "Binder", None}
@@ -90,7 +91,7 @@ def _place(complaint: str, statement: str) -> str:
     if found is None:
         return ""
     number, shown, indent = found.groups()
-    line, part = statement.split("\n")[int(number) - 1], shown.removeprefix("...").removesuffix("...")
+    line, part = _LINE_END.split(statement)[int(number) - 1], shown.removeprefix("...").removesuffix("...")
     if not line.isascii() or part not in line:  # its caret stands elsewhere then
         return f" (line {number})"
     cut = len(f"LINE {number}: ") + len("...") * shown.startswith("...")

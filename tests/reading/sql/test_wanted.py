@@ -129,6 +129,8 @@ def test_what_one_statement_sets_the_next_one_does_not_find() -> None:
         ("selec", [], r'syntax error at or near "selec" \(line 1, column 1\)'),
         ("explain selec", [], r'syntax error at or near "selec" \(line 1, column 9\)'),
         ("select 1,\n  2 frm\tx y", [], r'syntax error at or near "x" \(line 2, column 8\)'),
+        ("select 1,\r\n  2 frm\tx y", [], r'syntax error at or near "x" \(line 2, column 8\)'),
+        ("\r\rselec", [], r'syntax error at or near "selec" \(line 3, column 1\)'),
         (f"select {'1, ' * 50} 1 frm x y", [], r'syntax error at or near "x" \(line 1, column 165\)'),
         ("select 'é' frm x y", [], r'syntax error at or near "x" \(line 1\)'),
         ("select (", [], "syntax error at end of input"),
