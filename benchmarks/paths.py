@@ -31,7 +31,7 @@ from dormouse.api.instance import Instance
 
 PACKAGE = Path(dm.__file__).parent
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING, nullable=True)])
-INNER = {"reading/sql", "state/files", "state/partitions", "state/commits", "state/history", "aws/schedules"}
+INNER = {"reading/sql", "state/files", "state/commits", "state/history", "aws/schedules"}
 """Folders of rooms that are rooms themselves."""
 BEHAVIOURS = {
     "ingest": "table.ingest of 3 rows",

@@ -16,7 +16,7 @@ from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.state.context import TableContext
 from dormouse.state.files import removal_log
 from dormouse.state.files.layout import layout as known_layout
-from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.partitions import PartitionStore
 
 # What a test may change but rows; what is created after the template has a higher oid, and goes first.
 # Of catalogs that are large, whatever is written has a newer transaction, and what is gone is counted.

@@ -18,7 +18,7 @@ from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Range, Region, encode_value
 from dormouse.model.types import LONG
 from dormouse.state.context import TableContext
-from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.partitions import PartitionStore
 from tests.stored import query
 
 BEGAN = datetime(2026, 11, 1, tzinfo=UTC)

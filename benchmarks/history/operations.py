@@ -28,7 +28,7 @@ from dormouse.state.context import TableContext
 from dormouse.state.files import garbage
 from dormouse.state.history.epochs import Epochs
 from dormouse.state.history.history import History
-from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.partitions import PartitionStore
 
 _MAX = (1 << 63) - 1
 Call = Callable[[], Any]

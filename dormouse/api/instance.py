@@ -39,7 +39,7 @@ from dormouse.state.commits.commit_queues import CommitQueues
 from dormouse.state.commits.outcomes import CommitStatus
 from dormouse.state.files.holds import Hold
 from dormouse.state.files.round_reports import RoundReports
-from dormouse.state.partitions.trees import TreeCache
+from dormouse.state.trees import TreeCache
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

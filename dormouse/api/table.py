@@ -25,7 +25,7 @@ from dormouse.state.history.changes import span
 from dormouse.state.history.consumers import Consumers, ConsumerStatus
 from dormouse.state.history.history import TableStatus, status_of
 from dormouse.state.history.moments import position_of
-from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.partitions import PartitionStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dormouse.reading.where import DeleteWhere, Where
     from dormouse.state.history.history import History
     from dormouse.state.history.moments import RestoreReport
-    from dormouse.state.partitions.store import SmallPair
+    from dormouse.state.partitions import SmallPair
     from dormouse.writing.compaction import CompactionReport
     from dormouse.writing.deleting import DeleteReport
     from dormouse.writing.ingest import IngestReport

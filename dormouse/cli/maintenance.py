@@ -56,7 +56,7 @@ def compact(session: Session, asked: CompactRequest) -> None:
 
 @command(app, "split", example="dormouse split flights")
 def split(session: Session, asked: SplitRequest) -> None:
-    from dormouse.state.partitions.store import of_one_key
+    from dormouse.model.text import of_one_key
 
     with session.open() as instance:
         report = instance.table(asked.table).split(waiting=say)
@@ -211,7 +211,7 @@ def _last_of(one: InstanceRound) -> str:
 
 def _attention(status: TableStatus) -> Iterator[str]:
     """What deletions wait for; a line for each kind of rounds that fails: why, since when, and what to do."""
-    from dormouse.state.partitions.store import of_one_key
+    from dormouse.model.text import of_one_key
 
     if status.deletions:
         pending = plural(status.deletions, "deletion")

@@ -43,8 +43,8 @@ from dormouse.objects.names import ANSWERS, SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.lease import ClockJump
 from dormouse.state.files.checks import PAGE_FILES, TrackedFile
-from dormouse.state.partitions.store import PartitionStore
-from dormouse.state.partitions.trees import tree_problems
+from dormouse.state.partitions import PartitionStore
+from dormouse.state.trees import tree_problems
 
 if TYPE_CHECKING:
     from dormouse.data.file_checks import FileReader

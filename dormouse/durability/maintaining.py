@@ -28,11 +28,12 @@ from dormouse.errors import (
     one_line,
 )
 from dormouse.model.table import TableProperties
+from dormouse.model.text import of_one_key
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.lease import SessionLock, restart_leases
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
-from dormouse.state.partitions.store import REST_SECONDS, of_one_key
+from dormouse.state.partitions import REST_SECONDS
 
 if TYPE_CHECKING:
     from dormouse.payloads.store import PayloadStore

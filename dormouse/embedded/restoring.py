@@ -40,8 +40,6 @@ from dormouse.objects.ledger import LedgerObject
 from dormouse.objects.staging import sync
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier, migrate
-from dormouse.state.catalog import Catalog
-from dormouse.state.files.attempts import WriteAttempts
 
 COPIED_AT_ONCE = 4
 STOP_SECONDS_MAX = 10.0
@@ -278,7 +276,7 @@ def _restored_metadata(objects: ObjectStore, name: str, work: Path, place: Path)
     tar.unlink()
     with EmbeddedPostgres(work) as server, closing(ConnectionSupplier(server.dsn)) as supplier:
         migrate(supplier)
-        catalog = Catalog(supplier, WriteAttempts(supplier, objects))
+        catalog = Ledgers(supplier, objects).catalog
         # before it is in its place: who opens it there must not take it for the database that was lost
         # and no process of the database that was lost is waited for longer than a deletion takes
         incarnation = Ownership(supplier, objects).adopt(

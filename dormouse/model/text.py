@@ -114,6 +114,11 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return "" if near is None else f"; did you mean {near!r}?"
 
 
+def of_one_key(partition_id: str) -> str:
+    """Returns a line about a full leaf that cannot be divided."""
+    return f"partition {partition_id} is full and cannot be divided: all its rows have one key"
+
+
 def shown_list(names: Sequence[str], most: int) -> str:
     """Returns the first names, and how many more there are."""
     more = len(names) - most

@@ -30,7 +30,7 @@ from dormouse.spark.tasks import compact_on_spark
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.partitions.store import REST_SECONDS, rows_to_merge
+from dormouse.state.partitions import REST_SECONDS, rows_to_merge
 from dormouse.writing.compaction import compacted
 from dormouse.writing.splitting import merge, split
 

@@ -30,7 +30,7 @@ from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.layout import composed, layout
 from dormouse.state.files.layout import layout as known_layout
 from dormouse.state.files.store import FileReferenceStore
-from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.partitions import PartitionStore
 
 # Conversion of a table to another layout: the references stay, their files are tracked in another way.
 

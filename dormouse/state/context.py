@@ -20,8 +20,8 @@ from dormouse.state.files.garbage import GarbageCollector
 from dormouse.state.files.round_reports import LastRounds, RoundReports
 from dormouse.state.files.shapes import Shapes
 from dormouse.state.files.store import FileReferenceStore
-from dormouse.state.partitions.store import PartitionStore
-from dormouse.state.partitions.trees import TreeCache
+from dormouse.state.partitions import PartitionStore
+from dormouse.state.trees import TreeCache
 
 if TYPE_CHECKING:
     from dormouse.state.files.attempts import Numbering

@@ -41,7 +41,7 @@ from dormouse.model.schema import Schema
 from dormouse.model.text import plural
 from dormouse.objects.store import ObjectStore
 from dormouse.state.context import TableContext
-from dormouse.state.partitions.store import SmallPair, rows_to_merge, rows_to_split
+from dormouse.state.partitions import SmallPair, rows_to_merge, rows_to_split
 from dormouse.writing.compaction import RunsJobs, compact
 
 # What the files of a leaf hold within its region: how many rows, and where they are best divided.

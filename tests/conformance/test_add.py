@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dormouse.errors import FileAlreadyExists, FileReferenceAlreadyExists, InvalidInput
-from dormouse.state.partitions.store import LeafRows
+from dormouse.state.partitions import LeafRows
 from tests.stored import clock, file, live, ref, remove, replace, unreferenced
 from tests.support.state import FileReferenceStore, TableContext
 

@@ -24,7 +24,7 @@ assert PICTURE, "ARCHITECTURE.md draws the house"
 ROOMS = re.findall(r"^([\w/]+)/ ", PICTURE[1], re.M)
 """From the top floor down: each knows those below it alone. A folder that is drawn is a room of its own."""
 
-STATE = {"state", "state/files", "state/partitions", "state/commits", "state/history"}
+STATE = {"state", "state/files", "state/commits", "state/history"}
 STORES = {*STATE, "durability", "payloads", "jobs", "rows"}
 HOMES = {
     "psycopg": {"postgres"} | STORES | {"embedded"},

@@ -12,8 +12,8 @@ from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.operations import Commit
 from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.history.moments import record_cut
-from dormouse.state.partitions.store import PartitionStore
-from dormouse.state.partitions.trees import TreeCache, tree_problems
+from dormouse.state.partitions import PartitionStore
+from dormouse.state.trees import TreeCache, tree_problems
 
 __all__ = [
     "LAYOUTS",

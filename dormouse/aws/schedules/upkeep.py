@@ -25,7 +25,7 @@ from dormouse.state.catalog import Catalog
 from dormouse.state.files import removal_log
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.round_reports import LastRounds
-from dormouse.state.partitions.store import REST_SECONDS, PartitionStore, SmallPair, rows_to_merge
+from dormouse.state.partitions import REST_SECONDS, PartitionStore, SmallPair, rows_to_merge
 
 KIND = "maintenance"
 PAYLOAD_MARGIN_SECONDS = 30.0

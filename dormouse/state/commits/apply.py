@@ -62,7 +62,7 @@ from dormouse.state.commits.requests import (
 from dormouse.state.files.operations import Commit, CommitResult, Kind, RefusedPart
 from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.files.updates import Whole
-from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.partitions import PartitionStore
 
 # The tables that commit requests are for: looked up once a batch, and kept as long as they do not change.
 

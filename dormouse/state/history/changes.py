@@ -21,7 +21,7 @@ from dormouse.postgres.queries import load
 from dormouse.state.context import TableContext
 from dormouse.state.history.ends import ENDS, Ends, Known, oldest
 from dormouse.state.history.moments import end_of, expired_by_erasure, now, position_of
-from dormouse.state.partitions.trees import region_from_row
+from dormouse.state.trees import region_from_row
 
 PAGE_REFERENCES = 2_000
 """Of the first page. The others are larger: each statement goes through all of the log since the moment."""

@@ -40,7 +40,7 @@ from dormouse.postgres.queries import Queries, Statement, load
 from dormouse.postgres.transaction import run_lookup
 from dormouse.state.context import TableContext
 from dormouse.state.history.ends import ENDS, NO_ENDS, Ends
-from dormouse.state.partitions.trees import partition_from_row
+from dormouse.state.trees import partition_from_row
 
 T = TypeVar("T")
 PAGE_EPOCHS = 10_000

@@ -18,7 +18,7 @@ from dormouse.errors import DormouseError, FileAlreadyExists, PartitionForgotten
 from dormouse.postgres.transaction import run_transaction
 from dormouse.state.files import garbage
 from dormouse.state.history.retention import truncate
-from dormouse.state.partitions.scaling import Scaling
+from dormouse.state.scaling import Scaling
 from tests.stored import file, live, ref, split
 from tests.support.model import PartitionTree
 from tests.support.reading import query as rows_of

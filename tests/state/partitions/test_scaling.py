@@ -21,7 +21,7 @@ from dormouse.errors import (
     PartitionNotFound,
 )
 from dormouse.model.region import min_value
-from dormouse.state.partitions.trees import TreeReader
+from dormouse.state.trees import TreeReader
 from tests.stored import assign, at_once, file, live, query, ref
 from tests.support.model import BYTES, INT, LONG, STRING, Field, Partition, PartitionTree, Range, Region
 from tests.support.state import LAYOUTS, FileChecks, PartitionStore, TableContext, tree_problems
@@ -357,7 +357,7 @@ def test_a_merge_between_two_pages_of_the_tree_does_no_harm(
 ) -> None:
     table = new_table(split_points=[10, 20, 30, 40, 50])
     expected = nodes_of(table.partitions.tree())
-    monkeypatch.setattr("dormouse.state.partitions.trees.PAGE_ROWS", 3)
+    monkeypatch.setattr("dormouse.state.trees.PAGE_ROWS", 3)
     pages = TreeReader._pages
 
     def merging(*given: Any) -> Iterator[Any]:

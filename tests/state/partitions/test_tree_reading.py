@@ -22,7 +22,7 @@ from dormouse.errors import (
     PartitionNotFound,
     TableNotFound,
 )
-from dormouse.state.partitions.trees import TreeReader
+from dormouse.state.trees import TreeReader
 from tests.standard import OF_KEYS
 from tests.stored import CountingSupplier, at_once
 from tests.support.model import (
@@ -114,7 +114,7 @@ def test_of_a_tree_that_is_known_only_what_changed_is_read(
 def test_a_tree_that_is_far_behind_is_read_anew(
     table: TableContext, statements: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dormouse.state.partitions.store.CHANGES_MAX", 2)
+    monkeypatch.setattr("dormouse.state.partitions.CHANGES_MAX", 2)
     mine, theirs = PartitionStore(table.supplier, table.table), PartitionStore(table.supplier, table.table)
     first = mine.tree()
     for point in (10, 20, 30):
@@ -128,7 +128,7 @@ def test_a_tree_that_is_far_behind_is_read_anew(
 def test_a_tree_of_several_pages_is_whole(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
     for point in range(1, 12):
         table.partitions.split(table.partitions.leaves()[-1].partition_id, point)
-    monkeypatch.setattr("dormouse.state.partitions.trees.PAGE_ROWS", 3)
+    monkeypatch.setattr("dormouse.state.trees.PAGE_ROWS", 3)
     for epoch in range(12):
         read = PartitionStore(table.supplier, table.table).at(epoch)
         assert nodes_of(read) == nodes_of(table.partitions.at(epoch))
@@ -146,7 +146,7 @@ def test_a_table_that_is_dropped_while_its_tree_is_read_is_an_error(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two pages: the partitions of the second are gone."""
-    monkeypatch.setattr("dormouse.state.partitions.trees.PAGE_ROWS", 1)
+    monkeypatch.setattr("dormouse.state.trees.PAGE_ROWS", 1)
     table.partitions.split("root", 5)
     pages = TreeReader._pages
 

@@ -55,7 +55,7 @@ _STATEMENTS = {
     if name not in _PARTS
 }
 FOUND_MAX = 1_000
-_CHECKS = load(__package__ or "", "checks")
+_CHECKS = load(__package__ or "", "tree_checks")
 
 
 def partition_values(

@@ -26,15 +26,15 @@ from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_transaction
 from dormouse.state.files.layout import ITS_PARTITION, OwnTables, reference_from_row
-from dormouse.state.partitions.scaling import Scaling
-from dormouse.state.partitions.trees import CHANGES_MAX, TreeCache, TreeReader, partition_from_row
+from dormouse.state.scaling import Scaling
+from dormouse.state.trees import CHANGES_MAX, TreeCache, TreeReader, partition_from_row
 
 PAGE_ROWS = 10_000
 ONE_KEY_LEAVES_MAX = 1_000
 REST_SECONDS = 900.0
 """How long maintenance does not merge leaves that were just made: they may be about to be filled."""
 WALK_NODES_MAX = 2_000
-_QUERIES = load(__package__ or "", "store")
+_QUERIES = load(__package__ or "", "partitions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,6 @@ def rows_to_merge(properties: TableProperties) -> int | None:
     """Leaves with fewer rows together are merged: so few that they are not soon split again. None: never."""
     wanted = properties.merge_threshold_rows
     return None if wanted is None else min(wanted, rows_to_split(properties) * 3 // 4)
-
-
-def of_one_key(partition_id: str) -> str:
-    """Returns a line about a full leaf that cannot be divided."""
-    return f"partition {partition_id} is full and cannot be divided: all its rows have one key"
 
 
 def _leaf_rows(rows: Iterable[tuple[str, Any, Any]]) -> list[LeafRows]:

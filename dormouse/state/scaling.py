@@ -33,7 +33,7 @@ from dormouse.postgres.queries import load
 from dormouse.postgres.session import LONG
 from dormouse.postgres.transaction import fetched, run_alone, run_transaction
 from dormouse.state.files.layout import OwnTables, dropped_tables
-from dormouse.state.partitions.trees import partition_from_row, partition_values
+from dormouse.state.trees import partition_from_row, partition_values
 
 # What a scale makes of a region: the new partitions, and what is wrong with a request for one.
 

@@ -1,1 +1,0 @@
-"""The partition tree of a table, and its history."""
