@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import threading
 from collections.abc import Callable
@@ -13,12 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 from trees import ancestors, leaf_of, leaves_in, overlap, partitions_of, stored_split, tree_of
 
-from dormouse.cli.console import partition_tree
 from dormouse.errors import InvalidRange, PartitionNotFound
-from dormouse.model.partition_tree import PartitionRow
+from dormouse.model.partition_tree import PartitionRow, outline
 from tests.large_tree import balanced_arrays, columns_of
 from tests.support.model import (
     LONG,
@@ -326,8 +323,6 @@ def test_what_is_no_partition_is_not_in_the_tree(name: str) -> None:
 
 def test_a_picture_of_a_large_tree_is_cut_and_says_how_many_leaves_there_are() -> None:
     tree = PartitionTree(balanced_arrays(1_000), 0)
-    picture = Console(width=80, file=io.StringIO(), record=True)
-    picture.print(partition_tree(tree, lambda _: "leaf", leaves_max=10))
-    lines = picture.export_text().splitlines()
-    assert sum("… 1000 leaves in all" in line for line in lines) == 1
-    assert sum(line.endswith("leaf") for line in lines) == 10
+    branches = outline(tree, 10)
+    assert [one.where for one in branches if one.partition is None] == ["… 1000 leaves in all"]
+    assert sum(one.partition is not None and one.partition.is_leaf for one in branches) == 10
