@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dormouse.cli.parsing import parse_type
 from dormouse.data.arrow_schema import arrow_type, data_type
 from dormouse.errors import InvalidSchema
 from dormouse.model.types import NESTING_DEPTH_MAX, Field
+from dormouse.verbs.texts import parse_type
 from tests.support.model import (
     BOOLEAN,
     BYTES,

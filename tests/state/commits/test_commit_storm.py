@@ -20,7 +20,6 @@ from typing import Any
 import psutil
 import pytest
 
-from dormouse.durability.durability import NO_TABLE
 from dormouse.state.commits import pointers
 from dormouse.state.commits.outcomes import CommitStatus
 from dormouse.writing.ingest import commit_id
@@ -205,7 +204,7 @@ def check_objects(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(2):
             assert not table.collect_garbage().failed
         expected |= {r.filename for r in table.files.file_references()}
-    instance._attempts.collect_abandoned(NO_TABLE)
+    instance._attempts.collect_abandoned()
     pointers.sweep_bodies(instance._supplier, instance._objects, -2 * AHEAD_SECONDS)
     dead = "select substring(body from 'commits/[-0-9a-f]*.json') from dead_commit_message"
     expected |= {name for (name,) in query(instance._supplier, dead) if name}
