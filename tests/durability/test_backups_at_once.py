@@ -117,7 +117,7 @@ def test_what_was_submitted_is_applied_where_it_is_restored(
 ) -> None:
     """A file of the caller's own, of a request that waits, and is applied while the backup is taken."""
     if large:
-        of_ten = property(lambda queue: 10, lambda queue, given: None)
+        of_ten = property(lambda queue: 200, lambda queue, given: None)
         monkeypatch.setattr(PostgresQueue, "body_bytes_max", of_ten, raising=False)
     with dm.local(tmp_path / "lake") as instance:
         table = instance.create_table("t", SCHEMA, properties=PROMPT)
