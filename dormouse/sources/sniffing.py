@@ -212,7 +212,8 @@ def _format(sample: Path, text: str, file: DataFile, said: TextFormat) -> tuple[
             lines.readline()
         text, sample = lines.read(), sample.with_name("rows.csv")
         sample.write_text(text, UTF_8, newline="")
-    given = {_OPTIONS[name]: getattr(said, name) or "" for name in is_said if name in _OPTIONS}
+    options = {name: getattr(said, name) for name in is_said if name in _OPTIONS}
+    given = {_OPTIONS[name]: "" if value is None else value for name, value in options.items()}
     if "separator" not in is_said and has_tabs(file.path):
         given["delim"] = "\t"
     nulls: Sequence[str] = said.null

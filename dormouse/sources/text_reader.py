@@ -12,8 +12,9 @@ import io
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
@@ -38,6 +39,11 @@ HEAD_BYTES_MAX = 1 << 20
 SHORT_ROWS_MAX = 1_000_000
 """Rows of fewer cells that are held until another comes: Arrow gives no batch before it."""
 SHOWN_CHARACTERS = 60
+_LAST: deque[object] = deque(maxlen=16)
+"""Objects of Python that threads of Arrow refer to for a moment after the last row, of the last readers.
+
+A thread that releases one last needs the interpreter, and aborts the process if that is ending.
+"""
 BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, UTF_8),
     (codecs.BOM_UTF16_LE, "utf-16"),
@@ -332,10 +338,11 @@ class _Run:
             source = _Source(raw, self.file.encoding, end, self.watch)
             source.read(self.file._start)
             row = 1
-            for batch in self._parsed(source):
-                for part in self._parts(batch, row):
-                    yield TextBatch(row, part, source.bytes_read)
-                    row += len(part[0])
+            with closing(self._parsed(source)) as parsed:  # before the file is
+                for batch in parsed:
+                    for part in self._parts(batch, row):
+                        yield TextBatch(row, part, source.bytes_read)
+                        row += len(part[0])
             # Arrow gives no batch of a file that has no other rows
             if self.short and self.short[0][0] == row:
                 rest = self._short_rows(row)
@@ -351,26 +358,29 @@ class _Run:
                 said = f"the file ends without the end of its last line, and {why}"
                 raise self.file.refused(row - 1, said)
 
-    def _parsed(self, source: _Source) -> Iterator[pa.RecordBatch]:
+    def _parsed(self, source: _Source) -> Generator[pa.RecordBatch, None, None]:
         how, numbers = self.file.how, [str(number) for number in range(self.file.width)]
         named = dict(zip(self.file.names, numbers, strict=True))
         plain = pa.binary() if self.types is None else pa.string()
         types: dict[str, Any] = dict.fromkeys(numbers, plain)
         types |= {named[name]: kind for name, kind in (self.types or {}).items() if name in named}
+        stream = pa.PythonFile(source, mode="r")
+        parsing = pacsv.ParseOptions(
+            delimiter=how.separator,
+            quote_char=how.quote or False,
+            escape_char=how.escape or False,
+            newlines_in_values=True,
+            # of a single column, an empty line is a null
+            ignore_empty_lines=self.file.width > 1,
+            invalid_row_handler=self._other_width,
+        )
+        _LAST.append((stream, parsing))
         try:
             with pacsv.open_csv(
-                source,
+                stream,
                 # one thread: only then a row has a number
                 pacsv.ReadOptions(use_threads=False, block_size=self.block_bytes, column_names=numbers),
-                pacsv.ParseOptions(
-                    delimiter=how.separator,
-                    quote_char=how.quote or False,
-                    escape_char=how.escape or False,
-                    newlines_in_values=True,
-                    # of a single column, an empty line is a null
-                    ignore_empty_lines=self.file.width > 1,
-                    invalid_row_handler=self._other_width,
-                ),
+                parsing,
                 pacsv.ConvertOptions(
                     # texts as bytes: Arrow does not say in which row a text is none
                     column_types=types,

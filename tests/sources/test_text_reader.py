@@ -5,7 +5,9 @@ from __future__ import annotations
 import bz2
 import gzip
 import inspect
+import threading
 import zipfile
+from collections import deque
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -15,12 +17,14 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InvalidData
+from dormouse.rows.change import digest_of_changes
 from dormouse.rows.changes import LoadCsv
 from dormouse.rows.csv_loads import loads
 from dormouse.rows.csv_preview import preview_csv
 from dormouse.sources import text_reader
 from dormouse.sources.data_files import Files
 from dormouse.sources.text_format import TextFormat, TextOptions, text_format
+from dormouse.sources.text_reader import TextFile
 from dormouse.verbs.rows import RowUploadRequest
 from tests.support.rows import Column
 from tests.support.writing import open_source
@@ -70,6 +74,7 @@ TARGETS = [of_table, of_row_table]
         (b"k|v\na|'b\nc'\nd|\n", {"separator": "pipe", "quote": "'"}),
         (b'k\tv\na\t"b\nc"\nd\t\n', {"separator": "tab"}),
         (b'# notes, "open\n#\nk,v\na,"b\nc"\nd,\n', {"skip_lines": 2, "quote": '"'}),
+        (b'a,"b\nc"\nd,\n', {"header": False, "quote": '"'}),
         (b'k,v\na,"b\nc"\nd,NA\n', {"null": ["NA"]}),
         (b'k,v\na,"b\nc"\nd,?\n', {"null": ["NA", "?"]}),
     ],
@@ -154,6 +159,29 @@ def test_every_door_has_the_options_of_the_one_format() -> None:
     assert {names.get(name, name) for name in options} <= set(inspect.signature(Files).parameters)
     usual = LoadCsv("x.csv")
     assert text_format(**{name: getattr(usual, name) for name in options}) == TextFormat()
+
+
+def test_a_thread_of_arrow_never_releases_a_file_last(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would abort a process that ends at that moment: the last files are kept a while."""
+    released: list[bool] = []
+
+    class Released(text_reader._Source):
+        def __del__(self) -> None:
+            released.append(threading.current_thread() is threading.main_thread())
+
+    kept: deque[object] = deque(maxlen=4)
+    monkeypatch.setattr(text_reader, "_LAST", kept)
+    monkeypatch.setattr(text_reader, "_Source", Released)
+    file = TextFile(write(b"k,v\n" + b"1,2\n" * 1_000), text_format())
+    for number in range(10):
+        assert sum(batch.num_rows for batch in file.batches()) == 1_000
+        assert len(released) == max(0, number + 1 - 4)
+    assert all(released)
+
+
+def test_a_change_of_a_file_is_known_again_that_an_earlier_version_made(write: Write) -> None:
+    load = LoadCsv(write(b"n\n1\n"), separator=";", null="NA")
+    assert (digest_of_changes([load]) or b"").hex() == "24738460771370e7ac8727feef61ab07"
 
 
 def test_a_request_of_a_job_is_one_that_earlier_workers_take() -> None:
