@@ -144,7 +144,8 @@ def test_the_code_of_a_page_runs(
             names["table"] = start_again(instance)
         if spark is not None:
             names["spark"] = spark
-            places["./lake"] = str(folder / "lake")
+            # Spark's server stays in the folder where it was begun
+            places |= {one: str(folder / one) for one in ("./lake", "./checkpoint")}
         began = datetime.now(UTC) + timedelta(milliseconds=1)
         places |= {
             "2026-11-20 14:00": began.astimezone().strftime("%Y-%m-%d %H:%M:%S.%f"),

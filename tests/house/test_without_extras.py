@@ -55,7 +55,7 @@ def test_what_is_missing_is_named_with_its_extra(dsn: str, tmp_path: Path) -> No
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert [name for name, line in told.items() if line is None] == ["status", "cut", "collect"]
+    assert [name for name, line in told.items() if line is None] == ["check", "status", "cut", "collect"]
     for name, line in told.items():
         if line is not None:
             extra = "sql" if name in {"count", "sql", "explain_sql", "duckdb"} else "query"
