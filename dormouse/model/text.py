@@ -37,8 +37,13 @@ def parts_of(text: str) -> list[str]:
 
 
 def listed(text: str) -> list[str]:
-    """Names between commas, as people write them; one with a comma in double quotes."""
-    return [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
+    """Names between commas, as people write them; one with a comma in double quotes. `InvalidInput`."""
+    try:
+        return [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
+    except csv.Error:
+        raise InvalidInput(
+            f"{text[:80]!r} is no list of names: one is too long, or has a line break without double quotes"
+        ) from None
 
 
 NAME_BYTES_MAX = 256
