@@ -24,6 +24,7 @@ from pydantic import Field
 from dormouse.errors import (
     DormouseError,
     IndexNotReady,
+    InvalidInput,
     InvalidQuery,
     JobError,
     JobNotFound,
@@ -322,7 +323,12 @@ def _query(instance: Instance, asked: RowQueryRequest, call: Call) -> Any:
     from dormouse.rows.pages import INDEX_WAIT_SECONDS, PAGE_ROWS
 
     given = options(asked, "table", "count") | {"interruption": call.interruption}
-    given["wait_seconds"] = min(_seconds(asked.wait_seconds, INDEX_WAIT_SECONDS), SERVED_WAIT_SECONDS_MAX)
+    given["wait_seconds"] = wait_seconds = _seconds(asked.wait_seconds, INDEX_WAIT_SECONDS)
+    if wait_seconds > SERVED_WAIT_SECONDS_MAX:
+        raise InvalidInput(
+            f"wait_seconds must be at most {SERVED_WAIT_SECONDS_MAX:g}, not {wait_seconds:g}: "
+            "the query service waits no longer, so ask again"
+        )
     if asked.page_rows is None and asked.page is None and call.rows_max is not None:
         given["page_rows"] = min(PAGE_ROWS, call.rows_max)
     page = instance.row_table(asked.table).query(**given)

@@ -90,11 +90,6 @@ REFUSED: list[tuple[Make, str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-def apart_from_place(text: str) -> str:
-    """Returns an error without the path of a file, which a door that was sent the file does not know."""
-    return re.sub(r"file '[^']*/upload\.csv'", "the file", text)
-
-
 def label(case: Any) -> str:
     """Returns the verb; pytest numbers equal ones."""
     return str(case) if isinstance(case, str) else ""
@@ -137,7 +132,10 @@ def test_every_door_refuses_the_same_change(
         if hasattr(door, verb):
             failed, then = done_by(door, make, verb, how)
             assert isinstance(failed, Failed), name
-            assert (apart_from_place(failed.text), then) == (apart_from_place(expected.text), rows), name
+            # a door that was sent a file does not know its place
+            sent = expected.text.replace(f"file {str(door.house.folder / 'upload.csv')!r}", "the file")
+            assert failed.text in (expected.text, sent), name
+            assert then == rows, name
             assert failed.error in (None, error), name
 
 
