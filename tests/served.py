@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from dormouse.api.instance import Instance
-from dormouse.service.supervisor import Server
+from dormouse.service.app import Server
 from dormouse.settings.service import load_service_settings
 
 SECONDS_MAX = 60

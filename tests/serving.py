@@ -17,7 +17,7 @@ import httpx
 import pyarrow as pa
 
 import dormouse as dm
-from dormouse.service.supervisor import Server
+from dormouse.service.app import Server
 from dormouse.settings.service import load_service_settings
 
 SECONDS_MAX = 60.0

@@ -222,9 +222,7 @@ class Tables:
             rows = self.query(reading.verifying(verify), where, first, *how)
             return sum(batch.num_rows for batch in rows)
         if as_of is None and reading.current_rows and not verify:
-            from dormouse.state.history.history import current_row_count
-
-            return current_row_count(reading)
+            return reading.store.totals.current_rows()
         from dormouse.reading.sql.views import value
 
         return int(value(self.sessions(), reading.verifying(verify), "count(*)", as_of))

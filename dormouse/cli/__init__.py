@@ -11,7 +11,7 @@ import logging
 import sys
 
 from dormouse import __version__
-from dormouse.cli.failures import ReaderGone, exit_code_of, guard_streams, interrupts_once, report
+from dormouse.cli.failures import ReaderGone, guard_streams, interrupts_once, report
 from dormouse.errors import DormouseError
 
 
@@ -26,9 +26,7 @@ def main() -> int:
     with interrupts_once():
         try:
             return _run(sys.argv[1:])
-        except KeyboardInterrupt as error:
-            return exit_code_of(error)
-        except (ReaderGone, DormouseError) as error:
+        except (KeyboardInterrupt, ReaderGone, DormouseError) as error:
             return report(error, debug="--debug" in sys.argv)
 
 

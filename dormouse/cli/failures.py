@@ -90,7 +90,9 @@ def report(error: BaseException, *, debug: bool, as_json: bool = False) -> int:
     """
     if isinstance(error, ReaderGone):
         return exit_code_of(error)
-    error = _came[0] if _came else error
+    if _came:
+        error = _came[0]
+        signal.setitimer(signal.ITIMER_REAL, 0)  # it got through: raised again, it would be reported twice
     if debug:
         traceback.print_exception(error)
     code = exit_code_of(error)

@@ -16,7 +16,7 @@ from dormouse.cli.failures import report
 from dormouse.settings.service import ServiceSettings, load_service_settings
 
 if TYPE_CHECKING:
-    from dormouse.service.supervisor import Server
+    from dormouse.service.app import Server
 
 _WORKER = "from dormouse.cli.serve import serve_as_worker; serve_as_worker()"
 
@@ -32,7 +32,7 @@ def serve(session: Session, given: Annotated[dict[str, Any], ServiceSettings]) -
     DORMOUSE_SERVICE_QUERIES_MAX. Without a token it listens on loopback only.
     """
     settings = load_service_settings(**given)
-    from dormouse.service.supervisor import check
+    from dormouse.service.app import check
 
     check(settings)
     _log_to_stderr()
@@ -47,7 +47,7 @@ def _tell(session: Session, url: str) -> None:
 
 
 def _serve(session: Session, settings: ServiceSettings, started: Callable[[Server], object]) -> None:
-    from dormouse.service.supervisor import Server
+    from dormouse.service.app import Server
 
     with session.open(read_only=settings.job_threads is None) as instance:
         server = Server(instance, settings)
@@ -56,7 +56,8 @@ def _serve(session: Session, settings: ServiceSettings, started: Callable[[Serve
 
 
 def _supervise(session: Session, settings: ServiceSettings) -> None:
-    from dormouse.service.supervisor import Supervisor, url_of
+    from dormouse.service.app import url_of
+    from dormouse.service.supervisor import Supervisor
 
     def given(number: int, port: int) -> tuple[Session, ServiceSettings]:
         # one runs the jobs, all take them

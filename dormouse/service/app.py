@@ -1,18 +1,20 @@
-"""The app: paths, errors as problem documents, and what stands around every request."""
+"""The app: paths, errors as problem documents, what stands around every request; the server of a process."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import fastapi_offline
+import uvicorn
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
@@ -32,10 +34,27 @@ from dormouse.service.jobs import JobWorker, jobs
 from dormouse.service.metrics import Metrics
 from dormouse.service.payloads import payload_writes, payloads
 from dormouse.service.problems import ProblemDocument, problem_of
+from dormouse.service.protocol import (
+    CONNECTIONS_WAITING_MAX,
+    Connections,
+    Protocol,
+    connections_possible,
+    listening,
+)
 from dormouse.service.routes import Readiness, Service, health, routes_of, tables
 from dormouse.service.rows import row_files, rows
 from dormouse.service.running import Runner
-from dormouse.service.security import PAYLOADS, Guard, Place, Right, open_paths, served
+from dormouse.service.security import (
+    PAYLOADS,
+    Guard,
+    Place,
+    Right,
+    open_paths,
+    served,
+    shown_host,
+    tls_context,
+)
+from dormouse.service.supervisor import stopped_by_signals
 from dormouse.service.work import Limits
 from dormouse.settings.service import ServiceSettings, read_holders
 from dormouse.verbs.jobs import VERBS, kinds
@@ -327,3 +346,86 @@ def _described(app: FastAPI, *, secured: bool) -> dict[str, Any]:
             components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         app.openapi_schema = found
     return app.openapi_schema
+
+
+# The server: one process, which may share its address with others, until SIGTERM or Ctrl-C.
+
+
+def check(settings: ServiceSettings) -> None:
+    """Reads the files that the settings name; `InvalidInput` names the one that cannot be used."""
+    _ = settings.secret
+    if settings.job_tokens_file is not None:
+        read_holders(settings.job_tokens_file, (*kinds(), PAYLOADS))
+    if settings.tls_certificate and settings.tls_key:
+        tls_context(settings.tls_certificate, settings.tls_key)
+
+
+class Server:
+    """Serves an instance; `run` does until `stop`, which a signal or another thread calls."""
+
+    def __init__(self, instance: Instance, settings: ServiceSettings) -> None:
+        """Raises `InvalidInput` for TLS files that cannot be used, `InstanceError` when it cannot listen."""
+        certificate, key = settings.tls_certificate, settings.tls_key
+        tls = tls_context(certificate, key) if certificate and key else None
+        connections_max = connections_possible(-(-settings.connections_max // settings.workers))
+        self._socket = listening(settings.host, settings.port, shared=settings.workers > 1)
+        self._socket.listen(min(connections_max, CONNECTIONS_WAITING_MAX))
+        # asyncio does it only for sockets that name their protocol; an answer would wait to be acknowledged
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        port = self._socket.getsockname()[1]
+        self.url = url_of(settings, port)
+        config = uvicorn.Config(
+            create_app(instance, settings),
+            http=type(
+                "_Protocol",
+                (Protocol,),
+                {
+                    "request_seconds_max": settings.client_stall_seconds_max,
+                    "among": Connections(connections_max),
+                },
+            ),
+            loop="uvloop",
+            backlog=min(connections_max, CONNECTIONS_WAITING_MAX),
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=settings.shutdown_seconds_max,
+        )
+        config.load()
+        config.ssl = tls
+        self._server = _Uvicorn(config)
+        # it complains of each answer that breaks off, which is logged as what it is
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
+    def run(self, started: Callable[[str], object] = lambda url: None) -> None:
+        """Serves, after telling `started` the URL; returns when it was stopped."""
+        with self._socket, stopped_by_signals(self.stop):
+            self._server.on_start = lambda: started(self.url)
+            self._server.run([self._socket])
+
+    def stop(self) -> None:
+        """Takes no more requests; what runs may go on for a while. A second time: at once."""
+        self._server.force_exit = self._server.should_exit
+        self._server.should_exit = True
+
+
+def url_of(settings: ServiceSettings, port: int) -> str:
+    """Where a service is asked."""
+    return f"{'https' if settings.tls_certificate else 'http'}://{shown_host(settings.host)}:{port}"
+
+
+class _Uvicorn(uvicorn.Server):
+    """Without signal handlers of its own, which end a process by the signal that they caught."""
+
+    on_start: Callable[[], object] = staticmethod(lambda: None)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.on_start()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
 from pydantic import ConfigDict, Field
 
 from dormouse.api.table import Table
-from dormouse.jobs.job import SENT
 from dormouse.model.json_values import json_value
 from dormouse.model.partition_tree import Partition
 from dormouse.model.region import decode_key
@@ -18,9 +16,7 @@ from dormouse.service.formats import ARROW, CSV, JSON, JSON_LINES
 from dormouse.service.problems import problems
 from dormouse.state.files.store import FileFacts
 from dormouse.state.history.history import TableStatus
-from dormouse.verbs.jobs import kinds
-from dormouse.verbs.reading import schema_id
-from dormouse.verbs.verb import Document, Request, Verb
+from dormouse.verbs.verb import Document, Request
 
 # Tables, partitions and files as JSON: values of keys as rows have them.
 
@@ -30,7 +26,7 @@ def table(found: Table, schema: TableSchema, status: TableStatus | None) -> dict
         "name": found.name,
         "layout": found.layout,
         "schema": schema.to_json(),
-        "schema_id": schema_id(found, schema),
+        "schema_id": found.context.schema_id(schema),
         "properties": found.properties.model_dump(),
     }
     return described if status is None else {**described, "counts": json_value(status)}
@@ -152,30 +148,6 @@ class Body(Request):
     """The body of a request, which the framework needs built."""
 
     model_config = ConfigDict(defer_build=False)
-
-
-def _asked_with(verbs: Iterable[Verb]) -> str:
-    return ", or ".join(", ".join(verb.request.model_fields) for verb in verbs)
-
-
-_KINDS = {kind: _asked_with(verbs) for kind, verbs in kinds().items() if kind not in SENT}
-_KINDS_TEXT = f"one of {', '.join(_KINDS)}; CSV is sent to /v1/rows/{{table}}/csv"
-_REQUESTS_TEXT = "; ".join(f"of {kind} {fields}" for kind, fields in _KINDS.items())
-
-
-class JobRequest(Body):
-    """What is to be done, sooner or later."""
-
-    kind: str = Field(description=_KINDS_TEXT, examples=["query", "ingest", "compact", "row_change"])
-    request: dict[str, Any] = Field(
-        description=_REQUESTS_TEXT,
-        examples=[{"statement": "select carrier, count(*) from flights group by carrier"}],
-    )
-    job_id: str | None = Field(
-        default=None,
-        description="the same request started again with the same id is the same job, another is refused; "
-        "a new one if left out. The header Idempotency-Key says the same",
-    )
 
 
 class JobDocument(Document):

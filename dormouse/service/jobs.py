@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from functools import partial
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import Field
 
 from dormouse.api.instance import Instance
 from dormouse.errors import InvalidInput
@@ -19,7 +20,7 @@ from dormouse.objects.names import hiding, without_paths
 from dormouse.reading.sql.engine import Sessions
 from dormouse.service import documents
 from dormouse.service.declared import JsonRoute
-from dormouse.service.documents import ANSWERS, RESULTS, STARTS
+from dormouse.service.documents import ANSWERS, RESULTS, STARTS, Body
 from dormouse.service.formats import Part, entity_tag, wanted_part
 from dormouse.service.problems import problems
 from dormouse.service.routes import By, IdempotencyKey, chosen_id, job_answer, job_document
@@ -28,6 +29,7 @@ from dormouse.service.security import SEGMENT, Place, Right, check_may, served
 from dormouse.service.work import FileWork, Opened
 from dormouse.verbs.jobs import check_request, functions, kinds
 from dormouse.verbs.rows import start_query
+from dormouse.verbs.verb import Verb
 
 PARQUET = "application/vnd.apache.parquet"
 CHUNK_BYTES = 1 << 20
@@ -53,13 +55,35 @@ JobId = Annotated[str, Path(description="the id of a job"), SEGMENT]
 jobs = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=JsonRoute)
 
 
+def _asked_with(verbs: Iterable[Verb]) -> str:
+    return ", or ".join(", ".join(verb.request.model_fields) for verb in verbs)
+
+
+_KINDS = {kind: _asked_with(verbs) for kind, verbs in kinds().items() if kind not in SENT}
+_KINDS_TEXT = f"one of {', '.join(_KINDS)}; CSV is sent to /v1/rows/{{table}}/csv"
+_REQUESTS_TEXT = "; ".join(f"of {kind} {fields}" for kind, fields in _KINDS.items())
+
+
+class JobRequest(Body):
+    """What is to be done, sooner or later."""
+
+    kind: str = Field(description=_KINDS_TEXT, examples=["query", "ingest", "compact", "row_change"])
+    request: dict[str, Any] = Field(
+        description=_REQUESTS_TEXT,
+        examples=[{"statement": "select carrier, count(*) from flights group by carrier"}],
+    )
+    job_id: str | None = Field(
+        default=None,
+        description="the same request started again with the same id is the same job, another is refused; "
+        "a new one if left out. The header Idempotency-Key says the same",
+    )
+
+
 @jobs.post(
     "", status_code=202, response_model=documents.JobDocument, responses=STARTS, summary="Start long work"
 )
 @served(Right.STARTS, Place.LOOKUPS)
-def start(
-    here: Here, parsing: Parsing, holder: By, body: documents.JobRequest, key: IdempotencyKey = None
-) -> Response:
+def start(here: Here, parsing: Parsing, holder: By, body: JobRequest, key: IdempotencyKey = None) -> Response:
     """A query whose answer becomes an object, an ingest of objects, a round of compaction or splits."""
     started = [kind for kind in kinds() if kind not in SENT]
     if body.kind not in started:

@@ -99,6 +99,10 @@ class TableContext:
         """The columns of the table's files."""
         return stored_schema(self.table.schema, self.properties)
 
+    def schema_id(self, schema: Schema) -> str:
+        """Returns an id for columns that the table has or had, which changes with them."""
+        return f"{self.table.uuid}.{schema.version}"
+
     @property
     def shown(self) -> TableContext:
         """The services for readers of the table by its name, which have the current rows of a row table."""

@@ -168,11 +168,6 @@ class StatementPlan(Document):
     tables: dict[str, Plan]
 
 
-def schema_id(table: Table, schema: Schema) -> str:
-    """Returns an id for the columns of a table, which changes with them."""
-    return f"{table.context.table.uuid}.{schema.version}"
-
-
 def schema_of(table: Table, as_of: Any) -> Schema:
     """Returns the columns of a table that was just looked up, now or at a moment in Python's form."""
     return table.known_schema if as_of is None else table.schema_at(as_of)
@@ -187,7 +182,7 @@ def _asked(instance: Instance, asked: PlanRequest) -> tuple[Table, dict[str, Any
 
     table, given = instance.table(asked.table), options(asked, "table")
     schema = schema_of(table, given["as_of"])
-    if asked.schema_id not in (None, schema_id(table, schema)):
+    if asked.schema_id not in (None, table.context.schema_id(schema)):
         raise InvalidInput(f"the columns of table {table.known_name!r} were changed: look it up again")
     return table, given | {"where": parse_where(schema, asked.where)}
 

@@ -28,7 +28,7 @@ CODE = {
     "query": "import dormouse.reading.where, datafusion, pyarrow",
     "rows": "import dormouse.rows",
     "aws": "from dormouse.aws.aws import open_session; open_session('eu-west-1')",
-    "service": "from dormouse.service.supervisor import Server",
+    "service": "from dormouse.service.app import Server",
     "client": "import dormouse.client.rows; dormouse.client.connect('http://127.0.0.1:1').close()",
     "pandas": "import pandas, pyarrow; pyarrow.table({'a': [1]}).to_pandas()",
     "polars": "import polars, pyarrow; polars.from_arrow(pyarrow.table({'a': [1]}))",

@@ -21,7 +21,7 @@ import pytest
 import trustme
 
 import dormouse as dm
-from dormouse.service.supervisor import check
+from dormouse.service.app import check
 from tests.serving import eventually
 from tests.support.settings import load_service_settings
 

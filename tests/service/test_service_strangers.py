@@ -12,8 +12,8 @@ import pytest
 
 import dormouse as dm
 from dormouse.service import protocol
+from dormouse.service.app import check
 from dormouse.service.protocol import connections_possible
-from dormouse.service.supervisor import check
 from tests.serving import connected, eventually, http_get, serving, stand_in
 from tests.support.settings import load_service_settings
 

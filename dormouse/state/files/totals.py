@@ -23,7 +23,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from dormouse.errors import InstanceForbidden, InstanceReadOnly
+from dormouse.errors import InstanceForbidden, InstanceReadOnly, TableNotFound
 from dormouse.model.text import narrow_id
 from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import allow_scans
@@ -156,6 +156,13 @@ class TableTotals:
     def read(self) -> Totals:
         """The totals; changes nothing, and costs what has changed since they were remembered."""
         return self._count(compares=False).totals
+
+    def current_rows(self) -> int:
+        """Returns how many rows a row table has now, as the database counts them. Raises `TableNotFound`."""
+        found = self._own.looked_up("current_rows", {}, operation="count the rows of a row table")
+        if not found:
+            raise TableNotFound.gone(self._own.table.name)
+        return int(found[0][0])
 
     def bring_forward(self, *, daily: bool = False) -> Totals:
         """The totals; remembers them where anything has changed, unless the role may only read.

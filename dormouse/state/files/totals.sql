@@ -224,3 +224,7 @@ where not exists (
         and d.detail = l.detail and d.accepted_at is not null
 )
 limit %(limit)s;
+
+-- name: current_rows
+-- How many rows a row table has now; those that were deleted have no other version any more.
+select next_id - 1 - deleted from row_table where table_id = %(table_id)s;

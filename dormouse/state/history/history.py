@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from dormouse.errors import TableNotFound
 from dormouse.model.cut import Cut, When
 from dormouse.model.file_reference import FileReference
 from dormouse.model.partition_tree import Partition
 from dormouse.model.table import VERSIONS, is_edited, is_keyed
-from dormouse.postgres.queries import load
 from dormouse.state.context import TableContext
 from dormouse.state.files.round_reports import LastRound
 from dormouse.state.files.totals import Totals
@@ -40,8 +38,6 @@ from dormouse.state.history.retention import (
 )
 
 # What a table consists of, what becomes of it, and how far back its history goes.
-
-_QUERIES = load(__package__ or "", "history")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +89,7 @@ def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
     jobs, jobs_running = context.jobs.count()
     rounds, given_up = context.last_rounds.read()
     deletions = context.deletions.count_pending()
-    rows = current_row_count(context) if context.current_rows else None
+    rows = context.store.totals.current_rows() if context.current_rows else None
     is_of_versions = is_edited(context.properties) and not context.current_rows
     return TableStatus(
         name=context.table.name + (VERSIONS if is_of_versions else ""),
@@ -119,15 +115,6 @@ def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
         stored_versions=None if rows is None else found.row_count,
         one_key_partitions=context.partitions.one_key_leaves(),
     )
-
-
-def current_row_count(context: TableContext) -> int:
-    """Returns how many rows a row table has now, as the database knows it. Raises `TableNotFound`."""
-    operation = "count the rows of a row table"
-    found = context.store.own.looked_up(_QUERIES["current_rows"], {}, operation=operation)
-    if not found:
-        raise TableNotFound.gone(context.table.name)
-    return int(found[0][0])
 
 
 def _may_repeat(context: TableContext, found: Totals) -> bool:
