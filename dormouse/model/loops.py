@@ -85,26 +85,26 @@ def ahead(items: Iterator[T], count: int) -> Generator[T, None, None]:
 
 def chained_ahead(streams: Iterable[Iterator[T]], threads: int, count: int) -> Generator[T, None, None]:
     """The items of one stream after the other; as many streams as threads begin early, with so many items."""
-    begun: deque[Iterator[T]] = deque()
     with _threads(threads) as pool:
-        for stream in streams:
-            begun.append(_begun(pool, stream, count))
-            if len(begun) > threads:
-                yield from begun.popleft()
-        while begun:
-            yield from begun.popleft()
+        for stream in _early(lambda stream: _begun(pool, stream, count), streams, threads):
+            yield from stream
 
 
 def mapped_ahead(function: Callable[[S], T], items: Iterable[S], threads: int) -> Generator[T, None, None]:
     """What the function makes of each, in order; as many as threads are made early."""
-    made: deque[Future[T]] = deque()
     with _threads(threads) as pool:
-        for item in items:
-            made.append(pool.submit(function, item))
-            if len(made) > threads:
-                yield made.popleft().result()
-        while made:
-            yield made.popleft().result()
+        yield from map(Future.result, _early(lambda item: pool.submit(function, item), items, threads))
+
+
+def _early(begin: Callable[[S], T], items: Iterable[S], count: int) -> Iterator[T]:
+    """Yields what is begun of each item, after so many later ones are begun."""
+    begun: deque[T] = deque()
+    for item in items:
+        begun.append(begin(item))
+        if len(begun) > count:
+            yield begun.popleft()
+    while begun:
+        yield begun.popleft()
 
 
 def _threads(count: int) -> ThreadPoolExecutor:

@@ -270,6 +270,9 @@ class Ahead(Generic[T]):
     source: within a generator also when that is dropped. There is no lock that a signal could leave taken.
     """
 
+    # `loops.ahead` is another, as its end waits for its thread: writers then delete what the thread read.
+    # Here the end must not wait, as the garbage collector may call it in a thread that holds a lock.
+
     def __init__(
         self,
         items: Iterator[T],
