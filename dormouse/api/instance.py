@@ -101,7 +101,7 @@ class Instance:
         )
         self._ownership, self._attempts = self._durability.ownership, self._durability.attempts
         self._objects, self._catalog = self._durability.objects, self._durability.catalog
-        self._check_writable = self._durability.check_writable
+        self._check_writable = self._ownership.check_writable
         self._trees = TreeCache(settings.tree_cache_bytes)
         self._commits = CommitQueues(
             self._supplier, self._objects, settings, committer=committer, check=self._ownership.check
@@ -169,11 +169,11 @@ class Instance:
     @property
     def refusal(self) -> InstanceReadOnly | None:
         """Why nothing may be written, however it was opened: a copy, or taken over."""
-        return self._durability.refusal
+        return self._ownership.refusal
 
     @property
     def read_only(self) -> bool:
-        return self._durability.read_only
+        return self._ownership.read_only
 
     def create_table(
         self,

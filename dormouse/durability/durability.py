@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from itertools import chain
@@ -70,28 +70,26 @@ class Durability:
         self._payload_retention_days = settings.payload_retention_days
         self.base_backup = base_backup
         self.metadata_backups = settings.metadata_backups
-        self.read_only = read_only
-        self.refusal: InstanceReadOnly | None = None
-        self.ownership = Ownership(supplier, objects)
-        self.objects = GuardedStore(objects, self._deleting)
+        self.ownership = Ownership(supplier, objects, read_only=read_only)
+        self.objects = GuardedStore(objects, self.ownership.deleting)
         self.attempts = WriteAttempts(supplier, self.objects)
         self.catalog = Catalog(supplier, self.attempts)
 
     def open(self, *, writers_are_dead: bool) -> bool:
         """Checks that database and object store belong together; returns whether this process may write."""
-        is_standby = self._supplier.is_standby()
-        if is_standby or self.read_only:
-            self.read_only = True
-            self.refusal = self.ownership.look(self.catalog.instance_id())
+        is_standby, own = self._supplier.is_standby(), self.ownership
+        if is_standby or own.read_only:
+            own.read_only = True
+            own.refusal = own.look(self.catalog.instance_id())
             if is_standby:
                 self._supplier.forbid_writes()  # else each that is tried looks for the primary
                 why = "the database is a standby, which only takes reads: open the primary to change anything"
-                self.refusal = self.refusal or InstanceReadOnly(why)
+                own.refusal = own.refusal or InstanceReadOnly(why)
             return False
-        self.refusal = self.ownership.open(self.catalog.instance_id(), starts=writers_are_dead)
-        if self.refusal is not None:
-            logger.warning("%s", self.refusal)
-            self.read_only = True
+        own.refusal = own.open(self.catalog.instance_id(), starts=writers_are_dead)
+        if own.refusal is not None:
+            logger.warning("%s", own.refusal)
+            own.read_only = True
             self._supplier.forbid_writes()
             return False
         if writers_are_dead:
@@ -102,23 +100,6 @@ class Durability:
         removal_log.roll(self._supplier)
         return True
 
-    def check_writable(self) -> None:
-        """Raises `InstanceReadOnly` when nothing may be written."""
-        if self.refusal is not None:
-            raise self.refusal
-        if self.read_only:
-            raise InstanceReadOnly(
-                "the instance was opened read-only; open it without read_only to change it"
-            )
-        self.ownership.check()
-
-    @contextmanager
-    def _deleting(self) -> Iterator[None]:
-        if self.refusal is not None:
-            raise self.refusal
-        with self.ownership.deleting():
-            yield
-
     def backup(
         self,
         target: str | os.PathLike[str],
@@ -128,7 +109,7 @@ class Durability:
     ) -> Backup:
         from dormouse.durability.backing_up import back_up
 
-        self.check_writable()
+        self.ownership.check_writable()
         if self.base_backup is None:
             raise InvalidInput(
                 "backup is for an instance in a folder: of your own PostgreSQL take its own backups, of a "
@@ -166,7 +147,7 @@ class Durability:
         from dormouse.durability.maintaining import Maintainer
         from dormouse.payloads import cooling
 
-        self.check_writable()
+        self.ownership.check_writable()
         kept: dict[str, Callable[[], object]] = {}
         if (base_backup := self.base_backup) is not None and self.metadata_backups:
             kept[KIND] = lambda: take_metadata(
@@ -222,7 +203,7 @@ class Durability:
             self.ledgers,
             adopted=self._adopted,
             deep=deep,
-            notes=deep and not self.read_only,
+            notes=deep and not self.ownership.read_only,
             progress=progress,
         )
         report = checker.run(tables, rest=table is None, finished=finished)
@@ -233,7 +214,7 @@ class Durability:
     def accept_differences(self, table: str) -> int:
         from dormouse.state.files.store import FileReferenceStore
 
-        self.check_writable()
+        self.ownership.check_writable()
         store = FileReferenceStore(self._supplier, self.catalog.get(table))
         store.totals.count_again()
         return store.differences.accept()
@@ -244,7 +225,7 @@ class Durability:
         return chain.from_iterable(orphan_pages(self.ledgers, self._adopted, older_than))
 
     def delete_orphans(self, older_than: timedelta, progress: Progress) -> Swept:
-        self.check_writable()
+        self.ownership.check_writable()
         missing = [one for one in self.check().problems if one.kind == "object_missing"]
         if missing:
             raise CheckFailed(missing, "nothing is deleted, as orphans may be the last copy of these rows")
@@ -266,10 +247,11 @@ class Durability:
         return Ledgers(self._supplier, self.objects)
 
     def adopt(self, keep_days: float, wait_seconds: float, force: bool, tell: Callable[[str], object]) -> int:
-        if self.refusal is None and self.ownership.completed is not None:
+        own = self.ownership
+        if own.refusal is None and own.completed is not None:
             self._recover_payloads(tell)
-            return self.ownership.completed
-        if self.refusal is None:
+            return own.completed
+        if own.refusal is None:
             raise InvalidInput(f"this database owns {self.objects.url} already: there is nothing to adopt")
         if not 0 <= keep_days <= KEEP_DAYS_MAX:
             raise InvalidInput(f"keep_days must be from 0 to {KEEP_DAYS_MAX:,}, not {keep_days!r}")
@@ -278,16 +260,16 @@ class Durability:
         instance_id = self.catalog.instance_id()
         self._supplier.forbid_writes(forbidden=False)
         try:
-            number = self.ownership.adopt(
+            number = own.adopt(
                 instance_id, keep_days=keep_days, wait_seconds=wait_seconds, force=force, tell=tell
             )
-            self.refusal = self.ownership.look(instance_id)
-            if self.refusal is not None:
-                raise self.refusal
+            own.refusal = own.look(instance_id)
+            if own.refusal is not None:
+                raise own.refusal
         except BaseException:
             self._supplier.forbid_writes()
             raise
-        self.read_only = False
+        own.read_only = False
         self._recover_payloads(tell)
         return number
 
@@ -304,7 +286,7 @@ class Durability:
         return [one for one in holds(self._supplier) if not one.is_of_history]
 
     def release(self, holder: str) -> None:
-        self.check_writable()
+        self.ownership.check_writable()
         names = [one.holder for one in self.holds()]
         if holder not in names or not release(self._supplier, holder):
             known = ", ".join(map(repr, names)) or "none"

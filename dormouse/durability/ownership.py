@@ -239,11 +239,14 @@ class Milestones:
 
 
 class Ownership:
-    """Whether this database owns this store. Threads may share one."""
+    """Whether this database owns this store, and this process may write. Threads may share one."""
 
-    def __init__(self, supplier: Supplier, objects: ObjectStore) -> None:
+    def __init__(self, supplier: Supplier, objects: ObjectStore, *, read_only: bool = False) -> None:
         self._supplier = supplier
         self._objects = objects
+        self.read_only = read_only
+        self.refusal: InstanceReadOnly | None = None
+        """Why nothing may be written, however the instance was opened."""
         self._milestones = Milestones(supplier, objects)
         self._checked_at = self._advanced_at = float("-inf")
         self._was_ours = False
@@ -284,6 +287,16 @@ class Ownership:
         check_mark(instance_id, self._objects, owned=owned)
         return self._ask()[0]
 
+    def check_writable(self) -> None:
+        """Raises `InstanceReadOnly` when nothing may be written."""
+        if self.refusal is not None:
+            raise self.refusal
+        if self.read_only:
+            raise InstanceReadOnly(
+                "the instance was opened read-only; open it without read_only to change it"
+            )
+        self.check()
+
     def check(self) -> None:
         """Raises `InstanceIsACopy` or `InstanceTakenOver`; asks at most every `CHECK_SECONDS`."""
         if not self._was_ours or time.monotonic() - self._checked_at >= CHECK_SECONDS:
@@ -300,6 +313,8 @@ class Ownership:
     @contextmanager
     def deleting(self) -> Iterator[None]:
         """Announces a deletion, then asks whether it may be. Raises as `check`, and `ObjectStoreError`."""
+        if self.refusal is not None:
+            raise self.refusal
         with announced(self._objects, self._last):
             self.check_now()
             yield

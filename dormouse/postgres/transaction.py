@@ -113,7 +113,6 @@ def run_transaction(
     limits: Limits | None = None,
     lock_ms: int | None = None,
     operation: str = "transaction",
-    retries: Retries = RETRIES,
 ) -> T:
     """Runs `work` in a transaction and commits; returns what the committed run of it returned.
 
@@ -147,7 +146,7 @@ def run_transaction(
                 raise
             raise _ConnectionLost from error
 
-    return _try_until_done(supplier, once, attempts_max, operation, retries, waits=lock_ms is None)
+    return _try_until_done(supplier, once, attempts_max, operation, waits=lock_ms is None)
 
 
 @contextmanager
@@ -216,7 +215,6 @@ def run_statement(
     attempts_max: int = 10,
     lock_ms: int | None = None,
     operation: str = "statement",
-    retries: Retries = RETRIES,
 ) -> T:
     """Runs `work`, which executes exactly one statement, in one round trip; returns what it returned.
 
@@ -233,13 +231,12 @@ def run_statement(
             attempts_max=attempts_max,
             lock_ms=lock_ms,
             operation=operation,
-            retries=retries,
         )
 
     def once(conn: psycopg.Connection[TupleRow]) -> T:
         return _run_statement_once(conn, work, operation)
 
-    return _try_until_done(supplier, once, attempts_max, operation, retries)
+    return _try_until_done(supplier, once, attempts_max, operation)
 
 
 def run_lookup(
@@ -274,7 +271,6 @@ def _try_until_done(
     once: Callable[[psycopg.Connection[TupleRow]], T],
     attempts_max: int,
     operation: str,
-    retries: Retries,
     *,
     waits: bool = True,
 ) -> T:
@@ -303,15 +299,15 @@ def _try_until_done(
                 "%s: attempt %d of %d failed: %s", operation, attempt, attempts_max, _first_line(reason)
             )
             if attempt == attempts_max:
-                retries.add(operation, "exhausted")
+                RETRIES.add(operation, "exhausted")
                 raise TooManyRetries(
                     f"{operation} was tried {attempts_max} times; nothing was applied; the last failure: "
                     f"{_first_line(reason)}"
                 ) from reason
-            retries.add(operation)
+            RETRIES.add(operation)
         except CommitOutcomeUnknown as error:
             logger.warning("%s: attempt %d of %d: %s", operation, attempt, attempts_max, _first_line(error))
-            retries.add(operation, "unknown")
+            RETRIES.add(operation, "unknown")
             raise
         except errors.ReadOnlySqlTransaction as error:
             raise InstanceReadOnly(

@@ -15,6 +15,8 @@ from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema, MetadataDa
 from dormouse.model.reshaping import added, renamed
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import DROPPED, ROW_ID
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of, run_lookup
 from dormouse.rows.batches import (
     BLOCK_BYTES_MAX,
     BLOCK_ROWS_MAX,
@@ -27,12 +29,14 @@ from dormouse.rows.batches import (
     runs,
     spans,
 )
-from dormouse.rows.cell_files import Targets
+from dormouse.rows.cell_files import CellFiles
 from dormouse.rows.changes import AddColumn, DropColumn, RenameColumn, RetypeColumn
 from dormouse.rows.columns import Column, check_column_name, check_columns, check_new, column_named
 from dormouse.rows.reading import RowReader
 from dormouse.rows.store import HeldLock, Recorded, RowStore
 from dormouse.rows.values import Label, converted, stands_alike, with_default
+from dormouse.state.context import TableContext
+from dormouse.state.files.write_streams import PutFiles
 
 Cells = dict[int, pa.Array]
 """Arrays by the ids of their columns."""
@@ -200,7 +204,6 @@ class Application:
         held: HeldLock,
         columns: Sequence[Column],
         plan: ColumnPlan,
-        targets: Targets,
         write: Callable[[pa.RecordBatch], object],
         unchanged: int = 0,
     ) -> None:
@@ -210,7 +213,7 @@ class Application:
         self._before = held
         self._columns = columns
         self._plan = plan
-        self._targets = targets
+        self._targets = _Targets(reader.context())
         self._write = write
         self._schema = arrow_schema(plan.schema)
         self._touched = _Touched(held.next_id)
@@ -518,3 +521,48 @@ def _in_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             count, size = held[0].num_rows, held[0].nbytes
     if count:
         yield pa.concat_batches(held)
+
+
+# The tables and files that cells of ENTITY and FILE columns refer to.
+
+_QUERIES = load(__package__ or "", "applying")
+
+
+class _Targets:
+    """A check that what cells of one change refer to is there."""
+
+    def __init__(self, context: TableContext) -> None:
+        self._context = context
+        self._known: set[tuple[str, str]] = set()
+
+    def check(self, column: Column, cells: pa.Array, label: Label) -> None:
+        """Raises `InvalidRow`, which names the first cell whose table or file is not there."""
+        if column.type not in ("ENTITY", "FILE"):
+            return
+        texts = [one for one in pc.unique(cells).to_pylist() if one is not None]
+        wanted = [one for one in texts if (column.type, one) not in self._known]
+        lacking = self._lacking_tables(wanted) if column.type == "ENTITY" else self._lacking_files(wanted)
+        if lacking:
+            number = min(pc.index(cells, one).as_py() for one in lacking)
+            why = (
+                "refers to a table that is not there"
+                if column.type == "ENTITY"
+                else "refers to a file that was not put into this table: put it with put_file"
+            )
+            shown = cells[number].as_py()
+            said = f"{label(number)}, column {column.name!r} ({column.type}): {shown!r} {why}"
+            raise InvalidRow(said, column=column.name)
+        self._known.update((column.type, one) for one in wanted)
+
+    def _lacking_files(self, cells: Sequence[str]) -> list[str]:
+        context = self._context
+        files = CellFiles(context.objects, PutFiles(context.supplier, context.table), context.table.name)
+        return files.lacking(cells)
+
+    def _lacking_tables(self, cells: Iterable[str]) -> list[str]:
+        tables = {one: one.partition(":")[0] for one in cells}
+        if not tables:
+            return []
+        names = rows_of(_QUERIES["tables"], {"names": sorted(set(tables.values()))})
+        found = {name for (name,) in run_lookup(self._context.supplier, names, operation="look for tables")}
+        return [one for one, name in tables.items() if name not in found]

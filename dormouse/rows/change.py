@@ -41,7 +41,6 @@ from dormouse.rows.batches import (
     removals,
     updates,
 )
-from dormouse.rows.cell_files import Targets
 from dormouse.rows.changes import (
     LOCK_SECONDS_MAX,
     AddColumn,
@@ -382,10 +381,7 @@ class RowChanges:
     def _tried(self, held: HeldLock, columns: tuple[Column, ...], found: Found, asked: Asked) -> Changed:
         plan = ColumnPlan(self.context().followed().schema, columns)
         steps = plan.planned(found.changes)
-        targets = Targets(self.context())
-        tried = Application(
-            self.store, self.reader, held, columns, plan, targets, lambda rows: None, found.unchanged
-        )
+        tried = Application(self.store, self.reader, held, columns, plan, lambda rows: None, found.unchanged)
         outcome = _run(tried, found.changes, steps, columns, asked.progress)
         return changed_of(tried.recorded(outcome.rewritten))
 
@@ -394,10 +390,7 @@ class RowChanges:
             plan = ColumnPlan(context.schema, columns)
             steps = plan.planned(found.changes)
             with RowFiles(context, attempt, plan.schema) as files:
-                targets = Targets(context)
-                made = Application(
-                    self.store, self.reader, held, columns, plan, targets, files.add, found.unchanged
-                )
+                made = Application(self.store, self.reader, held, columns, plan, files.add, found.unchanged)
                 outcome = _run(made, found.changes, steps, columns, asked.progress)
                 done = made.recorded(outcome.rewritten)
                 if made.version == held.version:

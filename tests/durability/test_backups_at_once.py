@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.durability.backups import MANIFEST, sweep
+from dormouse.durability.backups import MANIFEST, objects_of, sweep
+from dormouse.durability.ownership import MARKER
 from dormouse.errors import BackupDamaged, InstanceError, InvalidInput
 from dormouse.state.files.holds import held
 from tests.commits import add
@@ -23,6 +24,7 @@ from tests.standard import OF_KEYS
 from tests.stored import query
 from tests.support.api import Instance
 from tests.support.commits import PostgresQueue
+from tests.support.objects import open_store
 
 SCHEMA = OF_KEYS
 PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=2)
@@ -143,6 +145,38 @@ def test_what_was_submitted_is_applied_where_it_is_restored(
             assert instance.table("t").query().read_all().num_rows == 1
             instance.committer().drain()
             assert instance.table("t").query().read_all().num_rows == 3
+
+
+def test_what_may_go_first_is_copied_first(
+    instance: Instance, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bodies of requests before the database, records before files of tables, files of requests last."""
+    of_ten = property(lambda queue: 200, lambda queue, given: None)
+    monkeypatch.setattr(PostgresQueue, "body_bytes_max", of_ten, raising=False)
+    table = instance.create_table("t", SCHEMA, properties=PROMPT)
+    table.ingest(pa.table({"key": [1]}))
+    [tracked] = table.files.file_references()
+    instance._objects.copy(tracked.filename, "mine/a")
+    instance.submit([add("t", "mine/a", rows=1)])
+    [(body, _)] = instance._objects.list("commits")
+    answer, cell = f"answers/{'0' * 32}/1.parquet", "row_files/t/1"
+    for name in (answer, cell, "owner/now/passing"):
+        instance._objects.put(name, b"x")
+    place, before = tmp_path_factory.mktemp("backups"), list[str]()
+    target = open_store(place)
+
+    def base_backup(path: Path) -> None:
+        before.extend(name.partition("/objects/")[2] for name, _ in target.list() if "/objects/" in name)
+        path.write_bytes(b"the database")
+
+    instance._durability.base_backup = base_backup
+    copied = list(objects_of(target, instance.backup(place)))
+    assert before == [body]
+    assert copied[:2] == [body, MARKER]
+    assert copied[-4:] == [tracked.filename, f"{tracked.filename}.sketches", cell, "mine/a"]
+    assert set(copied[2:-4]) == {answer, *(name for name, _ in instance._objects.list("owner/"))} - {
+        "owner/now/passing"
+    }
 
 
 @pytest.mark.slow

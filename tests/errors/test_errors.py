@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+import dormouse as dm
 from dormouse import errors
+from dormouse.aws.aws import AwsRefused
 from dormouse.errors import BatchFailed, DormouseError, FileReferenceError, FileReferenceNotFound
+from dormouse.model.table import Problem
+from dormouse.postgres.session import Unavailable
+from dormouse.reading.checked_files import FileGone
 from dormouse.service.problems import problem_of
+from dormouse.sources.text_values import UnfitText
+from dormouse.state.commits.outcomes import PartlyApplied
+from dormouse.state.files.operations import RefusedPart
 
 ALL = [v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, DormouseError)]
 
@@ -37,6 +47,34 @@ def test_batches_carry_what_succeeded_and_what_failed(kind: Any) -> None:
     )
     assert str(error).startswith("2 of 3 requests failed; the first: ")
     assert [type(e) for e in error.errors] == [FileReferenceNotFound] * 2
+
+
+def examples() -> Iterator[DormouseError]:
+    """Yields an error of each public class, and some of classes that Dormouse keeps to itself."""
+    cause = FileReferenceNotFound("t", "f")
+    arguments: dict[Any, tuple[Any, ...]] = {
+        FileReferenceError.__init__: ("t", "f", "p", "j"),
+        BatchFailed.__init__: (["good"], [("bad", cause)]),
+        errors.RowConflict.__init__: ("t", [(7, 1, 2)]),
+        errors.CheckFailed.__init__: ([Problem("totals", "t", "p", "f", "is lost")], "no file is deleted"),
+        errors.ObjectDamaged.__init__: ("t", "p", "f", "is cut off"),
+        errors.PayloadsDiffer.__init__: ("they differ", (("tenant", "id"),)),
+        errors.CutExpired.__init__: ("too old", datetime(2026, 11, 28, tzinfo=UTC)),
+    }
+    for kind in ALL:
+        yield kind(*arguments.get(kind.__init__, ("it failed",)))
+    yield PartlyApplied(RefusedPart(2, ((1, cause),), ("a mark",)))
+    yield FileGone("f", "t")
+    yield Unavailable("no server", "host=nowhere", crowded=True)
+    yield AwsRefused("AccessDenied", "no right")
+    yield UnfitText(dm.Field("k", dm.LONG), "x", 1)
+
+
+@pytest.mark.parametrize("error", list(examples()), ids=lambda error: type(error).__name__)
+def test_an_error_survives_a_pickle_whatever_its_class_is_made_of(error: DormouseError) -> None:
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert (type(again), str(again)) == (type(error), str(error))
+    assert (again.args, again.data, repr(vars(again))) == (error.args, error.data, repr(vars(error)))
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -27,6 +27,13 @@ from dormouse.postgres import ConnectionSupplier, Isolation, Retries, run_statem
 from dormouse.postgres import transaction as transaction_module
 
 
+@pytest.fixture
+def retries(monkeypatch: pytest.MonkeyPatch) -> Retries:
+    """Counts those of one test."""
+    monkeypatch.setattr(transaction_module, "RETRIES", counts := Retries())
+    return counts
+
+
 def test_the_work_is_committed_and_its_result_returned(counted: ConnectionSupplier) -> None:
     def work(conn: Connection) -> str:
         increment(conn)
@@ -103,10 +110,10 @@ def test_a_part_of_the_work_may_be_undone_with_a_savepoint(counted: ConnectionSu
 
 
 def test_serialization_failures_are_tried_again_until_all_are_applied(
-    counted: ConnectionSupplier, caplog: pytest.LogCaptureFixture
+    counted: ConnectionSupplier, retries: Retries, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Threads read and then write the same counter, which only one of them may do at a time."""
-    retries, both_have_read, firsts = Retries(), threading.Barrier(2), count()
+    both_have_read, firsts = threading.Barrier(2), count()
 
     def work(conn: Connection) -> None:
         (n,) = conn.execute("select n from counter where id = 1").fetchone() or (None,)
@@ -121,7 +128,6 @@ def test_serialization_failures_are_tried_again_until_all_are_applied(
             isolation=Isolation.SERIALIZABLE,
             attempts_max=200,
             operation="count up",
-            retries=retries,
         )
 
     with caplog.at_level(logging.INFO, transaction_module.__name__), ThreadPoolExecutor(6) as threads:
@@ -134,8 +140,7 @@ def test_serialization_failures_are_tried_again_until_all_are_applied(
     assert "count up: attempt 1 of 200 failed: SerializationFailure" in caplog.text
 
 
-def test_deadlocks_are_tried_again(counted: ConnectionSupplier) -> None:
-    retries = Retries()
+def test_deadlocks_are_tried_again(counted: ConnectionSupplier, retries: Retries) -> None:
     both_hold_one = threading.Barrier(2)
 
     def work(first: int, second: int) -> Callable[[Connection], None]:
@@ -151,16 +156,15 @@ def test_deadlocks_are_tried_again(counted: ConnectionSupplier) -> None:
         return lock_both
 
     with ThreadPoolExecutor(2) as threads:
-        runs = [threads.submit(run_transaction, counted, work(*o), retries=retries) for o in ((1, 2), (2, 1))]
+        runs = [threads.submit(run_transaction, counted, work(*o)) for o in ((1, 2), (2, 1))]
         for future in runs:
             future.result()
     assert (value(counted, 1), value(counted, 2)) == (2, 2)
     assert retries.count() == 1
 
 
-def test_retries_are_bounded(counted: ConnectionSupplier) -> None:
+def test_retries_are_bounded(counted: ConnectionSupplier, retries: Retries) -> None:
     attempts = []
-    retries = Retries()
 
     def work(conn: Connection) -> None:
         attempts.append(1)
@@ -170,7 +174,7 @@ def test_retries_are_bounded(counted: ConnectionSupplier) -> None:
     with pytest.raises(
         TooManyRetries, match=r"add files was tried 3 times; nothing was applied.*no luck"
     ) as caught:
-        run_transaction(counted, work, attempts_max=3, operation="add files", retries=retries)
+        run_transaction(counted, work, attempts_max=3, operation="add files")
     assert len(attempts) == 3
     assert retries.snapshot() == {"add files": {"retries": 2, "exhausted": 1, "unknown": 0}}
     assert isinstance(caught.value.__cause__, psycopg.errors.SerializationFailure)
@@ -258,9 +262,10 @@ def test_a_failed_statement_propagates_unchanged(counted: ConnectionSupplier) ->
 
 
 @pytest.mark.parametrize("state", ["40001", "40P01"])
-def test_a_statement_that_lost_to_others_is_tried_again(counted: ConnectionSupplier, state: str) -> None:
+def test_a_statement_that_lost_to_others_is_tried_again(
+    counted: ConnectionSupplier, retries: Retries, state: str
+) -> None:
     """Whatever the text: servers speak many languages."""
-    retries = Retries()
     with counted.connection() as conn:
         conn.execute("create sequence luck")
 
@@ -273,7 +278,7 @@ def test_a_statement_that_lost_to_others_is_tried_again(counted: ConnectionSuppl
                 end if;
             end $$""")
 
-    run_statement(counted, work, operation="add files", retries=retries)
+    run_statement(counted, work, operation="add files")
     assert (value(counted), retries.count("add files")) == (1, 2)
 
 

@@ -156,7 +156,7 @@ class Epochs:
         {partition id: [ids of its predecessors]}. `PartitionNotFound`, also of one that ended before the
         truncation.
         """
-        return _by_id(self._related("successors", partition_id))
+        return _by_id(self._related(partition_id, made_of_it=True))
 
     def predecessors(self, partition_id: str) -> dict[str, list[str]]:
         """Which partitions one was made of, each with all that that one was made of.
@@ -164,7 +164,7 @@ class Epochs:
         {partition id: [ids of its predecessors]}. None of one that came with the table. `PartitionNotFound`
         as `successors`; `EpochNotFound` of one that was made before the truncation.
         """
-        rows = self._related("predecessors", partition_id)
+        rows = self._related(partition_id, made_of_it=False)
         *_, created, head = rows[0]
         if 0 < created <= head:
             raise EpochNotFound(
@@ -268,8 +268,9 @@ class Epochs:
                 f"'dormouse check --table {name}' tells more"
             )
 
-    def _related(self, query: str, partition_id: str) -> list[Any]:
-        rows = self._rows(query, partition_id=partition_id if is_text(partition_id) else "")
+    def _related(self, partition_id: str, *, made_of_it: bool) -> list[Any]:
+        known = partition_id if is_text(partition_id) else ""
+        rows = self._rows("related", partition_id=known, made_of_it=made_of_it)
         if not rows:
             head, _ = self._ends()
             kept = f"; those that ended up to epoch {head}, where its history is truncated, are not kept"

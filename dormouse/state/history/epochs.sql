@@ -118,43 +118,25 @@ not exists (
     where k.a_min >= k.b_max or k.b_min >= k.a_max
 )
 
--- name: successors
--- A partition that was a leaf where the table was truncated, or later; and those which the epoch that ended it made of its
--- keys, each with all that it was made of.
-select n.partition_id, n.predecessors
-from partition a
-left join lateral (
-    select b.partition_id, b.min_keys, p.predecessors
-    from epoch e
-    cross join lateral unnest(e.created) as made (partition_id)
-    cross join lateral (
-        select * from partition b where b.table_id = e.table_id and b.partition_id = made.partition_id offset 0
-    ) b
-    cross join lateral ({predecessors_of}) p
-    where e.table_id = a.table_id and e.epoch = a.sealed_epoch and a.sealed_epoch > a.created_epoch and {overlap}
-) n on true
-where a.table_id = %(table_id)s and a.partition_id = %(partition_id)s and {is_kept}
-order by array_replace(n.min_keys, null, '');
-
 -- name: is_kept
 -- Part of a query: whether the partition a was a leaf where the table was truncated, or later.
 (a.sealed_epoch <= (select nullif(epoch, 0) from truncation where table_id = %(table_id)s)) is not true
 
--- name: predecessors
--- A partition that was a leaf where the table was truncated, or later, and when it was made; and those that it was made of,
--- each with all that that one was made of; and the first epoch that is not truncated.
+-- name: related
+-- A partition that was a leaf where the table was truncated, or later, and when it was made; and those that were made of it, or
+-- that it was made of, each with all that that one was made of; and the first epoch that is not truncated.
 select n.partition_id, n.predecessors, a.created_epoch, coalesce(c.epoch, 0)
 from partition a
 left join truncation c on c.table_id = a.table_id
 left join lateral (
     select b.partition_id, b.min_keys, p.predecessors
     from epoch e
-    cross join lateral unnest(e.sealed) as ended (partition_id)
+    cross join lateral unnest(case when %(made_of_it)s then e.created else e.sealed end) as other (partition_id)
     cross join lateral (
-        select * from partition b where b.table_id = e.table_id and b.partition_id = ended.partition_id offset 0
+        select * from partition b where b.table_id = e.table_id and b.partition_id = other.partition_id offset 0
     ) b
     cross join lateral ({predecessors_of}) p
-    where e.table_id = a.table_id and e.epoch = a.created_epoch
+    where e.table_id = a.table_id and e.epoch = case when %(made_of_it)s then a.sealed_epoch else a.created_epoch end
         and (a.sealed_epoch is null or a.sealed_epoch > a.created_epoch) and {overlap}
 ) n on true
 where a.table_id = %(table_id)s and a.partition_id = %(partition_id)s and {is_kept}

@@ -164,6 +164,22 @@ def test_what_is_of_others_is_never_deleted(
     assert objects(table) == sorted(name + end for name in (others, "commits/x") for end in ("", ".sketches"))
 
 
+def test_freeing_the_files_of_an_erasure_deletes_the_tables_own_alone(
+    table: TableContext, new_table: Callable[..., TableContext]
+) -> None:
+    foreign = [f"{new_table().table.object_prefix}x/0-root.parquet", "commits/x", "instance.json"]
+    add(table, *foreign, "own")
+    table.store.add_files([ref("../outside")])
+    names = [*foreign, "../outside", "own"]
+    remove(table.store, *names)
+    table.garbage.look()
+    refused = dict(table.garbage.free(names))
+    assert sorted(refused) == sorted([*foreign, "../outside"])
+    assert "another table's" in refused[foreign[0]] and "own records" in refused["commits/x"]
+    assert objects(table) == sorted(name + end for name in foreign for end in ("", ".sketches"))
+    assert sorted(unreferenced(table.store)) == sorted(refused)
+
+
 def test_a_report_names_some_and_counts_all(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "NAMES_MAX", 4)
     names = [f"f{n}" for n in range(10)]
