@@ -104,7 +104,7 @@ def write(
 
     if output is not None:
         with progress(f"write {output.name}", unit="rows") as moved:
-            rows = _to_file(_followed(reader, moved), file_format, output)
+            rows = _to_file(reader, file_format, output, moved)
         show_written(session, str(output), rows)
     elif session.as_json or file_format != "table":
         export(reader, sys.stdout.buffer, "json" if session.as_json else file_format)
@@ -117,29 +117,16 @@ def show_written(session: Session, file: str, rows: int) -> None:
     session.show({"file": file, "rows": rows}, f"wrote {plural(rows, 'row')} to {file}")
 
 
-def _followed(reader: pa.RecordBatchReader, moved: Progress) -> pa.RecordBatchReader:
-    """The same rows, which tell how many they are as they pass."""
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        done = 0
-        for batch in reader:
-            done += batch.num_rows
-            moved(done, None)
-            yield batch
-
-    return reader.from_batches(reader.schema, batches())
-
-
-def _to_file(reader: pa.RecordBatchReader, file_format: str, output: Path) -> int:
+def _to_file(reader: pa.RecordBatchReader, file_format: str, output: Path, moved: Progress) -> int:
     """Whole, or not at all; devices and pipes are written to as they are."""
     from dormouse.sources.export import compressed, export
 
     if not output.exists() or output.is_file():
         with whole_file(output) as file, compressed(file, output) as sink:
-            return export(reader, sink, file_format)
+            return export(reader, sink, file_format, moved)
     try:
         with output.open("wb") as file, compressed(file, output) as sink:
-            return export(reader, sink, file_format)
+            return export(reader, sink, file_format, moved)
     except OSError as error:
         raise InvalidInput(f"cannot write {str(output)!r}: {error.strerror}") from None
 

@@ -21,7 +21,7 @@ from dormouse.rows.changes import LoadCsv
 from dormouse.rows.columns import INTEGER_MAX, Column, Misfit, parsed_value
 from dormouse.rows.pages import Page
 from dormouse.rows.values import Label, is_date, of_text
-from dormouse.sources.export import Csv, compressed, format_of_name, moment_texts
+from dormouse.sources.export import Csv, compressed, export_by, format_of_name, moment_texts
 from dormouse.sources.sniffing import other_format
 from dormouse.sources.text_format import TextFormat, TextOptions, text_format
 from dormouse.sources.text_reader import Place, TextBatch, TextFile, naming
@@ -37,15 +37,7 @@ def write_csv(
 ) -> int:
     """Writes all rows; returns how many there were. Texts are quoted, and nothing is null."""
     check_written(how)
-    reader = with_moments(reader)
-    writer, rows = Csv(how.separator, header=how.header), 0
-    sink.write(writer.begin(reader.schema))
-    for batch in reader:
-        sink.write(writer.rows(batch))
-        rows += batch.num_rows
-        progress(rows, None)
-    sink.write(writer.end())
-    return rows
+    return export_by(Csv(how.separator, header=how.header), with_moments(reader), sink, progress)
 
 
 def check_written(how: TextFormat) -> None:

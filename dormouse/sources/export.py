@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from dormouse.data.arrow_schema import is_like
 from dormouse.errors import InvalidInput
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.types import BYTES, STRING, base64_text, interval_text
 from dormouse.objects.names import COMPRESSIONS
 
@@ -283,19 +284,30 @@ class Writer(Protocol):
         ...
 
 
-def export(reader: pa.RecordBatchReader, sink: BinaryIO, file_format: str) -> int:
-    """Writes every row as "csv", "tsv", "json", "lines" (of JSON), "arrow" or "parquet"; returns how many."""
+def export(
+    reader: pa.RecordBatchReader, sink: BinaryIO, file_format: str, progress: Progress = no_progress
+) -> int:
+    """Writes every row as "csv", "tsv", "json", "lines" (of JSON), "arrow" or "parquet"; returns how many.
+
+    `progress` is called before each batch is written, with the rows up to its end.
+    """
     writers: dict[str, Callable[[], Writer]] = {
         "csv": Csv, "tsv": lambda: Csv("\t"), "json": JsonArray, "lines": JsonLines, "arrow": ArrowStream,
         "parquet": Parquet,
     }  # fmt: skip
     if file_format not in writers:
         raise InvalidInput(f"format {file_format!r} is not known; use {', '.join(writers)}")
-    writer, count = writers[file_format](), 0
+    return export_by(writers[file_format](), reader, sink, progress)
+
+
+def export_by(writer: Writer, reader: pa.RecordBatchReader, sink: BinaryIO, progress: Progress) -> int:
+    """Writes every row as the writer does; returns how many."""
+    count = 0
     sink.write(writer.begin(reader.schema))
     for batch in reader:
-        sink.write(writer.rows(batch))
         count += batch.num_rows
+        progress(count, None)
+        sink.write(writer.rows(batch))
     sink.write(writer.end())
     sink.flush()
     return count

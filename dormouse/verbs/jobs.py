@@ -6,7 +6,7 @@ Jobs are started by the query service or `Instance.jobs.start`, and run by `dorm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -110,27 +110,10 @@ def _exported(
 
     objects = instance.objects
     try:
-        with objects.staged(name) as path, path.open("wb") as sink:
-            count = export(_Watched(rows(), progress), sink, "parquet")
+        with objects.staged(name) as path, path.open("wb") as sink, rows() as reader:
+            count = export(reader, sink, "parquet", progress)
     except Exception:
         progress.check()  # of an interrupted reader nothing else is worth telling
         raise
     url = objects.uri(name) if objects.url.startswith("s3:") else None  # a path of this machine is none
     return {"object": name, "url": url, "rows": count, "bytes": objects.size(name)}
-
-
-class _Watched:
-    """The batches of a reader, which tell how far they are, and end with the job."""
-
-    def __init__(self, reader: pa.RecordBatchReader, progress: Progress) -> None:
-        self.schema = reader.schema
-        self._reader = reader
-        self._progress = progress
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        rows = 0
-        with self._reader as reader:
-            for batch in reader:
-                rows += batch.num_rows
-                self._progress(rows)
-                yield batch
