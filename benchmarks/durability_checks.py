@@ -152,7 +152,7 @@ def backups(mega_bytes: int, tell: Tell, folder: Path) -> Figures:
 
 def _fill(instance: Instance, byte_count: int) -> None:
     table = instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
-    context = table._context
+    context = table.context
     for number, begun in enumerate(range(0, byte_count, OBJECT_BYTES)):
         size = min(OBJECT_BYTES, byte_count - begun)
         name = f"{context.table.object_prefix}made/{number}"

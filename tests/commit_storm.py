@@ -186,7 +186,7 @@ def submit(instance: Instance, ledger: Ledger, rng: random.Random, number: int, 
             table = instance.table(rng.choice(["quiet", *TABLES]))
         except TableNotFound:
             continue
-        about = (table.name, table._context.table.table_id, name)
+        about = (table.name, table.context.table.table_id, name)
         what = rng.choices(["ingest", "rewrite", "futile"], [6, 4, 1])[0]
         if what == "ingest":
             first = time.monotonic_ns() // 1_000 * 10 + number
@@ -204,7 +204,7 @@ def submit(instance: Instance, ledger: Ledger, rng: random.Random, number: int, 
                 one = SplitPartition(
                     commit_id=f"{name} {number_of}", table=table.name, partition_id="nowhere", point=1
                 )
-                send = partial(instance.commits.send, one, about[1], table._context.table.uuid)
+                send = partial(instance.commits.send, one, about[1], table.context.table.uuid)
                 ledger.ask("futile", *about[:2], one.commit_id, send)
 
 
@@ -214,7 +214,7 @@ def ingest(table: Table, data: pa.Table, name: str) -> bool:
 
 def rewrite(instance: Instance, table: Table, ledger: Ledger, rng: random.Random, about: Any) -> None:
     """Claims a file, and replaces it by a copy; the other half of the request is refused."""
-    context, name = table._context, about[2]
+    context, name = table.context, about[2]
     free = [r for r in table.files.file_references() if r.job_id is None]
     if not free or (commits := context.async_commits) is None:
         return
@@ -258,7 +258,7 @@ def disturb(instance: Instance, ledger: Ledger, rng: random.Random, number: int,
             with suppress(TableAlreadyExists):
                 instance.create_table(name, SCHEMA, properties=PROPERTIES, layout=rng.choice(list(LAYOUTS)))
             continue
-        about = (name, table._context.table.table_id, "")
+        about = (name, table.context.table.table_id, "")
         if rng.random() < 0.4:
             ledger.ask("compact", *about, table.compact)
             ledger.ask("collect", *about, table.collect_garbage)

@@ -66,7 +66,7 @@ def seen(table: Table, instance: Instance, **how: Any) -> dict[int, int]:
 
 def begun(table: Table, *rows: Row, marks: list[bool] | None = None) -> Callable[[], None]:
     """A load that has begun, and written; it commits when it is called."""
-    context, stack = table._context, ExitStack()
+    context, stack = table.context, ExitStack()
     attempt = stack.enter_context(context.attempts.attempt(context.table, loads=True))
     load = keyed_rows(context, attempt, None if marks is None else MARKS)
     assert load is not None

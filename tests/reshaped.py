@@ -217,5 +217,5 @@ def newer_rows(to: Shaped) -> None:
 def stored(shaped: Shaped) -> list[tuple[str, pa.Schema]]:
     """The referenced files, and their own columns."""
     files = [one.filename for one in shaped.table.files.all_files(0).files if one.references]
-    store = shaped.table._context.objects
+    store = shaped.table.context.objects
     return [(name, pq.read_schema(store.local_path(name))) for name in files]

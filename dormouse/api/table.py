@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dormouse.api import shown
-from dormouse.api.tables import Tables, compact_on_spark, ingest_on_spark
+from dormouse.api.tables import Tables
 from dormouse.errors import names_what_is_missing
 from dormouse.model.cut import When
 from dormouse.model.loops import Progress, no_progress
@@ -82,16 +82,16 @@ class Table(Container):
     @property
     def known_name(self) -> str:
         """As `name`, of when the table was looked up last; of many tables that were just listed."""
-        return self._context.table.name
+        return self.context.table.name
 
     @property
     def is_row_table(self) -> bool:
         """Whether its rows are edited: `instance.row_table` opens it as such."""
-        return is_edited(self._context.properties)
+        return is_edited(self.context.properties)
 
     @property
     def properties(self) -> TableProperties:
-        return self._context.properties
+        return self.context.properties
 
     @property
     def layout(self) -> str:
@@ -101,24 +101,25 @@ class Table(Container):
     @property
     def files(self) -> FileReferenceStore:
         """Which files hold the table, and which partitions refer to them."""
-        return self._context.store
+        return self.context.store
 
     @property
     def partitions(self) -> PartitionStore:
         """The partition tree."""
-        return self._context.partitions
+        return self.context.partitions
 
     @property
     def context(self) -> TableContext:
-        """Its services, for what runs in other processes."""
-        return self._context
+        """The table's services, as newly as this process knows them."""
+        self._known = self._known.newest_known
+        return self._known
 
     @property
     def history(self) -> History:
         """What the table was: its epochs, who became whom."""
         from dormouse.state.history.history import History
 
-        return History(self._context, self._tables.check_writable)
+        return History(self.context, self._tables.check_writable)
 
     @property
     def schema(self) -> Schema:
@@ -132,11 +133,11 @@ class Table(Container):
 
     def schema_at(self, when: When) -> Schema:
         """The columns that it had at a moment: a cut, a cut's name, or an aware time; as `query` raises."""
-        return self.reading.as_of(position_of(self._context, when)).schema
+        return self.reading.as_of(position_of(self.context, when)).schema
 
     def schema_changes(self) -> list[SchemaChange]:
         """What was done to the columns since the table was made, in its order."""
-        return self._context.shapes.changes()
+        return self.context.shapes.changes()
 
     def add_column(self, field: Field, default: Any = None) -> Schema:
         """Adds a value column: one row in the database, at once, for every reader; rewrites nothing.
@@ -148,14 +149,14 @@ class Table(Container):
         Raises `InvalidSchema` for a name that is taken, or a default that does not fit, `TableNotFound`,
         `TableBusy`; then nothing is changed.
         """
-        return self._reshaped(lambda to: to.add_column(self._context, field, default))
+        return self._reshaped(lambda to: to.add_column(self.context, field, default))
 
     def rename_column(self, name: str, new_name: str) -> Schema:
         """Gives a column another name, which may be a key's; properties and deletions follow.
 
         Raises `InvalidSchema` for an unknown column and a name that is taken, `TableNotFound`, `TableBusy`.
         """
-        return self._reshaped(lambda to: to.rename_column(self._context, name, new_name))
+        return self._reshaped(lambda to: to.rename_column(self.context, name, new_name))
 
     def widen_column(self, name: str, to_type: DataType) -> Schema:
         """Gives a value column a wider type: LONG for INT, DOUBLE for FLOAT, a DECIMAL of more digits.
@@ -163,7 +164,7 @@ class Table(Container):
         Raises `InvalidSchema` for an unknown column, a key, and a type that has not all values of the one of
         now; `TableNotFound`, `TableBusy`.
         """
-        return self._reshaped(lambda to: to.widen_column(self._context, name, to_type))
+        return self._reshaped(lambda to: to.widen_column(self.context, name, to_type))
 
     def drop_column(self, name: str, *, dry_run: bool = False) -> Schema:
         """Drops a value column. Moments before still have it; one of its name that is added is another.
@@ -175,8 +176,8 @@ class Table(Container):
         if dry_run:
             from dormouse.reading import schemas
 
-            return schemas.drop_column(self._context, name, dry_run=True).schema
-        return self._reshaped(lambda to: to.drop_column(self._context, name))
+            return schemas.drop_column(self.context, name, dry_run=True).schema
+        return self._reshaped(lambda to: to.drop_column(self.context, name))
 
     def ingest(
         self,
@@ -232,13 +233,10 @@ class Table(Container):
 
         with self.changing():
             if evolve is not None:
-                deletes, engine = how.get("deletes"), how["engine"]
-                data, self._known = self._tables.evolved(self._context, data, evolve, engine, deletes)
-            with self._tables.numbered(self._context, data, self._next_number) as (context, numbered):
-                return ingest(context, numbered, **how, on_spark=ingest_on_spark)
-
-    def _next_number(self, column: str) -> int:
-        return self._tables.next_number(self._followed(), column)
+                given = (how["engine"], how.get("deletes"), _columns_on_spark)
+                data, self._known = self._tables.evolved(self.context, data, evolve, *given)
+            with self._tables.numbered(self.context, data) as (context, numbered):
+                return ingest(context, numbered, **how, on_spark=_ingest_on_spark)
 
     def query(
         self,
@@ -345,7 +343,7 @@ class Table(Container):
 
         self._check_not_edited("use dm.Remove")
         with nullcontext() if dry_run else self.changing():
-            return delete(self._context, where, dry_run=dry_run)
+            return delete(self.context, where, dry_run=dry_run)
 
     def erase(
         self,
@@ -378,28 +376,28 @@ class Table(Container):
 
         self._check_not_edited("every version of its rows is kept; drop the table to erase them")
         if dry_run:
-            return would_erase(self._context, where, progress)
+            return would_erase(self.context, where, progress)
         with self.changing():
             return erase(
-                self._context,
+                self.context,
                 where,
                 engine=engine,
                 wait_seconds=wait_seconds,
                 abandon_writers=abandon_writers,
                 backups=backups,
                 progress=progress,
-                on_spark=compact_on_spark,
+                on_spark=_compact_on_spark,
             )
 
     def erasures(self) -> list[EraseReport]:
         """The proofs of the table's erasures, the oldest first."""
         from dormouse.durability.erasing import EraseReport
 
-        return [EraseReport.from_json(text) for text in erasure_proofs(self._context.store)]
+        return [EraseReport.from_json(text) for text in erasure_proofs(self.context.store)]
 
     def deletions(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
         """The deletions by their numbers: those that readers apply, or all that the history has."""
-        return self._context.deletions.list(pending_only=pending_only)
+        return self.context.deletions.list(pending_only=pending_only)
 
     def changes(
         self,
@@ -425,8 +423,8 @@ class Table(Container):
         from dormouse.reading.changes import changes
         from dormouse.reading.streams import Answer
 
-        start, end = span(self._context, after, till)
-        return Answer(changes(self._context, start, end, columns, interruption=interruption))
+        start, end = span(self.context, after, till)
+        return Answer(changes(self.context, start, end, columns, interruption=interruption))
 
     def consumer(self, name: str, from_: When | None = None) -> Consumer:
         """Returns a named position from which changes are read and acknowledged; makes it if there is none.
@@ -437,20 +435,20 @@ class Table(Container):
         """
         from dormouse.reading.changes import Consumer
 
-        consumers = Consumers(self._context)
+        consumers = Consumers(self.context)
         if consumers.find(name) is None:
             self._tables.check_writable()
-            consumers.create(name, None if from_ is None else position_of(self._context, from_))
-        return Consumer(self._context, name, self._tables.check_writable)
+            consumers.create(name, None if from_ is None else position_of(self.context, from_))
+        return Consumer(self.context, name, self._tables.check_writable)
 
     def consumers(self) -> list[ConsumerStatus]:
         """All by name, and how far each is behind; costs what was ingested since their positions."""
-        return Consumers(self._context).statuses()
+        return Consumers(self.context).statuses()
 
     def drop_consumer(self, name: str) -> None:
         """Deletes a consumer, and keeps nothing for it any more. `InvalidInput` when there is none."""
         self._tables.check_writable()
-        Consumers(self._context).drop(name)
+        Consumers(self.context).drop(name)
 
     def restore(self, to: When, *, dry_run: bool = False) -> RestoreReport:
         """Makes the rows what they were at a moment, in one commit; partitions and columns stay as they are.
@@ -464,7 +462,7 @@ class Table(Container):
 
         self._check_not_edited("read an older version of its rows, and change them to it")
         with nullcontext() if dry_run else self.changing():
-            return restore(self._context, to, dry_run=dry_run)
+            return restore(self.context, to, dry_run=dry_run)
 
     def compact(
         self,
@@ -482,14 +480,14 @@ class Table(Container):
         """
         from dormouse.writing.compaction import compact
 
-        with self._tables.maintaining(self._context, waiting) as context:
-            return compact(context, engine=engine, full=full, progress=progress, on_spark=compact_on_spark)
+        with self._tables.maintaining(self.context, waiting) as context:
+            return compact(context, engine=engine, full=full, progress=progress, on_spark=_compact_on_spark)
 
     def split(self, *, waiting: Waiting = None) -> SplitReport:
         """Splits leaves over the threshold, pushes references down by one level; waits as `compact` does."""
         from dormouse.writing.splitting import split
 
-        with self._tables.maintaining(self._context, waiting):
+        with self._tables.maintaining(self.context, waiting):
             return split(self._followed())
 
     def merge(self, *, rest_seconds: float = 0.0, waiting: Waiting = None) -> MergeReport:
@@ -501,37 +499,32 @@ class Table(Container):
         """
         from dormouse.writing.splitting import merge
 
-        with self._tables.maintaining(self._context, waiting):
-            return merge(self._followed(), rest_seconds=rest_seconds, on_spark=compact_on_spark)
+        with self._tables.maintaining(self.context, waiting):
+            return merge(self._followed(), rest_seconds=rest_seconds, on_spark=_compact_on_spark)
 
     def mergeable(self) -> Iterator[SmallPair]:
         """The pairs of leaves that `merge` would merge now; streamed. Raises `InvalidProperties`, too."""
         from dormouse.writing.splitting import mergeable
 
-        return mergeable(self._context)
+        return mergeable(self.context)
 
-    def collect_garbage(
-        self,
-        *,
-        progress: Progress = no_progress,
-        waiting: Waiting = None,
-    ) -> GarbageReport:
+    def collect_garbage(self, *, progress: Progress = no_progress, waiting: Waiting = None) -> GarbageReport:
         """Runs one round of garbage collection: deletes files a while after their last reference.
 
         Also forgets what the history has from before its truncation, for half a minute at most; `progress`
         gets the number of epochs done and of all. Waits for the commit queue as `compact` does.
         """
         self._tables.check_writable()
-        self._tables.commits.wait_for_room(self._context.table.table_id, waiting)
-        return self._context.garbage.collect(progress=progress)
+        self._tables.commits.wait_for_room(self.context.table.table_id, waiting)
+        return self.context.garbage.collect(progress=progress)
 
     def garbage_ready(self) -> Iterator[str]:
         """The files that `collect_garbage` would delete now, of those that an earlier round saw; streamed."""
-        return self._context.garbage.ready()
+        return self.context.garbage.ready()
 
     def set_properties(self, **changes: Any) -> TableProperties:
         """Changes some properties; None gives one its default back. Raises `InvalidProperties`."""
-        self._known = self._tables.change_properties(self._context, changes)
+        self._known = self._tables.change_properties(self.context, changes)
         return self.properties
 
     def convert_layout(self, layout: str) -> bool:
@@ -542,7 +535,7 @@ class Table(Container):
         """
         self._tables.check_writable()
         before = self.layout
-        self._known = self._tables.convert_layout(self._context.table, layout)
+        self._known = self._tables.convert_layout(self.context.table, layout)
         return self.layout != before
 
     def partition_page(self, after: str = "", limit: int = 100, *, leaves: bool = False) -> list[Partition]:
@@ -558,15 +551,9 @@ class Table(Container):
         return status_of(self._reading_of(self._followed()), read_only=self._read_only)
 
     @property
-    def _context(self) -> TableContext:
-        """The table's services, as newly as they are known here."""
-        self._known = self._known.newest_known
-        return self._known
-
-    @property
     def reading(self) -> TableContext:
         """The services that readers have, with the current rows of a row table."""
-        return self._reading_of(self._context)
+        return self._reading_of(self.context)
 
     def _reading_of(self, context: TableContext) -> TableContext:
         return context if self.every_version else context.shown
@@ -581,7 +568,7 @@ class Table(Container):
         self._check_not_edited("use dm.AddColumn, dm.RenameColumn, dm.RetypeColumn or dm.DropColumn")
         with self.changing():
             self._known = change(schemas)
-        return self._context.schema
+        return self.context.schema
 
     def changing(self) -> AbstractContextManager[None]:
         """Encloses a change: notes it at the end, also when it raises, as something may have changed."""
@@ -589,4 +576,22 @@ class Table(Container):
 
     def _check_not_edited(self, instead: str) -> None:
         """Raises `NotARowTable` for what rows of a row table do not survive."""
-        check_not_edited(self.known_name, self._context.properties, instead)
+        check_not_edited(self.known_name, self.context.properties, instead)
+
+
+def _columns_on_spark(data: Any) -> dict[str, DataType] | None:  # Spark is imported when it has work
+    from dormouse.spark.ingest import columns_read
+
+    return columns_read(data)
+
+
+def _ingest_on_spark(*args: Any, **options: Any) -> IngestReport:
+    from dormouse.spark.ingest import ingest_with_spark
+
+    return ingest_with_spark(*args, **options)
+
+
+def _compact_on_spark(context: TableContext, now_ms: int, *, run_id: str | None = None) -> Any:
+    from dormouse.spark.tasks import compact_on_spark
+
+    return compact_on_spark(context, now_ms, run_id=run_id)

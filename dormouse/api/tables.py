@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from dormouse.reading.sql.statements import Named
     from dormouse.reading.streams import Answer, Interruption
     from dormouse.reading.where import Where
-    from dormouse.writing.compaction_job import CompactionResult
-    from dormouse.writing.ingest import IngestReport
 
 
 @dataclass(frozen=True)
@@ -135,14 +133,20 @@ class Tables:
         self.changed()
 
     def evolved(
-        self, context: TableContext, data: Any, evolve: Evolve, engine: str, deletes: str | None
+        self,
+        context: TableContext,
+        data: Any,
+        evolve: Evolve,
+        engine: str,
+        deletes: str | None,
+        on_spark: Callable[[Any], dict[str, DataType] | None],
     ) -> tuple[Any, TableContext]:
         """Adds the columns that the data has and the table lacks; returns the data to be read then."""
         from dormouse.reading.schemas import add_missing
 
         check_evolve(evolve)
         check_not_edited(context.table.name, context.properties, "use dm.AddColumn")
-        data, columns = columns_of(data, engine)
+        data, columns = columns_of(data, engine, on_spark)
         context = self.followed(context)
         # a DataFrame may have a column of this name
         schema, given = context.schema, {*columns, getattr(data, "row_number", None)}
@@ -153,9 +157,7 @@ class Tables:
         return data, context
 
     @contextmanager
-    def numbered(
-        self, context: TableContext, data: Any, next_number: Callable[[str], int]
-    ) -> Iterator[tuple[TableContext, Any]]:
+    def numbered(self, context: TableContext, data: Any) -> Iterator[tuple[TableContext, Any]]:
         """Gives files whose rows get running numbers their first one, and no other load numbers meanwhile."""
         from dormouse.sources.data_files import Files
         from dormouse.state.files.attempts import numbering
@@ -165,16 +167,17 @@ class Tables:
             return
         with numbering(self.supplier, context.table) as alone:
             context = replace(context, numbering=alone)
-            yield context, replace(data, first_row_number=next_number(data.row_number))
+            yield context, replace(data, first_row_number=self.next_number(context, data.row_number))
 
     def next_number(self, context: TableContext, column: str) -> int:
-        """One more than the largest of a column of running numbers, also of rows that a filter hides."""
+        """Returns one more than the largest number in a column, also of rows that a filter hides."""
         from dormouse.data.transform import quoted
         from dormouse.reading.executor import parts
         from dormouse.reading.sql.views import value
         from dormouse.reading.where import question
         from dormouse.state.history.moments import kept, now
 
+        context = self.followed(context)
         if column not in context.schema or context.schema.field(column).type != LONG:
             raise InvalidData(
                 f"table {context.table.name!r} has no column {column!r} of LONG for running numbers"
@@ -349,34 +352,15 @@ def properties_asked(name: str, schema: Schema, properties: TableProperties | No
     return properties
 
 
-def ingest_on_spark(*args: Any, **options: Any) -> IngestReport:
-    """Without importing Spark before there is something to do."""
-    from dormouse.spark.ingest import ingest_with_spark
-
-    return ingest_with_spark(*args, **options)
-
-
-def columns_of(data: Any, engine: str) -> tuple[Any, dict[str, DataType]]:
-    """Returns the data to be read, and the types of all its columns. Imports Spark only if that reads it."""
+def columns_of(
+    data: Any, engine: str, on_spark: Callable[[Any], dict[str, DataType] | None]
+) -> tuple[Any, dict[str, DataType]]:
+    """Returns the data to be read, and the types of all its columns, by Spark only if Spark reads it."""
     from dormouse.sources import infer
     from dormouse.writing.ingest import is_dataframe
 
-    if engine == "spark" or is_dataframe(data):
-        from dormouse.spark.ingest import columns_read
-
-        columns = columns_read(data)
-        if columns is not None:
-            return data, columns
-    return infer.columns_of(data)
-
-
-def compact_on_spark(
-    context: TableContext, now_ms: int, *, run_id: str | None = None
-) -> Generator[CompactionResult, None, None]:
-    """Compaction jobs as Spark tasks, those of a run, or all that are due; Spark is imported then."""
-    from dormouse.spark import tasks
-
-    return tasks.compact_on_spark(context, now_ms, run_id=run_id)
+    columns = on_spark(data) if engine == "spark" or is_dataframe(data) else None
+    return infer.columns_of(data) if columns is None else (data, columns)
 
 
 def there_already(catalog: Catalog, name: str, schema: Schema) -> TableRecord:

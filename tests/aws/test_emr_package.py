@@ -195,7 +195,7 @@ def test_a_run_of_splits_with_nothing_but_it_and_spark(
     table = instance.create_table("t", SCHEMA, properties=PROPERTIES)
     table.ingest(pa.table({"key": list(range(150)), "name": ["x"] * 150}))
     run_id = str(uuid4())
-    tables = (runs.RunTable("t", table._context.table.table_id),)
+    tables = (runs.RunTable("t", table.context.table.table_id),)
     runs.write_list(instance._objects, runs.RunList(run_id, "split", tables))
     listed = f"{url}/runs/{run_id}.json"
     done = spark_submit(

@@ -37,7 +37,7 @@ def table(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setenv("DORMOUSE_OBJECTS", objects)
     with dm.connect(dsn, objects) as instance:
         table = instance.create_table("t", OF_KEYS)
-        record_cut(table._context, "start")
+        record_cut(table.context, "start")
         table.consumer("etl")
         table.ingest(pa.table({"key": [1, 2]}))
         yield table
@@ -225,6 +225,6 @@ def test_a_truncation_says_what_would_go_before_it_does(
         assert "is not kept: the history of table 'u' is truncated at epoch 5" in err
         assert [one["epoch"] for one in json.loads(cli("history", "epochs", "u", "--json")[1])] == [5]
         assert "older epoch" not in cli("history", "show", "u")[1]
-        age(empty._context)
+        age(empty.context)
         assert "; forgot 5 old epochs, 6 partitions" in cli("gc", "u")[1]
         assert cli("check")[0] == 0

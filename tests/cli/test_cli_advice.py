@@ -35,7 +35,7 @@ def command(
 
 def test_a_job_that_is_given_up_says_what_to_do(command: Cli, instance: dm.Instance) -> None:
     command("table", "set", "t", "compaction_batch_files=2", "size_ratio=1")
-    table = instance.table("t")._context
+    table = instance.table("t").context
     bad = add_file(table, "bad", [1])
     add_file(table, "good", [2])
     table.objects.delete([bad])
@@ -50,7 +50,7 @@ def test_deletes_that_fail_are_not_said_to_wait_for_the_delay(
     command: Cli, instance: dm.Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command("table", "set", "t", "gc_delay_seconds=0")
-    table = instance.table("t")._context
+    table = instance.table("t").context
     name = add_file(table, "a", [1])
     remove(table.store, name)
     with monkeypatch.context() as broken:
@@ -112,7 +112,7 @@ def test_a_load_that_fails_takes_no_rows_of_others_with_it(
 
     def fails(table: dm.Table, *data: object, **how: object) -> None:
         if others:
-            add_file(instance.table("new")._context, "theirs", [7])
+            add_file(instance.table("new").context, "theirs", [7])
         raise error
 
     monkeypatch.setattr(dm.Table, "ingest", fails)

@@ -60,7 +60,7 @@ def test_erase_says_what_it_did(run: Run) -> None:
 @pytest.mark.slow
 def test_what_is_open_ends_it_with_an_error(run: Run, dsn: str, tmp_path: Path) -> None:
     with dm.connect(dsn, f"file://{tmp_path}/objects") as instance:
-        context = instance.table("customers")._context
+        context = instance.table("customers").context
         attempt = context.attempts.begin(context.table)
     code, said = run("erase", "customers", "--all", "--yes", "--wait-seconds", "0")
     assert code == 1

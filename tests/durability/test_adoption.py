@@ -285,7 +285,7 @@ def test_an_adoption_ends_all_leases(instance: Instance) -> None:
     table = instance.create_table("t", SCHEMA, properties=properties)
     for _ in range(2):
         table.ingest(pa.table({"key": [1]}))
-    assert table._context.jobs.create(1) == len(table._context.jobs.take(1)) == 1
+    assert table.context.jobs.create(1) == len(table.context.jobs.take(1)) == 1
     job_id, claims, worker_id = instance.jobs.start("work", {}), Claims(supplier), uuid4()
     kind_id = instance.jobs._kind_id("work")
     claims.register(worker_id, [kind_id], "of before", 30.0)
@@ -300,7 +300,7 @@ def test_an_adoption_ends_all_leases(instance: Instance) -> None:
         "insert into commit_message (queue, commit_key, body, visible_at) "
         "values (0, gen_random_uuid(), '{}', clock_timestamp() + interval '1 minute')",
     )
-    with rows.locks.write(), leased(supplier, day, "offload", ["open"]), table._context.writing():
+    with rows.locks.write(), leased(supplier, day, "offload", ["open"]), table.context.writing():
         Ownership(supplier, instance.objects).adopt(instance._catalog.instance_id(), keep_days=0)
         for name in ("row_lock", "job_worker", "commit_waiter", "write_attempt"):
             assert query(supplier, f"select count(*) from {name}") == [(0,)], name

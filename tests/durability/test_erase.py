@@ -106,10 +106,10 @@ def test_files_that_partitions_share_and_rows_that_none_refers_to(instance: Inst
     while table.split().partitions_split:
         pass
     leaf = table.partitions.leaves()[0]
-    table._context.jobs.create_of_shared([leaf.partition_id])
+    table.context.jobs.create_of_shared([leaf.partition_id])
     from tests.support.writing import compact
 
-    compact(table._context, create=False)
+    compact(table.context, create=False)
     expected = [one for one in people(table) if one[1] != GONE]
     report = quick(table, {"k": dm.Range(0, 5), "who": GONE})
     assert report.rows == 2, "in the leaf's own file, and in the one that the others still share"
@@ -138,7 +138,7 @@ def test_jobs_lose_their_files_and_commit_nothing(instance: Instance, tmp_path: 
     table = made(instance)
     table.ingest(data(*range(5)))
     table.ingest(data(*range(5, 10)))
-    context = table._context
+    context = table.context
     context.jobs.create()
     [job] = context.jobs.take(1)  # as by a process that was killed
     report = quick(table)
@@ -155,7 +155,7 @@ def test_jobs_lose_their_files_and_commit_nothing(instance: Instance, tmp_path: 
 def test_a_writer_that_began_before_is_named_until_it_has_ended(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     table.ingest(data(*range(5)))
-    context = table._context
+    context = table.context
     with context.attempts.attempt(context.table) as attempt:
         name = attempt.object_name("left")
         copied(table, tmp_path, name)
@@ -190,7 +190,7 @@ def test_what_a_writer_committed_meanwhile_goes_when_it_is_asked_again(
 ) -> None:
     table = made(instance)
     table.ingest(data(*range(5)))
-    context = table._context
+    context = table.context
     with context.attempts.attempt(context.table) as attempt:
         source = open_source(data(3, 4), SCHEMA)
         files = write_leaves(context, attempt, source, lambda *_: None, 1 << 20)
@@ -232,7 +232,7 @@ def copied(table: Table, folder: Path, name: str) -> None:
 def test_objects_that_the_database_does_not_know_are_looked_at(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     table.ingest(data(*range(5)))
-    prefix = table._context.table.object_prefix
+    prefix = table.context.table.object_prefix
     copied(table, tmp_path, f"{prefix}0/{'a' * 32}/0-other.parquet")
     strange = tmp_path / "objects" / f"{prefix}0/{'b' * 32}/0-strange.parquet"
     strange.parent.mkdir(parents=True)
@@ -294,7 +294,7 @@ def test_bytes_since_an_erasure_keep_the_history(instance: Instance) -> None:
 def test_a_backup_that_is_being_taken_is_not_damaged(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     table.ingest(data(*range(5)))
-    with held(table._context.supplier, "backup 2026"), pytest.raises(TableBusy, match="'backup 2026"):
+    with held(table.context.supplier, "backup 2026"), pytest.raises(TableBusy, match="'backup 2026"):
         quick(table)
     assert [who for _, who in people(table) if who == GONE] == []
     report = quick(table)
@@ -307,7 +307,7 @@ def test_a_file_that_cannot_be_merged_is_named(instance: Instance, tmp_path: Pat
     table.ingest(data(*range(5)))
     [file] = table.file_page()
     digest = "update file set digest = gen_random_uuid()"
-    with table._context.supplier.connection() as conn:
+    with table.context.supplier.connection() as conn:
         conn.execute(digest)
     with pytest.raises(JobFailed, match=f"deleted and not erased.*{file.filename}"):
         quick(table)

@@ -147,7 +147,7 @@ def test_a_backup_of_an_older_version_that_was_killed_is_named_where_it_has_file
 @pytest.mark.slow
 def test_a_backup_that_fails_is_not_noted(lake: Path) -> None:
     with dm.local(lake) as instance:
-        context = instance.table("t")._context
+        context = instance.table("t").context
         path = context.objects.local_path(next(iter(context.store.file_references())).filename)
         assert path is not None
         path.write_bytes(b"x")

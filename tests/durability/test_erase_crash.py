@@ -126,7 +126,7 @@ def check(instance: Instance, table: Table, folder: Path, *, begun: bool) -> Non
 
 
 def is_erased(table: Table, folder: Path) -> bool:
-    files = (folder / "objects" / table._context.table.object_prefix).rglob("*.parquet")
+    files = (folder / "objects" / table.context.table.object_prefix).rglob("*.parquet")
     return all(GONE not in pq.read_table(file)["who"].to_pylist() for file in files)
 
 

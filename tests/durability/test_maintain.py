@@ -55,7 +55,7 @@ def keys(instance: Instance, table: str) -> list[int]:
 
 def damage(instance: Instance, name: str) -> Path:
     """Makes a file of the table unreadable."""
-    context = instance.table(name)._context
+    context = instance.table(name).context
     path = context.objects.local_path(next(iter(context.store.file_references())).filename)
     assert path is not None
     path.chmod(0o600)

@@ -179,7 +179,7 @@ def test_an_adopted_database_deletes_nothing_that_only_another_timeline_knew(
     """A writer was at work when the copy was made, and committed later."""
     filled(dsn, url)
     with dm.connect(dsn, url) as instance:
-        context = instance.table("t")._context
+        context = instance.table("t").context
         attempt = context.attempts.begin(context.table)
         instance._objects.put(attempt.object_name("root"), b"of the newer timeline")
     copy = copied()

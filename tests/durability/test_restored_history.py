@@ -86,7 +86,7 @@ class Actor:
 
     def send(self, instance: Instance, name: str) -> None:
         """A request that waits, whose file is there."""
-        context, keys = instance.table(name)._context, self.keys()
+        context, keys = instance.table(name).context, self.keys()
         filename = f"mine/{keys[0]}.parquet"
         facts = write_object(context.objects, SCHEMA, filename, rows_of(context, keys))
         root = instance.table(name).partitions.root().partition_id
@@ -100,7 +100,7 @@ class Actor:
 
     def drain(self, instance: Instance) -> None:
         instance.committer().drain()
-        tables = {table._context.table.uuid: table.name for table in instance.tables()}
+        tables = {table.context.table.uuid: table.name for table in instance.tables()}
         for one in self.sent[self.drained :]:
             if (name := tables.get(one.table_uuid)) is not None:
                 self.rows[name] = sorted(self.rows[name] + one.keys)
@@ -154,7 +154,7 @@ def recorded(dsn: str, url: str, copies: list[str], actor: Actor, commits: int) 
                 query(instance._supplier, hold)
             actor.act(instance)
             assert rows(instance) == actor.rows
-            uuids = {table.name: table._context.table.uuid for table in instance.tables()}
+            uuids = {table.name: table.context.table.uuid for table in instance.tables()}
         copies.append(f"{name_of(dsn)}_at_{number}")
         with psycopg.connect(dsn, dbname="postgres", autocommit=True) as conn:
             conn.execute(f"create database {copies[-1]} template {name_of(dsn)}")

@@ -56,14 +56,14 @@ def table(instance: Instance) -> Table:
     table = new_table(instance)
     found = []
     for key in range(len(AGES)):
-        found.append(record_cut(table._context).cut_id)
+        found.append(record_cut(table.context).cut_id)
         add(table, key)
     age(instance, table, dict(zip(found, AGES, strict=True)))
     return table
 
 
 def cut_of(table: Table, hours: int) -> Cut:
-    return list(cuts(table._context))[AGES.index(hours)]
+    return list(cuts(table.context))[AGES.index(hours)]
 
 
 def file_bytes(table: Table) -> int:
@@ -96,14 +96,14 @@ def file_bytes(table: Table) -> int:
 def test_the_newest_cut_that_keeps_the_limits(
     table: Table, hours: float | None, files: float | None, expected: int | None
 ) -> None:
-    before = list(cuts(table._context))
+    before = list(cuts(table.context))
     wanted = cut_of(table, expected) if expected else None
     limits: dict[str, Any] = {
         "seconds": hours and hours * HOUR,
         "byte_count": None if files is None else int(files * file_bytes(table)),
     }
     would = table.history.apply_retention(**limits, dry_run=True)
-    assert list(cuts(table._context)) == before
+    assert list(cuts(table.context)) == before
     done = table.history.apply_retention(**limits)
     for report in (would, done):
         assert report.wanted == report.truncated_at == wanted
@@ -112,7 +112,7 @@ def test_the_newest_cut_that_keeps_the_limits(
     # the last was older than half an hour
     assert would.recorded is None
     assert done.recorded
-    assert list(cuts(table._context)) == [*before[done.cuts_dropped :], done.recorded]
+    assert list(cuts(table.context)) == [*before[done.cuts_dropped :], done.recorded]
     if wanted:
         dropped = AGES.index(expected or 0) + 1
         for cut in before[: dropped - 1]:
@@ -179,7 +179,7 @@ def test_truncating_again_is_no_change_and_behind_it_is_refused(table: Table) ->
             table.changes(after=gone)
         with pytest.raises(CutExpired):
             list(table.history.files_at(gone))
-    assert next(cuts(table._context)) == third
+    assert next(cuts(table.context)) == third
 
 
 def test_truncating_behind_names_the_truncation(instance: Instance, table: Table) -> None:
@@ -220,7 +220,7 @@ def test_what_lies_before_a_truncation_is_collected_and_nothing_else(instance: I
         add(table, key)
     table.compact(engine="local")
     table.collect_garbage()
-    record_cut(table._context, "later")
+    record_cut(table.context, "later")
     for key in range(2, 4):
         add(table, key)
     table.compact(engine="local")
@@ -263,10 +263,10 @@ def collect_all(instance: Instance, table: Table) -> None:
     ],
 )
 def test_limits_that_cannot_be(table: Table, limits: dict[str, Any], said: str) -> None:
-    before = list(cuts(table._context))
+    before = list(cuts(table.context))
     with pytest.raises(InvalidInput, match=said):
         table.history.apply_retention(**limits)
-    assert list(cuts(table._context)) == before
+    assert list(cuts(table.context)) == before
 
 
 def test_without_limits_it_is_the_tables_property(table: Table) -> None:
@@ -280,12 +280,12 @@ def test_cuts_of_other_tables_are_none_of_its(instance: Instance, table: Table) 
     with pytest.raises(InvalidCut, match="is of another table"):
         other.history.truncate(cut_of(table, 30))
     assert other.history.apply_retention(seconds=HOUR).truncated_at is None
-    assert len(list(cuts(table._context))) == len(AGES)
+    assert len(list(cuts(table.context))) == len(AGES)
 
 
 def test_sizes_between_moments(table: Table) -> None:
     one = file_bytes(table)
-    found = list(cuts(table._context))
+    found = list(cuts(table.context))
     for a in range(len(found)):
         for b in range(a, len(found)):
             size = table.history.size_between(found[a], found[b])
@@ -298,14 +298,14 @@ def test_sizes_between_moments(table: Table) -> None:
 
 def test_sizes_beyond_the_log_are_refused_and_never_too_small(instance: Instance, table: Table) -> None:
     """What was ingested and compacted away is known by the log alone."""
-    first, *_, last = cuts(table._context)
+    first, *_, last = cuts(table.context)
     gone = last.recorded_at + timedelta(hours=1)
     execute(instance, "update tables set log_since = %s, history_since = %s", gone, gone)
     with pytest.raises(CutExpired, match="does not reach back"):
         table.history.size_between(last)
-    later = record_cut(table._context)
+    later = record_cut(table.context)
     add(table, 99)
-    latest = record_cut(table._context)
+    latest = record_cut(table.context)
     for expired in (first, last):
         with pytest.raises(CutExpired, match="does not reach back"):
             table.history.size_between(expired, latest)
@@ -317,7 +317,7 @@ def test_a_time_after_a_truncation_is_told_from_it_on(instance: Instance) -> Non
     """Its cut is dropped; the server, which forgets, is not asked when what came before it was committed."""
     table = new_table(instance, gc_delay_seconds=0)
     add(table, 1)
-    cut = record_cut(table._context)
+    cut = record_cut(table.context)
     assert table.history.apply_retention(seconds=0).truncated_at == cut
     add(table, 2)
     with instance._supplier.connection() as conn:

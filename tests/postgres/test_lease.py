@@ -356,7 +356,7 @@ def a_committer_that_runs(instance: Instance) -> Iterator[None]:
 def a_moment(instance: Instance, table: Table) -> Any:
     [(snapshot,)] = query(instance._supplier, "select pg_current_snapshot()::text")
     return holds.moment_held(
-        instance._supplier, table._context.table.table_id, datetime.now(UTC) + timedelta(seconds=1), snapshot
+        instance._supplier, table.context.table.table_id, datetime.now(UTC) + timedelta(seconds=1), snapshot
     )
 
 
@@ -366,7 +366,7 @@ USERS: dict[str, Callable[[Instance, Table], Any]] = {
     "hold 'backup 1'": lambda i, t: holds.held(i._supplier, "backup 1"),
     "hold 'reader'": a_moment,
     "session lock": lambda i, t: InstanceRounds(i._supplier).alone(),
-    "session lock of numbers": lambda i, t: attempts.numbering(i._supplier, t._context.table),
+    "session lock of numbers": lambda i, t: attempts.numbering(i._supplier, t.context.table),
     "dormouse-job-pulse": lambda i, t: a_job_that_runs(i),
     "committer-in-flight": lambda i, t: a_committer_that_runs(i),
 }

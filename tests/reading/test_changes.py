@@ -196,7 +196,7 @@ def test_what_an_older_transaction_adds_after_a_deletion_comes_after_it(instance
     """Its number is smaller than those of files that the deletion saw."""
     table = made(instance)
     cut = table.history.record_cut()
-    context = table._context
+    context = table.context
     with ExitStack() as stack:
         slow = stack.enter_context(context.supplier.connection())
         attempt = stack.enter_context(context.attempts.attempt(context.table))

@@ -75,7 +75,7 @@ class ChangesMachine(RuleBasedStateMachine):
     @rule()
     def cut(self) -> None:
         # with a name, which keeps it
-        cut = record_cut(self.table._context, f"cut{next(self.named)}")
+        cut = record_cut(self.table.context, f"cut{next(self.named)}")
         self.cuts.append((cut, len(self.ingested)))
 
     @rule(data=st.data())

@@ -158,7 +158,7 @@ def test_delete_restore_delete(instance: Instance) -> None:
 
 def test_a_load_that_began_before_a_restore_and_commits_after_it_stays(instance: Instance) -> None:
     table = made(instance)
-    context = table._context
+    context = table.context
     add(table, 0, 5)
     before = table.history.record_cut("before")
     with ExitStack() as stack:
@@ -322,7 +322,7 @@ def test_only_what_a_restore_touched_is_read(instance: Instance, monkeypatch: py
     add(table, 45, 20, v=1)
     after = table.history.record_cut()
     table.restore(before)
-    context = table._context
+    context = table.context
     [past] = events_between(context, position_of(context, after), now(context))
     assert isinstance(past, PastRestore)
     restored = changes.Restored(context, past)

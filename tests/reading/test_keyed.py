@@ -59,7 +59,7 @@ def test_of_rows_of_equal_key_in_a_large_load_the_last_stays(
     rows = [(key % 500, number) for number, key in enumerate(range(0, 70_000, 7))]
     batches = data(rows).to_batches(1_000)
     reader = pa.RecordBatchReader.from_batches(batches[0].schema, iter(batches))
-    ingest.ingest_in_process(table._context, reader, memory_bytes=20_000)
+    ingest.ingest_in_process(table.context, reader, memory_bytes=20_000)
     assert seen(table, instance) == dict(rows)
 
 
@@ -351,7 +351,7 @@ def test_rows_are_told_apart_as_they_stream(instance: Instance, newest_by: str |
     upsert(table, (1, 1), (2, 2))
     upsert(table, (1, 3))
     table.delete({"k": 2})
-    asked, context = question(SCHEMA, {"v": 3}, None, None), table._context
+    asked, context = question(SCHEMA, {"v": 3}, None, None), table.context
     [scans] = plan_query(context, asked.ranges)
     names = SCHEMA.names
     read = KeyedScans(SCHEMA, context.properties, scans, asked.conditions, names=names)

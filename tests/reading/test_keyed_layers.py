@@ -111,7 +111,7 @@ def _load(table: Table, rows: list[Version]) -> None:
 
 def _load_late(table: Table, early: list[Version], then: list[Version]) -> None:
     """Begins the load of `early`, loads `then`, and commits `early` last."""
-    context = table._context
+    context = table.context
     with context.attempts.attempt(context.table, loads=True) as attempt:
         given = keyed_rows(context, attempt, MARKS)
         assert given is not None
@@ -121,7 +121,7 @@ def _load_late(table: Table, early: list[Version], then: list[Version]) -> None:
 
 
 def _layers(table: Table) -> Layers:
-    context = table._context
+    context = table.context
     [plan] = plan_tables([(context, KeyRanges())])
     scans = [scan for group in plan.groups for scan in group]
     return layers(context.objects, context.schema, context.properties, scans)

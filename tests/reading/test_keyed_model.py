@@ -89,7 +89,7 @@ class KeyedMachine(RuleBasedStateMachine):
             gc_delay_seconds=0,
             deletions_max=3,
         )
-        self.context = self.table._context
+        self.context = self.table.context
         self.state = State()
         self.places = itertools.count()
         self.cuts: list[tuple[Cut, State]] = []

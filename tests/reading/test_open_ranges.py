@@ -66,7 +66,7 @@ def test_an_open_range_of_an_earlier_release_still_deletes_nulls(
     add(table, row(1), row(2, v=None))
     condition = '{"v": [{"min": null, "max": null, "min_inclusive": true, "max_inclusive": false}]}'
     bounds = key_bounds(SCHEMA, KeyRanges())
-    table._context.deletions.record(condition, bounds, by_values=True)
+    table.context.deletions.record(condition, bounds, by_values=True)
     assert seen(table, instance) == []
     table.compact()
     assert seen(table, instance) == []

@@ -48,7 +48,7 @@ def written(writer: StreamWriter, *rows: tuple[int, int]) -> Any:
 
 
 def test_batches_that_a_restored_sink_has_lost_are_missed(instance: Instance) -> None:
-    context = made(instance, "u")._context
+    context = made(instance, "u").context
     commit = partial(commit_batch, context.supplier, context.store)
     with pytest.raises(InvalidInput, match="has no batch here, and not all up to 5: the database was"):
         commit(StreamBatch("copy", "query", 5), [], [])
@@ -71,7 +71,7 @@ def test_a_batch_of_a_stream_brings_back_nothing_that_was_deleted_meanwhile(
 def test_what_a_task_wrote_after_its_attempt_was_collected_goes_with_the_batch(
     table: Table, writer: StreamWriter
 ) -> None:
-    parts, context = [written(writer, (key, 1)) for key in (7, 8)], table._context
+    parts, context = [written(writer, (key, 1)) for key in (7, 8)], table.context
     late = parts[1].attempt
     objects = [(name, context.objects.get(name)) for name, _ in context.objects.list(late.object_prefix)]
     context.attempts.abandon(late)

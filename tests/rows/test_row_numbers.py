@@ -10,17 +10,17 @@ import dormouse as dm
 from tests.frozen import Frozen
 
 LOAD = """
-from dormouse.api.table import Table
+from dormouse.api.tables import Tables
 instance = dm.connect(sys.argv[1], sys.argv[2])
-next_number = Table._next_number
+next_number = Tables.next_number
 
-def frozen_number(self, column):
-    number = next_number(self, column)
+def frozen_number(self, *given):
+    number = next_number(self, *given)
     if sys.argv[4] == "before":
         freeze("give numbers")
     return number
 
-Table._next_number = frozen_number
+Tables.next_number = frozen_number
 if sys.argv[4] == "before":
     transaction._commit = commit
 try:

@@ -18,7 +18,7 @@ from tests.texts import data, keys, made
 def test_spark_applies_deletions_and_ingests_beside_them(instance: dm.Instance, spark: Any) -> None:
     table = made(instance, ["a", "b"] * 10, deletions_max=1)
     table.ingest(data(["a", "c"] * 10, 20), engine="local")
-    context = table._context
+    context = table.context
     table.delete({"k": dm.Range(0, 3)})
     table.delete({"s": "c", "v": 1})
     left = [k for k in range(40) if k >= 3 and not (k >= 20 and k % 2 and k % 5 == 1)]

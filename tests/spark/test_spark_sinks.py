@@ -45,7 +45,7 @@ def attempts(instance: Instance) -> list[Any]:
 
 def test_rows_that_are_edited_are_changed_by_their_table_alone(instance: Instance, of: Of) -> None:
     instance.create_row_table("r", [dm.Column("n", "INTEGER")])
-    context = instance.table("r")._context
+    context = instance.table("r").context
     columns = columns_of(context.schema)
     begins: list[Callable[[], object]] = [
         lambda: TableWriter.begun(WriteOptions(of("r")), columns),

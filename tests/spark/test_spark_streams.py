@@ -232,7 +232,7 @@ def test_a_stream_whose_table_rests_has_an_empty_batch_before_its_position_expir
     query(instance._supplier, "update tables set history_since = history_since - interval '2 hours'")
     at, _ = batch(stream, stream.initialOffset())
     for minutes, goes_on in ((50, False), (70, True)):
-        reached = stream._position(at, lives(source._context))
+        reached = stream._position(at, lives(source.context))
         stream._reached = replace(reached, at=reached.at - timedelta(minutes=minutes))
         before = stream._offset(stream._reached)
         after, rows = batch(stream, before)
@@ -301,7 +301,7 @@ def test_a_checkpoint_of_after_what_a_database_was_restored_to_is_refused(
 
 
 def keyed_load(table: Table) -> Load:
-    return Load.begun(table._context, struct_of(arrow_schema(table.schema)))
+    return Load.begun(table.context, struct_of(arrow_schema(table.schema)))
 
 
 @pytest.mark.slow
@@ -313,7 +313,7 @@ def test_rows_of_a_later_task_win(instance: Instance, monkeypatch: pytest.Monkey
             monkeypatch.setattr(dormouse.datasource.streams, "partition_number", lambda number=number: number)
             written.append(load.write(iter(keyed_tables.data([(7, number)]).to_batches())))
         files = files_of(written, load.objects, load.properties)
-        assert commit_files(table._context, load.attempt, files, name)
+        assert commit_files(table.context, load.attempt, files, name)
         assert keyed_tables.seen(table, instance) == {7: 1}
         table.compact()
         assert keyed_tables.seen(table, instance) == {7: 1}
@@ -330,7 +330,7 @@ def test_a_task_writes_the_columns_that_its_attempt_is_of(
         source.rename_column("v", "x")
         return begin(attempts, *given, **how)
 
-    context = source._context
+    context = source.context
     monkeypatch.setattr(WriteAttempts, "begin", late)
     with pytest.raises(InvalidData, match=r"column 'x' \(long\) is missing from the data"):
         Load.begun(context, given)

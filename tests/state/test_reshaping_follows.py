@@ -258,7 +258,7 @@ def test_a_job_is_divided_by_keys_that_others_renamed_since(shaped: Shaped, hand
     shaped.table.set_properties(compaction_batch_files=100)
     rename_keys(shaped)
     newer_rows(shaped)
-    report = compact_by_ranges(handles[0]._context)
+    report = compact_by_ranges(handles[0].context)
     assert report.jobs_run
     assert (report.jobs_failed, report.given_up) == (0, 0)
     shaped.check()
@@ -274,7 +274,7 @@ def test_an_erasure_looks_at_strange_objects_of_columns_that_came_since(
         add_whole(shaped)
         newer_rows(shaped)
         name = next(name for name, _ in stored(shaped) if schema_version_of(name) == 2)
-        objects = shaped.table._context.objects
+        objects = shaped.table.context.objects
         objects.put(f"{name.rpartition('/')[0]}/strange{parquet_suffix(2)}", objects.get(name))
         began(*arguments)
 

@@ -117,7 +117,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(by_ranges=st.booleans())
     def compact(self, by_ranges: bool) -> None:
-        report = compact_by_ranges(self.other._context) if by_ranges else self.other.compact()
+        report = compact_by_ranges(self.other.context) if by_ranges else self.other.compact()
         assert report.given_up == 0
 
     @rule()

@@ -169,11 +169,11 @@ def test_what_the_command_line_refuses_is_one_line(cli: Cli) -> None:
 def test_files_of_before_ids_are_those_of_the_first_version(shaped: Shaped) -> None:
     """Their columns have no ids, and their names no version: they are read by name."""
     [file] = shaped.table.files.all_files(0).files
-    store = shaped.table._context.objects
+    store = shaped.table.context.objects
     path = store.local_path(file.filename)
     assert path is not None
     rows = pq.read_table(path)
-    with shaped.table._context.supplier.connection() as conn:
+    with shaped.table.context.supplier.connection() as conn:
         old = pa.table(rows.to_pydict(), schema=pa.schema([f.remove_metadata() for f in rows.schema]))
         pq.write_table(old, path)
         conn.execute("update file set byte_count = %s, digest = null", [path.stat().st_size])

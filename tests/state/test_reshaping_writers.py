@@ -132,7 +132,7 @@ def test_a_compaction_that_began_before_loses_nothing(
 def test_a_task_on_spark_writes_by_the_columns_of_now(shaped: Shaped) -> None:
     """It knows the table by its address of before the change."""
     shaped.ingest(*rows(3))
-    context = shaped.table._context
+    context = shaped.table.context
     context.jobs.create()
     [job] = context.jobs.take(10)
     address = context.address
@@ -149,7 +149,7 @@ def test_a_task_on_spark_writes_by_the_columns_of_now(shaped: Shaped) -> None:
 @pytest.mark.slow
 def test_a_task_on_spark_reads_inputs_that_are_newer_than_what_it_knows(shaped: Shaped) -> None:
     """Its driver made the job of them, with a handle of before the change."""
-    context = shaped.table._context
+    context = shaped.table.context
     swap(shaped)
     shaped.add(dm.Field("new", dm.LONG), 7)
     shaped.ingest({"k": 3, "odd": 6, "even": 7, "new": 8})

@@ -367,7 +367,7 @@ def test_a_statement_reads_files_with_a_hundred_sets_of_deletions(instance: Inst
     left = [one for one in rows if one["v"] != 2]
     first = [one for one in left if one["v"] != 1 or one["k"] % 20 != 1]
     assert seen(table, instance) == plain(left + first)
-    scans = [scan for group in plan_query(table._context, KeyRanges()) for scan in group]
+    scans = [scan for group in plan_query(table.context, KeyRanges()) for scan in group]
     assert len(scans) > SCANS_MAX >= len(list(read_together(SCHEMA, scans)))
 
 

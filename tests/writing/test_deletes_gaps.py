@@ -80,7 +80,7 @@ def test_a_copied_database_has_the_deletions_that_were_pending(instance: dm.Inst
     table.delete({"s": "b"})
     table.restore(to=deleted)
     assert keys(table) == [1, 2]
-    with table._context.supplier.connection() as conn:
+    with table.context.supplier.connection() as conn:
         settle(conn)
         [(count,)] = conn.execute("select count(*) from deletion where retired_xid is null").fetchall()
     assert count == 1

@@ -111,7 +111,7 @@ class DeletesMachine(RuleBasedStateMachine):
         self.table = self.instance.create_table(
             f"t{next(_numbers)}", SCHEMA, layout=self.layout, properties=dm.TableProperties(**properties)
         )
-        self.context = self.table._context
+        self.context = self.table.context
         self.rows: list[Row] = []
         self.cuts: list[tuple[Cut, list[Row]]] = []
         self.clock = itertools.count()

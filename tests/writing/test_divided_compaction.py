@@ -120,12 +120,12 @@ def test_ranges_without_rows_and_jobs_without(instance: Instance) -> None:
     for _ in "ab":
         table.ingest({"k": list(range(1_000))})
     table.delete({"k": dm.Range(max=600)})
-    result, _ = divided(table._context)
+    result, _ = divided(table.context)
     assert (result.outcome, result.rows_written) == ("committed", 800)
     assert table.query().read_all().column("k").to_pylist() == sorted([*range(600, 1_000)] * 2)
     table.ingest({"k": [1]})
     table.delete({"k": dm.Range(min=0)})
-    result, _ = divided(table._context)
+    result, _ = divided(table.context)
     assert (result.outcome, result.rows_written, result.filename) == ("committed", 0, None)
     assert table.query().read_all().num_rows == 0
 
@@ -142,7 +142,7 @@ def test_what_is_deleted_meanwhile_is_deleted(instance: Instance) -> None:
             table.delete({"k": 6})
         return done
 
-    result, _ = divided(table._context, run_tasks=meanwhile)
+    result, _ = divided(table.context, run_tasks=meanwhile)
     assert (result.outcome, result.rows_written) == ("committed", 198)
     expected = sorted([key for key in range(100) if key not in (5, 6)] * 2)
     assert table.query().read_all().column("k").to_pylist() == expected
@@ -153,11 +153,11 @@ def test_the_newest_row_of_each_key_stays(instance: Instance) -> None:
     table = keyed(instance)
     upsert(table, *((key, 1) for key in range(500)))
     upsert(table, *((key, 2) for key in range(0, 500, 2)))
-    result, regions = divided(table._context)
+    result, regions = divided(table.context)
     assert (result.outcome, result.rows_written, len(regions)) == ("committed", 500, 4)
     assert seen(table, instance) == {key: 1 if key % 2 else 2 for key in range(500)}
     delete_keys(table, *range(0, 500, 5))
-    result, _ = divided(table._context)
+    result, _ = divided(table.context)
     assert result.outcome == "committed"
     assert seen(table, instance) == {key: 1 if key % 2 else 2 for key in range(500) if key % 5}
     assert table.status().rows_exact
@@ -196,7 +196,7 @@ def test_an_input_that_vanishes_while_it_is_merged_takes_no_row_with_it(instance
     table = keyed(instance)
     for value in (1, 2):
         upsert(table, *((key, value) for key in range(100)))
-    before = {one.filename for one in table._context.store.file_references()}
+    before = {one.filename for one in table.context.store.file_references()}
 
     def vanishing(context: TableContext, tasks: Sequence[Task]) -> list[Any]:
         done = run(context, tasks[:1])
@@ -204,9 +204,9 @@ def test_an_input_that_vanishes_while_it_is_merged_takes_no_row_with_it(instance
         context.objects.delete(before)
         return [*done, *(None for _ in tasks[1:])]
 
-    result, _ = divided(table._context, run_tasks=vanishing)
+    result, _ = divided(table.context, run_tasks=vanishing)
     assert (result.outcome, "does not exist" in (result.error or "")) == ("retry", True), result.error
-    assert {one.filename for one in table._context.store.file_references()} == before
+    assert {one.filename for one in table.context.store.file_references()} == before
 
 
 def test_a_part_that_is_not_as_it_was_written_is_not_joined(new_table: NewTable) -> None:

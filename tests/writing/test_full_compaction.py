@@ -44,7 +44,7 @@ def test_leaves_that_share_their_one_file_can_be_merged_as_the_refusal_advises(
     table.split()
     assert list(files_of_leaves(instance, table.name).values()) == [1, 1]
     expected = seen(table, instance)
-    partitions = instance.table(table.name)._context.partitions
+    partitions = instance.table(table.name).context.partitions
     leaves = [leaf.partition_id for leaf in partitions.leaves()]
     with pytest.raises(NotWhole, match=f"run 'dormouse compact {table.name} --full' first"):
         partitions.merge(leaves)
@@ -74,5 +74,5 @@ def test_a_leaf_of_a_keyed_table_becomes_one_file_when_that_is_worth_its_rows(in
 
 
 def files_of_leaves(instance: Instance, name: str) -> Counter[str]:
-    references = instance.table(name)._context.store.file_references()
+    references = instance.table(name).context.store.file_references()
     return Counter(reference.partition_id for reference in references)

@@ -60,7 +60,7 @@ def quick(moments: list[str]) -> list[Any]:
 
 def killed(table: Table, what: str, moment: str) -> None:
     """What a process does until a moment at which it is killed."""
-    with runner(table._context, RUNNER, what, moment) as process:
+    with runner(table.context, RUNNER, what, moment) as process:
         wait_for(process)
 
 
@@ -72,10 +72,10 @@ def test_a_compaction_with_marks_that_is_killed_changes_no_row(instance: Instanc
     upsert(table, (3, 1), (30, 1))
     delete_keys(table, 4, 5)
     expected = seen(table, instance)
-    assert table._context.jobs.create() == 1
+    assert table.context.jobs.create() == 1
     killed(table, "compact", moment)
     assert seen(table, instance) == expected
-    the_dead_are_known(table._context)
+    the_dead_are_known(table.context)
     table.compact()
     table.collect_garbage()
     assert seen(table, instance) == expected
@@ -94,7 +94,7 @@ def test_a_delete_by_values_that_is_killed_is_done_or_is_not(instance: Instance,
     killed(table, "delete", moment)
     left = {2: 2, 3: 3}
     assert seen(table, instance) == (left if moment == "after the commit" else {1: 7, **left})
-    the_dead_are_known(table._context)
+    the_dead_are_known(table.context)
     table.collect_garbage()
     table.delete({"v": 7})
     while table.compact().jobs_run:
@@ -113,6 +113,6 @@ def test_marks_stay_for_a_load_that_was_killed_until_it_is_known_to_be_dead(inst
     table.compact()
     assert (table.status().row_count, table.status().rows_exact) == (2, False)
     late()
-    the_dead_are_known(table._context)
+    the_dead_are_known(table.context)
     table.compact()
     assert (table.status().row_count, table.status().rows_exact, seen(table, instance)) == (1, True, {2: 7})

@@ -124,7 +124,7 @@ def test_a_run_that_succeeded_releases_nothing(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     created = compaction.create(EXECUTION, Context())
-    for job in instance.table("t")._context.jobs.take(10, run_id=created["run_id"]):
+    for job in instance.table("t").context.jobs.take(10, run_id=created["run_id"]):
         instance.table("t").files.unassign_job(job.job_id)
     with lambda_service(monkeypatch):
         reported = compaction.report({"run": created, "status": SUCCEEDED}, Context())
@@ -139,7 +139,7 @@ def test_a_run_that_told_how_a_round_ended_or_was_cancelled_is_not_told_of_again
     for event, status in ((EXECUTION, {"state": "CANCELLED", "reason": "paused"}), (OTHER, FAILED)):
         created = compaction.create(event, Context())
         if status == FAILED:
-            with pytest.raises(dm.DormouseError), table._context.last_rounds.round("compaction"):
+            with pytest.raises(dm.DormouseError), table.context.last_rounds.round("compaction"):
                 raise dm.DormouseError("no executors")
         assert compaction.report({"run": created, "status": status}, Context())["released"] == 2
         told = [(one.error, one.failures) for one in table.status().rounds]
@@ -153,8 +153,8 @@ def test_jobs_that_a_run_gives_up_are_counted_once(
     table.set_properties(compaction_attempts_max=1)
     for event, jobs in ((EXECUTION, 1), (OTHER, 2)):
         created = compaction.create(event, Context())
-        for job in table._context.jobs.take(jobs, run_id=created["run_id"]):
-            assert table._context.jobs.fail(job, "bad") == "given_up"
+        for job in table.context.jobs.take(jobs, run_id=created["run_id"]):
+            assert table.context.jobs.fail(job, "bad") == "given_up"
         capsys.readouterr()
         with lambda_service(monkeypatch):
             reported = compaction.report({"run": created, "status": FAILED}, Context())

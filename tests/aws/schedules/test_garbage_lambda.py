@@ -77,7 +77,7 @@ def test_rounds_that_fail_are_counted_whatever_their_kind(
 ) -> None:
     for name in ("a", "b"):
         table_with_garbage(instance, name)
-    with pytest.raises(dm.DormouseError), instance.table("b")._context.last_rounds.round("split"):
+    with pytest.raises(dm.DormouseError), instance.table("b").context.last_rounds.round("split"):
         raise dm.DormouseError("bad")
     with monkeypatch.context() as broken:
         broken.setattr(GarbageCollector, "_forget_commits", lambda self: self._store.of_no_such_name)
@@ -212,9 +212,9 @@ def test_a_table_dropped_meanwhile_is_no_failure(instance: Instance, monkeypatch
 def test_objects_of_dropped_tables_go(instance: Instance) -> None:
     """Those that a writer wrote after its table was dropped, as nobody else looks for them."""
     table = table_with_garbage(instance, "t", files=0)
-    instance._objects.put(f"{table._context.table.object_prefix}late/0-root.parquet", b"x")
+    instance._objects.put(f"{table.context.table.object_prefix}late/0-root.parquet", b"x")
     instance.drop_table("t")
-    instance._objects.put(f"{table._context.table.object_prefix}later/0-root.parquet", b"x")
+    instance._objects.put(f"{table.context.table.object_prefix}later/0-root.parquet", b"x")
     handler({}, Context())
     assert left(instance) == []
 

@@ -97,7 +97,7 @@ def keys(*values: int) -> pa.Table:
 
 
 def context_of(instance: Instance) -> TableContext:
-    return instance.table("t")._context
+    return instance.table("t").context
 
 
 def written(context: TableContext) -> tuple[WriteAttempt, list[FileWithReferences]]:

@@ -140,7 +140,7 @@ def is_enough(told: list[Told]) -> bool:
 
 def check_answers(instance: Instance, told: list[Told]) -> None:
     """What became of each commit is known by its id, and as it was told."""
-    there = {table.name: table._context.table.table_id for table in instance.tables()}
+    there = {table.name: table.context.table.table_id for table in instance.tables()}
     # of a table that was dropped nothing is remembered
     told = [t for t in told if t.what in IDS and there.get(t.table) == t.table_id]
     ids = [IDS[t.what](t.name) for t in told]
@@ -175,7 +175,7 @@ def check_rows(instance: Instance, told: list[Told]) -> None:
         assert Counter(by_sql) == found
         assert not [key for key, times in found.items() if times > 1], "rows are doubled"
         assert table.status().row_count == len(found)
-        own = [t for t in told if t.table == table.name and t.table_id == table._context.table.table_id]
+        own = [t for t in told if t.table == table.name and t.table_id == table.context.table.table_id]
         clears = [t for t in own if t.what == "clear" and t.answer != "refused"]
         ingests: dict[str, list[Told]] = {}
         for one in own:
@@ -208,7 +208,7 @@ def check_objects(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     pointers.sweep_bodies(instance._supplier, instance._objects, -2 * AHEAD_SECONDS)
     dead = "select substring(body from 'commits/[-0-9a-f]*.json') from dead_commit_message"
     expected |= {name for (name,) in query(instance._supplier, dead) if name}
-    cleared = instance.table("cleared")._context.table.object_prefix
+    cleared = instance.table("cleared").context.table.object_prefix
     names = {name.removesuffix(SKETCHES_SUFFIX) for name, _ in instance._objects.list()}
     left = {name for name in names - expected if not name.startswith((cleared, "activity/", "owner/"))}
     assert not left

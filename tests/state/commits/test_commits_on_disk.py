@@ -137,7 +137,7 @@ def test_a_job_is_told_nothing_that_a_crash_may_undo(
     server: Server, crash_after: Callable[[Callable[[], object]], None]
 ) -> None:
     instance = server.instance
-    context = instance.table("t")._context
+    context = instance.table("t").context
     attempt = context.attempts.begin(context.table)
     name = attempt.object_name("root")
     told: list[bool] = []

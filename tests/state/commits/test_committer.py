@@ -245,7 +245,7 @@ def test_what_is_submitted_is_checked_at_once(instance: Instance, dsn: str, tmp_
 
 
 def test_a_write_attempt_ends_with_its_files_and_an_abandoned_one_commits_nothing(instance: Instance) -> None:
-    context = instance.table("t")._context
+    context = instance.table("t").context
     live_one, late = context.attempts.begin(context.table), context.attempts.begin(context.table)
     context.attempts.abandon(late)
     outcomes = drained(

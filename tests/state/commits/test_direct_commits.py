@@ -133,7 +133,7 @@ def test_what_threads_commit_at_once_is_one_statement_and_one_bad_request_harms_
 @pytest.mark.parametrize("isolation", ["read committed", "serializable"])
 def test_of_an_attempt_that_was_abandoned_nothing_is_applied(instance: Instance, isolation: str) -> None:
     instance.create_table("u", SCHEMA, properties=dm.TableProperties(isolation=isolation))
-    context = instance.table("u")._context
+    context = instance.table("u").context
     committed(instance, add("u", "known"))
     for number, abandoned in enumerate((False, True)):
         attempt = context.attempts.begin(context.table)
@@ -150,7 +150,7 @@ def test_an_attempt_that_is_abandoned_while_its_commit_waits_for_it_commits_noth
     instance: Instance, dsn: str
 ) -> None:
     """Servers before 15.15, 16.11, 17.7 and 18.1 find a row by its place whatever it has become."""
-    context = instance.table("t")._context
+    context = instance.table("t").context
     committed(instance, add("t", "known"))
     attempt = context.attempts.begin(context.table)
     name = attempt.object_name("root")

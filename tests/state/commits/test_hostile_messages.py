@@ -48,7 +48,7 @@ def two_tables(dsn: str, folder: Path, seed: int) -> Iterator[Instance]:
             for keys in ([1, 2], [3], [4, 5, 6]):
                 table.ingest(pa.table({"key": keys}))
             table.compact()
-            context = table._context
+            context = table.context
             attempt = context.attempts.begin(context.table)
             instance._objects.put(attempt.object_name("root"), b"half written")
         yield instance
@@ -120,7 +120,7 @@ def check_usable(instance: Instance) -> None:
     table.files.all_files(10)
     list(table.partitions.leaves())
     table.explain()
-    table._context.jobs.create()
+    table.context.jobs.create()
     with suppress(errors.DormouseError):  # it was given files that are not there
         table.split()
     table.convert_layout("file_table")
@@ -131,7 +131,7 @@ def check_usable(instance: Instance) -> None:
 
 def bombard(dsn: str, folder: Path, seed: int, messages: int) -> Counter[str]:
     with two_tables(dsn, folder, seed) as instance:
-        other, own = (instance.table(name)._context for name in ("other", "t"))
+        other, own = (instance.table(name).context for name in ("other", "t"))
         for table in instance.tables():
             table.collect_garbage()
             table.collect_garbage()

@@ -79,7 +79,7 @@ def test_a_table_that_is_dropped_holds_up_none_while_its_rows_are_forgotten(
     dsn: str, instance: Instance, monkeypatch: pytest.MonkeyPatch, forgotten: str
 ) -> None:
     monkeypatch.setattr(transaction, "ALONE_LOCK_SECONDS_MIN", 60)
-    context = instance.table("t")._context
+    context = instance.table("t").context
     context.store.add_files([ref("a")], commit_id="c")
     context.attempts.begin(context.table)
     thread = threading.Thread(target=instance.drop_table, args=("t",))
@@ -161,7 +161,7 @@ with dm.connect(*sys.argv[1:]) as instance:
 def test_a_committer_that_is_frozen_in_its_transaction_holds_up_no_other(
     dsn: str, tmp_path: Path, instance: Instance
 ) -> None:
-    context = instance.table("t")._context
+    context = instance.table("t").context
     attempt = context.attempts.begin(context.table)
     # requests of two kinds take a transaction of several statements
     instance.submit([add("t", "a", attempt_id=attempt.attempt_id), assignment("t", "job", "a")])

@@ -113,11 +113,11 @@ def test_several_jobs_that_are_given_up_in_a_round_are_one_failure(new_table: Ne
 @pytest.mark.slow
 def test_a_job_whose_runners_died_is_counted_also_when_its_round_is_never_told(instance: Instance) -> None:
     properties = dm.TableProperties(**PAIRS, compaction_attempts_max=2)
-    table = instance.create_table("t", SCHEMA, properties=properties)._context
+    table = instance.create_table("t", SCHEMA, properties=properties).context
     for name in "ab":
         add_file(table, name, [1])
     table.jobs.create()
-    take = f"dm.connect({table.dsn!r}, {table.objects.url!r}).table('t')._context.jobs.take(1, 0)"
+    take = f"dm.connect({table.dsn!r}, {table.objects.url!r}).table('t').context.jobs.take(1, 0)"
     dies = f"import dormouse as dm, os; assert {take}; os.kill(os.getpid(), 9)"
     for _ in range(2):
         assert subprocess.run([sys.executable, "-c", dies], check=False).returncode == -signal.SIGKILL
@@ -198,7 +198,7 @@ def test_a_round_that_raises_is_told_and_raises(new_table: NewTable, monkeypatch
 
 def test_objects_that_cannot_be_deleted_are_told(instance: Instance) -> None:
     properties = dm.TableProperties(gc_delay_seconds=0)
-    table = instance.create_table("t", SCHEMA, properties=properties)._context
+    table = instance.create_table("t", SCHEMA, properties=properties).context
     name = add_file(table, "a", [1])
     remove(table.store, name)
     path = Path(table.objects.url.removeprefix("file://")) / name
@@ -289,15 +289,15 @@ def broken_table(instance: Instance) -> dm.Table:
     properties = dm.TableProperties(**PAIRS, compaction_attempts_max=1)
     table = instance.create_table("t", SCHEMA, properties=properties)
     for name in "ab":
-        damage(instance._objects, add_file(table._context, name, [1]))
+        damage(instance._objects, add_file(table.context, name, [1]))
     assert table.compact().given_up == 1
     return table
 
 
 def test_a_table_tells_what_runs_what_was_given_up_and_how_rounds_end(instance: Instance) -> None:
     table = broken_table(instance)
-    table._context.jobs.create()
-    table._context.jobs.take(1)
+    table.context.jobs.create()
+    table.context.jobs.take(1)
     found = table.status()
     assert (found.compaction_jobs, found.jobs_running, found.jobs_given_up) == (1, 1, 1)
     assert found.given_up_reason == found.rounds[0].error
@@ -336,9 +336,9 @@ def test_the_command_line_says_what_fails_since_when_and_what_to_do(
     assert line.count(str(status.given_up_reason)) == 1
     assert ". Files stay unmerged: mend what it names, then run: dormouse compact t" in line
     assert line.endswith("then run: dormouse compact t")
-    with pytest.raises(InvalidData), table._context.last_rounds.round("collection"):
+    with pytest.raises(InvalidData), table.context.last_rounds.round("collection"):
         raise InvalidData("[red]bad[/red]")
-    with pytest.raises(InvalidData), table._context.last_rounds.round("collection"):
+    with pytest.raises(InvalidData), table.context.last_rounds.round("collection"):
         raise InvalidData("[red]bad[/red]")
     code, out, _ = cli("status", "t", *where)
     [gc, _] = [line for line in out.splitlines() if line.startswith("!")]
@@ -360,7 +360,7 @@ def test_the_command_that_cannot_divide_a_leaf_fails(
 ) -> None:
     properties = dm.TableProperties(split_threshold_rows=10, split_min_rows=2)
     table = instance.create_table("t", SCHEMA, properties=properties)
-    name = add_file(table._context, "a", range(100))
+    name = add_file(table.context, "a", range(100))
     for one in (name, name + SKETCHES):
         damage(instance._objects, one)
     code, _, err = cli("split", "t", "--dsn", dsn, "--objects", instance._objects.url)

@@ -106,7 +106,7 @@ def test_what_lasts_as_long_as_it_may_is_left_alone(instance: Instance, table_t:
     ):
         until(lambda: not instance.jobs.status(job).is_waiting)
         table_t.consumer("etl")
-        record_cut(table_t._context, "named")
+        record_cut(table_t.context, "named")
         table_t.collect_garbage()
         assert restart_leases(instance._supplier) is None
         release.set()
@@ -171,8 +171,8 @@ def test_a_job_of_a_dead_worker_is_run_a_while_later(
 @pytest.mark.slow
 def test_a_compaction_job_is_taken_when_its_span_is_over(instance: Instance) -> None:
     table = filled(instance)
-    assert table._context.jobs.create(10) == 1
-    assert len(table._context.jobs.take(1)) == 1
+    assert table.context.jobs.create(10) == 1
+    assert len(table.context.jobs.take(1)) == 1
     query(instance._supplier, f"update compaction_job set leased_until = {AHEAD}")
     table.compact()
     assert seconds_left(instance, "compaction_job", "leased_until") <= 6 * 3_600
@@ -200,7 +200,7 @@ def test_history_can_be_read_from_now_on(instance: Instance, table_t: Table) -> 
     let_go(instance)
     table_t.collect_garbage()
     add(table_t, 3)
-    cut = record_cut(table_t._context, "now")
+    cut = record_cut(table_t.context, "now")
     add(table_t, 4)
     assert table_t.query(as_of=cut).read_all().num_rows == 3
     assert len(clock_jumps(instance._supplier)) == 3
@@ -211,18 +211,18 @@ def test_a_truncation_at_a_cut_of_the_wrong_clock_lets_the_present_be_read(
     instance: Instance, table_t: Table
 ) -> None:
     add(table_t, 1)
-    table_t.history.truncate(record_cut(table_t._context, "old"))
+    table_t.history.truncate(record_cut(table_t.context, "old"))
     query(instance._supplier, f"update truncation set recorded_at = {AHEAD}")
     assert table_t.query(as_of=datetime.now(UTC) + timedelta(seconds=1)).read_all().num_rows == 1
 
 
 def test_a_cut_holds_its_files_also_after_cuts_of_the_wrong_clock(instance: Instance, table_t: Table) -> None:
     add(table_t, 1)
-    record_cut(table_t._context, "ahead")
+    record_cut(table_t.context, "ahead")
     query(instance._supplier, f"update cut set recorded_at = {AHEAD}")
     query(instance._supplier, f"update hold set since = {AHEAD}")
     add(table_t, 2)
-    cut = record_cut(table_t._context, "later")
+    cut = record_cut(table_t.context, "later")
     assert cut.recorded_at > datetime.now(UTC) + timedelta(days=DAYS - 1)  # they stay in their order
     table_t.collect_garbage()
     late = "select count(*) from hold where since > clock_timestamp()"
@@ -232,7 +232,7 @@ def test_a_cut_holds_its_files_also_after_cuts_of_the_wrong_clock(instance: Inst
 
 
 def test_holds_of_the_dead_end_and_those_of_cuts_stay(instance: Instance, table_t: Table) -> None:
-    record_cut(table_t._context, "named")
+    record_cut(table_t.context, "named")
     table_t.consumer("etl")
     query(
         instance._supplier,
@@ -282,7 +282,7 @@ def test_a_time_of_the_wrong_clock_is_corrected(instance: Instance, name: str, c
     table = filled(instance)
     table.delete({"key": 1})
     table.collect_garbage()
-    with table._context.writing():
+    with table.context.writing():
         instance.create_row_table("r", [dm.Column("n", "INTEGER")])
         query(instance._supplier, f"insert into payload_day (day) values ('{YESTERDAY}')")
         query(

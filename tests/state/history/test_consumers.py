@@ -51,12 +51,12 @@ def test_a_new_consumer_begins_now(instance: Instance) -> None:
 def test_a_new_consumer_begins_at_a_cut_and_one_that_is_there_stays_where_it_is(instance: Instance) -> None:
     table = new_table(instance)
     add(table, 1)
-    cut = record_cut(table._context, "start")
+    cut = record_cut(table.context, "start")
     add(table, 2)
     assert rows(table.consumer("etl", from_="start")) == [2]
     table.consumer("etl").read()
     add(table, 3)
-    later = record_cut(table._context)
+    later = record_cut(table.context)
     assert rows(table.consumer("etl", from_=later)) == [2, 3]
     assert cut < later
 
@@ -296,7 +296,7 @@ def test_a_moment_that_cannot_be_read_is_no_beginning(instance: Instance) -> Non
     table = new_table(instance, gc_delay_seconds=0)
     with pytest.raises(InvalidCut, match="no cut 'never'"):
         table.consumer("etl", from_="never")
-    cut = record_cut(table._context)
+    cut = record_cut(table.context)
     add(table, 1)
     add(table, 2)
     expire(instance)
@@ -313,7 +313,7 @@ def test_a_moment_that_cannot_be_read_is_no_beginning(instance: Instance) -> Non
 
 def test_status_tells_who_keeps_the_history(instance: Instance) -> None:
     table = new_table(instance)
-    record_cut(table._context, "release")
+    record_cut(table.context, "release")
     table.consumer("etl")
     add(table, 1)
     status = table.status()
@@ -330,7 +330,7 @@ def test_status_tells_who_keeps_the_history(instance: Instance) -> None:
 def test_maintenance_applies_retention_and_measures_consumers(instance: Instance, tmp_path: Path) -> None:
     table = new_table(instance, gc_delay_seconds=0, history_retention_seconds=0)
     add(table, 1)
-    first = record_cut(table._context)
+    first = record_cut(table.context)
     table.consumer("etl")
     add(table, 2, 3)
     metrics = tmp_path / "metrics.prom"

@@ -231,7 +231,7 @@ def storm(
     table: Table, workers: Workers, answers: list[Any], failed: list[BaseException], read: Callable[[], None]
 ) -> None:
     """Records cuts while it goes on."""
-    rng, began, lasts = random.Random(26), time.monotonic(), SECONDS[table._context.table.layout]
+    rng, began, lasts = random.Random(26), time.monotonic(), SECONDS[table.context.table.layout]
     while not failed and (seconds := time.monotonic() - began) < PATIENCE_SECONDS:
         if seconds > lasts and len(answers) == 2 * CUTS and workers.killed > 1 and is_scaled(table):
             break

@@ -91,7 +91,7 @@ def test_a_postgres_that_is_put_back_is_a_copy(
     with dm.local(lake) as instance:
         instance.create_table("t", SCHEMA)
         add(instance, 1)
-        context = instance.table("t")._context
+        context = instance.table("t").context
         attempt = context.attempts.begin(context.table)
         assert instance._durability.base_backup is not None
         instance._durability.base_backup(tar)

@@ -34,7 +34,7 @@ class Ahead:
 
     def adding(self, first: int, days: int, cut: bool = False, split_at: int | None = None) -> None:
         """Adds a row while the clock is so many days ahead, and perhaps records a cut or splits the table."""
-        supplier = self._table._context.supplier
+        supplier = self._table.context.supplier
         [(before,)] = query(supplier, "select pg_current_xact_id()::text")
         add(self._table, first, 1)
         if split_at is not None:
@@ -86,7 +86,7 @@ def test_portions_have_what_was_committed_while_the_clock_was_ahead(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, cut_after: bool
 ) -> None:
     table = made(instance)
-    start = moments.now(table._context)
+    start = moments.now(table.context)
     add(table, 0, 1)
     ahead = Ahead(table, monkeypatch)
     ahead.adding(1, 5)
@@ -96,7 +96,7 @@ def test_portions_have_what_was_committed_while_the_clock_was_ahead(
         table.history.record_cut()
     seen = list[int]()
     for _ in range(3):
-        till = changes.portion_since(table._context, start, 1)
+        till = changes.portion_since(table.context, start, 1)
         seen += table.changes(start, till, ["k"]).read_all()["k"].to_pylist()
         start = till
     assert sorted(seen) == [0, 1, 2]
@@ -137,7 +137,7 @@ def test_a_time_that_has_come_again_since_the_clock_was_set_back_is_refused(
         ("tables", ("created_at", "history_since"), 10),
     ):
         earlier = ", ".join(f"{column} = {column} - interval '{days} days'" for column in columns)
-        query(table._context.supplier, f"update {name} set {earlier} returning 1")
+        query(table.context.supplier, f"update {name} set {earlier} returning 1")
     ahead.tell("0", "0", 0)
     with pytest.raises(InvalidCut, match="clock was set back"):
         keys(table, then - timedelta(days=5))

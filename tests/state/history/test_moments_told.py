@@ -26,7 +26,7 @@ from tests.support.writing import open_source, write_leaves
 
 
 def change(table: Table, statement: str, *values: Any) -> None:
-    query(table._context.supplier, f"{statement} returning 1", *values)
+    query(table.context.supplier, f"{statement} returning 1", *values)
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_a_time_finds_the_epoch_that_came_after_the_clock_was_set_back(instance:
         for when, rows in seen:
             assert keys(table, when) == rows, "of an epoch whose time is yet to come"
         table.compact()
-    rows = query(table._context.supplier, "select clock_at < created_at from epoch order by epoch")
+    rows = query(table.context.supplier, "select clock_at < created_at from epoch order by epoch")
     assert rows == [(None,), *[(True,)] * 3]
 
 
@@ -270,7 +270,7 @@ def test_a_query_of_a_standby_sees_one_moment(
     table = made(primary, split_threshold_rows=10**6)
     table.partitions.split("root", 50)
     add(table, 0, 100)
-    context = table._context
+    context = table.context
     pair.catch_up()
     copy = standby.table("t")
     with ExitStack() as stack:
@@ -301,7 +301,7 @@ def test_a_change_of_columns_beside_a_slow_transaction_is_seen_on_a_standby(
     table = made(primary)
     add(table, 0)
     first = table.history.record_cut("first")
-    with table._context.supplier.connection() as slow, slow.transaction():
+    with table.context.supplier.connection() as slow, slow.transaction():
         slow.execute("select pg_current_xact_id()")
         table.add_column(Field("note", STRING, nullable=True))
         table.ingest(pa.table({"k": [100], "v": [0], "note": ["new"]}))

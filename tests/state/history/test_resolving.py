@@ -42,7 +42,7 @@ def filled(instance: Instance, layout: str = "file_table", **properties: Any) ->
 
 def applied(table: Table) -> list[tuple[int, ...]]:
     """Which deletions a reader applies to each file, by the files' keys."""
-    scans = [scan for group in plan_query(table._context, KeyRanges()) for scan in group]
+    scans = [scan for group in plan_query(table.context, KeyRanges()) for scan in group]
     order = {file.filename: file.min_key or b"" for file in table.file_page()}
     scans.sort(key=lambda scan: order[scan.filename])
     return [tuple(one.deletion_id for one in scan.deletions) for scan in scans]
@@ -108,7 +108,7 @@ def test_files_with_few_rows_stay_until_the_deletion_is_old(
     table.collect_garbage()
     assert [one.deletion_id for one in table.deletions()] == [1, 2], "the third is done with"
     assert not table.compact().jobs_created
-    with table._context.supplier.connection() as conn:
+    with table.context.supplier.connection() as conn:
         conn.execute("update deletion set deleted_at = deleted_at - interval '8 days'")
     report = table.compact()
     assert (report.jobs_run, report.rows_written) == (1, 39 * FILES - 1)
@@ -150,18 +150,18 @@ def test_a_deletion_amid_a_look_is_not_taken_for_looked_at(
 
     monkeypatch.setattr(scan_session, "count_rows", slow)
     files = [(file.filename, file.byte_count) for file in table.file_page()]
-    look_at(table._context, files[:2])
+    look_at(table.context, files[:2])
     assert count(table) == 39 * FILES
     assert sorted(applied(table)) == [*[(1, 2)] * 3, *[(2,)] * 2]
     # one that is slower tells nothing that is known better
-    table._context.deletions.note([Noted(files[0][0], 0, [])])
+    table.context.deletions.note([Noted(files[0][0], 0, [])])
     assert count(table) == 39 * FILES
 
 
 @pytest.mark.slow
 def test_a_compaction_that_began_before_a_look_and_one_that_knows_no_deletions(instance: Instance) -> None:
     table = filled(instance, compaction_batch_files=FILES)
-    context = table._context
+    context = table.context
     table.delete({"v": 7})
     context.jobs.create()
     [job] = context.jobs.take(1)
@@ -221,12 +221,12 @@ def test_a_job_that_looks_is_put_back_when_its_process_died(
 ) -> None:
     table = filled(instance, compaction_attempts_max=2)
     table.delete({"v": 7})
-    table._context.jobs.create_of_deleted()
-    jobs = table._context.jobs.take(FILES, lease_seconds=0.0)
+    table.context.jobs.create_of_deleted()
+    jobs = table.context.jobs.take(FILES, lease_seconds=0.0)
     assert [job.looks for job in jobs] == [True] * FILES
     report = table.compact()
     assert report.jobs_looked == FILES
-    assert not table._context.jobs.count()[0]
+    assert not table.context.jobs.count()[0]
     assert count(table) == 39 * FILES
 
 
@@ -242,6 +242,6 @@ def test_jobs_of_deletions_are_made_by_the_schedule_of_a_deployment(
         return real(self, jobs_max)
 
     monkeypatch.setattr(CompactionJobs, "create_of_deleted", noted)
-    runs._make_jobs_of(table._context.supplier, table._context.table, 3)
+    runs._make_jobs_of(table.context.supplier, table.context.table, 3)
     assert made == ["3"], "as many as there is room for"
-    assert table._context.jobs.count()[0] == 3
+    assert table.context.jobs.count()[0] == 3

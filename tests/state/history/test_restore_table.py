@@ -82,13 +82,13 @@ def test_a_compaction_that_runs_while_its_table_is_restored_is_given_up(instance
     add(table, 0)
     table.history.record_cut("a")
     add(table, 5)
-    assert table._context.jobs.create() == 1
-    [job] = table._context.jobs.take(1)
+    assert table.context.jobs.create() == 1
+    [job] = table.context.jobs.take(1)
     table.restore("a")
     assert keys(table) == list(range(20))
     assert [one.job_id for one in table.files.file_references()] == [None]
-    assert table._context.jobs.count() == (0, 0)
-    assert compaction_job.run_compaction(table._context, job, 0).outcome != "committed"
+    assert table.context.jobs.count() == (0, 0)
+    assert compaction_job.run_compaction(table.context, job, 0).outcome != "committed"
     assert keys(table) == list(range(20))
 
 
@@ -122,7 +122,7 @@ def test_a_query_sees_no_restore_that_comes_after_it(
     """That it only removes files looks like a compaction where these may leave any number of rows."""
     monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
     table = made(instance, gc_delay_seconds=0, split_threshold_rows=10**6, **properties)
-    context = table._context
+    context = table.context
     table.partitions.split("root", 20)
     add(table, 0, 40)
     good = table.history.record_cut()
@@ -140,7 +140,7 @@ def test_a_query_sees_no_restore_that_comes_after_it(
 def test_a_query_sees_no_rows_that_came_before_a_merge(instance: Instance) -> None:
     """They are in a leaf that has taken the place of the one that they came into."""
     table = made(instance, gc_delay_seconds=0, split_threshold_rows=10**6)
-    context = table._context
+    context = table.context
     table.partitions.split("root", 20)
     add(table, 0, 40)
     rows, moment = KeyRanges(), Moment(context.schema)

@@ -65,9 +65,9 @@ def test_rows_are_as_old_as_they_were_then(instance: Instance) -> None:
     assert summed(instance, "select k from t order by k", cut) == [{"k": key} for key in then]
     with instance.duckdb(as_of=cut) as opened:
         assert opened.execute("select k from t order by k").fetchall() == [(key,) for key in then]
-    position = moments.position_of(table._context, cut)
+    position = moments.position_of(table.context, cut)
     asked = question(table.schema, None, ["k"], None)
-    found = [batch for part in parts(table._context, asked, position) for batch in part.rows(table._context)]
+    found = [batch for part in parts(table.context, asked, position) for batch in part.rows(table.context)]
     assert [key for batch in found for key in batch.column(0).to_pylist()] == then
 
 
@@ -146,7 +146,7 @@ def test_a_collection_between_plan_and_read_is_told(instance: Instance) -> None:
     add(table, 0)
     at = clock(instance)
     add(table, 10)
-    context = table._context
+    context = table.context
     position = moments.position_of(context, at)
     table.compact()
     table.collect_garbage()

@@ -138,7 +138,7 @@ def test_a_process_that_is_killed_leaves_a_whole_cut_or_none(
     instance: Instance, tmp_path: Path, when: str
 ) -> None:
     table = instance.create_table("t", SCHEMA)
-    (tmp_path / "address").write_bytes(pickle.dumps(table._context.address))
+    (tmp_path / "address").write_bytes(pickle.dumps(table.context.address))
     command = [sys.executable, "-c", DYING, str(tmp_path / "address"), when]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     kept = ["a"] if when == "after" else []
