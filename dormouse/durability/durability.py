@@ -27,7 +27,7 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.model.loops import Progress
-from dormouse.objects.store import GuardedStore, ObjectStore, open_store
+from dormouse.objects.store import ObjectStore, guarded, open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.lease import clock_jumps
 from dormouse.settings.process import Settings
@@ -73,7 +73,7 @@ class Durability:
         self.read_only = read_only
         self.refusal: InstanceReadOnly | None = None
         self.ownership = Ownership(supplier, objects)
-        self.objects = GuardedStore(objects, self._deleting)
+        self.objects = guarded(objects, self._deleting)
         self.attempts = WriteAttempts(supplier, self.objects)
         self.catalog = Catalog(supplier, self.attempts)
 
