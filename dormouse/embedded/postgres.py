@@ -23,7 +23,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any, Self
 
 from psycopg.conninfo import conninfo_to_dict
@@ -148,9 +147,7 @@ class EmbeddedPostgres:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property

@@ -234,21 +234,12 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 NAME = "postgres.running"
-
-
 POLL_SECONDS = 0.02
-
-
 ORPHAN_SECONDS = 1.0
 """How long backends may take to notice that their postmaster died; and how often orphans are looked for."""
 
-
 ANSWER_SECONDS_MAX = 1
-
-
 CONTENT_BYTES_MAX = 4096
-
-
 _SOCKETS = ".s.PGSQL.*[0-9]"
 
 
@@ -257,19 +248,10 @@ class HeldElsewhere(InstanceLocked):
 
 
 @dataclass(frozen=True)
-class Holder:
-    """Where the server runs; empty: not known."""
+class Holder(Process):
+    """The server that holds a lease, and since when; empty: not known."""
 
-    host: str = ""
-    boot: str = ""
-    namespace: str = ""
-    pid: int = 0
     since: str = ""
-    started: str = ""
-    """When the server started, in ticks since the boot: a later process with the same id has another time."""
-
-    def is_gone(self) -> bool:
-        return Process(self.host, self.boot, self.namespace, self.pid, self.started).is_gone()
 
 
 def take(data: Path, deadline: float, in_sight: Callable[[], bool]) -> int | None:
@@ -326,8 +308,7 @@ def is_held_by(folder: Path, pid: int) -> bool:
 def sign(lease: int, pid: int) -> None:
     """Says who holds it: the server with this process id."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    server = process_here(pid)
-    holder = Holder(server.host, server.boot, server.namespace, pid, since, server.started)
+    holder = Holder(**asdict(process_here(pid)), since=since)
     os.pwrite(lease, json.dumps(asdict(holder)).encode(), 0)
 
 

@@ -8,7 +8,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -126,13 +126,11 @@ class FolderStore:
             if target.exists():
                 raise taken(name, str(self.root))
             slot = self._area().claim()
-        try:
+        with closing(slot):
             with reporting_full_disk(name, str(self.root)):
                 yield slot.path(target.name)
             with _errors("write", name, self.root):
                 self._publish(slot.written(target.name), name)
-        finally:
-            slot.release()
 
     def copy(self, source: str, name: str) -> None:
         """Both names are of one file."""
@@ -188,7 +186,7 @@ class FolderStore:
         """Within the store's own file system, so that pinning copies nothing."""
         with _errors("write", STAGING, self.root):
             slot = self._area().claim()
-        try:
+        with closing(slot):
             found: dict[str, Path] = {}
             for number, name in enumerate(names):
                 first, _, rest = check_name(name).partition("/")
@@ -196,8 +194,6 @@ class FolderStore:
                 with _errors("read", name, self.root):
                     pin_beneath(self.root / first, rest, found[name])
             yield found
-        finally:
-            slot.release()
 
     def uri(self, name: str) -> str:
         return str(self._path(name))

@@ -6,7 +6,7 @@ import io
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, cached_property, partial
@@ -153,13 +153,11 @@ class S3Store:
         with self._errors("stage", name):
             slot = self._area().claim()
         path = slot.path(name.rpartition("/")[2])
-        try:
+        with closing(slot):
             with reporting_full_disk(name, self.url):
                 yield path
             with self._errors("write", name):
                 self._upload(slot.written(path.name), name)
-        finally:
-            slot.release()
 
     def copy(self, source: str, name: str) -> None:
         """Within the store."""
@@ -207,16 +205,13 @@ class S3Store:
 
     @contextmanager
     def pinned(self, names: Iterable[str]) -> Iterator[dict[str, Path]]:
-        slot = self._area().claim()
-        try:
+        with closing(self._area().claim()) as slot:
             found: dict[str, Path] = {}
             for number, name in enumerate(names):
                 found[name] = slot.path(pinned_name(number, name))
                 with self.reader(name) as source, found[name].open("wb") as target:
                     shutil.copyfileobj(source, target, 1 << 20)
             yield found
-        finally:
-            slot.release()
 
     def uri(self, name: str) -> str:
         return f"{self.url}/{check_name(name)}"

@@ -163,7 +163,7 @@ _LOCK = "owner.lock"
 
 @dataclass(frozen=True)
 class Slot:
-    """One object's folder in the staging area, locked until it is released."""
+    """One object's folder in the staging area, locked until it is closed."""
 
     folder: Path
     lock: int
@@ -182,7 +182,7 @@ class Slot:
             raise FileNotFoundError(errno.ENOENT, "nothing was written to its staged path")
         return path
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Remove the folder and all that is in it."""
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self.lock)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 from urllib.parse import unquote, urlsplit
 
 from dormouse.errors import DormouseError, InvalidInput, ObjectAlreadyExists
@@ -173,34 +173,8 @@ class GuardedStore:
     def __reduce__(self) -> Any:
         return _alone, (self.store,)
 
-    @property
-    def url(self) -> str:
-        return self.store.url
-
-    @property
-    def options(self) -> dict[str, str]:
-        return self.store.options
-
-    def put(self, name: str, data: bytes) -> None:
-        self.store.put(name, data)
-
-    def staged(self, name: str) -> AbstractContextManager[Path]:
-        return self.store.staged(name)
-
-    def copy(self, source: str, name: str) -> None:
-        self.store.copy(source, name)
-
-    def get(self, name: str) -> bytes:
-        return self.store.get(name)
-
-    def get_range(self, name: str, start: int, length: int) -> bytes:
-        return self.store.get_range(name, start, length)
-
-    def size(self, name: str) -> int:
-        return self.store.size(name)
-
-    def reader(self, name: str) -> BinaryIO:
-        return self.store.reader(name)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
 
     def delete(self, names: Iterable[str]) -> list[tuple[str, Exception]]:
         failed: list[tuple[str, Exception]] = []
@@ -210,23 +184,10 @@ class GuardedStore:
                 failed += self.store.delete(batch)
         return failed
 
-    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        return self.store.list(prefix)
 
-    def list_dated(self, prefix: str = "") -> Iterator[tuple[str, int, datetime]]:
-        return self.store.list_dated(prefix)
-
-    def local_path(self, name: str) -> Path | None:
-        return self.store.local_path(name)
-
-    def pinned(self, names: Iterable[str]) -> AbstractContextManager[dict[str, Path]]:
-        return self.store.pinned(names)
-
-    def uri(self, name: str) -> str:
-        return self.store.uri(name)
-
-    def sweep_staging(self) -> int:
-        return self.store.sweep_staging()
+def guarded(store: ObjectStore, deleting: Deleting) -> ObjectStore:
+    """Returns a store that asks before it deletes, which has by delegation all that an `ObjectStore` has."""
+    return cast("ObjectStore", GuardedStore(store, deleting))
 
 
 def _alone(store: ObjectStore) -> ObjectStore:

@@ -24,7 +24,7 @@ from dormouse.model.loops import portions
 from dormouse.model.region import KeyRanges, united
 from dormouse.model.schema import Schema
 from dormouse.model.table import is_keyed
-from dormouse.reading.checked_files import FileGone, named_failures
+from dormouse.reading.checked_files import named_failures
 from dormouse.reading.keyed_changes import KeyedChanges
 from dormouse.reading.planner import Scan
 from dormouse.reading.row_filter import is_of, rendered
@@ -38,12 +38,12 @@ from dormouse.reading.scan_session import (
     stored_rows,
 )
 from dormouse.reading.streams import Interruption, batches_ahead
-from dormouse.reading.table_view import differing_groups, gone_of_moment, milliseconds_at, plan_query
+from dormouse.reading.table_view import differing_groups, milliseconds_at, plan_query, reading_at
 from dormouse.reading.where import Deletion, deletions_of, question
 from dormouse.state.context import TableContext
 from dormouse.state.history.changes import ChangedFile, pages_between
 from dormouse.state.history.consumers import Consumers, ConsumerState
-from dormouse.state.history.moments import kept, now
+from dormouse.state.history.moments import now
 from dormouse.state.history.retention import PastDeletion, PastEvent, PastRestore, events_between, touched
 
 # The rows that a restore changed: those by which the moments just before and just after it differ.
@@ -289,11 +289,8 @@ def _followed(batches: Iterator[pa.RecordBatch], at_end: Callable[[], object]) -
 def _of_keys(
     keyed: KeyedChanges, pages: Iterable[Sequence[ChangedFile]], events: Sequence[PastEvent]
 ) -> Iterator[pa.RecordBatch]:
-    with kept(keyed.context, keyed.after):
-        try:
-            yield from keyed.batches(chain.from_iterable(map(_scans_together, pages)), events)
-        except FileGone as error:
-            raise gone_of_moment(keyed.context, keyed.after, error) from error
+    with reading_at(keyed.context, keyed.after):
+        yield from keyed.batches(chain.from_iterable(map(_scans_together, pages)), events)
 
 
 class _Reading:
@@ -314,7 +311,7 @@ class _Reading:
         self._kinds: dict[str, pa.Array] = {}
 
     def rows(self, steps: Iterable[_Pages | PastEvent]) -> Iterator[pa.RecordBatch]:
-        with kept(self._context, self._after):
+        with reading_at(self._context, self._after):
             for step in steps:
                 if isinstance(step, PastRestore):
                     yield from self._restored(step)
@@ -331,29 +328,22 @@ class _Reading:
         [deletion] = deletions_of(schema, [(past.deletion_id, past.condition)]) or [None]
         if deletion is None:
             return
-        try:
-            groups = plan_query(then, deletion.ranges, at=past.before)
-            for group in groups:
-                # its own transaction may be among those of the moment
-                scans = [replace(scan, deletions=_earlier(scan.deletions, deletion)) for scan in group]
-                yield from self._rows_of(scans, DELETE, schema, rendered(is_of(schema, deletion), DATAFUSION))
-        except FileGone as error:
-            raise gone_of_moment(self._context, self._after, error) from error
+        for group in plan_query(then, deletion.ranges, at=past.before):
+            # its own transaction may be among those of the moment
+            scans = [replace(scan, deletions=_earlier(scan.deletions, deletion)) for scan in group]
+            yield from self._rows_of(scans, DELETE, schema, rendered(is_of(schema, deletion), DATAFUSION))
 
     def _restored(self, past: PastRestore) -> Iterator[pa.RecordBatch]:
         """The rows that a restore took away, as they were just before it, and those that it brought back."""
         found = Restored(self._context, past)
-        try:
-            for before, after in found.groups():
-                # a file may be read for both, of other rows
-                plan = partial(self._differing, found, before, after)
-                for batch in self._batches([*before, *after], plan, may_search=True):
-                    for change, counts in ((DELETE, pc.less), (INSERT, pc.greater)):
-                        rows = batch.filter(counts(batch[COUNT], 0))
-                        for part in one_each(rows.drop_columns(COUNT), rows[COUNT]):
-                            yield self._marked(part, change)
-        except FileGone as error:
-            raise gone_of_moment(self._context, self._after, error) from error
+        for before, after in found.groups():
+            # a file may be read for both, of other rows
+            plan = partial(self._differing, found, before, after)
+            for batch in self._batches([*before, *after], plan, may_search=True):
+                for change, counts in ((DELETE, pc.less), (INSERT, pc.greater)):
+                    rows = batch.filter(counts(batch[COUNT], 0))
+                    for part in one_each(rows.drop_columns(COUNT), rows[COUNT]):
+                        yield self._marked(part, change)
 
     def _differing(self, found: Restored, before: Sequence[Scan], after: Sequence[Scan]) -> ExecutionPlan:
         frame = found.frame(key_session(self._context.objects), before, after)
@@ -362,12 +352,9 @@ class _Reading:
     def _rows_of(
         self, scans: Sequence[Scan], change: str, schema: Schema, condition: Expr | None = None
     ) -> Iterator[pa.RecordBatch]:
-        try:
-            plan = partial(self._physical, scans, schema, condition)
-            for batch in self._batches(scans, plan, may_search=condition is not None):
-                yield self._marked(batch, change)
-        except FileGone as error:
-            raise gone_of_moment(self._context, self._after, error) from error
+        plan = partial(self._physical, scans, schema, condition)
+        for batch in self._batches(scans, plan, may_search=condition is not None):
+            yield self._marked(batch, change)
 
     def _batches(
         self, scans: Sequence[Scan], physical: Callable[[], ExecutionPlan], *, may_search: bool

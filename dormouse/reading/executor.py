@@ -38,10 +38,10 @@ from dormouse.reading.scan_session import (
     rows,
 )
 from dormouse.reading.streams import Ahead, Interruption, batches_ahead
-from dormouse.reading.table_view import Moment, gone_of_moment, milliseconds_at, plan_query
+from dormouse.reading.table_view import Moment, milliseconds_at, plan_query, reading_at
 from dormouse.reading.where import Question, Where, question
 from dormouse.state.context import TableContext
-from dormouse.state.history.moments import kept, moment_of, position_of
+from dormouse.state.history.moments import moment_of, position_of
 
 Groups = Iterator[tuple[Scan, ...]]
 _Prepared = Iterator[tuple[Sequence[Scan], Iterable[pa.RecordBatch]]]
@@ -194,11 +194,8 @@ class _Execution:
         if self._at is None:
             yield from self._rows(groups)
             return
-        with kept(self._context, self._at):
-            try:
-                yield from self._limited(self.planned(groups, None))
-            except FileGone as error:
-                raise gone_of_moment(self._context, self._at, error) from error
+        with reading_at(self._context, self._at):
+            yield from self._limited(self.planned(groups, None))
 
     def _rows(self, groups: Groups | None) -> Iterator[pa.RecordBatch]:
         gone: set[str] = set()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -51,34 +51,33 @@ class Reading:
         """A struct's fields by their numbers; of the list of that number, the structs as they are written."""
         _check_depth(depth)
         found: Struct = {}
-        number = 0
-        while True:
-            head = self._data[self.at]
-            self.at += 1
-            kind = head & 15
-            if kind == STOP:
-                return found
-            number = number + (head >> 4) if head >> 4 else self._integer()
+        for number, kind in self._fields():
             if number == raw_list:
                 found[number] = self._raw()
             elif kind in (TRUE, FALSE):
                 found[number] = kind == TRUE
             else:
                 found[number] = self._value(kind, depth)
+        return found
 
     def kept(self, depth: int = 0) -> Kept:
         """A struct of which `written` makes the bytes again."""
         _check_depth(depth)
         found: Kept = {}
+        for number, kind in self._fields():
+            found[number] = kind, None if kind in (TRUE, FALSE) else self._kept_value(kind, depth)
+        return found
+
+    def _fields(self) -> Iterator[tuple[int, int]]:
+        """Yields the number and the kind of each field of a struct; the caller reads its value."""
         number = 0
         while True:
             head = self._data[self.at]
             self.at += 1
-            kind = head & 15
-            if kind == STOP:
-                return found
+            if (kind := head & 15) == STOP:
+                return
             number = number + (head >> 4) if head >> 4 else self._integer()
-            found[number] = kind, None if kind in (TRUE, FALSE) else self._kept_value(kind, depth)
+            yield number, kind
 
     def locations(self) -> int:
         """How many there are of what an offset index has first; their beginning is where it stands."""

@@ -137,6 +137,16 @@ def differing_groups(
                 yield one, other
 
 
+@contextmanager
+def reading_at(context: TableContext, at: Position) -> Iterator[None]:
+    """Keeps what a table had at a moment; raises `CutExpired`, or that a file is lost, for `FileGone`."""
+    with kept(context, at):
+        try:
+            yield
+        except FileGone as error:
+            raise gone_of_moment(context, at, error) from error
+
+
 def gone_of_moment(context: TableContext, at: Position, error: FileGone) -> DormouseError:
     """Why a file of a moment is gone: `CutExpired`, or it is lost."""
     try:

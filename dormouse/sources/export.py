@@ -207,7 +207,7 @@ def _quoted(texts: pa.Array) -> pa.Array:
 def _list(column: pa.Array) -> pa.Array:
     if pa.types.is_fixed_size_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
-    return _bracketed(column, json_text(column.flatten()), "[", "]")
+    return _bracketed(column, json_text(column.flatten()))
 
 
 def _map(column: pa.Array) -> pa.Array:
@@ -218,17 +218,15 @@ def _map(column: pa.Array) -> pa.Array:
     pairs = pc.binary_join_element_wise(
         _literal("["), keys, _literal(","), values, _literal("]"), _literal("")
     )
-    return _bracketed(lists, pairs, "[", "]")
+    return _bracketed(lists, pairs)
 
 
-def _bracketed(lists: pa.Array, texts: pa.Array, opening: str, closing: str) -> pa.Array:
+def _bracketed(lists: pa.Array, texts: pa.Array) -> pa.Array:
     """The texts of each list's elements (none of null lists), joined."""
     counts = pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int64())
     offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(counts)])
     joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, texts), _literal(","))
-    found = pc.binary_join_element_wise(
-        _literal(opening), joined.cast(_TEXT), _literal(closing), _literal("")
-    )
+    found = pc.binary_join_element_wise(_literal("["), joined.cast(_TEXT), _literal("]"), _literal(""))
     return pc.if_else(lists.is_valid(), found, pa.scalar(None, _TEXT))
 
 

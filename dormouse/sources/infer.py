@@ -40,11 +40,9 @@ class Inferred:
     unsure: Mapping[str, str]
 
 
-def schema_like(
-    data: Any, row_keys: Sequence[str] = (), sort_keys: Sequence[str] = (), types: Mapping[str, DataType] = {}
-) -> Schema:
+def schema_like(data: Any, row_keys: Sequence[str] = (), sort_keys: Sequence[str] = ()) -> Schema:
     """The columns of files or data with these keys; see `infer`."""
-    return infer(data, row_keys, sort_keys, types).schema
+    return infer(data, row_keys, sort_keys).schema
 
 
 def infer(

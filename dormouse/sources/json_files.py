@@ -6,9 +6,10 @@ import glob
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
+from dormouse.data.transform import quoted
 from dormouse.errors import InvalidData, not_installed, one_line
 from dormouse.model.types import (
     BOOLEAN,
@@ -49,6 +51,9 @@ from dormouse.sources.text_values import (
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
+
+    Ask = Callable[[str], DuckDBPyConnection]
+    """Runs a statement about one file, `$path`."""
 
 # Places in files of JSON: the line of each value, and the first thing that is no object.
 
@@ -259,15 +264,15 @@ class _NoColumns(InvalidData):
 
 
 @contextmanager
-def _connected(file: DataFile, fields: Sequence[Field] = ()) -> Iterator[DuckDBPyConnection]:
-    """Yields a connection; raises `InvalidData`, with the line, for what DuckDB refuses of the file."""
+def _asked(file: DataFile, fields: Sequence[Field] = ()) -> Iterator[Ask]:
+    """Yields what asks DuckDB; raises `InvalidData`, with the line, for what it refuses of the file."""
     try:
         import duckdb
     except ImportError:
         raise not_installed("duckdb", "sql") from None
     with duckdb.connect(config={"memory_limit": MEMORY}) as connection:
         try:
-            yield connection
+            yield partial(connection.execute, parameters={"path": glob.escape(str(file.path))})
         except duckdb.Error as error:
             has_keys = check_objects(file.path, tuple(fields))
             if not has_keys and isinstance(error, duckdb.BinderException):
@@ -288,15 +293,14 @@ def json_types(file: DataFile) -> dict[str, DataType]:
 
 
 def _json_types(file: DataFile) -> dict[str, DataType]:
-    with _connected(file) as connection:
-        found = connection.execute(
+    with _asked(file) as ask:
+        found = ask(
             f"select * from read_json({_FILE}, sample_size = -1, records = true, "
-            "map_inference_threshold = -1) limit 0",
-            {"path": glob.escape(str(file.path))},
+            "map_inference_threshold = -1) limit 0"
         )
         types = {str(one[0]): _type(one[1]) for one in found.description or ()}
         if any(_is_renamed(name, types) for name in types):
-            _check_keys(connection, file)
+            _check_keys(ask)
         return types
 
 
@@ -310,11 +314,10 @@ def inferred_json_types(file: DataFile) -> dict[str, DataType]:
     times = [name for name, kind in types.items() if kind in TIMES]
     if not times:
         return types
-    words = ", ".join(f"bool_or(not regexp_matches({_quoted(name)}, '\\d'))" for name in times)
+    words = ", ".join(f"bool_or(not regexp_matches({quoted(name)}, '\\d'))" for name in times)
     texts = _struct(dict.fromkeys(times, "VARCHAR"))
-    with _connected(file) as connection:
-        statement = f"select {words} from read_json({_FILE}, columns = {texts})"
-        found = connection.execute(statement, {"path": glob.escape(str(file.path))}).fetchall()[0]
+    with _asked(file) as ask:
+        [found] = ask(f"select {words} from read_json({_FILE}, columns = {texts})").fetchall()
     return types | {name: STRING for name, has_word in zip(times, found, strict=True) if has_word}
 
 
@@ -348,10 +351,9 @@ def _is_renamed(name: str, names: Iterable[str]) -> bool:
     return stem is not None and any(one.casefold() == stem[1].casefold() for one in names)
 
 
-def _check_keys(connection: DuckDBPyConnection, file: DataFile) -> None:
+def _check_keys(ask: Ask) -> None:
     """Refuses keys that differ by case only."""
-    keys = f"select distinct unnest(json_keys(json)) from read_json_objects({_FILE})"
-    found = connection.execute(keys, {"path": glob.escape(str(file.path))}).fetchall()
+    found = ask(f"select distinct unnest(json_keys(json)) from read_json_objects({_FILE})").fetchall()
     seen: dict[str, str] = {}
     for (key,) in sorted(found):
         other = seen.setdefault(key.casefold(), key)
@@ -379,11 +381,9 @@ def json_batches(
     columns = {field.name: _as_text(field.type) for field in fields}
     if is_empty(file):
         return
-    with _connected(file, fields) as connection:
-        path = {"path": glob.escape(str(file.path))}
-        reader = connection.execute(
-            f"select * from read_json({_FILE}, columns = {_struct(columns)})", path
-        ).to_arrow_reader(BATCH_ROWS)
+    with _asked(file, fields) as ask:
+        rows = ask(f"select * from read_json({_FILE}, columns = {_struct(columns)})")
+        reader = rows.to_arrow_reader(BATCH_ROWS)
         is_odd = has_long_numbers(file.path)
         exact = [
             field for field in fields if _has_decimals(field.type) or (is_odd and _has(field.type, _ROUNDED))
@@ -434,19 +434,16 @@ def _filled(
 def _presence(file: DataFile, fields: Sequence[Field]) -> Iterator[pa.RecordBatch]:
     """Yields which objects have these columns, be they null, in batches as of `json_batches`."""
     pointers = {field.name: "/" + field.name.replace("~", "~0").replace("/", "~1") for field in fields}
-    columns = (f"json_exists(json, {_literal(to)}) as {_quoted(name)}" for name, to in pointers.items())
-    with _connected(file) as connection:
-        path = {"path": glob.escape(str(file.path))}
-        found = connection.execute(f"select {', '.join(columns)} from read_json_objects({_FILE})", path)
+    columns = (f"json_exists(json, {_literal(to)}) as {quoted(name)}" for name, to in pointers.items())
+    with _asked(file) as ask:
+        found = ask(f"select {', '.join(columns)} from read_json_objects({_FILE})")
         yield from found.to_arrow_reader(BATCH_ROWS)
 
 
 def _objects(file: DataFile) -> Iterator[pa.Array]:
     """The texts of all objects, in batches as of `json_batches`."""
-    with _connected(file) as connection:
-        path = {"path": glob.escape(str(file.path))}
-        found = connection.execute(f"select json from read_json_objects({_FILE})", path)
-        for batch in found.to_arrow_reader(BATCH_ROWS):
+    with _asked(file) as ask:
+        for batch in ask(f"select json from read_json_objects({_FILE})").to_arrow_reader(BATCH_ROWS):
             yield batch.column(0)
 
 
@@ -527,17 +524,13 @@ def _as_text(kind: DataType) -> str:
     if kind.element is not None:
         return f"{_as_text(kind.element)}[]"
     if kind.parts:
-        parts = ", ".join(f"{_quoted(part.name)} {_as_text(part.type)}" for part in kind.parts)
+        parts = ", ".join(f"{quoted(part.name)} {_as_text(part.type)}" for part in kind.parts)
         return f"STRUCT({parts})"
     return "VARCHAR"
 
 
 def _struct(columns: Mapping[str, str]) -> str:
     return "{" + ", ".join(f"{_literal(name)}: {_literal(kind)}" for name, kind in columns.items()) + "}"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _literal(text: str) -> str:

@@ -93,9 +93,7 @@ def naming(name: str, called: str | None = None) -> Iterator[None]:
         yield
     except InvalidData as error:
         text = str(error)
-        between = (
-            ", " if text.startswith(("line ", "row ")) else " " if text.startswith(("is ", "has ")) else ": "
-        )
+        between = next((sign for begin, sign in _BEGINNINGS.items() if text.startswith(begin)), ": ")
         raise InvalidData(f"{said}{between}{text}", **error.data, **data) from None
     except (pa.ArrowException, OSError) as error:
         why = getattr(error, "strerror", None) or one_line(error)

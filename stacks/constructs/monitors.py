@@ -168,8 +168,13 @@ class Monitors:
         )
 
     def commits(self) -> None:
-        self._graph(
-            "Commit requests", lambdas.COMMITS_APPLIED, lambdas.COMMITS_REJECTED, lambdas.COMMITS_LATER
+        name = "Commit requests"
+        names = (lambdas.COMMITS_APPLIED, lambdas.COMMITS_REJECTED, lambdas.COMMITS_LATER)
+        shown = [self._ours(one, "Sum") for one in names]
+        self._facade.monitor_custom(
+            human_readable_name=name,
+            alarm_friendly_name=_alarm_name(name),
+            metric_groups=[monitors.CustomMetricGroup(title=name, metrics=shown)],
         )
 
     def given_up(self) -> None:
@@ -327,14 +332,6 @@ class Monitors:
             human_readable_name=name,
             alarm_friendly_name=_alarm_name(name),
             metric_groups=[monitors.CustomMetricGroup(title=name, metrics=[alarmed])],
-        )
-
-    def _graph(self, name: str, *names: str) -> None:
-        shown = [self._ours(one, "Sum") for one in names]
-        self._facade.monitor_custom(
-            human_readable_name=name,
-            alarm_friendly_name=_alarm_name(name),
-            metric_groups=[monitors.CustomMetricGroup(title=name, metrics=shown)],
         )
 
     def _ours(self, name: str, statistic: str) -> cloudwatch.Metric:

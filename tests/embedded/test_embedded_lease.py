@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -143,9 +144,9 @@ def test_another_host_s_lease_is_told_with_its_holder(server_folder: Path) -> No
     """As a lock of a network file system looks; nothing of the other server is touched."""
     pid_file = server_folder / "postgres" / "postmaster.pid"
     pid_file.write_text(f"1\n{server_folder}\n1\n5432\n/run\n\n1 1\nready\n")
-    holder = running.Holder("north", "b00t", "pid:[7]", 42, "2026-11-20T14:00:00+00:00")
+    holder = running.Holder("north", "b00t", "pid:[7]", 42, since="2026-11-20T14:00:00+00:00")
     with (server_folder / running.NAME).open("w") as lease:
-        json.dump(vars(holder), lease)
+        json.dump(asdict(holder), lease)
         lease.flush()
         fcntl.flock(lease, fcntl.LOCK_EX)
         with pytest.raises(
@@ -158,10 +159,10 @@ def test_another_host_s_lease_is_told_with_its_holder(server_folder: Path) -> No
 @pytest.mark.slow
 def test_a_process_that_has_another_host_s_number_is_not_taken_for_its_server(server_folder: Path) -> None:
     """As in two containers with a server each, where root may not see what a process works on."""
-    holder = running.Holder("north", "b00t", "pid:[7]", 42, "2026-11-20T14:00:00+00:00")
+    holder = running.Holder("north", "b00t", "pid:[7]", 42, since="2026-11-20T14:00:00+00:00")
     with other_process(server_folder) as other:
         assert said(other) == "started"
-        (server_folder / running.NAME).write_text(json.dumps(vars(holder)))
+        (server_folder / running.NAME).write_text(json.dumps(asdict(holder)))
         with pytest.raises(InstanceLocked, match="runs on host north"):
             EmbeddedPostgres(server_folder).start()
 

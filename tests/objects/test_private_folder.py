@@ -172,7 +172,7 @@ def test_locks_and_folders_of_a_slot_are_private(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert [mode(slot.folder), mode(slot.path("owner.lock"))] == [0o700, 0o600]
-    slot.release()
+    slot.close()
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ class WorkerProcess:
     def _release(self) -> None:
         self._channel.close()
         os.close(self._lifeline)
-        self._slot.release()
+        self._slot.close()
 
 
 def _started(end: int, lifeline: int) -> subprocess.Popen[bytes]:
