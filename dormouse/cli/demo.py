@@ -82,7 +82,7 @@ class DemoScreen:
             return
         from dormouse.model.partition_tree import outline
 
-        rows = {leaf.partition_id: leaf for leaf in table.partitions.leaf_rows(0)}
+        rows = {leaf.partition_id: leaf for leaf in table.partitions.leaf_rows()}
         largest = max((leaf.row_count for leaf in rows.values()), default=1) or 1
 
         def leaf(partition: Any) -> str:

@@ -264,9 +264,9 @@ class PartitionStore:
     # What maintenance needs: full leaves, small pairs, references above the leaves. They are found by looks
     # at what has changed (`OwnTables.look`), and are marked until they are dealt with.
 
-    def leaf_rows(self, row_count_min: int) -> list[LeafRows]:
-        """All leaves that have files and at least so many rows: reads all references."""
-        return _leaf_rows(self._rows("row_counts", scans=True, row_count_min=row_count_min))
+    def leaf_rows(self) -> list[LeafRows]:
+        """All leaves that have files: reads all references."""
+        return _leaf_rows(self._rows("row_counts", scans=True))
 
     def leaf_rows_in(self, partition_ids: Iterable[str]) -> list[LeafRows]:
         """Those of some leaves that have files."""

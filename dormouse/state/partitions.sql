@@ -5,7 +5,6 @@ select r.partition_id, sum(r.row_count) as row_count,
 from {file_reference} r
 join partition p on p.table_id = %(table_id)s and p.partition_id = r.partition_id and p.sealed_epoch is null
 group by r.partition_id
-having sum(r.row_count) >= %(row_count_min)s
 order by r.partition_id;
 
 -- name: row_counts_in

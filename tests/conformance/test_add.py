@@ -203,8 +203,8 @@ def test_counts_may_add_up_to_more_than_a_bigint(table: TableContext) -> None:
     )
     for totals in (store.totals.read(), store.totals.bring_forward(), store.totals.read()):
         assert (totals.row_count, totals.byte_count) == (5 * most, 5 * most)
-    assert table.partitions.leaf_rows(0) == [LeafRows(leaf, 5 * most, 5 * most)]
-    assert table.partitions.leaf_rows_in([leaf]) == table.partitions.leaf_rows(0)
+    assert table.partitions.leaf_rows() == [LeafRows(leaf, 5 * most, 5 * most)]
+    assert table.partitions.leaf_rows_in([leaf]) == table.partitions.leaf_rows()
     assert table.partitions.look_for_full_leaves() == 1
     assert [found.row_count for found in table.partitions.full_leaves()] == [5 * most]
     assert table.jobs.create() == 1

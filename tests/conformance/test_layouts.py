@@ -303,4 +303,4 @@ def test_a_job_that_takes_markers_is_impossible(another_table: Callable[[], Tabl
     assert set(jobs_of(table.store)) == {(leaf, f"f{n}") for n in range(4)}
     request: AssignJobIdRequest = assign("j", leaf, "f0")
     table.store.assign_job_ids([request])
-    assert table.partitions.leaf_rows(0)[0].row_count == 400
+    assert table.partitions.leaf_rows()[0].row_count == 400

@@ -215,29 +215,11 @@ class Gate:
         self._unlooked = 0
         self._looked_at = float("-inf")
 
-    def wait(self, waiting: Waiting | None = None) -> float:
-        """Returns when the queue is short enough; gives the seconds waited. `waiting` is told why it waits.
+    def wait(self, waiting: Waiting | None = None) -> QueueDepth:
+        """Returns the depth of the last look when the queue is short enough; `waiting` is told why it waits.
 
         Raises `CommitQueueFull` after `wait_seconds_max`, and `CommitQueueError`.
         """
-        started = time.monotonic()
-        self._wait(waiting)
-        return time.monotonic() - started
-
-    def admit(self, messages: int, waiting: Waiting | None = None) -> None:
-        """As `wait`, for a sender of so many messages; looks only as often as the room that is left asks."""
-        with self._lock:
-            fresh = time.monotonic() - self._looked_at < UNLOOKED_SECONDS_MAX
-            if fresh and messages <= self._unlooked:
-                self._unlooked -= messages
-                return
-        room = self._marks.messages_max - self._wait(waiting).messages
-        with self._lock:
-            self._looked_at = time.monotonic()
-            self._unlooked = max(0, room // UNLOOKED_SHARE - messages)
-
-    def _wait(self, waiting: Waiting | None) -> QueueDepth:
-        """Waits; gives the depth of the last look."""
         below, depth = self._look(1.0)
         started, say_at = time.monotonic(), 0.0
         while not below:
@@ -253,6 +235,18 @@ class Gate:
             self._pause(LOOK_SECONDS_APPROXIMATE if depth.approximate else LOOK_SECONDS)
             below, depth = self._look(0.5)
         return depth
+
+    def admit(self, messages: int, waiting: Waiting | None = None) -> None:
+        """As `wait`, for a sender of so many messages; looks only as often as the room that is left asks."""
+        with self._lock:
+            fresh = time.monotonic() - self._looked_at < UNLOOKED_SECONDS_MAX
+            if fresh and messages <= self._unlooked:
+                self._unlooked -= messages
+                return
+        room = self._marks.messages_max - self.wait(waiting).messages
+        with self._lock:
+            self._looked_at = time.monotonic()
+            self._unlooked = max(0, room // UNLOOKED_SHARE - messages)
 
     def _look(self, share: float) -> tuple[bool, QueueDepth]:
         """Whether the queue is below this share of the marks, and the last look.

@@ -26,6 +26,7 @@ from dormouse.model.text import narrow_bytes, narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Uuids, load
 from dormouse.postgres.transaction import rows_of, run_alone, run_lookup
+from dormouse.state.files.holds import lock_history
 from dormouse.state.files.layout import MAY_BE_OF
 from dormouse.state.files.store import FileReferenceStore, KeyBounds
 
@@ -123,7 +124,7 @@ class Deletions:
 
         def work(conn: psycopg.Connection[Any]) -> None:
             # stage one of collection finds files by their places, which this changes
-            conn.execute(_QUERIES["lock_history"].on(), {"table_id": self._own.table.table_id})
+            lock_history(conn, self._own.table.table_id)
             conn.execute(self._own.on("note_deletions"), values)
             also(conn)
 

@@ -22,10 +22,6 @@ order by deletion_id;
 -- How many deletions readers apply.
 select count(*) from deletion where table_id = %(table_id)s and retired_xid is null;
 
--- name: lock_history
--- Those that let go what moments need, and those that hold a moment, come one after the other.
-select from tables where table_id = %(table_id)s for no key update;
-
 -- name: pending_then
 -- Part of a restore: the deletions that were pending in a snapshot.
 pending_then as materialized (

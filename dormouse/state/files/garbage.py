@@ -34,7 +34,7 @@ from dormouse.postgres.transaction import run_alone, run_transaction
 from dormouse.state.files import removal_log
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.holds import MARGIN_SECONDS as HOLDS_MARGIN_SECONDS
-from dormouse.state.files.holds import deletable_before, let_go
+from dormouse.state.files.holds import deletable_before, let_go, lock_history
 from dormouse.state.files.layout import MAY_BE_OF
 from dormouse.state.files.round_reports import LastRounds
 from dormouse.state.files.store import FileReferenceStore
@@ -192,7 +192,7 @@ class GarbageCollector:
         }
 
         def work(conn: psycopg.Connection[Any]) -> None:
-            conn.execute(_QUERIES["lock_history"].on(), values)
+            lock_history(conn, table.table_id)
             conn.execute(_QUERIES["forget_deletions"].on(), values)
 
         run_transaction(self._supplier, work, operation="forget deletions")
@@ -294,7 +294,7 @@ def forget_epochs(supplier: Supplier, table: TableRecord) -> Iterator[Piece]:
     }
 
     def work(conn: psycopg.Connection[Any]) -> list[Any]:
-        conn.execute(_QUERIES["lock_history"].on(), values)
+        lock_history(conn, table.table_id)
         return conn.execute(_QUERIES["forget"].on(), values).fetchall()
 
     while rows := run_transaction(supplier, work, operation="forget old epochs"):

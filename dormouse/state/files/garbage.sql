@@ -1,7 +1,3 @@
--- name: lock_history
--- Those that let the history go, and those that need some of it, come one after the other.
-select from tables where table_id = %(table_id)s for no key update;
-
 -- name: forget
 -- Forgets the next epochs before the truncation, and the partitions that left the tree in them: as many as are quick to
 -- forget. Nothing that a holder, a writer, or a look at what has changed may still ask for. What the epochs did is added to

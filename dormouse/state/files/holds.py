@@ -96,9 +96,12 @@ def _after_others(conn: psycopg.Connection[Any], name: str, values: Mapping[str,
     return conn.execute(_whole(name).on(), values).fetchall()
 
 
-def lock_history(conn: psycopg.Connection[Any], table_id: int) -> None:
-    """Waits for who lets a table's files go, holds them or brings some back, and keeps others out."""
-    conn.execute(_QUERIES["lock_history"].on(), {"table_id": table_id})
+def lock_history(conn: psycopg.Connection[Any], table_id: int) -> bool:
+    """Waits for what lets a table's files go, holds them or brings some back, and keeps others out.
+
+    Returns whether the table is there.
+    """
+    return conn.execute(_QUERIES["lock_history"].on(), {"table_id": table_id}).rowcount > 0
 
 
 @contextmanager

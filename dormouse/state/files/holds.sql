@@ -54,7 +54,8 @@ select least(
 {deletable};
 
 -- name: lock_history
--- Who lets a table's files go, and who holds those of a moment, come one after the other.
+-- What changes a table's leaves, lets its files go, or holds those of a moment, comes one after the other: no file that a cut
+-- needs is stamped as free before the cut was recorded.
 select from tables where table_id = %(table_id)s for no key update;
 
 -- name: let_go

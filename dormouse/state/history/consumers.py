@@ -7,7 +7,7 @@ consumer holds its files and the log of removals from its position on, until it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -18,7 +18,7 @@ from dormouse.model.text import check_printed
 from dormouse.postgres.lease import restart_leases
 from dormouse.postgres.queries import load
 from dormouse.state.context import TableContext
-from dormouse.state.files.holds import MARGIN_SECONDS
+from dormouse.state.files.holds import MARGIN_SECONDS, lock_history
 from dormouse.state.history.changes import size_since
 from dormouse.state.history.ends import oldest
 from dormouse.state.history.retention import has_events_since
@@ -91,8 +91,7 @@ class Consumers:
     def find(self, name: str) -> ConsumerState | None:
         """A consumer as it stands; None when there is none. Raises `InvalidName`."""
         _check_name(name)
-        rows = self._look_up("consumer", self._key(name))
-        return ConsumerState(*rows[0]) if rows else None
+        return next(iter(self._states(name)), None)
 
     def get(self, name: str) -> ConsumerState:
         """A consumer as it stands; `InvalidInput` when there is none."""
@@ -103,10 +102,10 @@ class Consumers:
 
     def all(self) -> list[ConsumerState]:
         """By name. Raises `TableNotFound`."""
-        rows = self._look_up("consumers", {"prefix": self._holder("")})
-        if not rows:
+        states = self._states(None)
+        if not states:
             oldest(self._context)  # which refuses a table that is gone
-        return [ConsumerState(*row) for row in rows]
+        return states
 
     def statuses(self) -> list[ConsumerStatus]:
         """By name, with how far each is behind; costs what was ingested since their positions."""
@@ -208,15 +207,17 @@ class Consumers:
     def _holder(self, name: str) -> str:
         return f"consumer {self._table.table_id}/{name}"
 
-    def _look_up(self, query: str, values: Mapping[str, Any]) -> Sequence[Any]:
-        return self._context.store.own.looked_up(_QUERIES[query], values, operation="look up consumers")
+    def _states(self, name: str | None) -> list[ConsumerState]:
+        own, values = self._context.store.own, {"name": name, "prefix": self._holder("")}
+        rows = own.looked_up(_QUERIES["consumers"], values, operation="look up consumers")
+        return [ConsumerState(*row) for row in rows]
 
     def _change(self, query: str, name: str, values: Mapping[str, Any]) -> bool:
         """Whether it changed something."""
         own = self._context.store.own
 
         def work(conn: Any) -> bool:
-            own.rows_in(conn, _QUERIES["lock"])
+            lock_history(conn, self._table.table_id)
             return bool(own.rows_in(conn, _QUERIES[query], {**values, **self._key(name)}))
 
         return own.run(work, operation=f"{query} consumer")

@@ -1,7 +1,3 @@
--- name: lock
--- Who lets a table's files go, and who holds those of a moment, come one after the other.
-select from tables where table_id = %(table_id)s for no key update;
-
 -- name: create
 -- Adds a consumer at a moment that can be read still, or, without one, now; and holds its files; gives nothing when the
 -- name is taken or it cannot.
@@ -23,25 +19,15 @@ from made
 on conflict (holder) do update set since = excluded.since, snapshot = excluded.snapshot, until = excluded.until
 returning holder;
 
--- name: consumer
--- One consumer, and whether its files are held.
-select c.name, c.version, c.created_at, c.acknowledged_at, c.position_at, c.epoch, c.snapshot::text, h.until,
-    coalesce(h.until > clock_timestamp() and t.history_since <= c.position_at, false),
-    extract(epoch from clock_timestamp() - c.position_at)::float8
-from consumer c
-join tables t using (table_id)
-left join hold h on h.holder = %(holder)s
-where c.table_id = %(table_id)s and c.name = %(name)s;
-
 -- name: consumers
--- A table's consumers by name, and whether their files are held.
+-- A table's consumers by name, or the one of a name, and whether their files are held.
 select c.name, c.version, c.created_at, c.acknowledged_at, c.position_at, c.epoch, c.snapshot::text, h.until,
     coalesce(h.until > clock_timestamp() and t.history_since <= c.position_at, false),
     extract(epoch from clock_timestamp() - c.position_at)::float8
 from consumer c
 join tables t using (table_id)
 left join hold h on h.holder = %(prefix)s || c.name
-where c.table_id = %(table_id)s
+where c.table_id = %(table_id)s and c.name = coalesce(%(name)s::text, c.name)
 order by c.name;
 
 -- name: acknowledge

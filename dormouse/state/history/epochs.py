@@ -366,7 +366,7 @@ def page(context: TableContext, first: int | None, last: int | None) -> str:
     records = list(epochs.epochs(first, last))
     first = records[0].epoch
     lives = list(epochs.lives(first, records[-1].epoch))
-    rows = {leaf.partition_id: leaf.row_count for leaf in context.partitions.leaf_rows(0)}
+    rows = {leaf.partition_id: leaf.row_count for leaf in context.partitions.leaf_rows()}
     edges = _edges(context, records, lives)
     found = {"table": table, "first": first, **_epochs(records), **_partitions(lives, edges, rows)}
     # no text of a table ends the element that it is in

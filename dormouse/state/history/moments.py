@@ -40,7 +40,7 @@ from dormouse.postgres.session import LONG, Isolation
 from dormouse.postgres.transaction import run_alone, run_transaction
 from dormouse.state.context import TableContext
 from dormouse.state.files.deletions import erased_by
-from dormouse.state.files.holds import is_held, moment_held
+from dormouse.state.files.holds import is_held, lock_history, moment_held
 from dormouse.state.history.ends import Ends, check_since, oldest, refuse_before, text_of
 
 AHEAD_SECONDS_MAX = 60.0
@@ -264,7 +264,7 @@ def record_cut(context: TableContext, name: str | None = None, *, kept_seconds: 
     own = context.store.own
 
     def work(conn: Any) -> list[Any] | None:
-        if not own.rows_in(conn, _QUERIES["lock"]):
+        if not lock_history(conn, context.table.table_id):
             return None
         return own.rows_in(conn, _QUERIES["record"], values)
 
@@ -365,7 +365,7 @@ def restore(context: TableContext, to: When, *, dry_run: bool = False) -> Restor
     position = position_of(context, to)
 
     def work(conn: Any) -> RestoreReport:
-        if not dry_run and not context.store.own.rows_in(conn, _QUERIES["lock_restored"]):
+        if not dry_run and not lock_history(conn, context.table.table_id):
             raise TableNotFound.gone(context.table.name)
         # collection, which would let files go, waits for the row that is locked
         check_since(context, position.at, conn=conn)

@@ -207,11 +207,6 @@ select case
     then pg_xact_commit_timestamp(h.added_xid::xid)
 end as committed_at
 
--- name: lock
--- Waits for what else makes positions of a table, and keeps others out: cuts, splits, and collection's first stage, so that
--- no file that a cut needs is stamped as free before the cut was recorded.
-select 1 from tables where table_id = %(table_id)s for no key update;
-
 -- name: record
 -- Records the present as a cut, and holds its files; nothing when its name is taken. What was ingested till then is what was
 -- till the last cut and what came since: each file once, by its own counts, as those of its references may be estimates.
@@ -332,10 +327,6 @@ with gone as (
     returning c.table_id, c.cut_id
 )
 delete from hold h using gone g where h.holder = concat('cut ', g.table_id, '/', g.cut_id);
-
--- name: lock_restored
--- Waits for what else changes where a table is, and keeps others out: splits, cuts, and who lets files go.
-select 1 from tables where table_id = %(table_id)s for no key update;
 
 -- name: erased_since
 -- Whether files that a snapshot had, and that were removed since, had rows of an erasure: they do not come back.

@@ -20,6 +20,7 @@ from dormouse.model.table import SECONDS_MAX
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 from dormouse.state.context import TableContext
+from dormouse.state.files.holds import lock_history
 from dormouse.state.files.store import DeletionRows
 from dormouse.state.history.changes import size_since
 from dormouse.state.history.moments import cut as cut_of
@@ -182,7 +183,7 @@ def truncate(context: TableContext, cut: Cut | str, *, dry_run: bool = False) ->
     def work(conn: Any) -> TruncationReport:
         rows = partial(_rows_in, context, conn)
         if not dry_run:
-            rows("lock")
+            lock_history(conn, context.table.table_id)
         before = rows("truncation")
         for truncated, at, _ in before:
             if wanted.cut_id == truncated:
@@ -227,7 +228,7 @@ def apply_retention(
     def work(conn: Any) -> RetentionReport:
         rows = partial(_rows_in, context, conn)
         if not dry_run:
-            rows("lock")
+            lock_history(conn, context.table.table_id)
         found = {is_free: Cut(*cut) for *cut, is_free in rows("candidates", **limits)}
         wanted, free = found.get(False), found.get(True)
         holding = starmap(Holder, rows("holders"))

@@ -1,7 +1,3 @@
--- name: lock
--- Who lets a table's files go, and who holds those of a moment, come one after the other.
-select from tables where table_id = %(table_id)s for no key update;
-
 -- name: candidates
 -- The newest cut after the truncation that so many bytes were ingested since, and that is so old; and the newest of these
 -- that no named cut and no consumer is before. Of a consumer that is expired, nothing is held. Cuts have times in their order:

@@ -72,7 +72,7 @@ def state(table: TableContext) -> dict[str, Any]:
         "counts": store.totals.read(),
         "jobs": table.jobs.count(),
         "due": table.jobs.due(),
-        "leaf rows": table.partitions.leaf_rows(0),
+        "leaf rows": table.partitions.leaf_rows(),
         "ready": sorted(store.files_ready_for_gc(clock(store))),
     }
 
@@ -207,7 +207,7 @@ def test_other_processes_follow(new_table: NewTable, source: str, target: str, i
         assert found == expected[name], name
     assert list(stale().store.file_references()) == expected["references"]
     assert stale().store.all_files(100).files
-    assert [leaf_rows.partition_id for leaf_rows in stale().partitions.leaf_rows(1)] == [leaf]
+    assert [leaf_rows.partition_id for leaf_rows in stale().partitions.leaf_rows()] == [leaf]
     assert list(stale().partitions.references_above_leaves()) == []
     assert stale().jobs.create() == 1
     assert len(stale().jobs.take(9)) == 2
@@ -247,7 +247,7 @@ def test_a_table_that_is_dropped_is_told_from_one_that_is_converted(new_table: N
         lambda: table.store.all_files(9),
         table.jobs.create,
         table.jobs.due,
-        lambda: table.partitions.leaf_rows(0),
+        table.partitions.leaf_rows,
     ):
         with pytest.raises(TableNotFound, match="does not exist any more"):
             work()

@@ -15,6 +15,7 @@ import pytest
 
 from dormouse.errors import CutExpired, InvalidCut
 from dormouse.reading.changes import Consumer
+from dormouse.state.files.holds import lock_history
 from dormouse.state.history import changes, moments
 from dormouse.state.history import moments as cuts
 from dormouse.state.history.changes import changes_between, references_at, size_between
@@ -44,7 +45,7 @@ def test_what_is_stamped_while_a_cut_is_recorded_is_stamped_after_it(
     table.store.add_files([ref("a")])
     remove(table.store, "a")
     with transaction(table) as conn:
-        conn.execute(cuts._QUERIES["lock"].on(), {"table_id": table.table.table_id})
+        lock_history(conn, table.table.table_id)
         collecting = threading.Thread(target=table.store.stamp_unreferenced)
         collecting.start()
         wait_until(lambda: blocked(table.supplier))

@@ -50,7 +50,7 @@ def jobs_due(table: TableContext) -> Counter[str]:
 
 
 def rows_of_leaves(table: TableContext) -> dict[str, int]:
-    return {rows.partition_id: rows.row_count for rows in table.partitions.leaf_rows(0)}
+    return {rows.partition_id: rows.row_count for rows in table.partitions.leaf_rows()}
 
 
 def above_leaves(table: TableContext) -> int:
