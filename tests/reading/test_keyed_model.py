@@ -273,7 +273,7 @@ def _unmerged(patch: pytest.MonkeyPatch) -> None:
 
 def _by_the_commit(patch: pytest.MonkeyPatch) -> None:
     """A load has its place among the deletions when it commits."""
-    patch.setattr(ingest_module, "replace", lambda file, **_: file)
+    patch.setattr(ingest_module, "with_place", lambda _attempt, files: tuple(files))
 
 
 def _any_row(patch: pytest.MonkeyPatch) -> None:
