@@ -1,4 +1,4 @@
-"""The words and openings that plain English leaves out, looked up in docstrings, comments, messages and pages.
+"""The words and openings that plain English leaves out, looked up in code and pages.
 
 `python -m tests.words PATH...` lists what it finds there.
 """
@@ -25,26 +25,8 @@ OPENINGS = re.compile(
 )
 VERB = re.compile(r"^[A-Z][a-z]+s\b")
 NOT_VERBS = frozenset(
-    [
-        "Across",
-        "Always",
-        "As",
-        "Bytes",
-        "Class",
-        "Columns",
-        "Files",
-        "Its",
-        "Keys",
-        "Less",
-        "Names",
-        "Others",
-        "Perhaps",
-        "Process",
-        "Rows",
-        "This",
-        "Thus",
-        "Values",
-    ]
+    ("Across", "Always", "As", "Bytes", "Class", "Columns", "Files", "Its", "Keys", "Less", "Names", "Others")
+    + ("Perhaps", "Process", "Rows", "This", "Thus", "Values")
 )
 RIDDLES = frozenset({"told", "_told", "_shown", "asked", "found", "also", "one", "it", "those"})
 """Names of functions and of parameters that say nothing of what they do or hold."""
@@ -108,8 +90,12 @@ def _docstring(path: Path, node: ast.Module | ast.ClassDef | Function) -> Iterat
     if OPENINGS.match(text):
         yield Fault(path, line, "opening", text.splitlines()[0])
     elif isinstance(node, FUNCTIONS) and "tests" not in path.parts and not _may_open_with_a_noun(node):
-        if not VERB.match(text) or text.split()[0] in NOT_VERBS:
-            yield Fault(path, line, "verb", text.splitlines()[0])
+        yield from _verb(path, line, text)
+
+
+def _verb(path: Path, line: int, text: str) -> Iterator[Fault]:
+    if not VERB.match(text) or text.split()[0] in NOT_VERBS:
+        yield Fault(path, line, "verb", text.splitlines()[0])
 
 
 def _may_open_with_a_noun(node: Function) -> bool:
