@@ -24,6 +24,7 @@ from dormouse.cli.parsing import read_json
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
 from dormouse.sources.text_format import HELP, TextFormat, TextOptions, text_format
 from dormouse.verbs.rows import (
+    WAIT_SECONDS_MAX,
     MadeOnce,
     RowChangeRequest,
     RowQueryRequest,
@@ -173,7 +174,7 @@ def query(
     sql: Annotated[str | None, "A SELECT from the table."] = None,
     /,
     page_rows: Annotated[int, "How many rows a page has.", bounds(1, 100_000)] = 20,
-    wait_seconds: Annotated[float, "How long the index is waited for."] = 600.0,
+    wait_seconds: Annotated[float, "How long the index is waited for.", bounds(0, WAIT_SECONDS_MAX)] = 600.0,
 ) -> None:
     """A page of a query's rows. --page goes on, at the version that the query began on."""
     of_page = {"page_rows": None if asked.page else page_rows, "wait_seconds": wait_seconds}
