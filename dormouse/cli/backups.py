@@ -20,7 +20,7 @@ app = group()
 Place = Annotated[str, "Where backups are: a folder, or s3://bucket/prefix."]
 
 
-@command(app, "backup", example="dormouse backup ./backups --since last")
+@command(app, example="./backups --since last")
 def backup(
     session: Session,
     place: Place,
@@ -47,7 +47,7 @@ def backup(
     )
 
 
-@command(app, "backups", example="dormouse backups ./backups", on="none")
+@command(app, example="./backups", on="none")
 def backups(session: Session, place: Place, /) -> None:
     """List the backups of a place, the earliest first."""
     from dormouse.embedded.restoring import backups as backups_in
@@ -67,7 +67,7 @@ def backups(session: Session, place: Place, /) -> None:
     )  # fmt: skip
 
 
-@command(app, "restore", example="dormouse restore ./backups --into ./restored", on="none")
+@command(app, example="./backups --into ./restored", on="none")
 def restore(
     session: Session,
     place: Annotated[str | None, "Where backups are: a folder, or s3://bucket/prefix."] = None,
@@ -118,7 +118,7 @@ def restore(
     )
 
 
-@command(app, "restore-metadata", example="dormouse restore-metadata ./lake", on="none")
+@command(app, example="./lake", on="none")
 def restore_metadata(
     session: Session,
     folder: Annotated[Path, "The instance's folder."],
@@ -135,7 +135,7 @@ def restore_metadata(
     session.show(made, f"{made.folder} has the {plural(made.tables, 'table')} of {made.backup} again")
 
 
-@command(app, "adopt", example="dormouse adopt --instance ./lake --yes")
+@command(app, example="--instance ./lake --yes")
 def adopt(
     session: Session,
     keep_days: Annotated[
@@ -153,7 +153,7 @@ def adopt(
     session.show({"incarnation": number}, f"this database owns the object store: incarnation {number}{kept}")
 
 
-@command(app, "holds", example="dormouse holds --release 'adoption 2'")
+@command(app, example="--release 'adoption 2'")
 def holds(
     session: Session,
     release: Annotated[
@@ -176,7 +176,7 @@ LISTED_MAX = 10_000
 """Orphans that are named; all are counted."""
 
 
-@command(app, "check", example="dormouse check --deep --table flights")
+@command(app, example="--deep --table flights")
 def check(
     session: Session,
     deep: Annotated[bool, "Read every byte, too."] = False,
@@ -223,7 +223,7 @@ def check(
         raise CheckFailed(report.problems)
 
 
-@command(app, "orphans", example="dormouse orphans --older-than 30d")
+@command(app, example="--older-than 30d")
 def orphans(
     session: Session,
     delete: Annotated[bool, "Delete them, for ever."] = False,

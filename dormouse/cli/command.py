@@ -156,10 +156,11 @@ def group(name: str | None = None, help: str | None = None) -> typer.Typer:
 
 
 def command(
-    app: typer.Typer, name: str, *, example: str, on: On = "instance", more: str = ""
+    app: typer.Typer, *, example: str = "", on: On = "instance", more: str = ""
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes a command of a function `(session, …)`, with the options that all share; `more` ends its help.
 
+    It is called as the function is; its `example` is what follows that name, or a line that has it.
     What the function takes by position alone are arguments, all else options; a text in an annotation is the
     help. Without a docstring its help is that of the request. `on` says which options name an instance.
     """
@@ -185,7 +186,10 @@ def command(
 
         declare(run, [*own.options, *shared])
         about = inspect.getdoc(function) or own.about
-        app.command(name, help=f"{about}{more}", epilog=f"Example: {example}")(run)
+        name = function.__name__.strip("_").replace("_", "-")
+        words = ["dormouse", app.info.name, name, example]
+        line = example if "dormouse " in example else " ".join(word for word in words if word)
+        app.command(name, help=f"{about}{more}", epilog=f"Example: {line}")(run)
         return function
 
     return decorate

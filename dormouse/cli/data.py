@@ -37,11 +37,7 @@ if TYPE_CHECKING:
 app = group()
 
 
-@command(
-    app,
-    "query",
-    example="dormouse query flights --where carrier=UA --where flight=1:100 --columns flight,delay",
-)
+@command(app, example="flights --where carrier=UA --where flight=1:100 --columns flight,delay")
 def query(
     session: Session,
     asked: QueryRequest,
@@ -72,7 +68,7 @@ def query(
         write(session, reader, format, output, limited=asked.limit is not None)
 
 
-@command(app, "sql", example='dormouse sql "select carrier, avg(delay) from flights group by 1 order by 1"')
+@command(app, example='"select carrier, avg(delay) from flights group by 1 order by 1"')
 def sql(
     session: Session,
     asked: StatementRequest,
@@ -106,7 +102,7 @@ def sql(
         write(session, reader, format, output, limited=limit is not None)
 
 
-@command(app, "changes", example="dormouse changes flights --consumer etl --format parquet -o new.parquet")
+@command(app, example="flights --consumer etl --format parquet -o new.parquet")
 def changes(
     session: Session,
     asked: ChangesRequest,
@@ -159,7 +155,7 @@ RowsToGo = Annotated[
 AllRows = Annotated[bool, "All rows."]
 
 
-@command(app, "delete", example="dormouse delete flights --where carrier=UA --dry-run")
+@command(app, example="flights --where carrier=UA --dry-run")
 def delete(
     session: Session,
     table: TableName,
@@ -182,7 +178,7 @@ def delete(
     session.show(report, would if dry_run else f"deleted {what} ({how})")
 
 
-@command(app, "erase", example="dormouse erase customers --where email=a@example.com --dry-run")
+@command(app, example="customers --where email=a@example.com --dry-run")
 def erase(
     session: Session,
     table: TableName,
@@ -222,7 +218,7 @@ def erase(
         raise typer.Exit(1)
 
 
-@command(app, "erasures", example="dormouse erasures customers --json")
+@command(app, example="customers --json")
 def erasures(session: Session, table: TableName, /) -> None:
     """The proofs of a table's erasures, the oldest first."""
     with session.open(read_only=True) as instance:
@@ -234,7 +230,7 @@ def erasures(session: Session, table: TableName, /) -> None:
     )
 
 
-@command(app, "restore-table", example='dormouse restore-table flights --to "2026-11-20 14:00"')
+@command(app, example='flights --to "2026-11-20 14:00"')
 def restore_table(
     session: Session,
     table: TableName,

@@ -24,7 +24,7 @@ LEAVES_SHOWN_MAX = 24
 _NUMBERS = (("rows", 12), ("leaves", 6), ("files", 5), ("references", 10), ("seconds", 7))
 
 
-@command(app, "demo", example="dormouse demo --folder ./demo-lake", on="none")
+@command(app, example="--folder ./demo-lake", on="none")
 def demo(
     session: Session,
     folder: Annotated[Path, "A new folder, or that of an earlier demo."] = Path("demo-lake"),

@@ -32,7 +32,7 @@ Config = Annotated[Path, typer.Option("--config", "-c", help="The file of settin
 Region = Annotated[str | None, "The AWS region [the file's, AWS_REGION, or the profile's]."]
 
 
-@command(app, "cost", example="dormouse cost --config config/prod.toml --region eu-west-1", on="none")
+@command(app, example="--config config/prod.toml --region eu-west-1", on="none")
 def cost(
     session: Session,
     config: Config,
@@ -49,7 +49,7 @@ def cost(
     session.show({**asdict(found), "usd_month": totals}, lambda: _bill(found))
 
 
-@command(app, "doctor", example="dormouse doctor --config config/dev.toml", on="none")
+@command(app, example="--config config/dev.toml", on="none")
 def doctor(session: Session, config: Config, region: Region = None, profile: Profile = None) -> None:
     """Check what a deploy needs, on this machine and in the account; nothing is changed."""
     from dormouse.aws.doctor import examine
@@ -61,7 +61,7 @@ def doctor(session: Session, config: Config, region: Region = None, profile: Pro
         raise typer.Exit(FAILED)
 
 
-@command(app, "destroy", example="dormouse destroy --config config/dev.toml --dry-run", on="none")
+@command(app, example="--config config/dev.toml --dry-run", on="none")
 def destroy(
     session: Session,
     config: Config,

@@ -43,7 +43,7 @@ LimitOption = Annotated[
 Name = Annotated[str, "Its name."]
 
 
-@command(history, "show", example="dormouse history show flights --html flights.html")
+@command(history, example="flights --html flights.html")
 def show(
     session: Session,
     name: TableName,
@@ -70,7 +70,7 @@ def show(
         session.show(drawn, f"drew epochs {first:,} to {last:,} of table {name} in {html}")
 
 
-@command(history, "epochs", example="dormouse history epochs flights --from 2026-11-20T14:00 --json")
+@command(history, example="flights --from 2026-11-20T14:00 --json")
 def epochs(
     session: Session,
     name: TableName,
@@ -92,7 +92,7 @@ def epochs(
     session.table([asdict(r) for r in records], columns, rows)
 
 
-@command(history, "consumers", example="dormouse history consumers flights")
+@command(history, example="flights")
 def consumers(session: Session, table: TableName, /) -> None:
     """A table's consumers: where each stands, how far it is behind, and until when its files are kept."""
     with session.open(read_only=True) as instance:
@@ -112,7 +112,7 @@ def consumers(session: Session, table: TableName, /) -> None:
     session.table(known, columns, rows, empty=f"table {table} has no consumers")
 
 
-@command(history, "drop-consumer", example="dormouse history drop-consumer flights etl")
+@command(history, example="flights etl")
 def drop_consumer(session: Session, table: TableName, consumer: Name, /) -> None:
     """Forget a consumer, and keep nothing for it any more."""
     with session.open() as instance:
@@ -120,7 +120,7 @@ def drop_consumer(session: Session, table: TableName, consumer: Name, /) -> None
     session.show({"table": table, "dropped": consumer}, f"consumer {consumer} of table {table} is dropped")
 
 
-@command(history, "retain", example="dormouse history retain flights --for 7d --dry-run")
+@command(history, example="flights --for 7d --dry-run")
 def retain(
     session: Session,
     table: TableName,
@@ -139,7 +139,7 @@ def retain(
     session.lines(report, _retained(table, report))
 
 
-@command(history, "truncate", example="dormouse history truncate flights release-4")
+@command(history, example="flights release-4")
 def truncate(
     session: Session, table: TableName, cut: Annotated[str, "The cut's name."], /, dry_run: DryRun = False
 ) -> None:
@@ -153,8 +153,8 @@ def truncate(
     session.show(shown, f"the history of {table} {said}")
 
 
-@command(history, "cut", example="dormouse history cut flights release-4")
-def record_cut(
+@command(history, example="flights release-4")
+def cut(
     session: Session,
     table: TableName,
     name: Annotated[
@@ -169,7 +169,7 @@ def record_cut(
     session.show(cut, f"recorded {called} of table {table} at {shown_value(cut.recorded_at)}")
 
 
-@command(history, "cuts", example="dormouse history cuts flights")
+@command(history, example="flights")
 def cuts(session: Session, table: TableName, /) -> None:
     """A table's cuts, the newest first: those with a name, and those that maintenance records."""
     with session.open(read_only=True) as instance:
@@ -178,7 +178,7 @@ def cuts(session: Session, table: TableName, /) -> None:
     session.table(known, ("cut", "recorded at", "epoch"), rows, empty=f"table {table} has no cuts")
 
 
-@command(history, "drop-cut", example="dormouse history drop-cut flights release-4")
+@command(history, example="flights release-4")
 def drop_cut(session: Session, table: TableName, name: Name, /) -> None:
     """Forget a cut: the files that it alone has kept are collected."""
     with session.open() as instance:

@@ -32,7 +32,7 @@ app.add_typer(jobs)
 JobId = Annotated[str, "The job's id."]
 
 
-@command(jobs, "list", example="dormouse jobs list --kind round:compaction")
+@command(jobs, example="--kind round:compaction")
 def list_(
     session: Session,
     kind: Annotated[str | None, "Only of this kind; of rounds round:ingest, round:compaction, …"] = None,
@@ -74,7 +74,7 @@ def _listing() -> None:
 _listing()
 
 
-@command(jobs, "show", example="dormouse jobs show 0198c0de-0000-7000-8000-000000000000")
+@command(jobs, example="0198c0de-0000-7000-8000-000000000000")
 def show(
     session: Session,
     job_id: JobId,
@@ -93,7 +93,7 @@ def show(
         raise typer.Exit(FAILED)
 
 
-@command(jobs, "cancel", example="dormouse jobs cancel 0198c0de-0000-7000-8000-000000000000")
+@command(jobs, example="0198c0de-0000-7000-8000-000000000000")
 def cancel(session: Session, job_id: JobId, /) -> None:
     """End a job that waits; ask one that runs to end, which it does when it next tells how far it is."""
     with session.open() as instance:
@@ -101,7 +101,7 @@ def cancel(session: Session, job_id: JobId, /) -> None:
     session.show(job, f"job {job_id} is {job.state if job.has_ended else 'asked to end'}")
 
 
-@command(jobs, "limit", example="dormouse jobs limit report 3")
+@command(jobs, example="report 3")
 def limit(
     session: Session,
     kind: Annotated[str, "The kind of job."],
@@ -115,7 +115,7 @@ def limit(
     session.show({"kind": kind, "running_max": running_max or None}, f"{said} of kind {kind} run at once")
 
 
-@command(jobs, "worker", example="dormouse jobs worker --function report=reports:make --threads 2")
+@command(jobs, example="--function report=reports:make --threads 2")
 def worker(
     session: Session,
     function: Annotated[
@@ -217,7 +217,7 @@ DEAD_LETTERS_SHOWN = 20
 DEAD_LETTERS_MAX = 100_000
 
 
-@command(app, "committer", example="dormouse committer --concurrency 4")
+@command(app, example="--concurrency 4")
 def committer(
     session: Session,
     drain: Annotated[
@@ -246,7 +246,7 @@ def committer(
     session.show(metrics, f"ended: {metrics}")
 
 
-@command(app, "commit-status", example="dormouse commit-status ingest:2026-01-31")
+@command(app, example="ingest:2026-01-31")
 def commit_status(
     session: Session,
     commit_id: Annotated[str, "The id that the request was sent with; that of an ingest is ingest:ID."],
@@ -263,7 +263,7 @@ def commit_status(
         raise typer.Exit(FAILED)
 
 
-@command(app, "queue", example="dormouse queue --json")
+@command(app, example="--json")
 def queue(
     session: Session,
     dead: Annotated[

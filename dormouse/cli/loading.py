@@ -94,7 +94,7 @@ def _load(
     session.show(report, f"{done} ({report.seconds:.1f} s)")
 
 
-@command(app, "ingest", example="dormouse ingest flights january.csv --create --key carrier,flight")
+@command(app, example="flights january.csv --create --key carrier,flight")
 def ingest(
     session: Session,
     asked: LoadRequest,
@@ -136,7 +136,7 @@ def ingest(
             _load(session, asked, instance.table(table).ingest, known, evolve=wanted)
 
 
-@command(app, "upsert", example="dormouse upsert accounts changes.parquet --deletes is_deleted")
+@command(app, example="accounts changes.parquet --deletes is_deleted")
 def upsert(
     session: Session,
     asked: LoadRequest,

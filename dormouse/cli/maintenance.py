@@ -32,7 +32,7 @@ _ROUNDS: dict[RoundKind, tuple[str, str, str]] = {
 _ONE_KEY_SHOWN = 3
 
 
-@command(app, "compact", example="dormouse compact flights")
+@command(app, example="flights")
 def compact(session: Session, asked: CompactRequest) -> None:
     with session.work(f"compact {asked.table}", "jobs") as (instance, moved):
         report = instance.table(asked.table).compact(**options(asked, "table"), progress=moved, waiting=say)
@@ -54,7 +54,7 @@ def compact(session: Session, asked: CompactRequest) -> None:
         )
 
 
-@command(app, "split", example="dormouse split flights")
+@command(app, example="flights")
 def split(session: Session, asked: SplitRequest) -> None:
     from dormouse.model.text import of_one_key
 
@@ -72,7 +72,7 @@ def split(session: Session, asked: SplitRequest) -> None:
         )
 
 
-@command(app, "merge", example="dormouse merge flights --dry-run")
+@command(app, example="flights --dry-run")
 def merge(
     session: Session, table: TableName, /, dry_run: Annotated[bool, "List what would be merged now."] = False
 ) -> None:
@@ -91,7 +91,7 @@ def merge(
         raise JobFailed(f"not merged: {apart}; the first: {report.errors[0]}. {_advice('merge', table)}")
 
 
-@command(app, "gc", example="dormouse gc flights --dry-run")
+@command(app, example="flights --dry-run")
 def gc(
     session: Session, table: TableName, /, dry_run: Annotated[bool, "List what would be deleted now."] = False
 ) -> None:
@@ -123,7 +123,7 @@ def gc(
         )
 
 
-@command(app, "maintain", example="dormouse maintain --instance ./lake")
+@command(app, example="--instance ./lake")
 def maintain(
     session: Session,
     once: Annotated[bool, "One round of everything, as from cron."] = False,

@@ -30,9 +30,7 @@ Kind = Annotated[str, "Its kind, like request."]
 Day = Annotated[str, "The day, in UTC: 2026-03-05."]
 
 
-@command(
-    payloads, "put", example="dormouse payloads put acme 17 2026-03-05T12:00:00Z request --file request.json"
-)
+@command(payloads, example="acme 17 2026-03-05T12:00:00Z request --file request.json")
 def put(
     session: Session,
     tenant: Tenant,
@@ -49,7 +47,7 @@ def put(
     session.show({"kept": 1}, f"kept {kind} {id} of {tenant}")
 
 
-@command(payloads, "get", example="dormouse payloads get acme 17 2026-03-05T12:00:00Z request")
+@command(payloads, example="acme 17 2026-03-05T12:00:00Z request")
 def get(session: Session, tenant: Tenant, id: Id, inserted_at: At, kind: Kind, /) -> None:
     """Show a payload, wherever it is, as JSON."""
     with session.open(read_only=True) as instance:
@@ -57,7 +55,7 @@ def get(session: Session, tenant: Tenant, id: Id, inserted_at: At, kind: Kind, /
     sys.stdout.write(json.dumps(content, ensure_ascii=not sys.stdout.isatty()) + "\n")
 
 
-@command(payloads, "days", example="dormouse payloads days --json")
+@command(payloads, example="--json")
 def days(session: Session, expired: Annotated[bool, "Also those that were dropped."] = False) -> None:
     """The days that there are payloads of: what state each is in, what it has, and why it is not done."""
     with session.open(read_only=True) as instance:
@@ -82,7 +80,7 @@ def days(session: Session, expired: Annotated[bool, "Also those that were droppe
     session.table(known, heads, shown, empty="no payloads", cell_characters_max=200)
 
 
-@command(payloads, "status", example="dormouse payloads status")
+@command(payloads)
 def status(session: Session) -> None:
     """What waits to be cooled down, how the last days went, and what is to be deleted."""
     with session.open(read_only=True) as instance:
@@ -91,7 +89,7 @@ def status(session: Session) -> None:
     session.table(now, ("what", "now"), rows)
 
 
-@command(payloads, "offload", example="dormouse payloads offload --day 2026-03-05")
+@command(payloads, example="--day 2026-03-05")
 def offload(
     session: Session,
     day: Annotated[str | None, "One day, like 2026-03-05; all when not given."] = None,
@@ -117,7 +115,7 @@ def offload(
         raise PayloadRoundFailed(f"{plural(len(errors), 'day')} failed; the first: {errors[0]}")
 
 
-@command(payloads, "fold", example="dormouse payloads fold 2026-03-05")
+@command(payloads, example="2026-03-05")
 def fold(session: Session, day: Day, /) -> None:
     """Fold one day now: its objects become blocks, of which PostgreSQL keeps one row each."""
     with session.work("fold payloads", "payloads") as (instance, moved):
@@ -125,7 +123,7 @@ def fold(session: Session, day: Day, /) -> None:
     _show_done(session, [report])
 
 
-@command(payloads, "verify", example="dormouse payloads verify 2026-03-05")
+@command(payloads, example="2026-03-05")
 def verify(
     session: Session,
     day: Day,
@@ -153,7 +151,7 @@ def verify(
         raise PayloadCorrupt(f"{plural(len(problems), 'problem')}; the first: {first}")
 
 
-@command(payloads, "rehydrate", example="dormouse payloads rehydrate 2026-03-05")
+@command(payloads, example="2026-03-05")
 def rehydrate(session: Session, day: Day, /) -> None:
     """Make the payloads of a day hot again: they are in PostgreSQL for a day at least."""
     with session.work("rehydrate payloads", "payloads") as (instance, moved):
@@ -161,7 +159,7 @@ def rehydrate(session: Session, day: Day, /) -> None:
     session.show({"rehydrated": count}, f"{plural(count, 'payload')} made hot again")
 
 
-@command(payloads, "expire", example="dormouse payloads expire 2026-01-01 --dry-run")
+@command(payloads, example="2026-01-01 --dry-run")
 def expire(
     session: Session,
     before: Annotated[str, "Days before this one go."],

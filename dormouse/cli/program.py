@@ -16,21 +16,34 @@ from typer.core import TyperGroup
 from dormouse.cli.failures import complain
 from dormouse.errors import InvalidInput
 
-# The commands of the program in groups, as its help lists them.
-
-GROUPS = {
-    "Begin": ("demo", "table", "completion"),
-    "Data": ("ingest", "upsert", "query", "sql", "delete", "erase", "erasures", "rows", "payloads"),
-    "History": ("history", "changes", "restore-table"),
-    "Maintenance": ("status", "maintain", "compact", "split", "merge", "gc", "holds", "check", "orphans"),
-    "Backups": ("backup", "backups", "restore", "restore-metadata", "adopt"),
-    "Programs and queues": ("serve", "jobs", "committer", "commit-status", "queue"),
-    "Instances on AWS": (
-        *("doctor", "cost", "pause", "resume", "destroy", "env", "access"),
-        *("dead-letters", "restore-objects"),
-    ),
-}
-"""Each command is in one of them: a test compares."""
+GROUPS: dict[str, dict[str, str | None]] = {
+    "Begin": {"demo": "demo", "table": "tables", "completion": None},
+    "Data": {
+        "ingest": "loading", "upsert": "loading", "query": "data", "sql": "data", "delete": "data",
+        "erase": "data", "erasures": "data", "rows": "rows", "payloads": "payloads",
+    },
+    "History": {"history": "history", "changes": "data", "restore-table": "data"},
+    "Maintenance": {
+        "status": "system", "maintain": "maintenance", "compact": "maintenance", "split": "maintenance",
+        "merge": "maintenance", "gc": "maintenance", "holds": "backups", "check": "backups",
+        "orphans": "backups",
+    },
+    "Backups": {
+        "backup": "backups", "backups": "backups", "restore": "backups", "restore-metadata": "backups",
+        "adopt": "backups",
+    },
+    "Programs and queues": {
+        "serve": "serve", "jobs": "jobs", "committer": "jobs", "commit-status": "jobs", "queue": "jobs",
+    },
+    "Instances on AWS": {
+        "doctor": "deployment", "cost": "deployment", "pause": "system", "resume": "system",
+        "destroy": "deployment", "env": "system", "access": "system", "dead-letters": "system",
+        "restore-objects": "system",
+    },
+}  # fmt: skip
+"""The commands in groups, as help lists them, each with its module of this folder, which is loaded alone."""
+HOMES = {name: module for names in GROUPS.values() for name, module in names.items() if module is not None}
+"""The module of each command."""
 
 _SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 
@@ -51,28 +64,9 @@ class Grouped(TyperGroup):
                 formatter.write_dl([(name, known[name].get_short_help_str(limit)) for name in names])
 
 
-MODULES = {
-    "demo": ("demo",),
-    "tables": ("table",),
-    "loading": ("ingest", "upsert"),
-    "data": ("query", "sql", "changes", "delete", "erase", "erasures", "restore-table"),
-    "history": ("history",),
-    "maintenance": ("compact", "split", "merge", "gc", "maintain"),
-    "backups": ("backup", "backups", "restore", "restore-metadata", "adopt", "holds", "check", "orphans"),
-    "jobs": ("jobs", "committer", "commit-status", "queue"),
-    "payloads": ("payloads",),
-    "rows": ("rows",),
-    "serve": ("serve",),
-    "system": ("pause", "resume", "status", "env", "access", "dead-letters", "restore-objects"),
-    "deployment": ("cost", "doctor", "destroy"),
-}
-"""The modules of this folder and the commands of each: a command loads no other module."""
-_HOMES = {command: module for module, commands in MODULES.items() for command in commands}
-
-
 def run(arguments: Sequence[str]) -> int:
     """Runs a command; gives its exit code."""
-    home = _HOMES.get(arguments[0]) if arguments else None
+    home = HOMES.get(arguments[0]) if arguments else None
     try:
         return int(_program(home)(list(arguments), prog_name="dormouse", standalone_mode=False) or 0)
     except typer.TyperException as error:
@@ -98,7 +92,7 @@ def _program(home: str | None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": width()},
     )
     app.callback()(_root)
-    for module in MODULES if home is None else (home,):
+    for module in dict.fromkeys(HOMES.values()) if home is None else (home,):
         app.add_typer(import_module(f"dormouse.cli.{module}").app)
     if home is None:
         app.command("completion", epilog='Example: eval "$(dormouse completion bash)"')(completion)

@@ -24,6 +24,7 @@ from dormouse.cli.parsing import read_json
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
 from dormouse.sources.text_format import HELP, TextFormat, TextOptions, text_format
 from dormouse.verbs.rows import (
+    WAIT_SECONDS_MAX,
     MadeOnce,
     RowChangeRequest,
     RowQueryRequest,
@@ -68,9 +69,7 @@ def versions_text(versions: Sequence[int]) -> str:
     return f"version {first}" if first == last else f"versions {first} to {last}"
 
 
-@command(
-    rows, "create", example="dormouse rows create samples --column 'name:STRING(50)' --column n:INTEGER=0"
-)
+@command(rows, example="samples --column 'name:STRING(50)' --column n:INTEGER=0")
 def create(
     session: Session,
     table: TableName,
@@ -131,7 +130,7 @@ def _default(column: Column, text: str | None) -> Any:
     return json.loads(found) if column.type == "JSON" else found
 
 
-@command(rows, "show", example="dormouse rows show samples")
+@command(rows, example="samples")
 def show(session: Session, table: Annotated[str | None, "The table; all when not given."] = None, /) -> None:
     """The row tables, or one: its columns, its newest version, its snapshots."""
     with session.open(read_only=True) as instance:
@@ -158,7 +157,7 @@ def show(session: Session, table: Annotated[str | None, "The table; all when not
     )
 
 
-@command(rows, "get", example="dormouse rows get samples 7 --version 2")
+@command(rows, example="samples 7 --version 2")
 def get(session: Session, table: TableName, row_id: RowId, /, version: RowVersion = None) -> None:
     """One row as it is now, or a version of it."""
     with session.open(read_only=True) as instance:
@@ -166,14 +165,14 @@ def get(session: Session, table: TableName, row_id: RowId, /, version: RowVersio
     session.table(row, ("column", "value"), row.items())
 
 
-@command(rows, "query", example='dormouse rows query samples "select * from samples where n > 3 order by n"')
+@command(rows, example='samples "select * from samples where n > 3 order by n"')
 def query(
     session: Session,
     asked: RowQueryRequest,
     sql: Annotated[str | None, "A SELECT from the table."] = None,
     /,
     page_rows: Annotated[int, "How many rows a page has.", bounds(1, 100_000)] = 20,
-    wait_seconds: Annotated[float, "How long the index is waited for."] = 600.0,
+    wait_seconds: Annotated[float, "How long the index is waited for.", bounds(0, WAIT_SECONDS_MAX)] = 600.0,
 ) -> None:
     """A page of a query's rows. --page goes on, at the version that the query began on."""
     of_page = {"page_rows": None if asked.page else page_rows, "wait_seconds": wait_seconds}
@@ -218,7 +217,7 @@ def _told(kind: str, value: Any) -> Any:
         return value
 
 
-@command(rows, "change", example="dormouse rows change samples changes.json --dry-run")
+@command(rows, example="samples changes.json --dry-run")
 def change(
     session: Session,
     asked: RowChangeRequest,
@@ -240,7 +239,7 @@ def change(
     show_changed(session, asked, done)
 
 
-@command(rows, "upsert", example="dormouse rows upsert samples rows.json --on name")
+@command(rows, example="samples rows.json --on name")
 def upsert(
     session: Session,
     asked: RowUpsertRequest,
@@ -257,7 +256,7 @@ def upsert(
     show_changed(session, asked, done)
 
 
-@command(rows, "snapshot", example="dormouse rows snapshot samples v1")
+@command(rows, example="samples v1")
 def snapshot(
     session: Session,
     table: TableName,
@@ -283,7 +282,7 @@ def snapshot(
             session.show(made, f"snapshot {name} is version {made.version} of table {table}")
 
 
-@command(rows, "history", example="dormouse rows history samples --limit 10")
+@command(rows, example="samples --limit 10")
 def history(
     session: Session,
     table: TableName,
@@ -317,7 +316,7 @@ FileOption = Annotated[str, "A CSV or TSV file; - for stdin."]
 _COLUMNS_BESIDE, _ROWS_BESIDE = 12, 3
 
 
-@command(rows, "upload", example="dormouse rows upload flights flights.csv --create --null NA")
+@command(rows, example="flights flights.csv --create --null NA")
 def upload(
     session: Session,
     how: TextOption,
@@ -355,7 +354,7 @@ def upload(
     show_changed(session, asked, done)
 
 
-@command(rows, "download", example='dormouse rows download flights late.csv --sql "select * from flights"')
+@command(rows, example='flights late.csv --sql "select * from flights"')
 def download(
     session: Session,
     table: TableName,
@@ -401,7 +400,7 @@ def download(
     show_written(session, file, count)
 
 
-@command(rows, "put-file", example="dormouse rows put-file samples photo.jpg")
+@command(rows, example="samples photo.jpg")
 def put_file(
     session: Session,
     table: TableName,
@@ -415,7 +414,7 @@ def put_file(
     session.show({"file": reference}, reference)
 
 
-@command(rows, "get-file", example="dormouse rows get-file samples 7 photo")
+@command(rows, example="samples 7 photo")
 def get_file(
     session: Session,
     table: TableName,
@@ -432,7 +431,7 @@ def get_file(
     session.show({"file": str(target)}, f"wrote {target}")
 
 
-@command(rows, "preview", on="none", example="dormouse rows preview flights.csv")
+@command(rows, example="flights.csv", on="none")
 def preview(
     session: Session,
     file: FileOption,

@@ -24,7 +24,7 @@ _WORKER = "from dormouse.cli.serve import serve_as_worker; serve_as_worker()"
 app = group()
 
 
-@command(app, "serve", example="dormouse serve --port 8088 --token-file token.txt")
+@command(app, example="--port 8088 --token-file token.txt")
 def serve(session: Session, given: Annotated[dict[str, Any], ServiceSettings]) -> None:
     """Answer queries over HTTP, until Ctrl-C or SIGTERM: then finish what runs, for a while.
 

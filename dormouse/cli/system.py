@@ -31,7 +31,7 @@ Commits = Literal["keep", "purge"]
 DatabaseRole = Literal["dormouse_read", "dormouse_run", "dormouse_owner"]
 
 
-@command(app, "pause", example="dormouse pause --instance dev --wait", on="deployed")
+@command(app, example="--instance dev --wait", on="deployed")
 def pause(
     session: Session,
     wait: Annotated[bool, "Wait until the database has stopped."] = False,
@@ -52,7 +52,7 @@ def pause(
     session.lines(report, [*report.waiting, _end_of_pause(report)])
 
 
-@command(app, "resume", example="dormouse resume --instance dev --wait", on="deployed")
+@command(app, example="--instance dev --wait", on="deployed")
 def resume(
     session: Session,
     wait: Annotated[bool, "Also wait for a database that AWS is still stopping."] = False,
@@ -66,7 +66,7 @@ def resume(
     session.show(report, _end_of_resume(report))
 
 
-@command(app, "status", example="dormouse status --json, or dormouse status --instance dev", on="any")
+@command(app, example="dormouse status --json, or dormouse status --instance dev", on="any")
 def status(
     session: Session, table: Annotated[str | None, "One table; all when not given."] = None, /
 ) -> None:
@@ -206,7 +206,7 @@ def _picture(found: Status) -> Any:
     return Group(*parts)
 
 
-@command(app, "env", example='eval "$(dormouse env --instance dev)"', on="deployed")
+@command(app, example='eval "$(dormouse env --instance dev)"', on="deployed")
 def env(
     session: Session,
     role: Annotated[
@@ -223,7 +223,7 @@ def env(
     session.lines(variables, (f"export {name}={shlex.quote(value)}" for name, value in variables.items()))
 
 
-@command(app, "access", example="dormouse access --instance dev", on="deployed")
+@command(app, example="--instance dev", on="deployed")
 def access(session: Session) -> None:
     """The command that brings the database of a deployed instance to a port of this machine."""
     from dormouse.aws.instance import access as look
@@ -239,7 +239,7 @@ def access(session: Session) -> None:
     )
 
 
-@command(app, "dead-letters", example="dormouse dead-letters --instance prod --send-again", on="deployed")
+@command(app, example="--instance prod --send-again", on="deployed")
 def dead_letters(
     session: Session,
     send_again: Annotated[bool, "Send those that can be read to their queues again."] = False,
@@ -270,12 +270,7 @@ def dead_letters(
     session.table(letters, ("dead since", "commit", "state", "reason, or message"), rows, end)
 
 
-@command(
-    app,
-    "restore-objects",
-    example="dormouse restore-objects --instance prod --since 2026-11-20T08:00:00Z --dry-run",
-    on="deployed",
-)
+@command(app, example="--instance prod --since 2026-11-20T08:00:00Z --dry-run", on="deployed")
 def restore_objects(
     session: Session,
     since: Annotated[str, "The moment that the database was restored to: 2026-11-20T08:00:00Z."],

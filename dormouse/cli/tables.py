@@ -45,9 +45,8 @@ Many = list[str] | None
 
 @command(
     table,
-    "create",
-    example="dormouse table create flights --row-key carrier:string --row-key flight:long "
-    "--sort-key time:long --value delay:long? --split-point DL --property gc_delay_seconds=60",
+    example="flights --row-key carrier:string --row-key flight:long --sort-key time:long "
+    "--value delay:long? --split-point DL --property gc_delay_seconds=60",
     on="any",
 )
 def create(
@@ -87,7 +86,7 @@ def create(
     session.show(made, f"table {name} is made, of {plural(len(request.split_points) + 1, 'partition')}")
 
 
-@command(table, "list", example="dormouse table list", on="any")
+@command(table, on="any")
 def list_(session: Session) -> None:
     """The tables, by name; row tables are marked, of which 'dormouse rows list --json' gives the names."""
     listed = ask_tables(session, ListRequest(marked=True), read_only=True)
@@ -95,26 +94,26 @@ def list_(session: Session) -> None:
     session.lines([name for name, _ in listed], lines, empty="there are no tables yet")
 
 
-@command(table, "show", example="dormouse table show flights", on="any")
+@command(table, example="flights", on="any")
 def show(session: Session, name: TableName, /) -> None:
     """A table's columns, properties, partitions and what it consists of."""
     shown = ask_tables(session, ShowRequest(table=name, drawn=not session.as_json), read_only=True)
     session.show(shown, lambda: _picture(shown))
 
 
-@command(table, "describe", example="dormouse table describe flights", on="any")
+@command(table, example="flights", on="any")
 def describe(session: Session, asked: DescribeRequest) -> None:
     shown = ask_tables(session, asked, read_only=True)
     session.show(shown, lambda: _summary(shown))
 
 
-@command(table, "drop", example="dormouse table drop flights --yes", on="any")
+@command(table, example="flights --yes", on="any")
 def drop(session: Session, asked: DropRequest, yes: Yes = False) -> None:
     """Drop a table and delete its files. Asks first on a terminal; elsewhere it needs --yes."""
     _drop(session, asked, yes=yes)
 
 
-@command(table, "deletions", example="dormouse table deletions flights")
+@command(table, example="flights")
 def deletions(
     session: Session,
     name: TableName,
@@ -129,12 +128,12 @@ def deletions(
     session.table(known, columns, rows, empty="no deletion is pending")
 
 
-@command(table, "rename", example="dormouse table rename flights flights_2013", on="any")
+@command(table, example="flights flights_2013", on="any")
 def rename(session: Session, asked: RenameRequest) -> None:
     session.show(ask_tables(session, asked), f"table {asked.table} is now {asked.new_name}")
 
 
-@command(table, "convert-layout", example="dormouse table convert-layout flights salted_counts", on="any")
+@command(table, example="flights salted_counts", on="any")
 def convert_layout(session: Session, asked: ConvertLayoutRequest) -> None:
     now = ask_tables(session, asked, read_only=asked.dry_run)
     before, target, files = now["was"], now["layout"], now.pop("files")
@@ -154,8 +153,7 @@ def _properties() -> Iterator[str]:
 
 @command(
     table,
-    "set",
-    example="dormouse table set flights split_threshold_rows=1000000 compression=",
+    example="flights split_threshold_rows=1000000 compression=",
     on="any",
     more="".join(f"\n\n{line}" for line in _properties()),
 )
@@ -164,25 +162,23 @@ def set_(session: Session, asked: SetRequest) -> None:
     session.lines(now, (f"{key}={value}" for key, value in now.items()))
 
 
-@command(
-    table, "add-column", example="dormouse table add-column flights gate:string --default unknown", on="any"
-)
+@command(table, example="flights gate:string --default unknown", on="any")
 def add_column(session: Session, asked: AddColumnRequest) -> None:
     _change_columns(session, asked, f"added {asked.column['name']} to table {asked.table}")
 
 
-@command(table, "rename-column", example="dormouse table rename-column flights delay delay_minutes", on="any")
+@command(table, example="flights delay delay_minutes", on="any")
 def rename_column(session: Session, asked: RenameColumnRequest) -> None:
     _change_columns(session, asked, f"column {asked.column} of table {asked.table} is now {asked.new_name}")
 
 
-@command(table, "widen-column", example="dormouse table widen-column flights delay long", on="any")
+@command(table, example="flights delay long", on="any")
 def widen_column(session: Session, asked: WidenColumnRequest) -> None:
     kind = DataType.from_json(asked.type)
     _change_columns(session, asked, f"column {asked.column} of table {asked.table} is now {kind}")
 
 
-@command(table, "drop-column", example="dormouse table drop-column flights delay --yes", on="any")
+@command(table, example="flights delay --yes", on="any")
 def drop_column(session: Session, asked: DropColumnRequest, yes: Yes = False) -> None:
     """Drop a value column. Asks first on a terminal; elsewhere it needs --yes. Values do not come back."""
     _drop(session, asked, yes=yes)

@@ -164,7 +164,7 @@ class OfRows(OfRowTable):
     snapshot: str | None = None
     """The rows of a snapshot."""
 
-    version: int | None = None
+    version: int | None = Field(default=None, ge=0)
     """The rows as of a version."""
 
 

@@ -260,6 +260,15 @@ def test_a_look_into_a_file(run: Run) -> None:
             "give a version, or the name of a snapshot",
         ),
         (["history", "none"], 1, "table 'none' does not exist"),
+        *(
+            (
+                ["query", "t", option, "-1"],
+                2,
+                f"Invalid value for '{option}': Input should be greater than or equal to 0 "
+                "(see dormouse rows query --help)",
+            )
+            for option in ("--version", "--wait-seconds")
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(run: Run, arguments: list[str], code: int, said: str) -> None:
