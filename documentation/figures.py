@@ -19,9 +19,36 @@ _HEAD = """# Figures
 
 <!-- Made by `python -m documentation.figures` from documentation/figures.json: change that, not this file. -->
 
-All of two cores that did other things, too, PostgreSQL 18 with its durable defaults on the same machine. Such machines are
-noisy: trust ratios against something else of the same run, and run the commands on yours. `--quick` gives a first look. Where a
-figure comes from, its decision tells more, and what was tried besides.
+All figures come from two cores that also did other work, with PostgreSQL 18 and its durable defaults on the same machine. Such
+machines are noisy: compare ratios within a figure, and run the commands on yours. `--quick` gives a first look. The decision
+beside a figure says more, and what else was tried.
+"""
+_TAIL = """## Every benchmark
+
+Run `python -m benchmarks.NAME`, with `--quick` for a first look and `--json` for one object with all figures.
+
+| name | question |
+| --- | --- |
+| `first_hour` | how fast are odd files loaded by one command, beside DuckDB? |
+| `ingest` | how fast is a bulk ingest, beside Spark itself? |
+| `spark_source` | how fast do Spark's users read, write and stream, beside Spark's own Parquet? |
+| `compaction` | how fast is a compaction task, beside DataFusion, DuckDB and Spark? |
+| `commits` | how many commits can the state store apply, beside pgbench with the same SQL? |
+| `contention` | what happens when hundreds of compactions of one table commit at once? |
+| `planner` | how long does a plan take, alone and while commits go on, and is any of them stale? |
+| `query` | how fast are look-ups and ranges, beside DuckDB, Polars and PyIceberg on the same files? |
+| `sql` | how fast is SQL, TPC-H's and other, beside DuckDB on files of the same rows? |
+| `concurrency` | what do a hundred clients of the query service see while a table is written and maintained? |
+| `scale` | how do time and memory of maintenance grow with a table, up to millions of references? |
+| `peers` | how many commits can one table take, beside DuckLake, delta-rs and PyIceberg? |
+| `changes` | what does a delete cost, or an upsert, beside DuckLake, delta-rs and PyIceberg? |
+| `durability` | what does it cost that what is read is what was written? |
+| `verified_reads` | what does it cost that readers compare digests? |
+| `paths` | how many files, functions and rooms does one call run through? |
+| `payloads` | how fast do payloads cool down, what does it slow, and what is left in PostgreSQL? |
+| `history` | what does it cost to ask for a table's past, of ten thousand epochs and of millions? |
+| `jobs` | how quickly are jobs taken, and how many are done a second, beside procrastinate? |
+| `rows` | what do row tables cost: CSV in and out, pages of queries, one change and many, beside a plain table? |
 """
 
 
@@ -34,7 +61,7 @@ def page(figures: list[dict[str, Any]]) -> str:
             f"| | {each['unit']} |\n| --- | --- |\n{rows}\n\n"
             f"`{each['command']}` ([decision]({each['source']}))\n"
         )
-    return "\n".join(parts)
+    return "\n".join([*parts, _TAIL])
 
 
 def draw(figure: dict[str, Any], path: Path) -> None:
