@@ -29,7 +29,7 @@ from xdist.scheduler import LoadFileScheduling
 import dormouse as dm
 from dormouse.cli import main
 from dormouse.embedded import server
-from dormouse.postgres import ConnectionSupplier
+from dormouse.postgres import ConnectionSupplier, Retries, transaction
 from dormouse.state.commits import committer
 from tests.aws_server import aws_server
 from tests.cloudformation import CloudFormation
@@ -137,6 +137,13 @@ def pytest_runtest_setup() -> None:
     """Tests and the processes that they start heed Ctrl-C, also where the run ignores it (`nohup`)."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def retries(monkeypatch: pytest.MonkeyPatch) -> Retries:
+    """Counts the retries of transactions of one test."""
+    monkeypatch.setattr(transaction, "RETRIES", counts := Retries())
+    return counts
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -340,6 +340,10 @@ def _over_limit(operation: str, name: str, error: psycopg.Error) -> TableBusy:
     )
 
 
+_NEVER_RAN = (errors.IdleInTransactionSessionTimeout, errors.IdleSessionTimeout)
+"""Ends of sessions that a server raises only before it begins with a command that it has received."""
+
+
 class _ConnectionLost(Exception):
     """The connection died before COMMIT, or a lone statement, was sent, or only reads: nothing is applied."""
 
@@ -403,6 +407,8 @@ def _unknown_outcome(
     conn: psycopg.Connection[Any], error: BaseException, operation: str, sent: str
 ) -> CommitOutcomeUnknown:
     conn.close()
+    if isinstance(error, _NEVER_RAN):
+        raise _ConnectionLost from error
     if not isinstance(error, Exception):
         raise error  # Ctrl-C is the user's, and its outcome is unknown to them anyway
     return CommitOutcomeUnknown(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
@@ -144,12 +144,12 @@ def plain(
     how many bytes the row has, and those before it with it.
     """
     emitter = Emitter(dialect)
-    items = map(emitter.expression, plain_items(statement)[0])
+    items = _named(map(emitter.expression, plain_items(statement)[0]))
     which = emitter.conditions(part.conditions) + emitter.orders(part.orders)
     if not (texts := texts_of_json(statement)):
-        text = f"select {', '.join(items)} from {source}{which}"
+        text = f"select {items} from {source}{which}"
         return _bounded(emitter, text, rows, offset), emitter.values
-    text = f"select {', '.join(items)}, {emitter.size(texts)} as size from {source}{which}"
+    text = f"select {items}, {emitter.size(texts)} as size from {source}{which}"
     return (
         "select * from (select *, sum(size) over (rows unbounded preceding) as total "
         f"from ({_bounded(emitter, text, rows, offset)}) as sized) as summed "
@@ -214,14 +214,21 @@ def _narrows(condition: Expression) -> bool:
 
 
 def _grouped(emitter: Emitter, statement: Statement, source: str) -> str:
-    written = [emitter.expression(item.expression) for item in statement.selected]
-    items = ", ".join(f"{one} as i{number}" for number, one in enumerate(written, start=1))
+    items = _named(emitter.expression(item.expression) for item in statement.selected)
     groups = ", ".join(emitter.expression(one) for one in statement.groups)
     return (
         f"select {'distinct ' if statement.distinct else ''}{items} from {source}"
         f"{emitter.conditions(tuple(conditions(statement.where)))}{f' group by {groups}' if groups else ''}"
         f"{f' having {emitter.expression(statement.having)}' if statement.having is not None else ''}"
     )
+
+
+def _named(expressions: Iterable[str]) -> str:
+    """Returns the list of a SELECT.
+
+    PostgreSQL would call a cast as the column within it, and ORDER BY looks for names of the list first.
+    """
+    return ", ".join(f"{text} as i{number}" for number, text in enumerate(expressions, start=1))
 
 
 def _bounded(emitter: Emitter, text: str, rows: int, offset: int) -> str:

@@ -25,7 +25,7 @@ from tests.support.embedded import EmbeddedPostgres
 
 SPARK = {"docs/how-to/spark.md", "docs/how-to/back-up.md", "docs/how-to/query-service.md"}
 FAST = {"README.md", "docs/quickstart.md"}
-NOT_RUN = 44
+NOT_RUN = 45
 """How many blocks say `<!-- skip: next "why" -->`: on AWS alone, or with a program that is not there."""
 
 QUICK = {"fsync": "off", "full_page_writes": "off", "track_commit_timestamp": "on"}

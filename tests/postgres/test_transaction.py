@@ -27,13 +27,6 @@ from dormouse.postgres import ConnectionSupplier, Isolation, Retries, run_statem
 from dormouse.postgres import transaction as transaction_module
 
 
-@pytest.fixture
-def retries(monkeypatch: pytest.MonkeyPatch) -> Retries:
-    """Counts those of one test."""
-    monkeypatch.setattr(transaction_module, "RETRIES", counts := Retries())
-    return counts
-
-
 def test_the_work_is_committed_and_its_result_returned(counted: ConnectionSupplier) -> None:
     def work(conn: Connection) -> str:
         increment(conn)

@@ -115,6 +115,16 @@ def test_rows_come_with_their_ids_and_versions_and_groups_without(table: RowTabl
     assert (counted.rows, counted.row_ids, counted.row_versions) == ([(270,)], None, None)
 
 
+@pytest.mark.parametrize("column", ["n", "name", "row_id", "row_version"])
+def test_rows_are_ordered_by_a_column_that_is_also_selected_as_a_text(table: RowTable, column: str) -> None:
+    text = f"select cast({column} as varchar), {column} from t where row_id < 9 order by {column}, row_id"
+    page = table.query(text)
+    assert [value for _, value in page.rows] == [
+        value
+        for (value,) in table.query(f"select {column} from t where row_id < 9 order by {column}, row_id").rows
+    ]
+
+
 def test_text_is_found_as_it_is_whatever_it_means_elsewhere(rows: RowTable) -> None:
     evil = [
         "'; drop table t; --",

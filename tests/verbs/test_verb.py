@@ -114,11 +114,11 @@ def by_client(instance: Instance, asked: dict[str, Any]) -> Any:
 def of_command(instance: Instance) -> Any:
     app, verb = group(), VERBS["probe"]
 
-    def run(session: Session, asked: Any) -> None:
+    def probe(session: Session, asked: Any) -> None:
         session.show(verb.handler(instance, asked, Call()), "")
 
-    run.__annotations__["asked"] = verb.request
-    command(app, "probe", example="dormouse probe t", on="none")(run)
+    probe.__annotations__["asked"] = verb.request
+    command(app, example="t", on="none")(probe)
     return typer.main.get_command(app)
 
 

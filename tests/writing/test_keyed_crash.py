@@ -23,12 +23,12 @@ if moment == "once it is announced":
     WriteAttempts.begin = after(WriteAttempts.begin)
 elif moment == "before the output":
     if is_compaction:
-        module.merge_keyed = before(module.merge_keyed)
+        module.merge_newest = before(module.merge_newest)
     else:
         parquet_file.write_groups = before(parquet_file.write_groups)
 elif moment == "once it is written":
     if is_compaction:
-        module.merge_keyed = after(module.merge_keyed)
+        module.merge_newest = after(module.merge_newest)
     else:
         deleting.write_leaves = after(deleting.write_leaves)
 elif moment == "before the commit":

@@ -22,6 +22,7 @@ from dormouse.postgres import (
     migrate,
     run_statement,
     run_transaction,
+    transaction,
 )
 from dormouse.postgres.migrate import lacking
 from tests.stored import wait_until
@@ -33,9 +34,8 @@ def terminate(dsn: str, pid: int) -> None:
 
 
 def test_a_connection_that_dies_during_the_work_is_replaced_and_the_work_done_once(
-    dsn: str, counted: ConnectionSupplier
+    dsn: str, counted: ConnectionSupplier, retries: Retries
 ) -> None:
-    retries = Retries()
     pids = []
 
     def work(conn: Connection) -> None:
@@ -46,7 +46,7 @@ def test_a_connection_that_dies_during_the_work_is_replaced_and_the_work_done_on
         increment(conn, 2)
 
     with closing(ConnectionSupplier(dsn)) as supplier:
-        run_transaction(supplier, work, retries=retries)
+        run_transaction(supplier, work)
     assert len(set(pids)) == 2
     assert (value(counted, 1), value(counted, 2), retries.count()) == (1, 1, 1)
 
@@ -65,6 +65,30 @@ def test_a_connection_that_dies_after_the_last_statement_is_noticed_before_commi
     run_transaction(counted, work)
     assert len(set(pids)) == 2
     assert value(counted) == 1
+
+
+def test_a_session_that_idles_too_long_before_commit_is_replaced(
+    counted: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was frozen, and the server ends the session in the instant that COMMIT is sent."""
+    pids = []
+
+    def work(conn: Connection) -> None:
+        increment(conn)
+        pids.append(conn.info.backend_pid)
+        if len(pids) == 1:
+            conn.execute("set local idle_in_transaction_session_timeout = 50")
+            wait_until(lambda: is_gone(counted, pids[0]))
+
+    monkeypatch.setattr(transaction, "is_alive", lambda _: True)
+    run_transaction(counted, work)
+    assert (len(set(pids)), value(counted)) == (2, 1)
+
+
+def is_gone(supplier: ConnectionSupplier, pid: int) -> bool:
+    with supplier.connection() as conn:
+        found = conn.execute("select from pg_stat_activity where pid = %s", [pid]).fetchall()
+    return not found
 
 
 def test_a_connection_that_always_dies_is_given_up(dsn: str, counted: ConnectionSupplier) -> None:
@@ -100,12 +124,13 @@ def at_commit(supplier: ConnectionSupplier, statement: str) -> None:
             deferrable initially deferred for each row execute function at_commit();""")
 
 
-def test_a_serialization_failure_at_commit_is_tried_again(counted: ConnectionSupplier) -> None:
+def test_a_serialization_failure_at_commit_is_tried_again(
+    counted: ConnectionSupplier, retries: Retries
+) -> None:
     at_commit(counted, "if nextval('luck') < 3 then raise exception using errcode = '40001'; end if")
     with counted.connection() as conn:
         conn.execute("create sequence luck")
-    retries = Retries()
-    run_transaction(counted, increment, retries=retries)
+    run_transaction(counted, increment)
     assert (value(counted), retries.count()) == (1, 2)
 
 
@@ -217,11 +242,10 @@ class Careless:
 
 
 def test_a_statement_is_not_sent_on_a_connection_that_is_seen_to_be_dead(
-    dsn: str, counted: ConnectionSupplier
+    dsn: str, counted: ConnectionSupplier, retries: Retries
 ) -> None:
-    retries = Retries()
     supplier = Careless(counted, dsn)
-    run_statement(supplier, increment, retries=retries)
+    run_statement(supplier, increment)
     assert (supplier.lent, retries.count(), value(counted)) == (2, 1, 1)
 
 
@@ -235,14 +259,14 @@ def test_an_instance_is_opened_while_the_server_ends_its_sessions(
     assert (lacking(supplier), supplier.lent) == ([], 2)
 
 
-def test_a_death_during_a_statement_leaves_the_outcome_unknown(counted: ConnectionSupplier) -> None:
-    retries = Retries()
+def test_a_death_during_a_statement_leaves_the_outcome_unknown(
+    counted: ConnectionSupplier, retries: Retries
+) -> None:
     with pytest.raises(CommitOutcomeUnknown, match="between the statement and its answer: add files"):
         run_statement(
             counted,
             lambda conn: conn.execute("select pg_terminate_backend(pg_backend_pid()), pg_sleep(20)"),
             operation="add files",
-            retries=retries,
         )
     assert retries.snapshot() == {"add files": {"retries": 0, "exhausted": 0, "unknown": 1}}
 
