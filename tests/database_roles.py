@@ -127,7 +127,7 @@ def deployment(dsn: str, folder: Path) -> Iterator[Deployment]:
 
 def _drop_when_left(dsn: str, database: str) -> None:
     """Drops a database as its owner, who may not end the sessions of others: these end by themselves."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     with psycopg.connect(dsn, autocommit=True) as conn:
         while True:
             try:
