@@ -1,0 +1,41 @@
+"""Docstrings, comments, messages and pages are in plain English, as CONTRIBUTING.md says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.words import faults, texts
+
+ROOT = Path(__file__).parents[2]
+PLACES = (
+    "dormouse", "stacks", "lambdas", "emr", "packages", "query_image", "benchmarks", "documentation", "examples",
+    "pyspark_dormouse", "tests", "docs", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md",
+    "app.py", "setup.py", "dormouse_command.py",
+)  # fmt: skip
+FIXED = ("dormouse/postgres/migrations/", "tests/words.py", "tests/house/test_words.py")
+"""Released migrations, which never change, and what has the words that it looks for."""
+EXCEPTIONS: tuple[str, ...] = (
+    "dormouse/", "stacks/", "lambdas/", "emr/", "packages/", "query_image/", "benchmarks/", "documentation/",
+    "examples/", "tests/", "docs/", "CHANGELOG.md", "app.py", "setup.py", "dormouse_command.py",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_words_are_plain(place: str) -> None:
+    wrong = []
+    for path in texts([ROOT / place]):
+        name = path.relative_to(ROOT).as_posix()
+        if not name.startswith((*FIXED, *EXCEPTIONS)):
+            wrong += [str(fault) for fault in faults(path)]
+    assert wrong == []
+
+
+def test_a_riddle_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "riddles.py"
+    path.write_text(
+        '"""What is kept for whoever asks."""\n\n\ndef told(found):\n    """Whether it is so."""\n    # for ever\n'
+    )
+    rules = {fault.rule for fault in faults(path)}
+    assert rules == {"opening", "name", "for ever", "whoever"}
