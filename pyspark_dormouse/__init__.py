@@ -1,4 +1,4 @@
-"""How Spark finds `format("dormouse")`: of each package called `pyspark_…` it takes the DefaultSource."""
+"""The module by which Spark finds `format("dormouse")`: it takes DefaultSource of each `pyspark_…` package."""
 
 from dormouse.datasource.source import DormouseSource as DefaultSource
 
