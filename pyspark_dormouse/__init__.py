@@ -1,4 +1,4 @@
-"""The module by which Spark finds `format("dormouse")`: it takes DefaultSource of each `pyspark_…` package."""
+"""Module by which Spark finds `format("dormouse")`: it takes DefaultSource from each `pyspark_…` package."""
 
 from dormouse.datasource.source import DormouseSource as DefaultSource
 
