@@ -19,7 +19,7 @@ DEFAULT_CONFIG = ROOT / "config/dev.toml"
 
 
 def main() -> int:
-    """0, or 2 for what is wrong with the settings; what is not built is said, and has placeholders."""
+    """Returns 0, or 2 for bad settings; names packages that are not built and uses placeholders for them."""
     if len(sys.argv) > 1:
         print("app.py takes no arguments: use npx cdk synth -c config=…", file=sys.stderr)  # noqa: T201
         return 2
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def synthesized(app: cdk.App) -> int:
-    """0, or 2 when CloudFormation would refuse a template."""
+    """Returns 0, or 2 if CloudFormation would refuse a template."""
     try:
         app.synth()
     except RuntimeError as error:

@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def _spare_imports() -> None:
-    """What libraries would look for, and load, where this program needs none of it."""
+    """Keeps libraries from loading plugins and packages that this program does not need."""
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # in the metadata of every package
     if sys.argv[1:2] == ["query"]:
         # Arrow loads it to know its kinds of null, with the first value that it converts
@@ -43,7 +43,7 @@ def _spare_imports() -> None:
 
 
 class _WithoutPandas:
-    """As if it were not installed."""
+    """An import hook that hides pandas, as if it were not installed."""
 
     def find_spec(self, fullname: str, *_: object) -> None:
         if fullname == "pandas":

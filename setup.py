@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the wheel also has `dormouse_cdk`, for CDK apps of others.
+"""The part of the build that pyproject.toml cannot say: the wheel has `dormouse_cdk` for users' CDK apps.
 
 That is the folder stacks/ under a name that collides with no folder of theirs, and within it, as files, what
 uploads are built from. And where the repository is: `DORMOUSE_REPOSITORY=https://…` at a release gives the
@@ -49,7 +49,7 @@ def make_cdk(target: Path) -> None:
 
 
 def readme(repository: str) -> str:
-    """The README as an index shows it: its links lead to the release's files in the repository."""
+    """Returns the README for a package index: its links lead to the release's files in the repository."""
     text = COMMENT.sub("", (ROOT / "README.md").read_text("utf-8"))
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     return LINK.sub(rf"\1{repository}/blob/v{version}/\2", text) if repository else text

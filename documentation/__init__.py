@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def pages() -> dict[str, Callable[[], str]]:
-    """The name of each page in docs/reference, and what makes its text."""
+    """Returns the names of the generated pages in docs/reference, each with the function that makes its text."""
     from documentation import command_line, deployment_settings, error_pages, models, python_api, row_sql
 
     return {
@@ -24,10 +24,10 @@ def pages() -> dict[str, Callable[[], str]]:
 
 
 def made_of(what: str) -> str:
-    """The line that keeps people from changing a page."""
+    """Returns the line that warns readers not to edit a generated page."""
     return f"<!-- Made by `make docs` from {what}: change that, not this file. -->"
 
 
 def cell(text: str) -> str:
-    """For a table of Markdown."""
+    """Returns a text escaped for a cell of a Markdown table."""
     return " ".join(text.split()).replace("|", "\\|")

@@ -72,7 +72,7 @@ def _settings(model: type[BaseModel]) -> Iterator[str]:
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """What stands below each field."""
+    """Returns the docstring below each field."""
     from pydantic._internal._docs_extraction import extract_docstrings_from_cls
 
     return extract_docstrings_from_cls(model)

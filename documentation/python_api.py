@@ -1,4 +1,4 @@
-"""What `import dormouse as dm` has, from its docstrings."""
+"""The reference of `import dormouse as dm`, made from its docstrings."""
 
 from __future__ import annotations
 

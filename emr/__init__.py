@@ -1,1 +1,1 @@
-"""What Spark on EMR runs: an archive with a Python environment, which `make emr-package` builds."""
+"""The archive with the Python environment for Spark on EMR, built by `make emr-package`."""

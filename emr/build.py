@@ -78,13 +78,13 @@ def build(architecture: Architecture, archive: Path, package: Path | None = None
 
 
 def pins() -> list[str]:
-    """All that Dormouse needs to compact and ingest: its core, and what reads and writes Parquet."""
+    """Returns the names of all packages that compaction and ingest need."""
     wanted = packages.closure([*packages.requirements(ROOT, EXTRA), *BESIDE], SPARK)
     return packages.pins((ROOT / "requirements.txt").read_text("utf-8"), wanted)
 
 
 def _pack(root: Path, archive: Path) -> int:
-    """Everything below `root`, in the order of names, without times, owners and modes of this machine."""
+    """Packs everything below `root`, sorted by name, without this machine's times, owners and modes."""
     size = 0
     with (
         archive.open("wb") as raw,

@@ -1,4 +1,4 @@
-"""What custom resources of CloudFormation read of an event, and how they answer it: once, in one line."""
+"""Reading of the events of CloudFormation's custom resources, and the answer to each: once, in one line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger("dormouse.lambdas")
 
 
 def request_type(event: Mapping[str, Any]) -> str:
-    """One of `REQUESTS`."""
+    """Returns the type of a request, which is one of `REQUESTS`. Raises `InvalidInput` for another."""
     given = field(event, "RequestType", str)
     if given not in REQUESTS:
         raise InvalidInput(f"'RequestType' of the event must be Create, Update or Delete, not {given}")
@@ -31,20 +31,21 @@ def request_type(event: Mapping[str, Any]) -> str:
 
 
 def properties_before(event: Mapping[str, Any]) -> dict[str, Any]:
-    """The properties before an update; empty when there is nothing before."""
+    """Returns the properties that the resource had before an update; empty for a new resource."""
     return field(event, "OldResourceProperties", dict) if event.get("OldResourceProperties") else {}
 
 
 def is_rolled_back(aws: Aws, stack: str) -> bool:
-    """Whether CloudFormation takes back what it began to do with a stack."""
+    """Returns whether CloudFormation is rolling back an update of a stack."""
     [described] = aws.call("cloudformation", "describe_stacks", StackName=stack)["Stacks"]
     return "ROLLBACK" in described["StackStatus"]
 
 
 class Answer:
-    """CloudFormation's, given once; while it rolls back, a failure is a success that says what is left.
+    """The answer to CloudFormation, sent once.
 
-    `InvalidInput` names what an event lacks that cannot be answered.
+    During a rollback, a failure is reported as a success with a note, because a failed rollback would leave
+    the stack stuck. Raises `InvalidInput` for an event without the fields that an answer needs.
     """
 
     def __init__(self, event: Mapping[str, Any], physical_id: str) -> None:

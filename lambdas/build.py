@@ -121,7 +121,7 @@ def build(root: Path, target: Path, architecture: Architecture) -> bool:
 
 
 def source_files(root: Path) -> dict[Path, Path]:
-    """The files of `dormouse` and `lambdas` that lambdas need, in order, by their places in a package."""
+    """Returns the files of `dormouse` and `lambdas` for lambdas, in order, by their paths in a package."""
     home = packages.home(root)
     files = {path.relative_to(home): path for path in packages.sources(home / "dormouse", ELSEWHERE)}
     return files | {path.relative_to(root): path for path in packages.sources(root / "lambdas")}
@@ -140,9 +140,9 @@ class ColdImport:
 
 
 def cold_import(folder: Path, module: str) -> ColdImport:
-    """The Python of the lambdas imports a module of a package, with nothing else on its path but boto3.
+    """Measures the import of a module from a package, by the lambdas' Python and with only boto3 beside it.
 
-    Raises DormouseError when it cannot, or there is no such Python here.
+    Raises `DormouseError` if the import fails, or this machine lacks that Python.
     """
     if (python := packages.interpreter(LAMBDA)) is None:
         raise DormouseError(f"the packages cannot be tried: {NO_PYTHON}")
@@ -164,7 +164,7 @@ print(time.process_time() - began, len(sys.modules))
 
 
 def is_of(path: Path, name: str, kind: str) -> bool:
-    """Whether a lambda has this source: all that those of its kind share, and its own handler."""
+    """Returns whether a lambda gets this source: its own handler, and what its kind shares."""
     if path.parts[0] == "lambdas":
         answers = ["answers"] if name in OF_CUSTOM_RESOURCES else []
         shared = [*answers, DATABASE] if kind == DATABASE else answers
@@ -179,7 +179,7 @@ def _architectures(given: str) -> list[Architecture]:
 
 
 def _libraries(cache: Path, name: str, version: str, pins: list[str]) -> Path:
-    """A folder with the libraries, downloaded once; packages link to its files."""
+    """Returns the folder of the libraries, which are downloaded once; packages link to its files."""
     folder = cache / f"lambdas-{name}-{version}"
     if folder.is_dir():
         return folder
@@ -194,11 +194,11 @@ def _libraries(cache: Path, name: str, version: str, pins: list[str]) -> Path:
 
 
 def _compile(*folders: Path) -> None:
-    """Bytecode that is taken as it is, since a package never changes; none where the Python is missing."""
+    """Compiles folders to bytecode that is never checked for age; skips it without the lambdas' Python."""
     if (python := packages.interpreter(LAMBDA)) is None:
         return
     for folder in sorted(folders):
-        # in a process of its own: what else is loaded shows in the bytes of bytecode
+        # in a process of its own: modules that are loaded already change the bytes of the bytecode
         options = ["-q", "-j1", "--invalidation-mode", "unchecked-hash", "-s", str(folder.parent), "-p", "/"]
         command = [str(python), "-I", "-S", "-m", "compileall", *options, str(folder)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -215,7 +215,7 @@ def _assemble(folder: Path, libraries: Path, sources: dict[Path, Path]) -> None:
 
 
 def link_boto3(folder: Path) -> None:
-    """What the lambda runtime has of its own."""
+    """Links boto3 and its requirements, which the lambda runtime provides, into a folder."""
     from importlib.util import find_spec
 
     for name in ("boto3", "botocore", "s3transfer", "jmespath", "dateutil", "urllib3", "six"):
@@ -230,7 +230,7 @@ def link_boto3(folder: Path) -> None:
 def _tell_measures(target: Path, architecture: Architecture) -> None:
     for name in PACKAGES:
         folder = target / "lambdas" / f"{name}-{architecture}"
-        # what else the machine does can only make it longer
+        # other work of the machine can only make an import slower
         imported = min(
             (cold_import(folder, f"lambdas.{name}") for _ in range(3)), key=lambda one: one.seconds
         )

@@ -1,4 +1,4 @@
-"""Makes compaction jobs for a run on Spark, and reports what became of a run."""
+"""Lambdas that create compaction jobs for a run on Spark, and record how a run ended."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ from lambdas.services import called, logger, tracer
 
 NOTHING = {"jobs": 0}
 START_SECONDS_MAX = 1_800
-"""How long a run may wait for machines beyond its own time, before its jobs are anybody's again."""
+"""How long a run may wait for machines, on top of its own time limit, before its jobs are released."""
 
 
 @tracer.capture_lambda_handler(capture_response=False)
 def create(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
-    """{"execution": name} → {"run_id", "kind", "list", "jobs", "tables"}; the same for the same execution."""
+    """Creates the jobs of a run: {"execution": name} → {"run_id", "kind", "list", "jobs", "tables"}.
+
+    Returns the same run for the same execution.
+    """
     with called(CompactionEnvironment, "compaction", context) as call:
         settings, run_id = call.environment, runs.run_id_for(field(event, "execution", str))
         objects = open_store(settings.objects)
@@ -52,7 +55,7 @@ def create(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
                 run_seconds=alive.total_seconds(),
                 seconds_max=call.seconds_left(),
             )
-        # more may wait; and what a run without a report leaves is free after its deadline
+        # more jobs may wait; a run that never reports loses its jobs at its deadline
         more = run.jobs >= settings.jobs_max or call.seconds_left() <= 0
         later = turn.began_at + alive if run.jobs else None
         schedule.done(turn, due_at=turn.began_at if more else later)
@@ -62,7 +65,10 @@ def create(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
 
 @tracer.capture_lambda_handler(capture_response=False)
 def report(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
-    """{"run": what was created, "status": how it ended} → what is released; also of a run of splits."""
+    """Records the end of a run: {"run": from `create`, "status": from EMR} → counts of its jobs.
+
+    Serves runs of splits, too.
+    """
     with called(CompactionEnvironment, "compaction", context) as call:
         run_id, kind = field(event, "run.run_id", str), field(event, "run.kind", str)
         if kind not in runs.KINDS:
@@ -96,7 +102,7 @@ def report(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
 
 
 def _ended(status: Mapping[str, Any]) -> tuple[str, str | None]:
-    """How a run ended; a state of the state machine that failed says {"Error", "Cause"}."""
+    """Returns the state and reason of a run; a failed step of the state machine has "Error" and "Cause"."""
     if "state" in status:
         return str(status["state"]), status.get("reason")
     cause = status.get("Cause", "")

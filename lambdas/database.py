@@ -1,4 +1,4 @@
-"""The database and the objects for one call, of the lambdas that work on them."""
+"""The database and the objects for one call of a lambda."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ logger = logging.getLogger("dormouse.lambdas")
 def database(
     call: Call[Any], objects: ObjectStore, **limits_ms: int
 ) -> Iterator[tuple[ConnectionSupplier, ObjectStore]]:
-    """Connections that end with the call, so that an idle database can pause; one that wakes is awaited.
+    """Yields connections and the object store, and closes the connections at the end of the call.
 
-    And the store, in which nothing is deleted unless the database owns it. `limits_ms` as in
-    `ConnectionSupplier.limited`. Raises `InstanceIsACopy` and `InstanceTakenOver`.
+    Closed connections let an idle database pause. Waits for a database that is waking up. The store refuses
+    deletions unless the database owns it. `limits_ms` is passed to `ConnectionSupplier.limited`. Raises
+    `InstanceIsACopy` and `InstanceTakenOver`.
     """
     environment: DatabaseEnvironment = call.environment
     name, seconds = f"dormouse-{call.name}", environment.connect_seconds_max
@@ -42,7 +43,7 @@ def database(
 def connections(
     dsn: str, application_name: str, wait_seconds: float, **limits_ms: int
 ) -> Iterator[ConnectionSupplier]:
-    """Connections to a database that answers within that time; raises InstanceError when it does not."""
+    """Yields connections; raises `InstanceError` if the database does not answer within `wait_seconds`."""
     with closing(connected(dsn, application_name, wait_seconds, limits_ms=limits_ms)) as supplier:
         yield supplier
 
@@ -56,7 +57,7 @@ def connected(
     limits_ms: Mapping[str, int] | None = None,
     search_path: str = SESSION_SETTINGS["search_path"],
 ) -> ConnectionSupplier:
-    """As `connections`, to be closed by the caller. What is `final` is raised at once."""
+    """Returns connections that the caller closes. Raises errors of classes in `final` without a retry."""
     supplier = ConnectionSupplier(
         dsn,
         connections_max=CONNECTIONS_MAX,

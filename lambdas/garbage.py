@@ -1,6 +1,7 @@
-"""Collects garbage on a schedule, within the time that the lambda has; without work it wakes no database.
+"""A scheduled lambda that collects garbage in the time that it has.
 
-Once a day it checks a share of the tables, too; problems are a round that fails.
+It does not wake the database when there is no work. Once a day it also checks a share of the tables;
+a problem counts as a failed round.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ logger = logging.getLogger("dormouse.lambdas")
 
 @tracer.capture_lambda_handler(capture_response=False)
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
-    """Answers {"skipped": true}, or how many tables were looked at and files deleted."""
+    """Returns {"skipped": true}, or the number of tables examined and of files deleted."""
     with called(DatabaseEnvironment, "garbage", context) as call:
         objects = open_store(call.environment.objects)
         schedule = Schedule(objects, KIND)
@@ -45,12 +46,12 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
 
 
 def _checked(supplier: ConnectionSupplier, objects: ObjectStore, seconds_left: Callable[[], float]) -> int:
-    """How many rounds of the instance fail, after those checks of today that are due."""
+    """Runs the checks that are due today, and returns how many rounds of the instance fail."""
     rounds = InstanceRounds(supplier)
     for kind, check in checks(Ledgers(supplier, objects), seconds_left).items():
         if rounds.is_due(kind, DAY_SECONDS):
             try:
                 rounds.run(kind, check)
             except DormouseError as error:
-                logger.error("%s: %s", kind, error)  # noqa: TRY400  # it is the line, not the traceback
+                logger.error("%s: %s", kind, error)  # noqa: TRY400  # one line, without a traceback
     return sum(one.error is not None for one in rounds.read())

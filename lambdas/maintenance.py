@@ -1,4 +1,7 @@
-"""Upkeep on a schedule, and a list of what a run on Spark is to split; without work it wakes no database."""
+"""A scheduled lambda for upkeep, which also lists the tables that a run on Spark is to split.
+
+It does not wake the database when there is no work.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,10 @@ logger = logging.getLogger("dormouse.lambdas")
 
 @tracer.capture_lambda_handler(capture_response=False)
 def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
-    """{"execution": name} → {"run_id", "kind", "list", "jobs", "tables"}; the same for the same execution.
+    """Does the upkeep: {"execution": name} → {"run_id", "kind", "list", "jobs", "tables"}.
 
-    Called by anything but a state machine, it lists nothing to split.
+    Returns the same list for the same execution. Lists nothing to split without an execution, that is, when
+    the caller is not the state machine.
     """
     with called(MaintenanceEnvironment, "maintenance", context) as call:
         objects = open_store(call.environment.objects)
@@ -49,7 +53,7 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
             )
         payloads = done.payloads
         goes_on = not done.whole or (payloads is not None and payloads.days_left)
-        # a database that sleeps is woken when the next day is to be offloaded
+        # wakes a sleeping database when the next day is due for offload
         due_at = turn.began_at if goes_on or payloads is None else payloads.cools_at
         schedule.done(turn, due_at=due_at, memory=done.memory)
         call.count(**{TABLES_TO_SPLIT: len(done.run.tables) if done.run else 0})

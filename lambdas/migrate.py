@@ -1,20 +1,24 @@
-"""Brings the database up to date as a part of a deployment: a custom resource of CloudFormation.
+"""A custom resource of CloudFormation that migrates the database as part of a deployment.
 
-Its properties are Host, Port, Database, Secret (of the master user), Migrations (a checksum, so that the
-resource changes with them), DeployPaused, and RowDatabases (names with blanks between, where row tables are
-indexed); of a database that has nothing but such indexes RowsOnly. CloudFormation resolves no secrets for
-custom resources, and from within the VPC there is no way to them: so `begin`, outside of it, adds User and
-Password, and hands the event to `handler`. It also makes the desired state, and answers itself where nothing
-is to be migrated.
-Every event is answered, with one line of why when it fails; the password is in the event, so the event is
-never logged.
+Its properties:
 
-When CloudFormation rolls back, the code of before meets a schema that may be newer, and serves it as well: so
-nothing that fails then is a failure, which would leave the stack in UPDATE_ROLLBACK_FAILED. `begin` asks what
-the stack does, and says so to `handler` by RollsBack.
+- Host, Port, Database, and Secret (of the master user)
+- Migrations: a checksum, so that the resource changes with the migrations
+- DeployPaused
+- RowDatabases: the databases for indexes of row tables, separated by blanks
+- RowsOnly: set for a database that has nothing but such indexes
 
-A database that is the deployment's first, or comes in place of another (one of a snapshot; the former one,
-when CloudFormation rolls back), becomes the owner of the object store.
+CloudFormation resolves no secrets for custom resources, and the VPC has no route to Secrets Manager. So
+`begin`, outside of the VPC, adds User and Password and hands the event to `handler`. It also creates the
+desired state, and answers by itself when there is nothing to migrate. Every event gets an answer, with the
+reason in one line when it fails. The event contains the password, so it is never logged.
+
+During a rollback, older code may meet a newer schema, and works with it. So no failure is reported then: it
+would leave the stack in UPDATE_ROLLBACK_FAILED. `begin` asks for the state of the stack, and passes it to
+`handler` as RollsBack.
+
+The first database of a deployment becomes the owner of the object store. So does one that replaces another:
+one from a snapshot, or the former one when CloudFormation rolls back.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ from lambdas.database import connected
 from lambdas.services import Call, called, tracer
 
 PHYSICAL_ID = "dormouse-migrations"
-"""Always the same: another would mean that the resource was replaced, and the old one is to be deleted."""
+"""A constant: with another id, CloudFormation would take the resource as replaced and delete the old one."""
 
 APPLICATION_NAME = "dormouse-migrate"
 ROLLS_BACK = "RollsBack"
@@ -55,21 +59,21 @@ logger = logging.getLogger("dormouse.lambdas")
 
 @tracer.capture_lambda_handler(capture_response=False, capture_error=False)
 def begin(event: dict[str, Any], context: Any) -> None:
-    """Makes the desired state, adds the login of the master user, and leaves the rest to `handler`."""
+    """Creates the desired state, adds the login of the master user, and passes the event to `handler`."""
     answer = Answer(event, PHYSICAL_ID)
     try:
         with called(BeginMigrationEnvironment, "migrate", context) as call:
             name = state_parameter(call.environment.instance_id)
             if request_type(event) == "Delete":
                 _forget(event, call.environment, name)
-                answer.succeeded(LEFT_ALONE)  # the secret may be gone by now
+                answer.succeeded(LEFT_ALONE)  # CloudFormation may have deleted the secret
                 return
             secret, aws = _secret_of(event), Aws(open_session(call.environment.region))
             answer.rolls_back = rolls_back = is_rolled_back(aws, event["StackId"])
             there = aws.parameter(name)
             wanted = _wanted(event, there, rolls_back=rolls_back)
             result = _without_database(event, there, wanted, rolls_back=rolls_back)
-            if wanted is not None and wanted != there:  # only now: a refusal leaves it as it is
+            if wanted is not None and wanted != there:  # only now: a refused update leaves the state as it is
                 _write(aws, name, wanted, anew=there is None)
             if result is not None:
                 answer.succeeded(result)
@@ -92,7 +96,7 @@ def handler(event: dict[str, Any], context: Any) -> None:
                 watch.daemon = True
                 watch.start()
             answer.succeeded(_migrate(event, call))
-    except Exception as error:  # whatever it is, the deployment must not wait for an hour
+    except Exception as error:  # any error: without an answer the deployment would wait for an hour
         answer.failed(text_of(error))
     finally:
         if watch is not None:
@@ -107,7 +111,7 @@ def _secret_of(event: Mapping[str, Any]) -> str:
 
 
 def _forget(event: Mapping[str, Any], environment: BeginMigrationEnvironment, state: str) -> None:
-    """The desired state goes with the instance; a deletion that fails for its sake would keep the stack."""
+    """Deletes the desired state with the instance; logs a failure, which must not keep the stack."""
     if field(event, "ResourceProperties", dict).get("RowsOnly"):
         return  # the instance is still there
     try:
@@ -117,9 +121,9 @@ def _forget(event: Mapping[str, Any], environment: BeginMigrationEnvironment, st
 
 
 def _wanted(event: Mapping[str, Any], there: str | None, *, rolls_back: bool) -> str | None:
-    """The desired state: as the settings say, when it is not there or they have changed, else as it is.
+    """Returns the desired state: that of the settings if it is missing or they changed, else the current one.
 
-    A rollback leaves it: since the settings were as they are again, people may have resumed or paused.
+    A rollback keeps the current state, because a person may have resumed or paused the instance meanwhile.
     """
     if event["ResourceProperties"].get("RowsOnly"):
         return there
@@ -133,9 +137,10 @@ def _wanted(event: Mapping[str, Any], there: str | None, *, rolls_back: bool) ->
 def _without_database(
     event: Mapping[str, Any], there: str | None, wanted: str | None, *, rolls_back: bool
 ) -> str | None:
-    """The result where the database is not needed, which may sleep; None where it is, and is awake.
+    """Returns the result if the database is not needed, so that it may sleep; None if it is needed and awake.
 
-    One that comes in place of another is. Raises InstanceError if it is needed and sleeps, or is to.
+    A database that replaces another is needed. Raises `InstanceError` if it is needed but the instance is
+    paused or is to be paused.
     """
     new, old = event["ResourceProperties"], properties_before(event)
     if not old or any(new.get(name) != old.get(name) for name in _WHERE):
@@ -193,7 +198,7 @@ def _migrate(event: Mapping[str, Any], call: Call[MigrateEnvironment]) -> str:
     if names := str(properties.get("RowDatabases") or "").split():
         lines.append(make_row_databases(dsn, names, connecting))
     moved = any(properties.get(name) != old.get(name) for name in _WHERE)
-    if moved:  # also back, when CloudFormation rolls back
+    if moved:  # also in a rollback, which brings back the former database
         objects, began = open_store(call.environment.objects), report.began_xid
         adopted = own(dsn, objects, replaces=bool(old), connecting=connecting, began_xid=began)
         lines += [] if adopted is None else [f"the object store is adopted, as incarnation {adopted}"]
@@ -220,9 +225,9 @@ def _dsn(properties: Mapping[str, Any], environment: MigrateEnvironment) -> str:
 def _connected(
     environment: MigrateEnvironment, dsn: str, search_path: str = SESSION_SETTINGS["search_path"]
 ) -> ConnectionSupplier:
-    """By the password of the master user, or by a token of IAM when RDS refuses the password.
+    """Returns connections by the master user's password, or by a token of IAM if RDS refuses the password.
 
-    It refuses that of a member of `rds_iam`, and to PostgreSQL who makes a role is a member of it.
+    RDS refuses the passwords of members of `rds_iam`, and PostgreSQL makes the creator of a role its member.
     """
     seconds = environment.connect_seconds_max
     try:

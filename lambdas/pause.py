@@ -1,9 +1,9 @@
-"""What pauses need lambdas for: to keep the instance as it is wanted, to let stacks sleep, and to keep
-deploys from a database that is stopped.
+"""Lambdas for pausing: one keeps the desired state, one switches stacks, one guards a stopped database.
 
-A queue brings the hours, and the starts of the database. `dormouse pause` and `resume` call `switch`,
-so that their user needs no right to update a stack, which is the right to do whatever CloudFormation may do.
-`guard` is a custom resource, which CloudFormation changes before the database.
+- `handler` gets a message from a queue each hour and at each start of the database.
+- `dormouse pause` and `resume` call `switch`. So their user needs no right to update stacks, which would
+  include every right that CloudFormation has.
+- `guard` is a custom resource that CloudFormation updates before the database.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GUARD_ID = "dormouse-database-guard"
 
 @tracer.capture_lambda_handler(capture_response=False)
 def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
-    """Answers which messages come back: all, whatever they say, as long as there is something to wait for."""
+    """Keeps the instance as desired; returns all messages for redelivery while something is unfinished."""
     with called(Environment, "pause", context) as call:
         environment = call.environment
         messages = [field(one, "messageId", str, "a record") for one in field(event, "Records", list)]
@@ -35,7 +35,7 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
             instance = told(environment.instance_id, Aws(open_session(environment.region)))
             found = keep(instance)
         except InstanceError:
-            call.count(**{RUNNING_WHILE_PAUSED: 1.0})  # it is not known to sleep
+            call.count(**{RUNNING_WHILE_PAUSED: 1.0})  # the lambda cannot tell that it sleeps
             raise
         logger.info(
             "wanted %s, cluster %s; %s", found.desired, found.status, "; ".join(found.left) or "as wanted"
@@ -48,35 +48,39 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
 
 @tracer.capture_lambda_handler(capture_response=False)
 def switch(event: Any, context: Any) -> dict[str, bool]:
-    """`{"running": true or false}` → whether the update was asked for; the stack may be busy."""
+    """Starts an update of the stack for `{"running": true or false}`; returns whether AWS took it.
+
+    AWS refuses an update of a stack that is being updated.
+    """
     with called(SwitchEnvironment, "switch", context) as call:
         running = event.get("running") if isinstance(event, Mapping) else None
         if not isinstance(running, bool):
             raise InvalidInput("the event must be running: true or false, and nothing else")
         aws, name = Aws(open_session(call.environment.region)), call.environment.stack
         if (found := stack(aws, name)) is None:
-            raise InvalidInput(f"the stack {name} is gone: deploy it again")
+            raise InvalidInput(f"the stack {name} does not exist: deploy it again")
         return {"asked": update(aws, name, found, runs=running)}
 
 
 @tracer.capture_lambda_handler(capture_response=False, capture_error=False)
 def guard(event: dict[str, Any], context: Any) -> None:
-    """Refuses changes of a database that is stopped: AWS makes none, and takes none back."""
+    """Refuses to change a stopped database: AWS can neither change it nor roll a change back."""
     answer = Answer(event, GUARD_ID)
     try:
         with called(Environment, "guard", context) as call:
             answer.succeeded(_let_through(event, call.environment, answer))
-    except Exception as error:  # whatever it is, the deployment must not wait for an hour
+    except Exception as error:  # any error: without an answer the deployment would wait for an hour
         answer.failed(str(error) or type(error).__name__)
 
 
 def _let_through(event: Mapping[str, Any], environment: Environment, answer: Answer) -> str:
-    """Of its properties Snapshot brings another database, and Changes differs with all else of it.
+    """Returns why a change of the database may go on; raises `InstanceError` if it must not.
 
-    Without the snapshot that it was made of, CloudFormation would delete it for an empty one.
+    Another property Snapshot means another database; the property Changes differs with any other change. If
+    Snapshot is removed, CloudFormation would replace the database by an empty one.
     """
     if request_type(event) == "Delete":
-        return "there is nothing to guard any more"
+        return "there is nothing left to guard"
     aws = Aws(open_session(environment.region))
     answer.rolls_back = is_rolled_back(aws, field(event, "StackId", str))
     new, old = field(event, "ResourceProperties", dict), properties_before(event)

@@ -1,4 +1,4 @@
-"""Submits, follows and cancels runs on EMR; calls EMR only, and so is outside the VPC."""
+"""Lambdas that submit, poll and cancel runs on EMR. They call only EMR, and so need no VPC."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lambdas.services import called, logger, tracer
 
 @tracer.capture_lambda_handler(capture_response=False)
 def submit(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
-    """What was created → {"engine", "run_id", "application" or "cluster", "id"}: the run at EMR."""
+    """Submits a created run to EMR; returns {"engine", "run_id", "application" or "cluster", "id"}."""
     with called(RunsEnvironment, "runs", context) as call:
         run = Run.of(event)
         submitted = emr.submit(call.environment, run, Aws(open_session(call.environment.region)))
@@ -24,7 +24,7 @@ def submit(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
 
 @tracer.capture_lambda_handler(capture_response=False)
 def follow(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
-    """What submit answered → {"state": RUNNING, SUCCEEDED, FAILED or CANCELLED, "reason"}."""
+    """Returns the state of a submitted run: {"state": RUNNING, SUCCEEDED, FAILED or CANCELLED, "reason"}."""
     with called(RunsEnvironment, "runs", context) as call:
         found = emr.follow(event, Aws(open_session(call.environment.region)))
         return {"state": found.state, "reason": found.reason}
@@ -32,7 +32,7 @@ def follow(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
 
 @tracer.capture_lambda_handler(capture_response=False)
 def cancel(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
-    """What submit answered → nothing; a run that is over stays as it is."""
+    """Cancels a submitted run; a run that has ended stays as it is."""
     with called(RunsEnvironment, "runs", context) as call:
         emr.cancel(event, Aws(open_session(call.environment.region)))
         return {}

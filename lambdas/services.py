@@ -1,4 +1,4 @@
-"""What all lambdas share: environments, structured logs, metrics, traces. Nothing here knows the database."""
+"""Services of all lambdas: environment, structured logs, metrics, traces. Nothing here uses the database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dormouse.errors import DormouseError
 from dormouse.settings.lambdas import DIMENSION, NAMESPACE, UNITS, Environment, load_environment
 
 MARGIN_SECONDS = 20.0
-"""Of the time that a lambda has, what it keeps to end in order."""
+"""The time that a lambda reserves, of what it has left, to finish in order."""
 
 tracer = Tracer(service="dormouse", auto_patch=False)
 logger = logging.getLogger("dormouse.lambdas")
@@ -30,18 +30,18 @@ class Call(Generic[E]):
     name: str
     environment: E
     seconds_left: Callable[[], float]
-    """Until it must begin to end."""
+    """Returns the seconds until the lambda must begin to finish."""
     _metrics: AmazonCloudWatchEMFProvider
 
     def count(self, **values: float) -> None:
-        """Adds to metrics of dormouse.settings.lambdas, by their names."""
+        """Adds values to metrics, by their names in dormouse.settings.lambdas."""
         for name, value in values.items():
             self._metrics.add_metric(name=name, unit=UNITS.get(name, "Count"), value=value)
 
 
 @contextmanager
 def called(model: type[E], name: str, context: Any) -> Iterator[Call[E]]:
-    """A call of the lambda `name`; what goes wrong is one line of the log, and raised."""
+    """Encloses a call of the lambda `name`; logs an error of Dormouse in one line, and raises it."""
     environment = load_environment(model)
     metrics = AmazonCloudWatchEMFProvider(
         namespace=NAMESPACE, default_dimensions={DIMENSION: environment.instance_id}
@@ -51,7 +51,7 @@ def called(model: type[E], name: str, context: Any) -> Iterator[Call[E]]:
     try:
         yield Call(name, environment, _clock_of(context), metrics)
     except DormouseError as error:
-        logger.error("%s: %s", type(error).__name__, error)  # noqa: TRY400  # it is the line, not the traceback
+        logger.error("%s: %s", type(error).__name__, error)  # noqa: TRY400  # one line, without a traceback
         raise
     finally:
         if metrics.metric_set:
@@ -65,7 +65,7 @@ def _clock_of(context: Any) -> Callable[[], float]:
 
 
 def _log_as_json(environment: Environment, name: str, context: Any) -> None:
-    """In AWS, all that Dormouse logs; elsewhere the caller configures the logs."""
+    """Configures JSON logs within AWS; elsewhere the caller configures the logs."""
     if environment.function_name is None:
         return
     json_logger = Logger(service="dormouse")

@@ -1,6 +1,6 @@
-"""Answers what is asked of the tables: `show` what changes nothing, `change` the rest. People call them.
+"""Lambdas that people call for one table: `show` for verbs that only read, `change` for the others.
 
-Each has a role of its own, here and in the database, so that IAM tells who may look from who may change.
+Each has a role of its own in IAM and in the database, so that IAM separates readers from operators.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ from lambdas.database import connections
 from lambdas.services import Call, called, logger, tracer
 
 ANSWER_BYTES_MAX = 6_000_000
-"""AWS takes 6 MiB of a lambda."""
+"""AWS refuses answers of lambdas above 6 MiB."""
 
 Answer = dict[str, Any]
 
 
 @tracer.capture_lambda_handler(capture_response=False)
 def show(event: Any, context: Any) -> Answer:
-    """An event of `dormouse.verbs.tables` → {"answer": …} or {"error": {"kind", "message"}}."""
+    """Answers an event of `dormouse.verbs.tables` by {"answer": …} or {"error": {"kind", "message"}}."""
     with called(DatabaseEnvironment, "tables", context) as call:
         return _answer(event, call, changes=False)
 
 
 @tracer.capture_lambda_handler(capture_response=False)
 def change(event: Any, context: Any) -> Answer:
-    """As `show`."""
+    """Answers as `show` does, for verbs that change something."""
     with called(DatabaseEnvironment, "tables", context) as call:
         return _answer(event, call, changes=True)
 
 
 def _answer(event: Any, call: Call[DatabaseEnvironment], *, changes: bool) -> Answer:
-    """What the caller did wrong is told to the caller: it is no failure of the lambda, which would ring."""
+    """Runs the verb. Answers the caller's mistakes: a failure of the lambda would ring an alarm."""
     environment = call.environment
     try:
         verb, asked = verbs.parse_event(event, [verb for verb in verbs.VERBS if verb.changes == changes])
         with (
-            # which waits for a database that wakes
+            # waits for a database that is waking up
             connections(environment.dsn, f"dormouse-{call.name}", environment.connect_seconds_max),
             connect(environment.dsn, environment.objects, read_only=not changes) as instance,
         ):
             answer = {"answer": verbs.answer(instance, verb, asked)}
     except DormouseError as error:
         logger.info("%s: %s", type(error).__name__, error)
-        return _told(error)
+        return _error(error)
     size = len(json.dumps(answer))
     if size > ANSWER_BYTES_MAX:
         most = f"the answer has {size:,} bytes, and {ANSWER_BYTES_MAX:,} may be"
-        return _told(InstanceError(f"{most}: use table show without --json, or describe"))
+        return _error(InstanceError(f"{most}: use table show without --json, or describe"))
     return answer
 
 
-def _told(error: DormouseError) -> Answer:
+def _error(error: DormouseError) -> Answer:
     return {"error": {"kind": type(error).__name__, "message": " ".join(str(error).split())}}

@@ -1,4 +1,4 @@
-"""What lambdas, EMR's archive and the query service's image are made of: pinned wheels, sources, folders.
+"""Contents of the packages for lambdas, EMR and the query service's image: pinned wheels, sources, folders.
 
 The same sources and pins give the same bytes, wherever and whenever they are put together.
 """
@@ -33,7 +33,7 @@ ARCHITECTURES: dict[str, Architecture] = {"aarch64": "arm64", "arm64": "arm64", 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where packages run, on either architecture."""
+    """A platform that packages run on, for either architecture."""
 
     full_version: str
     """Of Python, for markers of requirements: the oldest patch that may be met."""
@@ -43,7 +43,7 @@ class Runtime:
 
     @property
     def python(self) -> str:
-        """As `3.11`."""
+        """The version of Python, such as `3.11`."""
         return self.full_version.rpartition(".")[0]
 
     @property
@@ -81,7 +81,7 @@ _PIN = re.compile(r"^([a-z0-9-]+)==((?:.*\\\n)*.*)", re.MULTILINE)
 
 
 def native() -> Architecture:
-    """This machine's architecture, as AWS calls it."""
+    """Returns this machine's architecture by AWS's name."""
     try:
         return ARCHITECTURES[platform.machine()]
     except KeyError:
@@ -89,7 +89,7 @@ def native() -> Architecture:
 
 
 def home(root: Path) -> Path:
-    """Where the package `dormouse` is: in the checkout, or beside the sources that are installed with it."""
+    """Returns the folder of the package `dormouse`: in the checkout, or beside the installed sources."""
     if (root / "dormouse").is_dir():
         return root
     import dormouse
@@ -98,7 +98,7 @@ def home(root: Path) -> Path:
 
 
 def requirements(root: Path, *extras: str) -> list[str]:
-    """What the package and these extras of it require, as pyproject.toml has it."""
+    """Returns the requirements of the package and of some of its extras, from pyproject.toml."""
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     optional = project["optional-dependencies"]
     return [*project["dependencies"], *(one for extra in extras for one in optional[extra])]
@@ -106,7 +106,7 @@ def requirements(root: Path, *extras: str) -> list[str]:
 
 @cache
 def interpreter(runtime: Runtime) -> Path | None:
-    """A Python of this version on this machine: ours, that of the PATH, or one that pyenv or uv keeps."""
+    """Returns a Python of this version on this machine: this one, or one of the PATH, pyenv or uv."""
     if sys.version_info[:2] == tuple(map(int, runtime.python.split("."))):
         return Path(sys.executable)
     on_path = shutil.which(f"python{runtime.python}")
@@ -124,7 +124,7 @@ def _starts(python: Path) -> bool:
 
 
 def closure(requirements: Iterable[str], runtime: Runtime, without: Collection[str] = ()) -> set[str]:
-    """The names of what is required, and of all that that requires where it runs."""
+    """Returns the names of required packages and of all that these require on the platform."""
     found: set[tuple[str, str]] = set()
     pending = [(Requirement(one), "") for one in requirements]
     while pending:
@@ -149,7 +149,7 @@ def _requires(name: str) -> list[str]:
 
 
 def pins(requirements: str, names: Iterable[str]) -> list[str]:
-    """The lines of a requirements.txt of these names, each with the hashes that pip is to find."""
+    """Returns the lines of a requirements.txt for these names, each with the hashes that pip checks."""
     known = {name: " ".join(pin.replace("\\\n", " ").split()) for name, pin in _PIN.findall(requirements)}
     names = sorted(names)
     if missing := [name for name in names if name not in known]:
@@ -160,7 +160,7 @@ def pins(requirements: str, names: Iterable[str]) -> list[str]:
 def install(
     target: Path, architecture: Architecture, runtime: Runtime, pins: Iterable[str], *pruned: str
 ) -> None:
-    """The wheels of exactly these versions, whatever machine this is, without what no import needs."""
+    """Installs wheels of exactly these versions for the platform, without files that no import needs."""
     machine = "aarch64" if architecture == "arm64" else architecture
     # pip takes each name literally
     glibc = range(runtime.glibc_minor, 16, -1)
@@ -189,7 +189,7 @@ def install(
 
 
 def sources(folder: Path, elsewhere: Collection[str] = ()) -> Iterator[Path]:
-    """The files of a package in order, without its rooms and modules that are needed elsewhere only."""
+    """Returns the files of a package in order, without rooms and modules that it does not use."""
     for path in sorted(folder.rglob("*")):
         within = path.relative_to(folder)
         skipped = "__pycache__" in within.parts or within.parts[0] in elsewhere or str(within) in elsewhere
@@ -199,7 +199,7 @@ def sources(folder: Path, elsewhere: Collection[str] = ()) -> Iterator[Path]:
 
 @contextmanager
 def whole(folder: Path, program: str = "") -> Iterator[Path]:
-    """A folder to fill, which then takes the place of `folder`, all of it or none, without times and modes.
+    """Yields a folder to fill, which then replaces `folder` as a whole, without times and modes.
 
     `program` is the file in it that can be run.
     """
@@ -217,7 +217,7 @@ def whole(folder: Path, program: str = "") -> Iterator[Path]:
 
 
 def copy(made: Path, files: Iterable[tuple[Path, Path]]) -> None:
-    """Each file to its place in the folder."""
+    """Copies each file to its place in the folder."""
     for source, path in files:
         (made / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, made / path)

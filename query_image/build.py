@@ -42,7 +42,7 @@ def build(root: Path, folder: Path) -> None:
 
 
 def files(root: Path) -> Iterator[tuple[Path, Path]]:
-    """What is copied, and to where in the folder."""
+    """Returns the files to copy, and their places in the folder."""
     for name in ("Dockerfile", "dormouse", "healthy"):
         yield root / "query_image" / name, Path(name)
     home = packages.home(root)
@@ -51,7 +51,7 @@ def files(root: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def pins(root: Path) -> list[str]:
-    """All that is needed, with the versions of requirements.txt; what is installed says what needs what."""
+    """Returns all requirements, also those of installed packages, in the versions of requirements.txt."""
     wanted = packages.closure([*packages.requirements(root, *EXTRAS), *BESIDE], SPARK)
     return packages.pins((root / "requirements.txt").read_text("utf-8"), wanted)
 

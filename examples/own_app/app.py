@@ -1,4 +1,4 @@
-"""A CDK app of somebody's own: an instance of Dormouse, and beside it a lambda that reads its tables."""
+"""A user's own CDK app: an instance of Dormouse, and beside it a lambda that reads its tables."""
 
 import os
 
