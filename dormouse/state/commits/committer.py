@@ -293,7 +293,8 @@ class Committer:
             while not failed.is_set():
                 batch = self._batch(queue, RETRY_SECONDS_MIN, RETRY_SECONDS_MAX_OF_DRAIN, put_off)
                 outcomes += [item.outcome for item in batch if not item.is_tried_again]
-                depth = None if batch else queue.depth()
+                # messages that are put off again and again would leave no moment without a batch
+                depth = queue.depth() if all(item.fate in ("later", "too new") for item in batch) else None
                 empty = empty + 1 if depth is not None and depth.messages <= put_off.left() else 0
                 if depth is not None and empty >= (LOOKS_TO_BELIEVE if depth.approximate else 1):
                     break
@@ -407,7 +408,9 @@ class _PutOff:
         self._queue = queue
         self._lock = threading.Lock()
         self._known: set[tuple[int, datetime]] = set()
-        """Since something was last applied, which may be what others need."""
+        """Since something was last applied, which may be what others need; without those in flight."""
+        self._waiting: set[tuple[int, datetime]] = set()
+        """As `_known`, with those that a thread tries again just now."""
         self._too_new: set[tuple[int, datetime]] = set()
         self._applied = 0
 
@@ -430,16 +433,18 @@ class _PutOff:
     def left(self) -> int:
         """How many may wait for a newer committer: what it would apply may be what others need."""
         with self._lock:
-            return len(self._known | self._too_new) if self._too_new else 0
+            return len(self._waiting | self._too_new) if self._too_new else 0
 
     def update(self, handled: Sequence[Handled]) -> None:
         with self._lock:
             if any(item.outcome.state == "applied" for item in handled):
                 self._applied += 1
                 self._known.clear()
+                self._waiting.clear()
             for item in handled:
                 key = _key(item.message)
-                (self._known.add if item.fate == "later" else self._known.discard)(key)
+                for keys in (self._known, self._waiting):
+                    (keys.add if item.fate == "later" else keys.discard)(key)
                 if item.fate == "too new":
                     self._too_new.add(key)
 
