@@ -1,1 +1,1 @@
-"""The operations that doors share: long work, work on row tables and requests about tables."""
+"""The operations of Dormouse, each described once for all doors."""

@@ -1,7 +1,6 @@
-"""All verbs, and those that are jobs: what a kind is asked with, checked before it starts, run by workers.
-
-Jobs are started by the query service or `Instance.jobs.start`, and run by `dormouse serve` and
-`dormouse jobs worker`. Queries as jobs write their answers as objects.
+"""The list of all verbs, and the verbs that run as jobs: their kinds, requests, checks and functions.
+The query service and `Instance.jobs.start` start jobs; `dormouse serve` and `dormouse jobs worker` run them.
+A query that runs as a job writes its answer as an object.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
 VERBS: dict[str, Verb] = {
     verb.name: verb for theme in (reading, loading, rounds, rows, tables) for verb in theme.VERBS
 }
-"""All verbs by name. Doors that loop over them do it when they are opened, not when they are imported."""
+"""All verbs by name. Doors loop over them when they open, not when they are imported."""
 
 
 def kinds() -> dict[str, list[Verb]]:
-    """Returns the kinds of jobs, and the verbs that each is of."""
+    """Returns the kinds of jobs, each with its verbs."""
     found: dict[str, list[Verb]] = {}
     for verb in VERBS.values():
         if verb.job is not None:
@@ -40,7 +39,7 @@ def kinds() -> dict[str, list[Verb]]:
 
 
 def parsed(kind: str, request: object) -> tuple[Verb, Request]:
-    """Returns the verb of a job and what it is asked; `InvalidInput` says what is wrong with the request."""
+    """Returns the verb and the parsed request of a job; raises `InvalidInput` for a bad request."""
     verbs = kinds().get(kind)
     if verbs is None:
         raise InvalidInput(f"kind {kind!r} is none of {', '.join(kinds())}")
@@ -55,16 +54,16 @@ def parsed(kind: str, request: object) -> tuple[Verb, Request]:
 
 
 def check_request(instance: Instance, kind: str, request: object, sessions: Sessions | None = None) -> None:
-    """Raises `InvalidInput`, or `TableNotFound`, for what would fail as soon as a worker takes it.
+    """Raises `InvalidInput` or `TableNotFound` for a request that would fail as soon as a worker takes it.
 
-    `sessions` say where a statement is parsed, if not in this process.
+    A statement is parsed in one of the processes of `sessions`, or in this process without them.
     """
     verb, asked = parsed(kind, request)
     _job(verb).check(instance, asked, Call(sessions=sessions))
 
 
 def functions(instance: Instance, sessions: Sessions | None = None) -> dict[str, JobFunction]:
-    """Returns what workers of an instance run, by kind; statements run where `sessions` say."""
+    """Returns the functions that workers run, by kind; statements run in the processes of `sessions`."""
     return {kind: _function(instance, kind, sessions) for kind in kinds()}
 
 
@@ -87,7 +86,7 @@ def _function(instance: Instance, kind: str, sessions: Sessions | None) -> JobFu
         except JobError:
             raise
         except DormouseError:
-            progress.check()  # of a job that was cancelled, or is another worker's, no other error counts
+            progress.check()  # raises if the job was cancelled or lost: then no other error counts
             raise
 
     return run
@@ -96,7 +95,7 @@ def _function(instance: Instance, kind: str, sessions: Sessions | None) -> JobFu
 def _as_object(
     instance: Instance, rows: Callable[[], pa.RecordBatchReader], progress: Progress
 ) -> dict[str, Any]:
-    """Writes the answer as an object: `object`, its `url` in S3, how many `rows` and `bytes`."""
+    """Writes an answer as an object; returns its name as `object`, its `url` in S3, `rows` and `bytes`."""
     for name in answer_names(progress.job_id, progress.attempt, progress.attempt):
         with suppress(ObjectAlreadyExists):
             return _exported(instance, rows, progress, name)
@@ -113,7 +112,7 @@ def _exported(
         with objects.staged(name) as path, path.open("wb") as sink, rows() as reader:
             count = export(reader, sink, "parquet", progress)
     except Exception:
-        progress.check()  # of an interrupted reader nothing else is worth telling
+        progress.check()  # an interrupted reader has no other error worth reporting
         raise
-    url = objects.uri(name) if objects.url.startswith("s3:") else None  # a path of this machine is none
+    url = objects.uri(name) if objects.url.startswith("s3:") else None  # a path on this machine is no URL
     return {"object": name, "url": url, "rows": count, "bytes": objects.size(name)}

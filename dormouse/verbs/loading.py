@@ -1,4 +1,4 @@
-"""The verbs that bring rows to a table."""
+"""The verbs that load rows into a table."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ OBJECTS_MAX = 10_000
 
 
 class LoadRequest(OfTable):
-    """A request to load rows, wherever they come from."""
+    """A request to load rows from any source."""
 
     ingest_id: str | None = None
-    """The same id again adds nothing."""
+    """An id of your choice for this load; loading again with the same id adds nothing."""
 
     engine: Engine = "auto"
-    """Where the rows are sorted and written; auto: on Spark where it has a cluster and it is worth it,
-    else here."""
+    """Where rows are sorted and written; auto: on Spark if it has a cluster and the load is large, else
+    in this process."""
 
     evolve: Evolve | None = None
-    """What is done with columns that the table lacks: add adds them first; by default they are refused."""
+    """How to treat columns that the table lacks: add adds them first; by default they are refused."""
 
 
 class IngestRequest(LoadRequest):
-    """Add rows: all of them, in one commit, or none."""
+    """Add rows in one commit: all of them, or none."""
 
     objects: list[str] = Field(min_length=1, max_length=OBJECTS_MAX)
     """Names of objects in the instance's own store, below incoming/."""
 
 
-def _ingest(instance: Instance, asked: IngestRequest, call: Call) -> Any:
-    table, job = instance.table(asked.table), call.its_job
-    objects, given = instance.objects, options(asked, "table", "objects")
-    # a job that is run again, as its worker died, adds its rows once
-    given["ingest_id"] = asked.ingest_id or f"job:{job.job_id}"
-    names = dict.fromkeys(asked.objects)
+def _ingest(instance: Instance, request: IngestRequest, call: Call) -> Any:
+    table, job = instance.table(request.table), call.its_job
+    objects, given = instance.objects, options(request, "table", "objects")
+    # a job that runs again because its worker died adds its rows once
+    given["ingest_id"] = request.ingest_id or f"job:{job.job_id}"
+    names = dict.fromkeys(request.objects)
     with _objects_named(objects) as paths, objects.pinned(_checked(names, job)) as files:
         paths.update({str(path): name for name, path in files.items()})
-        return table.ingest([str(files[name]) for name in asked.objects], **given, progress=job)
+        return table.ingest([str(files[name]) for name in request.objects], **given, progress=job)
 
 
-def _check_ingest(instance: Instance, asked: IngestRequest, call: Call) -> None:
-    instance.table(asked.table)
-    for name in asked.objects:
+def _check_ingest(instance: Instance, request: IngestRequest, call: Call) -> None:
+    instance.table(request.table)
+    for name in request.objects:
         _check_object(name)
 
 
@@ -70,7 +70,7 @@ def _checked(names: Iterable[str], progress: Progress) -> Iterator[str]:
 
 @contextmanager
 def _objects_named(objects: ObjectStore) -> Iterator[dict[str, str]]:
-    """Gives a dict to be filled with names of objects by their paths; errors say the names."""
+    """Yields a dict for the names of objects by their paths; errors then name objects instead of paths."""
     names: dict[str, str] = {}
     try:
         yield names

@@ -1,4 +1,4 @@
-"""The verbs that read: rows of tables, answers of statements, changes, and what these would read."""
+"""The verbs that read: rows of tables, answers of statements, changes, and plans of queries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dormouse.model.schema import Schema
 
 PLAN_SECONDS_MAX = 5.0
-"""How long the start of a job waits for a process that plans its statement."""
+"""How long the start of a job waits for a process to plan its statement."""
 
 _WHERE = {
     "carrier": ["AA", "UA"],
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class OfMoment(Request):
-    """A request about the rows of a moment."""
+    """A request about rows at one moment."""
 
     as_of: Annotated[
         When,
@@ -53,15 +53,15 @@ class OfMoment(Request):
             "The rows of a moment: a time, in this machine's time zone if it names none, or a cut's name."
         ),
     ] = Field(default=None, examples=[_MOMENT])
-    """The moment whose rows are wanted: a time in ISO 8601 with its offset (all that was committed at or
-    before it), the name of a cut that each of the tables has, or a cut's number; now when left out."""
+    """The moment to read: a time in ISO 8601 with its offset (everything committed at or before it), the
+    name of a cut that each table has, or a cut's number; by default now."""
 
 
 class Verified(Request):
-    """A request about rows of files whose digests can be compared."""
+    """A request that can compare the digests of the files it reads."""
 
     verify: bool = False
-    """Compare the digest of each file before its rows are given, as the tables' property `verify_reads`
+    """Compare the digest of each file before its rows are returned, as the table property `verify_reads`
     does."""
 
 
@@ -71,13 +71,13 @@ class OfColumns(Request):
     columns: Annotated[Columns, AsText("Comma-separated; all when not given.")] = Field(
         default=None, examples=[["flight"]]
     )
-    """Which columns are read, in this order; all when left out."""
+    """The columns to read, in this order; by default all."""
 
 
 class PlanRequest(OfTable, OfMoment):
-    """What a query would read.
+    """The plan of a query.
 
-    Partitions, files and bytes; reads none of them.
+    Counts the partitions, files and bytes that the query would read, and reads none of them.
     """
 
     where: dict[str, Any] | None = Field(default=None, examples=[_WHERE])
@@ -87,39 +87,39 @@ class PlanRequest(OfTable, OfMoment):
     "-Infinity"."""
 
     schema_id: Annotated[str | None, OfWire()] = None
-    """Which columns `where` is written for, as the table's description has it: where they are others now,
-    it is refused."""
+    """The id of the columns that `where` was written for, from the table's description. The request is
+    refused if the columns have changed since."""
 
 
 class QueryRequest(PlanRequest, OfColumns, Verified):
     """Rows of a table, in key order.
 
-    They are of the table as it is when the query starts.
+    The answer is the table as it is when the query starts.
     """
 
     limit: int | None = Field(default=None, ge=0, le=ROWS_MAX)
-    """At most so many rows, the first in key order."""
+    """The number of rows to return at most, the first in key order."""
 
     offset: int = Field(default=0, ge=0, le=ROWS_MAX)
-    """How many rows are left out first."""
+    """The number of rows to skip first."""
 
     descending: bool = False
-    """The largest keys first."""
+    """Return the largest keys first."""
 
 
 class StatementPlanRequest(OfMoment):
-    """What a SELECT would read.
+    """The plan of a SELECT.
 
-    Partitions, files and bytes of each table that the statement reads.
+    Counts the partitions, files and bytes that it would read of each table.
     """
 
     statement: Statement = Field(
         examples=["select carrier, count(*) from flights where dest = $1 group by carrier"]
     )
-    """One SELECT, WITH, VALUES or EXPLAIN over the tables, by name."""
+    """One SELECT, WITH, VALUES or EXPLAIN statement over the tables, which it names."""
 
     parameters: Parameters = Field(default=None, examples=[["BOS"]])
-    """A list for $1, $2, … or ?, an object for $name. For what JSON has no word, an object: {"bytes":
+    """A list for $1, $2, … or ?, an object for $name. Write values that JSON lacks as objects: {"bytes":
     base64}, {"timestamp": ISO 8601}, {"date": "2026-01-31"}, {"time": "12:00:00"}, {"interval":
     "P1DT12H"}, {"uuid": "0198c0de-0000-7000-8000-000000000000"}, {"decimal": "0.10"}, {"double": "NaN"}."""
 
@@ -127,15 +127,15 @@ class StatementPlanRequest(OfMoment):
 class StatementRequest(StatementPlanRequest, Verified):
     """The answer of a SELECT.
 
-    One statement over the tables of the instance, by name.
+    One statement reads any tables of the instance, which it names.
     """
 
 
 class ChangesRequest(OfTable, OfColumns):
-    """Rows that came and went between two moments.
+    """Rows that were added or removed between two moments.
 
-    Rows that were ingested, and those that deletions and restores took. `_change` says which: "insert" or
-    "delete", of a keyed table "upsert" or "delete".
+    Ingests add rows; deletions and restores remove them. The column `_change` is "insert" or "delete", and
+    in a keyed table "upsert" or "delete".
     """
 
     after: Annotated[
@@ -145,15 +145,15 @@ class ChangesRequest(OfTable, OfColumns):
             "'beginning'."
         ),
     ] = Field(default=None, examples=[_MOMENT])
-    """A time in ISO 8601 with its offset (all that was committed at or before it), a cut's name, or its
-    number; from the table's beginning when left out."""
+    """The moment to start from: a time in ISO 8601 with its offset, a cut's name, or its number; by
+    default the table's beginning."""
 
-    till: Annotated[When, AsText("As --after; now when not given.")] = None
-    """As `after`; now when left out."""
+    till: Annotated[When, AsText("The moment to end at, written as --after; by default now.")] = None
+    """The moment to end at, written as `after`; by default now."""
 
 
 class Plan(Document):
-    """What a query reads: `files_pruned` hold no wanted row, as their smallest and largest keys tell."""
+    """The cost of a query; `files_pruned` are skipped, because their key bounds exclude every wanted row."""
 
     partitions: int
     partitions_total: int
@@ -163,74 +163,74 @@ class Plan(Document):
 
 
 class StatementPlan(Document):
-    """What a statement reads of each table that it reads."""
+    """The cost of a statement, for each table that it reads."""
 
     tables: dict[str, Plan]
 
 
 def schema_of(table: Table, as_of: Any) -> Schema:
-    """Returns the columns of a table that was just looked up, now or at a moment in Python's form."""
+    """Returns the columns of a table, now or at a moment in Python's form. The table was just looked up."""
     return table.known_schema if as_of is None else table.schema_at(as_of)
 
 
-def _asked(instance: Instance, asked: PlanRequest) -> tuple[Table, dict[str, Any]]:
-    """Returns the table and the options of what is asked of it, with `where` in Python's values.
+def _asked(instance: Instance, request: PlanRequest) -> tuple[Table, dict[str, Any]]:
+    """Returns the table and the options of a request, with `where` in Python's values.
 
-    Raises `InvalidInput` where the columns are others than those that `where` is written for.
+    Raises `InvalidInput` if the columns have changed since `where` was written.
     """
     from dormouse.reading.where import parse_where
 
-    table, given = instance.table(asked.table), options(asked, "table")
+    table, given = instance.table(request.table), options(request, "table")
     schema = schema_of(table, given["as_of"])
-    if asked.schema_id not in (None, table.context.schema_id(schema)):
+    if request.schema_id not in (None, table.context.schema_id(schema)):
         raise InvalidInput(f"the columns of table {table.known_name!r} were changed: look it up again")
-    return table, given | {"where": parse_where(schema, asked.where)}
+    return table, given | {"where": parse_where(schema, request.where)}
 
 
-def _query(instance: Instance, asked: QueryRequest, call: Call) -> Any:
-    table, given = _asked(instance, asked)
-    # descending: a sort of any size, for which statements have processes of their own
+def _query(instance: Instance, request: QueryRequest, call: Call) -> Any:
+    table, given = _asked(instance, request)
+    # with sessions for `descending`, whose sort can be large: a process of its own runs it
     return table.query(**given, interruption=call.interruption, sessions=call.sessions)
 
 
-def _check_query(instance: Instance, asked: QueryRequest, call: Call) -> None:
+def _check_query(instance: Instance, request: QueryRequest, call: Call) -> None:
     from dormouse.reading.where import question
 
-    table, given = _asked(instance, asked)
-    question(schema_of(table, given["as_of"]), given["where"], asked.columns, asked.limit)
+    table, given = _asked(instance, request)
+    question(schema_of(table, given["as_of"]), given["where"], request.columns, request.limit)
 
 
-def _plan(instance: Instance, asked: PlanRequest, call: Call) -> Any:
-    table, given = _asked(instance, asked)
+def _plan(instance: Instance, request: PlanRequest, call: Call) -> Any:
+    table, given = _asked(instance, request)
     return table.explain(**given)
 
 
-def _changes(instance: Instance, asked: ChangesRequest, call: Call) -> Any:
-    return instance.table(asked.table).changes(**options(asked, "table"), interruption=call.interruption)
+def _changes(instance: Instance, request: ChangesRequest, call: Call) -> Any:
+    return instance.table(request.table).changes(**options(request, "table"), interruption=call.interruption)
 
 
-def _sql(instance: Instance, asked: StatementRequest, call: Call) -> Any:
-    return instance.sql(**options(asked), interruption=call.interruption, sessions=call.sessions)
+def _sql(instance: Instance, request: StatementRequest, call: Call) -> Any:
+    return instance.sql(**options(request), interruption=call.interruption, sessions=call.sessions)
 
 
-def _plan_sql(instance: Instance, asked: StatementPlanRequest, call: Call) -> Any:
-    given = options(asked, "verify")
+def _plan_sql(instance: Instance, request: StatementPlanRequest, call: Call) -> Any:
+    given = options(request, "verify")
     plans = instance.explain_sql(**given, interruption=call.interruption, sessions=call.sessions)
     return {"tables": plans}
 
 
-def _check_statement(instance: Instance, asked: StatementRequest, call: Call) -> None:
+def _check_statement(instance: Instance, request: StatementRequest, call: Call) -> None:
     from dormouse.reading.streams import Interruption
 
     interruption = Interruption()
     timer = threading.Timer(PLAN_SECONDS_MAX, interruption.set)
     timer.start()
     try:
-        _plan_sql(instance, asked, Call(interruption, call.sessions))
+        _plan_sql(instance, request, Call(interruption, call.sessions))
     except (InvalidInput, TableNotFound, CutExpired):
         raise
     except DormouseError:
-        # all processes that plan are busy, or a part of the instance does not answer now
+        # all planning processes are busy, or a part of the instance does not answer now
         logger.info("the statement of a job was not checked: the job itself does", exc_info=True)
     finally:
         timer.cancel()
@@ -244,7 +244,7 @@ QUERY = Verb(
     http=Http(
         "/v1/tables/{table}/query",
         "query",
-        lambda asked: "statements" if asked.descending else "queries",
+        lambda request: "statements" if request.descending else "queries",
         ("queries", "statements"),
     ),
 )
@@ -255,12 +255,12 @@ SQL = Verb(
     StatementRequest,
     _sql,
     job=Job("query", check=_check_statement),
-    http=Http("/v1/sql", "sql", lambda asked: "statements", ("statements",)),
+    http=Http("/v1/sql", "sql", lambda request: "statements", ("statements",)),
 )
 PLAN_SQL = Verb(
     "plan_sql",
     StatementPlanRequest,
     _plan_sql,
-    http=Http("/v1/sql/plan", "sql_plan", lambda asked: "statements", ("statements",), StatementPlan),
+    http=Http("/v1/sql/plan", "sql_plan", lambda request: "statements", ("statements",), StatementPlan),
 )
 VERBS = (QUERY, PLAN, CHANGES, SQL, PLAN_SQL)

@@ -14,36 +14,36 @@ if TYPE_CHECKING:
 
 
 class SplitRequest(OfTable):
-    """Split leaves that have too many rows, and move their files down by one level."""
+    """Split leaves with too many rows, and move their files down by one level."""
 
 
 class CompactRequest(OfTable):
-    """One round of compaction: the jobs that are due are made, and run."""
+    """Run one round of compaction: create the jobs that are due, and run them."""
 
     engine: Engine = "auto"
-    """Where the jobs run; auto: on Spark where it has a cluster, else here."""
+    """Where the jobs run; auto: on Spark if it has a cluster, else in this process."""
 
     full: bool = False
-    """Make each leaf one file, whatever the strategy: rewrites all rows of leaves that have several files."""
+    """Make each leaf one file, whatever the strategy. Rewrites all rows of leaves that have several files."""
 
 
 class IndexRequest(OfTable):
-    """The index of a row table, brought to its newest version."""
+    """Bring the index of a row table to its newest version."""
 
     columns: list[int] = Field(default_factory=list, max_length=100)
-    """The ids of columns that are to have an index of their own."""
+    """The ids of columns to index."""
 
 
-def _compact(instance: Instance, asked: CompactRequest, call: Call) -> Any:
-    return instance.table(asked.table).compact(**options(asked, "table"), progress=call.progress)
+def _compact(instance: Instance, request: CompactRequest, call: Call) -> Any:
+    return instance.table(request.table).compact(**options(request, "table"), progress=call.progress)
 
 
-def _split(instance: Instance, asked: SplitRequest, call: Call) -> Any:
-    return instance.table(asked.table).split()
+def _split(instance: Instance, request: SplitRequest, call: Call) -> Any:
+    return instance.table(request.table).split()
 
 
-def _index(instance: Instance, asked: IndexRequest, call: Call) -> Any:
-    return instance.row_indexes.work(asked.model_dump(), call.its_job)
+def _index(instance: Instance, request: IndexRequest, call: Call) -> Any:
+    return instance.row_indexes.work(request.model_dump(), call.its_job)
 
 
 VERBS = (

@@ -1,4 +1,4 @@
-"""A verb: an operation described once, of which every door is made.
+"""A verb: an operation that is described once, and from which every door is made.
 
 To add an option to a verb, add a field with a docstring to its request, and an argument to the method of the
 Python facade that its handler calls. `options` passes the field on; jobs, events, HTTP, the client and the
@@ -33,14 +33,14 @@ _JSON_TYPES = {
     "missing": object, "string_type": str, "int_type": int, "bool_type": bool, "list_type": list,
     "dict_type": dict,
 }  # fmt: skip
-"""The types of JSON that a field may have to be, by the error of pydantic."""
+"""The JSON types that pydantic's errors name."""
 
 Place = Literal["lookups", "queries", "statements"]
-"""Where the query service runs a verb: among short questions, queries by key, or SQL statements."""
+"""The pool of the query service that runs a verb: short look-ups, queries by key, or SQL statements."""
 
 
 class Request(BaseModel):
-    """What a verb is asked with, in JSON. The docstring of a field is its help text at every door."""
+    """The request of a verb, in JSON. The docstring of a field is its help text at every door."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
@@ -58,17 +58,17 @@ class OfTable(Request):
 
 
 class Document(BaseModel):
-    """An answer in JSON, which may get more fields."""
+    """An answer in JSON. Later versions may add fields."""
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a field is written, where JSON, Python or a text write it in different ways. Stands in `Annotated`.
+    """The conversions of a field between JSON, Python and text, given in `Annotated`.
 
-    None is written as it is. Doors that have texts, the command line and Spark, read them by `of_text`, which
-    returns what JSON has; without it they read a field as its type tells. It may take a list of `texts`.
+    None is never converted. The command line and Spark read texts by `of_text`, which returns the JSON form;
+    without it, they read a field by its type. With `texts`, it takes a list of texts.
     """
 
     to_json: Callable[[Any], Any] = lambda value: value
@@ -79,14 +79,14 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class AsText:
-    """How a field is written as a text: help in place of its docstring, which says how JSON has it."""
+    """The help for a field that is written as a text, in place of the docstring about its JSON form."""
 
     help: str
 
 
 @dataclass(frozen=True, slots=True)
 class OfWire:
-    """Stands in `Annotated` of a field that programs send for themselves; no person and no facade has it."""
+    """The mark, in `Annotated`, of a field that only programs send, not people or the facade."""
 
 
 def _python_when(when: Any) -> Any:
@@ -111,7 +111,7 @@ Columns = Annotated[list[str] | None, Form(list, list, listed)]
 """Names of columns, in their order."""
 
 Statement = Annotated[str, Form(_json_statement)]
-"""A text of SQL."""
+"""An SQL statement."""
 
 Parameters = Annotated[
     list[Any] | dict[str, Any] | None,
@@ -123,103 +123,103 @@ Parameters = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a door gives to a handler beside the request."""
+    """The context that a door passes to a handler beside the request."""
 
     interruption: Interruption | None = None
-    """Ends the reading, when another thread sets it."""
+    """Ends the reading when another thread sets it."""
 
     sessions: Sessions | None = None
-    """Where statements run, if not in this process."""
+    """The processes in which statements run; this process without them."""
 
     progress: Progress = no_progress
-    """Called with what is done, and of how much."""
+    """Called with the work done and all work, if known."""
 
     job: JobProgress | None = None
-    """The job that the work is, if it is one."""
+    """The job that runs this work, if any."""
 
     rows_max: int | None = None
-    """How many rows the door may answer with."""
+    """The number of rows in an answer of the door at most."""
 
     check_rows: Callable[[int], object] = lambda rows: None
-    """Raises the door's error for more rows than that."""
+    """Raises the door's error for an answer with more rows."""
 
     @property
     def its_job(self) -> JobProgress:
-        """Returns the job, in what only jobs do."""
+        """Returns the job, for a handler that only jobs use."""
         if self.job is None:
             raise AssertionError("only a job does this")
         return self.job
 
     @property
     def is_again(self) -> bool:
-        """Returns whether a worker that died may have done the work of the job already."""
+        """Returns whether a dead worker may have done this job's work already."""
         return self.job is not None and self.job.attempt > 1
 
 
 Handler = Callable[[Any, Any, Call], Any]
-"""Does what a request asks of an instance: returns rows (a reader of Arrow) or what `json_value` takes."""
+"""Carries out a request on an instance; returns an Arrow reader, or a value for `json_value`."""
 
 
-def _table_is_there(instance: Any, asked: Any, call: Call) -> None:
-    instance.table(asked.table)
+def _table_is_there(instance: Any, request: Any, call: Call) -> None:
+    instance.table(request.table)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The verb as a job, started at every door that has jobs."""
+    """The verb as a job, which every door with jobs can start."""
 
     kind: str
-    """What the job is called; verbs of one kind are told apart by the fields that their requests must
-    have."""
+    """The kind of the job. Verbs of one kind are distinguished by the required fields of their
+    requests."""
 
     work: Handler | None = None
-    """Does the work in place of the verb's handler; its result is an object of JSON."""
+    """Does the work instead of the verb's handler; returns a JSON object."""
 
     check: Handler = _table_is_there
-    """Raises what the job would fail with as soon as a worker takes it."""
+    """Raises the error by which the job would fail as soon as a worker takes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """The verb as a path of the query service: POST, with the request's other fields as the body."""
+    """The verb as a path of the query service: POST, with fields that the path lacks in the body."""
 
     path: str
-    """With fields of the request in braces."""
+    """The path, with fields of the request in braces."""
 
     kind: str
-    """What metrics call its queries."""
+    """The name of its queries in metrics."""
 
-    place: Callable[[Any], Place] = lambda asked: "queries"
+    place: Callable[[Any], Place] = lambda request: "queries"
     places: tuple[Place, ...] = ("queries",)
-    """Those that `place` may choose for a request."""
+    """The pools that `place` can choose for a request."""
 
     answer: type[Document] | None = None
-    """The document that it answers with; None: rows, in the format that the client accepts."""
+    """The document that it answers with; None for rows, in a format that the client accepts."""
 
     handler: Handler | None = None
-    """Answers in place of the verb's handler."""
+    """Answers instead of the verb's handler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """An operation: its request, its handler, and the doors that have it."""
+    """An operation: its request, its handler, and its doors."""
 
     name: str
-    """As the command line has it, such as "table drop"."""
+    """The name, as on the command line, such as "table drop"."""
 
     request: type[Request]
     handler: Handler
     job: Job | None = None
     http: Http | None = None
     event: str | None = None
-    """What an event of the lambdas for tables calls it, in its field `do`."""
+    """The value of the field `do` in an event of the lambdas for tables."""
 
     changes: bool = field(default=False, kw_only=True)
-    """Whether it changes the instance: then only the lambda that may change tables has it."""
+    """Whether it changes the instance. Only the lambda for changes has such verbs."""
 
 
 def options(request: Request, *without: str) -> dict[str, Any]:
-    """Returns the fields of a request by name, as Python takes them, `without` some."""
+    """Returns the fields of a request by name in Python's form, except those in `without`."""
     model, given = type(request), dict(request)
     forms = {name: form_of(model, name) or Form() for name in fields_of(model, *without) if name in given}
     return {
@@ -228,15 +228,15 @@ def options(request: Request, *without: str) -> dict[str, Any]:
 
 
 def fields_of(model: type[BaseModel], *without: str) -> list[str]:
-    """Returns the names of the fields that people write, `without` some."""
+    """Returns the names of the fields that people write, except those in `without`."""
     fields = model.model_fields.items()
     return [name for name, field in fields if name not in without and OfWire() not in field.metadata]
 
 
 def json_of(model: type[Request], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what Python's values are in JSON, without those that are the default of their field.
+    """Returns Python's values in JSON, without those that equal the default of their field.
 
-    So a service of before, which knows nothing of a new option, takes requests that do without it.
+    So an older service, which does not know a new option, accepts requests that do not use it.
     """
     found = {}
     for name, value in given.items():
@@ -249,22 +249,22 @@ def json_of(model: type[Request], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_call(arguments: Mapping[str, Any], *without: str) -> dict[str, Any]:
-    """Returns the arguments of a method, its `locals()` as it begins, without `self` and some others."""
+    """Returns a method's arguments, its `locals()` at the start, except `self` and those in `without`."""
     return {name: value for name, value in arguments.items() if name not in ("self", *without)}
 
 
 def form_of(model: type[BaseModel], name: str) -> Form | None:
-    """Returns how a field of a model is written, if it is not as JSON has its type."""
+    """Returns the conversions of a field, or None if it is written as its JSON type."""
     return next((one for one in model.model_fields[name].metadata if isinstance(one, Form)), None)
 
 
 def required(model: type[BaseModel]) -> list[str]:
-    """Returns the names of the fields that a request must have."""
+    """Returns the names of the required fields."""
     return [name for name, field in model.model_fields.items() if field.is_required()]
 
 
 def parse(model: type[R], given: object, what: str) -> R:
-    """Returns a request; `InvalidInput` says what is wrong with it, `what` what it is."""
+    """Returns a parsed request; raises `InvalidInput`, which names the request by `what`, for a bad one."""
     try:
         return model.model_validate(given)
     except ValidationError as error:
@@ -272,7 +272,7 @@ def parse(model: type[R], given: object, what: str) -> R:
     for one in faults:
         if isinstance(reason := one.get("ctx", {}).get("error"), DormouseError):
             raise reason from None
-        # what reads the fields of an event names them, and the types of JSON
+        # validators of fields name the field and the JSON type themselves
         if what == EVENT and one["type"] in _JSON_TYPES:
             from dormouse.settings.lambdas import field as field_of
 
@@ -281,7 +281,7 @@ def parse(model: type[R], given: object, what: str) -> R:
 
 
 def _texts(faults: Iterable[Any], known: Iterable[str]) -> list[str]:
-    """Returns what is wrong with a request, a text for each field, the first five."""
+    """Returns the faults of a request, a text for each field, five at most."""
     found = []
     for one in list(faults)[:FAULTS_SHOWN_MAX]:
         said = one["msg"].removeprefix("Value error, ")
