@@ -1,4 +1,4 @@
-"""The client of a query service: an instance's tables over HTTP, with the methods that they have here.
+"""The HTTP client of a query service, whose tables have the methods of local tables.
 
 from dormouse.client import connect
 

@@ -1,4 +1,4 @@
-"""What users hold of a query service: a client, and its tables."""
+"""The client of a query service, and its tables."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 330.0
-"""Of silence: a little longer than a service works on a query by default."""
+"""How long the service may be silent: a little longer than its default limit for a query."""
 
 
 def connect(
     url: str, token: str | None = None, ca: str | None = None, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> Client:
-    """The query service at a URL; it is not asked anything yet.
+    """Returns a client for the query service at a URL, without connecting yet.
 
-    `token` is what the service demands, `ca` a file of certificates to trust instead of the system's;
-    `timeout_seconds` is how long the service may be silent. Raises `InvalidInput`.
+    `token` is the secret that the service demands, `ca` a file of certificates to trust instead of the
+    system's, and `timeout_seconds` how long the service may be silent. Raises `InvalidInput`.
     """
     return Client(Http(url, token, ca, timeout_seconds))
 
@@ -58,16 +58,16 @@ class Client:
 
     @property
     def jobs(self) -> RemoteJobs:
-        """What takes long: queries whose answers become objects, ingests of objects, rounds."""
+        """The jobs of the instance: queries whose answers become objects, ingests of objects, rounds."""
         return RemoteJobs(self._http)
 
     @property
     def payloads(self) -> RemotePayloads:
-        """The payloads of the instance, for tokens that are for them."""
+        """The payloads of the instance, for tokens with that right."""
         return RemotePayloads(self._http)
 
     def close(self) -> None:
-        """Ends all connections, also those whose answers are not read to their end."""
+        """Closes all connections, also those of answers that were not read to the end."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -89,7 +89,7 @@ class Client:
         raise TypeError("a Client cannot be pickled: connect again in the other process")
 
     def table(self, name: str) -> RemoteTable:
-        """The table of this name; `TableNotFound`."""
+        """Returns the table of this name. Raises `TableNotFound`."""
         try:
             check_table_name(named_versions(name) or name)
         except InvalidName:
@@ -101,12 +101,12 @@ class Client:
     __getitem__ = table
 
     def tables(self) -> list[RemoteTable]:
-        """All tables, by name."""
+        """Returns all tables, sorted by name."""
         found = self._http.json("GET", "/v1/tables")["tables"]
         return [RemoteTable(self, self._http, each["name"]) for each in found]
 
     def row_table(self, name: str) -> RemoteRowTable:
-        """The row table of this name. `TableNotFound`, `NotARowTable`."""
+        """Returns the row table of this name. Raises `TableNotFound` and `NotARowTable`."""
         from dormouse.client.rows import RemoteRowTable
 
         found = RemoteRowTable(self._http, name)
@@ -114,14 +114,14 @@ class Client:
         return found
 
     def row_tables(self) -> list[RemoteRowTable]:
-        """All row tables, by name."""
+        """Returns all row tables, sorted by name."""
         from dormouse.client.rows import RemoteRowTable
 
         found = self._http.json("GET", "/v1/rows")["tables"]
         return [RemoteRowTable(self._http, each["name"]) for each in found]
 
     def create_row_table(self, name: str, columns: Sequence[Column]) -> RemoteRowTable:
-        """Makes a row table. Raises `InvalidColumn`, `TableAlreadyExists` and `InvalidName`."""
+        """Creates a row table. Raises `InvalidColumn`, `TableAlreadyExists` and `InvalidName`."""
         from dormouse.client.rows import RemoteRowTable, run
         from dormouse.verbs import rows
 
@@ -136,7 +136,7 @@ class Client:
         as_of: When | None = None,
         verify: bool = False,
     ) -> AnswerReader:
-        """The answer of a SELECT over the instance's tables, by name, streamed: as `Instance.sql`.
+        """Returns the answer of a SELECT over the instance's tables, streamed, as `Instance.sql` does.
 
         Raises `InvalidQuery`, `InvalidCut`, `CutExpired` and `ObjectDamaged`.
         """
@@ -145,29 +145,29 @@ class Client:
     def explain_sql(
         self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None
     ) -> dict[str, PlanSummary]:
-        """What a statement would read of each table that it reads. Raises `InvalidQuery`."""
+        """Returns the plan of a statement for each table that it reads. Raises `InvalidQuery`."""
         plans = ask(self._http, reading.PLAN_SQL, of_call(locals()))["tables"]
         return {name: _summary(plan) for name, plan in plans.items()}
 
 
 class _Columns(NamedTuple):
-    """A table's columns as the service told them, and how it calls them as a whole."""
+    """The columns of a table, as the service described them, and their id."""
 
     schema: Schema
     schema_id: str | None
-    """A service of before has none, and refuses it."""
+    """None from an older service, which refuses the field."""
 
     @staticmethod
-    def of(found: Mapping[str, Any]) -> _Columns:
-        return _Columns(Schema.from_json(found["schema"]), found.get("schema_id"))
+    def of(described: Mapping[str, Any]) -> _Columns:
+        return _Columns(Schema.from_json(described["schema"]), described.get("schema_id"))
 
-    def where(self, asked: Question) -> dict[str, Any]:
-        """Returns what is asked, written by these columns, which the service is told."""
-        return {"where": where_json(asked), "schema_id": self.schema_id}
+    def where(self, question: Question) -> dict[str, Any]:
+        """Returns a question in JSON, written for these columns, with their id."""
+        return {"where": where_json(question), "schema_id": self.schema_id}
 
 
 class RemoteTable(Container):
-    """One table of an instance, read by way of its query service."""
+    """One table of an instance, read through its query service."""
 
     def __init__(self, client: Client, http: Http, name: str) -> None:
         self.name = name
@@ -187,13 +187,13 @@ class RemoteTable(Container):
         return self.describe()[1]
 
     def describe(self) -> tuple[Schema, TableProperties]:
-        """The schema and properties, as they are now; `TableNotFound`."""
+        """Returns the current schema and properties. Raises `TableNotFound`."""
         found = self._http.json("GET", _path(self.name))
         self._known = _Columns.of(found)
         return self._known.schema, TableProperties(**found["properties"])
 
     def _by_columns(self, ask: Callable[[_Columns], T], as_of: When | None) -> T:
-        """What is answered to what fits the columns; again where those known here were changed since."""
+        """Asks with the known columns; asks again with new ones if the table's columns have changed since."""
         if as_of is not None:
             then = text_of_when(as_of)
             named = {"cut" if isinstance(then, int) else "as_of": then}
@@ -209,13 +209,13 @@ class RemoteTable(Container):
         return ask(known)
 
     def _ask(self, verb: Verb, given: Mapping[str, Any]) -> Any:
-        """Returns the answer to what is asked of the columns with `where`."""
+        """Returns the answer of a verb whose request has `where`."""
 
         def answer(known: _Columns) -> Any:
             columns, limit = given.get("columns"), given.get("limit")
             asked = question(known.schema, given["where"], columns, limit)
             checked_offset(given.get("offset", 0))
-            # those of the table as the service knows them
+            # the table's columns, as the service has them
             wanted = {} if columns is None else {"columns": asked.columns}
             return ask(self._http, verb, {**given, **known.where(asked), **wanted, "table": self.name})
 
@@ -236,10 +236,10 @@ class RemoteTable(Container):
         as_of: When | None = None,
         verify: bool = False,
     ) -> AnswerReader:
-        """The rows of a region, in key order, streamed: as `Table.query`, with its arguments and errors.
+        """Returns the rows of a region in key order, streamed, with the options of `Table.query`.
 
-        Raises `InstanceError` when the service cannot be reached, or the connection breaks: an answer that
-        ends without an error is whole.
+        Raises `InstanceError` when the service cannot be reached or the connection breaks. An answer that
+        ends without an error is complete.
         """
 
         return cast(AnswerReader, self._ask(reading.QUERY, of_call(locals())))
@@ -247,14 +247,14 @@ class RemoteTable(Container):
     def explain(
         self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None
     ) -> PlanSummary:
-        """What a query would read: partitions, files, bytes. Raises `InvalidQuery`."""
+        """Returns the plan of a query: its partitions, files and bytes. Raises `InvalidQuery`."""
 
         return _summary(self._ask(reading.PLAN, of_call(locals())))
 
     def head(
         self, rows: int = 10, columns: Sequence[str] | None = None, *, as_of: When | None = None
     ) -> pa.Table:
-        """The first rows in key order, at most so many. Raises as `query` does."""
+        """Returns the first rows in key order, at most `rows`. Raises as `query` does."""
         return self.query(columns=columns, limit=rows, as_of=as_of).read_all()
 
     def to_pandas(
@@ -263,7 +263,7 @@ class RemoteTable(Container):
         columns: Sequence[str] | None = None,
         **how: Any,
     ) -> Any:
-        """The rows of `query` as a DataFrame of pandas. Raises as it does, and `DependencyMissing`."""
+        """Returns the rows of `query` as a pandas DataFrame. Raises as it does, and `DependencyMissing`."""
         return pandas_of(lambda: self.query(where, columns, **how))
 
     def to_polars(
@@ -272,7 +272,7 @@ class RemoteTable(Container):
         columns: Sequence[str] | None = None,
         **how: Any,
     ) -> Any:
-        """The rows of `query` as a DataFrame of Polars. Raises as it does, and `DependencyMissing`."""
+        """Returns the rows of `query` as a Polars DataFrame. Raises as it does, and `DependencyMissing`."""
         return polars_of(lambda: self.query(where, columns, **how))
 
     def count(
@@ -282,7 +282,7 @@ class RemoteTable(Container):
         as_of: When | None = None,
         verify: bool = False,
     ) -> int:
-        """How many rows there are, exactly, of those that `where` asks for. Raises as `query` does."""
+        """Returns the exact number of rows that match `where`. Raises as `query` does."""
 
         def ask(known: _Columns) -> int:
             key = known.schema.key_names[:1]
@@ -301,17 +301,17 @@ class RemoteTable(Container):
         as_of: When | None = None,
         verify: bool = False,
     ) -> AnswerReader:
-        """The answer of a SELECT over this and the instance's other tables, by name."""
+        """Returns the answer of a SELECT over this table and the instance's other tables."""
         return self._client.sql(statement, parameters, as_of=as_of, verify=verify)
 
     def changes(
         self, after: When | None, till: When | None = None, columns: Sequence[str] | None = None
     ) -> AnswerReader:
-        """The rows that came after a moment and up to another, by default now: as `Table.changes`."""
+        """Returns the changed rows after a moment up to another, by default now, as `Table.changes` does."""
         return cast(AnswerReader, ask(self._http, reading.CHANGES, of_call(locals()) | {"table": self.name}))
 
     def status(self) -> TableStatus:
-        """What the table consists of now."""
+        """Returns the counts of the table as it is now."""
         found = self._http.json("GET", f"{_path(self.name)}?counts=true")["counts"]
         return _status(found)
 
@@ -324,11 +324,11 @@ _STATUS_PARTS: Mapping[str, Any] = {
 _TIMES = ("_at", "since", "until")
 
 
-def _status(found: Mapping[str, Any]) -> TableStatus:
-    values = {name: found[name] for name in TableStatus.__dataclass_fields__ if name in found}
+def _status(described: Mapping[str, Any]) -> TableStatus:
+    values = {name: described[name] for name in TableStatus.__dataclass_fields__ if name in described}
     for name, kind in _STATUS_PARTS.items():
-        values[name] = tuple(kind(**with_times(one, _TIMES)) for one in found.get(name, ()))
-    values["one_key_partitions"] = tuple(found.get("one_key_partitions", ()))
+        values[name] = tuple(kind(**with_times(one, _TIMES)) for one in described.get(name, ()))
+    values["one_key_partitions"] = tuple(described.get("one_key_partitions", ()))
     return TableStatus(**with_times(values, _TIMES))
 
 

@@ -1,4 +1,4 @@
-"""Requests to a query service: retried while nothing of an answer has come, failures in one clear line."""
+"""Requests to a query service, which are retried until an answer begins; a failure is one clear line."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from dormouse.verbs.verb import Verb, json_of
 
 CONNECT_SECONDS_MAX = 10.0
 CONNECTIONS_MAX = 256
-"""Answers that are read at once; each holds a connection until it is read to its end, closed or dropped."""
+"""The number of answers read at once; each holds a connection until it is read, closed or dropped."""
 
 IDLE_SECONDS_MAX = 2.0
-"""Less than a service keeps an idle connection, so that none is used while it ends."""
+"""Shorter than a service keeps an idle connection, so that the client never uses one that is ending."""
 
 ATTEMPTS_MAX = 6
 RETRY_SECONDS_MAX = 30.0
@@ -48,7 +48,7 @@ _BACKOFF_SECONDS = 0.2
 _BUSY = {429, 503}
 _PROBLEM = "application/problem+json"
 _STANDARD = {"type", "title", "status", "detail", "instance"}
-"""The members that every problem document may have."""
+"""The members that every problem document can have."""
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 _CLASSES = {
     "urn:dormouse:" + _WORD.sub("-", name).lower(): found
@@ -58,7 +58,7 @@ _CLASSES = {
 
 
 class Http:
-    """The connections to one service; any number of threads may use them, and forked children make others."""
+    """The connections to one service. Threads can share them; a forked child opens its own."""
 
     def __init__(self, url: str, token: str | None, ca: str | None, timeout_seconds: float) -> None:
         self.url = _checked_url(url)
@@ -77,11 +77,11 @@ class Http:
 
     def close(self) -> None:
         self.is_closed = True
-        if self._process == os.getpid():  # those of a parent stay its own
+        if self._process == os.getpid():  # a parent's connections stay its own
             self._client.close()
 
     def _connections(self) -> httpx.Client:
-        """This process's own: by those of its parent, a forked child would read answers to others."""
+        """Returns this process's connections: over its parent's, a fork would read the parent's answers."""
         if self.is_closed:
             raise InstanceError(f"the client of {self.url} is closed: connect again")
         if self._process != os.getpid():
@@ -89,13 +89,13 @@ class Http:
         return self._client
 
     def json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The answer's JSON."""
+        """Returns the JSON of an answer."""
         return self._json_of(self.open(method, path, body, accept="application/json"))
 
     def open(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, accept: str
     ) -> httpx.Response:
-        """A successful answer whose body is still to be read; the caller closes it."""
+        """Returns a successful answer, whose body is still unread. The caller closes it."""
         content = None if body is None else _json(body)
         pause = partial(backoff_seconds, seconds_min=_BACKOFF_SECONDS, seconds_max=RETRY_SECONDS_MAX)
         for this in tries(RETRY_SECONDS_MAX, tries_max=ATTEMPTS_MAX, pause=pause):
@@ -107,7 +107,7 @@ class Http:
                 busy = response.status_code in _BUSY
                 this.pause_seconds = max(this.pause_seconds, _retry_after(response))
                 failure = self._failure(path, response)
-                # what only reads now will only read the next time; how long to wait for an index, others say
+                # a request that only reads can be repeated; callers say how long to wait for an index
                 busy = busy and not isinstance(failure, InstanceReadOnly | IndexNotReady)
             except _NotConnected as error:
                 failure, busy = error.failure, True
@@ -116,7 +116,7 @@ class Http:
         raise failure
 
     def send_file(self, path: str, content: Iterator[bytes], content_type: str) -> Any:
-        """Sends a file, once, and gives the answer's JSON."""
+        """Sends a file once, and returns the JSON of the answer."""
         client = self._connections()
         headers = {"Accept": "application/json", "Content-Type": content_type}
         request = client.build_request("POST", path, content=content, headers=headers)
@@ -147,11 +147,11 @@ class Http:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             failure = InstanceError(f"cannot connect to {self.url}: {_text(error)}")
             if "certificate" in str(error).lower():
-                raise failure from error  # it will not be another one the next time
+                raise failure from error  # another try would fail in the same way
             raise _NotConnected(failure) from error
 
     def _failure(self, path: str, response: httpx.Response) -> DormouseError:
-        """What an answer tells that is no success."""
+        """Returns the error of an answer that reports a failure."""
         try:
             with self.named_failures():
                 kind = response.headers.get("Content-Type", "").partition(";")[0]
@@ -166,13 +166,13 @@ class Http:
         return self.not_ours(response, f"answered {reason}")
 
     def not_ours(self, response: httpx.Response, what: str) -> InstanceError:
-        """Of an answer that no query service gives."""
+        """Returns the error for an answer that no query service gives."""
         path = response.request.url.raw_path.decode("ascii")
         return InstanceError(f"{self.url}{path} {what}: is it the query service of a Dormouse instance?")
 
     @contextmanager
     def named_failures(self) -> Iterator[None]:
-        """Failures of the network as `InstanceError`."""
+        """Raises failures of the network as `InstanceError`."""
         try:
             yield
         except httpx.PoolTimeout as error:
@@ -192,10 +192,10 @@ class _NotConnected(Exception):
 
 
 def problem_error(problem: Mapping[str, Any], url: str) -> DormouseError:
-    """The error that the service met, of its class and with its message; `InstanceError` for others."""
+    """Returns the error of a problem document: of its class, or `InstanceError` for an unknown one."""
     message = str(problem.get("detail") or problem.get("title") or "there is no reason given")
     found = _CLASSES.get(str(problem.get("type")))
-    if found is None:  # the service's own
+    if found is None:  # an error of the service itself
         status = problem.get("status")
         refused = InstanceForbidden if status in {401, 403} else InstanceError
         return refused(f"{url} answered {status}: {message}" if status else f"{url}: {message}")
@@ -210,7 +210,7 @@ def _json(body: Mapping[str, Any]) -> bytes:
 
 
 def _checked_url(url: str) -> str:
-    if "@" in str(url):  # before it stands what no message may show
+    if "@" in str(url):  # a URL may have a password before the @
         raise InvalidInput("the URL of a query service has no user and no password: give a token")
     try:
         parts = urlsplit(url)
@@ -234,7 +234,7 @@ def _tls(ca: str | None) -> ssl.SSLContext:
         return ssl.create_default_context()
     try:
         return ssl.create_default_context(cafile=ca)
-    except OSError as error:  # also of a file that holds no certificate
+    except OSError as error:  # also raised for a file without a certificate
         raise InvalidInput(f"ca {ca!r} cannot be read as certificates: {error}") from None
 
 
@@ -255,11 +255,11 @@ def _retry_after(response: httpx.Response) -> float:
 
 
 def _text(error: Exception) -> str:
-    """Its first line; some have none."""
+    """Returns the first line of an error, which can be empty."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-# Arrow IPC streams over HTTP: one message in memory at a time, and never a part taken for the whole.
+# Arrow IPC streams over HTTP: one message in memory at a time; an incomplete stream is an error.
 
 PROBLEM = b"dormouse.problem"
 ARROW = "application/vnd.apache.arrow.stream"
@@ -268,7 +268,7 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 class AnswerReader(Frames, pa.ipc.RecordBatchStreamReader):  # type: ignore[misc]
-    """The batches of an answer, read as they come; its connection ends when it is closed or dropped."""
+    """The batches of an answer, read as they arrive. Its connection ends when it is closed or dropped."""
 
     def __init__(self, http: Http, response: httpx.Response) -> None:
         source = _Messages(_Body(http, response))
@@ -286,15 +286,15 @@ class AnswerReader(Frames, pa.ipc.RecordBatchStreamReader):  # type: ignore[misc
         return shown_reader(self.schema)
 
     def close(self) -> None:
-        """Ends the connection: the service stops working on the answer."""
+        """Closes the connection, which stops the service's work on the answer."""
         self._release()
         super().close()
 
 
-def ask(http: Http, verb: Verb, asked: Mapping[str, Any]) -> Any:
-    """Returns what a service answers to a verb with these values of Python: an `AnswerReader`, or JSON."""
+def ask(http: Http, verb: Verb, given: Mapping[str, Any]) -> Any:
+    """Returns the service's answer to a verb with these Python values: an `AnswerReader`, or JSON."""
     door = cast(HttpDoor, verb.http)
-    body = json_of(verb.request, asked)
+    body = json_of(verb.request, given)
     path = re.sub(r"{(\w+)}", lambda name: path_segment(body.pop(name[1])), door.path)
     if door.answer is not None:
         return http.json("POST", path, body)
@@ -302,17 +302,16 @@ def ask(http: Http, verb: Verb, asked: Mapping[str, Any]) -> Any:
 
 
 class _Messages:
-    """A stream's bytes, message by message; raises the problem that a message tells of.
+    """The bytes of a stream, message by message. Raises the problem that a message contains.
 
-    Arrow reads no further than the end-of-stream marker: it reaches the end of the bytes only when the
-    connection was cut.
+    Arrow stops at the end-of-stream marker. It reaches the end of the bytes only if the connection was cut.
     """
 
     closed = False
 
     def __init__(self, body: _Body) -> None:
         self._body = body
-        # Arrow keeps this object for as long as anybody can read, also when the Python reader is gone
+        # Arrow keeps this object as long as the stream can be read, also without the Python reader
         self._dropped = weakref.finalize(self, body.drop)
         self._reader: pa.ipc.MessageReader | None = None
         self._schema = b""
@@ -325,7 +324,7 @@ class _Messages:
         self.release()
 
     def release(self) -> None:
-        """Ends the connection, unless it has ended."""
+        """Closes the connection, if it is open."""
         if self._dropped.detach():
             self._body.end()
 
@@ -352,7 +351,7 @@ class _Messages:
             self.release()
             raise
         if message.type == "schema":
-            # before a problem it may come again
+            # it can be repeated before a problem
             again, self._schema = bool(self._schema), message.serialize().to_pybytes()
             return b"" if again else self._schema
         if PROBLEM in message.metadata.to_pybytes():
@@ -360,7 +359,7 @@ class _Messages:
         return message.serialize()
 
     def _check(self, message: pa.ipc.Message) -> None:
-        """Raises what a message's own metadata tell, not its name in some statistics."""
+        """Raises the problem in a message's own metadata; the key inside column statistics does not count."""
         stream = pa.BufferReader(self._schema + message.serialize().to_pybytes())
         batch = pa.ipc.open_stream(stream).read_next_batch_with_custom_metadata()
         if batch.custom_metadata and PROBLEM in batch.custom_metadata:
@@ -369,7 +368,7 @@ class _Messages:
 
 
 class _Body:
-    """The bytes of an answer, as Arrow asks for them; an error at their end."""
+    """The bytes of an answer, as Arrow requests them; raises an error at their end."""
 
     closed = False
 
@@ -397,7 +396,7 @@ class _Body:
             self._source.drop()
 
     def drop(self) -> None:
-        """Another thread ends the answer: the collector's may hold the lock of the connections."""
+        """Closes the answer in another thread: the garbage collector's may hold the connections' lock."""
         if self.is_of_this_process:
             self._source.drop()
 
@@ -427,7 +426,7 @@ class _Body:
         )
 
     def problem(self, document: bytes) -> DormouseError:
-        """The error that a message tells of."""
+        """Returns the error in a message."""
         try:
             return problem_error(json.loads(document), self._http.url)
         except ValueError:
@@ -440,7 +439,7 @@ class _Body:
 
 
 def _chunks(response: httpx.Response) -> Iterator[bytes]:
-    """The bytes, until whoever reads them is done."""
+    """Yields the bytes until the reader stops."""
     try:
         yield from response.iter_bytes()
     finally:

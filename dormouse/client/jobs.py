@@ -1,4 +1,4 @@
-"""Long work of an instance, started and watched by way of its query service."""
+"""The jobs of an instance, started and watched through its query service."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ PARQUET = "application/vnd.apache.parquet"
 
 
 class RemoteJobs:
-    """The jobs of a service that the token's holder sees; `Client.jobs`, with the methods of `JobStore`."""
+    """The jobs that the token's holder can see, with the methods of `JobStore`. See `Client.jobs`."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
 
     def start(self, kind: str, request: Mapping[str, Any], *, job_id: str | None = None) -> str:
-        """Has the instance do something long: a "query", an "ingest", a "compact" or a "split"; gives its id.
+        """Starts a job, such as "query", "ingest", "compact" or "split", and returns its id.
 
         Raises `InvalidInput`, `TableNotFound`, `JobForbidden` and `JobIdTaken`.
         """
-        # an attempt whose answer was lost has started it already
+        # an earlier try, whose answer was lost, has started it
         body = {"kind": kind, "request": dict(request), "job_id": job_id or new_job_id()}
         return str(self._http.json("POST", "/v1/jobs", body)["job_id"])
 
     def status(self, job_id: str) -> Job:
-        """What has become of a job; `JobNotFound`."""
+        """Returns the state of a job. Raises `JobNotFound`."""
         return _job(self._http.json("GET", _path(job_id)))
 
     def result(self, job_id: str) -> Any:
-        """What it gave.
+        """Returns the result of a job.
 
         Raises `JobNotFound`, `JobNotEnded`, `JobCancelled`, `JobFailed` and `PayloadExpired`.
         """
         return self._http.json("GET", _path(job_id, "result"))["result"]
 
     def cancel(self, job_id: str) -> Job:
-        """Ends a job that waits, and asks one that runs to end. Raises `JobNotFound`."""
+        """Cancels a waiting job, and asks a running one to stop. Raises `JobNotFound`."""
         return _job(self._http.json("DELETE", _path(job_id)))
 
     def list(
@@ -56,9 +56,9 @@ class RemoteJobs:
         limit: int = 100,
         after: Job | None = None,
     ) -> list[Job]:
-        """The jobs that have not ended, newest first, then those that ended last.
+        """Returns the unfinished jobs, newest first, then the finished ones, last ended first.
 
-        `after` the last job of a page comes the next page.
+        Pass the last job of a page as `after` for the next page.
         """
         place = None if after is None else JobPlace.of(after).text
         asked = {"kind": kind, "state": state, "limit": limit, "after": place}
@@ -66,9 +66,9 @@ class RemoteJobs:
         return [_job(found) for found in self._http.json("GET", f"/v1/jobs?{query}")["jobs"]]
 
     def save_answer(self, job_id: str, path: str | os.PathLike[str]) -> Path:
-        """Writes the rows of a query to a new Parquet file, whole or not at all.
+        """Writes the rows of a query to a new Parquet file, which is complete or absent.
 
-        Raises as `result`, and `InvalidInput` when there is such a file, or it cannot be written.
+        Raises as `result` does, and `InvalidInput` if the file exists or cannot be written.
         """
         target = Path(path)
         _check_new(target)
@@ -76,7 +76,7 @@ class RemoteJobs:
         try:
             with self._http.named_failures(), whole_file(target) as file:
                 file.writelines(response.iter_raw())
-                _check_new(target)  # it may have come meanwhile
+                _check_new(target)  # another process may have made it meanwhile
         finally:
             response.close()
         return target
@@ -91,5 +91,5 @@ def _path(job_id: str, *rest: str) -> str:
     return "/".join(("/v1/jobs", path_segment(job_id), *rest))
 
 
-def _job(found: Mapping[str, Any]) -> Job:
-    return Job(**with_times({name: found.get(name) for name in Job.__dataclass_fields__}))
+def _job(document: Mapping[str, Any]) -> Job:
+    return Job(**with_times({name: document.get(name) for name in Job.__dataclass_fields__}))

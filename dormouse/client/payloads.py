@@ -1,4 +1,4 @@
-"""Payloads, by way of their instance's query service: the calls of `PayloadStore` that HTTP has."""
+"""The payloads of an instance through its query service, with the methods of `PayloadStore` that HTTP has."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from dormouse.model.text import path_segment
 from dormouse.payloads.keys import PayloadKey, checked, encode_given
 
 MANY_MAX = 1_000
-"""How many payloads a request may name."""
+"""The number of payloads that a request can name."""
 
 
 class RemotePayloads:
-    """The payloads of an instance; `Client.payloads`. The token must be for payloads."""
+    """The payloads of an instance. The token must have the right to them. See `Client.payloads`."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
 
     def put(self, tenant: str, id: str, inserted_at: datetime, kind: str, content: Any) -> None:
-        """Keeps a payload, in place of the one of the same key: as `PayloadStore.put`, with its errors."""
+        """Stores a payload, or replaces that of the same key, with the errors of `PayloadStore.put`."""
         self.put_many([(tenant, id, inserted_at, kind, content)])
 
     def put_many(self, payloads: Iterable[tuple[str, str, datetime, str, Any]]) -> None:
-        """Keeps (tenant, id, inserted_at, kind, content), at most 1,000, all or none; of one key, the last.
+        """Stores (tenant, id, inserted_at, kind, content), at most 1,000, all or none; the last of a key.
 
         Raises `InvalidPayload` and `PayloadExpired`.
         """
@@ -44,11 +44,11 @@ class RemotePayloads:
             self._http.json("POST", "/v1/payloads", {"payloads": listed})
 
     def get(self, tenant: str, id: str, inserted_at: datetime, kind: str) -> Any:
-        """The content of a payload: as `PayloadStore.get`, with its errors."""
+        """Returns the content of a payload, with the errors of `PayloadStore.get`."""
         return self._http.json("GET", _path(checked((tenant, id, inserted_at, kind))))
 
     def get_many(self, keys: Iterable[tuple[str, str, datetime, str]]) -> dict[PayloadKey, Any]:
-        """The content of each key, or the error that `get` would raise. Raises `InvalidPayload`."""
+        """Returns for each key its content, or the error that `get` would raise. Raises `InvalidPayload`."""
         wanted = list(dict.fromkeys(map(checked, keys)))
         found: dict[PayloadKey, Any] = {}
         for start in range(0, len(wanted), MANY_MAX):
@@ -60,17 +60,17 @@ class RemotePayloads:
         return found
 
     def delete(self, tenant: str, id: str, inserted_at: datetime, kind: str) -> None:
-        """Deletes a payload, if it is there. Raises `InvalidPayload`."""
+        """Deletes a payload, if it exists. Raises `InvalidPayload`."""
         self.delete_many([(tenant, id, inserted_at, kind)])
 
     def delete_many(self, keys: Iterable[tuple[str, str, datetime, str]]) -> None:
-        """Deletes those that are there, one after the other. Raises `InvalidPayload`."""
+        """Deletes the payloads that exist, one after the other. Raises `InvalidPayload`."""
         for path in [_path(checked(key)) for key in keys]:
             self._http.open("DELETE", path, accept="*/*").close()
 
-    def _content(self, found: dict[str, Any]) -> Any | DormouseError:
-        problem = found.get("problem")
-        return found["content"] if problem is None else problem_error(problem, self._http.url)
+    def _content(self, document: dict[str, Any]) -> Any | DormouseError:
+        problem = document.get("problem")
+        return document["content"] if problem is None else problem_error(problem, self._http.url)
 
 
 def _named(key: PayloadKey) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Row tables, by way of their instance's query service: the calls of `RowTable`, with its errors."""
+"""Row tables through their instance's query service, with the methods and errors of `RowTable`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from dormouse.verbs.verb import Job, Verb, json_of, of_call
 
 CHUNK_BYTES = 1 << 20
 ROWS_ASKED_MAX = 500
-"""In one request of several rows."""
+"""The number of rows in one request at most."""
 
 _POLL_SECONDS = (0.01, 1.0)
 _CSV, _TSV = "text/csv", "text/tab-separated-values"
@@ -54,7 +54,7 @@ class RemoteRowTable(Container):
         return f"RemoteRowTable({self.name!r})"
 
     def count(self) -> int:
-        """Returns how many rows there are now."""
+        """Returns the current number of rows."""
         name = self.name.replace('"', '""')
         return int(self.sql(f'select count(*) from "{name}"').read_all().column(0)[0].as_py())
 
@@ -65,20 +65,20 @@ class RemoteRowTable(Container):
         )
 
     def sql(self, statement: str, parameters: Parameters | None = None) -> AnswerReader:
-        """The answer of a SELECT over this and the instance's other tables: as `Client.sql`."""
+        """Returns the answer of a SELECT over this and the instance's other tables, as `Client.sql` does."""
         return cast(AnswerReader, ask(self._http, reading.SQL, of_call(locals())))
 
     def columns(self, version: int | None = None) -> tuple[Column, ...]:
-        """The columns of now, or as of a version. `TableNotFound`, `NotARowTable`."""
+        """Returns the columns, now or as of a version. Raises `TableNotFound` and `NotARowTable`."""
         found = self._http.json("GET", self._path(version=version))
         return tuple(map(Column.from_json, found["columns"]))
 
     def version(self) -> int:
-        """The newest version; 0 of a table that was never changed."""
+        """Returns the newest version; 0 for a table that was never changed."""
         return int(self._http.json("GET", self._path())["version"])
 
     def row(self, row_id: int, version: int | None = None) -> dict[str, Any]:
-        """A row as it is now, or that version of it. `RowNotFound`."""
+        """Returns a row as it is now, or one version of it. Raises `RowNotFound`."""
         found = self._http.json("GET", self._path("rows", str(row_id), version=version))
         return self._with_doubles(found, lambda: self.columns(version))
 
@@ -95,28 +95,28 @@ class RemoteRowTable(Container):
 
     @staticmethod
     def _with_doubles(row: Mapping[str, Any], columns: Callable[[], tuple[Column, ...]]) -> dict[str, Any]:
-        """Returns the row with NaN and infinities, which JSON has as texts; `columns` are those of then."""
+        """Returns a row with NaN and infinities, texts in JSON; `columns` are those of its version."""
         texts = {name for name, value in row.items() if value in ("NaN", "Infinity", "-Infinity")}
         doubles = {column.name for column in columns() if column.type == "DOUBLE"} if texts else set()
         return {**row, **{name: value_of_json(_DOUBLE, row[name]) for name in texts & doubles}}
 
     def history(self, before: int | None = None, limit: int = 100) -> list[RowChange]:
-        """Who changed what, and when: the newest first."""
+        """Returns the changes with their authors and times, the newest first."""
         found = self._http.json("GET", self._path("history", before=before, limit=limit))["changes"]
         return [
             RowChange(**with_times(one) | {"columns_changed": tuple(one["columns_changed"])}) for one in found
         ]
 
     def snapshots(self) -> list[RowSnapshot]:
-        """By name."""
+        """Returns the snapshots, sorted by name."""
         return [RowSnapshot(**with_times(one)) for one in self._http.json("GET", self._path())["snapshots"]]
 
     def snapshot(self, name: str) -> RowSnapshot:
-        """Names the newest version. `SnapshotExists`."""
+        """Gives the newest version a name. Raises `SnapshotExists`."""
         return RowSnapshot(**with_times(self._run(rows_verbs.SNAPSHOT, {"name": name})))
 
     def drop_snapshot(self, name: str) -> None:
-        """Forgets a name; the versions stay. `SnapshotNotFound`."""
+        """Drops a name; the versions stay. Raises `SnapshotNotFound`."""
         self._run(rows_verbs.SNAPSHOT, {"name": name, "drop": True})
 
     def query(
@@ -130,7 +130,7 @@ class RemoteRowTable(Container):
         version: int | None = None,
         wait_seconds: float = INDEX_WAIT_SECONDS,
     ) -> Page:
-        """A page of the rows of a query: as `RowTable.query`, with its errors."""
+        """Returns a page of the rows of a query, with the errors of `RowTable.query`."""
         given = of_call(locals()) | {"table": self.name}
 
         def page_of(**more: Any) -> dict[str, Any]:
@@ -146,9 +146,9 @@ class RemoteRowTable(Container):
         rows, its_page = len(found["rows"]), found["next_page"] or page
 
         def count() -> int:
-            if its_page is None:  # all rows are in this one
+            if its_page is None:  # this page has all rows
                 return rows
-            # a token says the version, which the newest, or a snapshot's, need not be any more
+            # the token has the version: the newest, or that of the snapshot, may be another one by now
             again = {"page": its_page, "page_rows": 1, "version": None, "snapshot": None}
             return int(page_of(**again, count=True)["count"])
 
@@ -162,11 +162,11 @@ class RemoteRowTable(Container):
         change_id: str | None = None,
         wait_seconds: float | None = None,
     ) -> Changed:
-        """Makes all of the changes in their order, as one transaction, or none: as `RowTable.change`.
+        """Makes all changes in their order in one transaction, or none, as `RowTable.change` does.
 
-        By a job. The same again with its `change_id` is the same change, also of `RowTable.change`. A CSV
-        file is sent by `upload_csv`. The job waits `wait_seconds` for other changes of the table, by default
-        6 hours.
+        A job makes the change. Repeating it with its `change_id` changes nothing, also by `RowTable.change`.
+        Use `upload_csv` for a CSV file. The job waits `wait_seconds` for other changes of the table, by
+        default 6 hours.
         """
         return self._changed(rows_verbs.CHANGE, of_call(locals()))
 
@@ -179,7 +179,7 @@ class RemoteRowTable(Container):
         change_id: str | None = None,
         wait_seconds: float | None = None,
     ) -> Changed:
-        """Updates what is there by the values of some columns, inserts what is not: as `RowTable.upsert`.
+        """Updates rows that match by some columns and inserts the others, as `RowTable.upsert` does.
 
         `wait_seconds` is as for `change`.
         """
@@ -193,7 +193,7 @@ class RemoteRowTable(Container):
         whole: bool = False,
         **how: Unpack[TextOptions],
     ) -> CsvPreview:
-        """What a file seems to hold: as `RowTable.preview_csv`."""
+        """Returns the detected columns and format of a file, as `RowTable.preview_csv` does."""
         return preview_csv(self._http, path, rows=rows, whole=whole, **how)
 
     def upload_csv(
@@ -208,7 +208,7 @@ class RemoteRowTable(Container):
         progress: Progress = no_progress,
         **how: Unpack[TextOptions],
     ) -> Changed:
-        """Makes the change that a CSV or TSV file says, all of it or nothing: as `RowTable.upload_csv`.
+        """Makes the change in a CSV or TSV file, all of it or nothing, as `RowTable.upload_csv` does.
 
         `wait_seconds` is as for `change`.
         """
@@ -229,9 +229,9 @@ class RemoteRowTable(Container):
         separator: str | None = None,
         header: bool = True,
     ) -> int:
-        """Writes the rows, of the table or of a query, to a file of CSV or TSV that is whole or not there.
+        """Writes the rows of the table or of a query to a CSV or TSV file, which is complete or absent.
 
-        Gives how many there were: as `RowTable.download_csv`.
+        Returns the number of rows, as `RowTable.download_csv` does.
         """
         which = json_of(rows_verbs.RowDownloadRequest, of_call(locals(), "path"))
         which |= {} if parameters is None else {"parameters": json.dumps(which["parameters"])}
@@ -242,25 +242,25 @@ class RemoteRowTable(Container):
         return sum(lines) - header
 
     def put_file(self, path: str | PathLike[str], name: str | None = None) -> str:
-        """Sends a file; gives what a FILE cell is to hold of it: as `RowTable.put_file`."""
+        """Sends a file; returns the value for a FILE cell, as `RowTable.put_file` does."""
         asked = self._path("files", name=name or Path(fspath(path)).name)
         return str(self._http.send_file(asked, _chunks(path), "application/octet-stream")["file"])
 
     def save_file(
         self, row_id: int, column: str, path: str | PathLike[str], version: int | None = None
     ) -> Path:
-        """Writes the bytes that a FILE cell refers to, whole or not at all: as `RowTable.save_file`."""
+        """Writes the bytes of a FILE cell to a file, complete or absent, as `RowTable.save_file` does."""
         asked = self._path("rows", str(row_id), "files", column, version=version)
         return self._saved(asked, "*/*", path)
 
     def _saved(
         self,
-        asked: str,
+        query: str,
         accept: str,
         path: str | PathLike[str],
         seen: Callable[[Iterator[bytes]], Iterator[bytes]] = iter,
     ) -> Path:
-        response = self._http.open("GET", asked, accept=accept)
+        response = self._http.open("GET", query, accept=accept)
         try:
             with self._http.named_failures():
                 return save(seen(response.iter_raw()), path)
@@ -288,7 +288,7 @@ def preview_csv(
     whole: bool = False,
     **how: Unpack[TextOptions],
 ) -> CsvPreview:
-    """What a file seems to hold, without a table."""
+    """Returns the detected columns and format of a file, without a table."""
     asked = _csv_asked(text_format(path, **how)) | {"shown": rows, "whole": whole or None}
     found = http.send_file(rows_path("preview", **asked), _chunks(path), _CSV)
     columns = tuple(map(Column.from_json, found["columns"]))
@@ -304,13 +304,13 @@ def preview_csv(
 
 
 def run(jobs: RemoteJobs, verb: Verb, given: Mapping[str, Any]) -> Any:
-    """Returns the result of a verb as a job, when it has ended; raises what it met."""
+    """Runs a verb as a job, and returns its result. Raises the job's error."""
     request = json_value(json_of(verb.request, given))
     return result_of(jobs, jobs.start(cast(Job, verb.job).kind, request))
 
 
 def result_of(jobs: RemoteJobs, job_id: str, progress: Progress = no_progress) -> Any:
-    """Waits for a job; raises what it met, by its class."""
+    """Waits for a job, and returns its result. Raises the job's error by its class."""
     wait, longest = _POLL_SECONDS
     while not (job := jobs.status(job_id)).has_ended:
         if job.current is not None:
@@ -329,7 +329,7 @@ def result_of(jobs: RemoteJobs, job_id: str, progress: Progress = no_progress) -
 
 
 def _data_of_failure(jobs: RemoteJobs, job_id: str) -> Mapping[str, Any]:
-    """Returns the data of the error that a job met."""
+    """Returns the data of a job's error."""
     try:
         jobs.result(job_id)
     except JobFailed as error:
@@ -338,7 +338,7 @@ def _data_of_failure(jobs: RemoteJobs, job_id: str) -> Mapping[str, Any]:
 
 
 def rows_path(*parts: str, **asked: Any) -> str:
-    """Returns a path of row tables, with what is asked that is not None."""
+    """Returns a path of row tables, with the query values that are not None."""
     path = "/".join(("/v1/rows", *map(path_segment, parts)))
     texts = {name: str(one).lower() if isinstance(one, bool) else one for name, one in asked.items()}
     given = urlencode({name: text for name, text in texts.items() if text is not None}, doseq=True)
@@ -359,7 +359,7 @@ def _chunks(path: str | PathLike[str]) -> Iterator[bytes]:
 
 
 def _counted(chunks: Iterator[bytes], lines: list[int]) -> Iterator[bytes]:
-    """The chunks of CSV as they are; `lines` has how many lines end in each, outside of quotes."""
+    """Yields chunks of CSV unchanged; appends to `lines` how many lines end in each, outside of quotes."""
     quoted = False
     for chunk in chunks:
         parts = chunk.split(b'"')
@@ -368,13 +368,15 @@ def _counted(chunks: Iterator[bytes], lines: list[int]) -> Iterator[bytes]:
         yield chunk
 
 
-def _page(found: Mapping[str, Any], count: Callable[[], int]) -> Page:
-    columns = tuple(SelectColumn(**one) for one in found["columns"])
+def _page(document: Mapping[str, Any], count: Callable[[], int]) -> Page:
+    columns = tuple(SelectColumn(**one) for one in document["columns"])
     doubles = [number for number, column in enumerate(columns) if column.type == "DOUBLE"]
-    for row in found["rows"] if doubles else ():
+    for row in document["rows"] if doubles else ():
         for number in doubles:
             row[number] = value_of_json(_DOUBLE, row[number])
-    values = {name: found[name] for name in ("row_ids", "row_versions", "next_page", "max_rows", "version")}
-    rows = [tuple(row) for row in found["rows"]]
-    changed_at = datetime.fromisoformat(found["changed_at"])
+    values = {
+        name: document[name] for name in ("row_ids", "row_versions", "next_page", "max_rows", "version")
+    }
+    rows = [tuple(row) for row in document["rows"]]
+    changed_at = datetime.fromisoformat(document["changed_at"])
     return Page(rows=rows, columns=columns, changed_at=changed_at, _count=count, **values)
