@@ -228,7 +228,7 @@ def _batch(batch: TextBatch, matches: Sequence[Column | str | None], file: TextF
 
 def _numbers(name: str, texts: pa.Array, label: Label, missing: int) -> Ints:
     """Ids or versions; what stands for a cell with nothing in it."""
-    texts = pc.utf8_trim_whitespace(texts)
+    texts = pc.ascii_trim_whitespace(texts)
     texts = pc.if_else(pc.equal(texts, ""), None, texts)
     if pc.all(pc.match_substring_regex(texts, r"^[1-9]\d{0,17}$"), skip_nulls=True).as_py() is False:
         numbers = [missing if text is None else _number(text) for text in texts.to_pylist()]

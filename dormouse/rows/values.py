@@ -83,7 +83,7 @@ def of_text(column: Column, texts: pa.Array, label: Label = row_label) -> pa.Arr
     texts = texts.cast(pa.string())
     if (parse := _PARSERS.get(column.type)) is None:
         return fitting(column, texts, label)
-    texts = pc.utf8_trim_whitespace(texts)
+    texts = pc.ascii_trim_whitespace(texts)
     texts = pc.if_else(pc.equal(texts, ""), None, texts)
     try:
         array = parse(texts)

@@ -144,7 +144,9 @@ def _check_header(names: list[str], schema: Schema) -> None:
         check_names(names, schema)
     except InvalidData as error:
         has_all = {name for name in schema.names if not schema.is_optional(name)}.issubset(names)
-        if has_all or len(names) > len(schema.names) + _UNKNOWN_MAX:
+        # a header without any known column may have another separator, also where all may be absent
+        has_some = not set(schema.names).isdisjoint(names)
+        if (has_all and has_some) or len(names) > len(schema.names) + _UNKNOWN_MAX:
             raise _UnknownColumns(*error.args, **error.data) from None
         raise
 

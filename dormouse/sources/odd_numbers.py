@@ -183,7 +183,7 @@ def with_infinities(column: pa.Array, proposed: DataType, point: str) -> DataTyp
 
 def are_kept(column: pa.Array, point: str) -> bool:
     """Returns whether doubles keep all digits; True for texts that Arrow does not parse."""
-    texts = pc.replace_substring(pc.utf8_trim_whitespace(column), point, ".")
+    texts = pc.replace_substring(pc.ascii_trim_whitespace(column), point, ".")
     try:
         return first_unkept(texts, numbers := texts.cast(pa.float64()), DOUBLE, pc.is_valid(numbers)) < 0
     except pa.ArrowInvalid:

@@ -249,6 +249,16 @@ def test_json_that_would_change_is_refused_at_every_door(tmp_path: Path, text: s
         parse_json(text.encode())
 
 
+@pytest.mark.parametrize("kind", ["INTEGER", "DOUBLE"])
+@pytest.mark.parametrize("blank", ["\u00a0", "\u2007", "\u3000"])
+def test_a_blank_beyond_ascii_makes_a_number_a_text(kind: Any, blank: str) -> None:
+    """Tables refuse such a cell, too."""
+    column = Column("n", kind)
+    assert of_text(column, pa.array([" 5\t"])).to_pylist() == [5]
+    with pytest.raises(InvalidRow, match="number"):
+        of_text(column, pa.array([f"{blank}5"]))
+
+
 def test_whole_numbers_are_read_as_pandas_writes_them_beside_nulls() -> None:
     column = dm.Column("n", "INTEGER")
     assert of_text(column, pa.array(["5.0", "-0.0", None, "7", "9007199254740992.0"])).to_pylist() == [

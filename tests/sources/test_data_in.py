@@ -181,6 +181,19 @@ def test_running_numbers_go_on_in_a_column_of_whole_numbers_alone(lake: Instance
         table.ingest(dm.Files(str(path), row_number="s"))
 
 
+@pytest.mark.parametrize("separator", [";", "|", "\t"])
+def test_the_separator_is_found_again_where_rows_get_running_numbers(
+    lake: Instance, tmp_path: Path, separator: str
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a;b\n1;x\n2;y\n".replace(";", separator))
+    files = dm.Files(str(path), row_number="n")
+    table = lake.create_table("t", like=files)
+    for _ in range(2):
+        table.ingest(files)
+    assert table.query(columns=["n", "a"]).read_all().to_pydict() == {"n": [0, 1, 2, 3], "a": [1, 2, 1, 2]}
+
+
 def test_running_numbers_outlive_an_idle_session(lake: Instance, dsn: str) -> None:
     table = lake.create_table("t", like={"n": [1]}, row_keys=["n"]).files.table
     hasty = make_conninfo(dsn, options="-c idle_in_transaction_session_timeout=400")
