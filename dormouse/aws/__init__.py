@@ -1,1 +1,1 @@
-"""A deployed instance: what it does on a schedule, what it costs, and how it is put to sleep and woken."""
+"""A deployed instance: its schedules, its costs, and how it is paused, resumed, examined and destroyed."""

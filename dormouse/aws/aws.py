@@ -1,4 +1,4 @@
-"""Calls of AWS: what it refuses is one clear line; what is throttled is tried again."""
+"""Calls of AWS: a refusal is one clear line, and a throttled call is retried."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ACTIONS = {
     ("s3", "get_bucket_encryption"): "s3:GetEncryptionConfiguration",
     ("s3", "list_object_versions"): "s3:ListBucketVersions",
 }
-"""Those that are called otherwise than the operation."""
+"""Actions whose names differ from those of the operations."""
 
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 _UNKNOWN = {
@@ -46,7 +46,7 @@ _BUSY = {
     "ConcurrentModificationException", "InvalidDBClusterStateFault", "InvalidDBInstanceState",
     "InvalidDBInstanceStateFault", "ResourceConflictException", "ResourceInUseException", "TooManyUpdates",
 }  # fmt: skip
-"""The resource is being changed: the same request may succeed later."""
+"""Codes that say the resource is being changed: the same request may succeed later."""
 
 MISSING = frozenset(
     {
@@ -56,7 +56,7 @@ MISSING = frozenset(
         "StateMachineDoesNotExist",
     }
 )  # fmt: skip
-"""What the request names is not there."""
+"""Codes that say the named resource does not exist."""
 
 
 class AwsRefused(InstanceError):
@@ -68,13 +68,13 @@ class AwsRefused(InstanceError):
 
     @property
     def is_missing(self) -> bool:
-        """What the request names is not there."""
+        """True if the named resource does not exist."""
         return self.code in MISSING
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of CloudWatch, of what has these dimensions, over a period of seconds."""
+    """A metric of CloudWatch with its dimensions, over a period in seconds."""
 
     namespace: str
     name: str
@@ -82,27 +82,27 @@ class Metric:
     period: int
     statistic: str = "Average"
 
-    def asked(self) -> dict[str, Any]:
-        """As CloudWatch is asked for it."""
+    def query(self) -> dict[str, Any]:
+        """Returns the metric in the form of CloudWatch's requests."""
         of = [{"Name": name, "Value": value} for name, value in self.dimensions.items()]
         metric = {"Namespace": self.namespace, "MetricName": self.name, "Dimensions": of}
         return {"Metric": metric, "Period": self.period, "Stat": self.statistic}
 
 
 class Aws:
-    """An account and region, as a boto3 session names them."""
+    """An account and region, given by a boto3 session."""
 
     def __init__(self, session: Any, region: str | None = None) -> None:
         self._session, self._region = session, region
         self._clients: dict[str, Any] = {}
 
     def call(self, service: str, operation: str, **parameters: Any) -> Any:
-        """Raises AwsRefused, or another InstanceError that says what to do."""
+        """Returns the answer of an operation. Raises `AwsRefused`, or an `InstanceError` with a remedy."""
         with _clear(service, operation):
             return getattr(self._client(service), operation)(**parameters)
 
     def look(self, service: str, operation: str, **parameters: Any) -> Any:
-        """Like `call`, with None for what is not there."""
+        """Calls like `call`, but returns None for a resource that does not exist."""
         try:
             return self.call(service, operation, **parameters)
         except AwsRefused as refused:
@@ -113,7 +113,7 @@ class Aws:
     def ask(
         self, service: str, operation: str, *, refusals: frozenset[str] = frozenset(), **given: Any
     ) -> bool:
-        """Asks for a change; False if what is to be changed cannot be now, or one of `refusals` came."""
+        """Requests a change. Returns False if the resource is busy, or AWS answered one of `refusals`."""
         try:
             self.call(service, operation, **given)
         except AwsRefused as refused:
@@ -124,7 +124,7 @@ class Aws:
         return True
 
     def all(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
-        """The items of all pages; none of what is not there."""
+        """Returns the items of all pages; none for a resource that does not exist."""
         try:
             return [
                 item for page in self.pages(service, operation, **parameters) for item in page.get(key, ())
@@ -135,12 +135,12 @@ class Aws:
             raise
 
     def pages(self, service: str, operation: str, **parameters: Any) -> Iterator[Any]:
-        """The answers of AWS, as they come."""
+        """Yields the pages of AWS's answer."""
         with _clear(service, operation):
             yield from self._client(service).get_paginator(operation).paginate(**parameters)
 
     def invoke(self, function: str, event: Mapping[str, Any], *, seconds_max: float) -> Any:
-        """What a lambda answers, which is called once, and waited for. Raises InstanceError if it fails."""
+        """Calls a lambda once, waits, and returns its answer. Raises `InstanceError` if it fails."""
         payload = json.dumps(event).encode()
         with _clear("lambda", "invoke"):
             client = self._new_client("lambda", read_timeout=seconds_max, attempts_max=1)
@@ -152,9 +152,9 @@ class Aws:
         return said
 
     def newest(self, metrics: Mapping[str, Metric], within: timedelta) -> dict[str, float]:
-        """The newest values of metrics in CloudWatch, by their names here; none when it may not be asked."""
+        """Returns the newest values of metrics by their names; none without the right to read CloudWatch."""
         now = datetime.now(UTC)
-        queries = [{"Id": name, "MetricStat": metric.asked()} for name, metric in metrics.items()]
+        queries = [{"Id": name, "MetricStat": metric.query()} for name, metric in metrics.items()]
         given = {"MetricDataQueries": queries, "StartTime": now - within, "EndTime": now}
         try:
             found = self.call("cloudwatch", "get_metric_data", ScanBy="TimestampDescending", **given)
@@ -163,7 +163,7 @@ class Aws:
         return {one["Id"]: float(one["Values"][0]) for one in found["MetricDataResults"] if one["Values"]}
 
     def parameter(self, name: str) -> str | None:
-        """The value of a parameter in SSM; None if it is not there."""
+        """Returns the value of an SSM parameter, or None if it does not exist."""
         found = self.look("ssm", "get_parameter", Name=name)
         return None if found is None else str(found["Parameter"]["Value"])
 
@@ -173,7 +173,7 @@ class Aws:
             return str(self._client("ssm").meta.region_name)
 
     def of_region(self, region: str) -> Aws:
-        """The same account in another region."""
+        """Returns the same account in another region."""
         return Aws(self._session, region)
 
     @cached_property
@@ -192,14 +192,15 @@ class Aws:
             retries={"mode": "standard", "total_max_attempts": attempts_max},
             connect_timeout=CONNECT_SECONDS_MAX,
             read_timeout=read_timeout,
-            tcp_keepalive=True,  # what is between may forget a connection that is silent for minutes
+            tcp_keepalive=True,  # network devices may drop a connection that is silent for minutes
         )
         return self._session.client(service, region_name=self._region, config=config)
 
 
 def open_session(region: str | None = None, profile: str | None = None) -> Any:
-    """A boto3 session; what is not given comes from where AWS's tools look for it, the region also from
-    AWS_REGION, which boto3 does not know.
+    """Returns a boto3 session. Values that are not given come from where AWS's tools look for them.
+
+    The region also comes from AWS_REGION, which boto3 does not read.
     """
     try:
         import boto3
@@ -211,17 +212,17 @@ def open_session(region: str | None = None, profile: str | None = None) -> Any:
 
 
 def has_credentials() -> bool:
-    """Whether AWS could be asked: there is boto3, and credentials where AWS's tools look for them."""
+    """Returns whether AWS can be called: boto3 is installed, and AWS's tools would find credentials."""
     try:
         return open_session().get_credentials() is not None
-    except InvalidInput:  # as of a profile that there is not
+    except InvalidInput:  # for example for an unknown profile
         return True
-    except DormouseError:  # as without boto3
+    except DormouseError:  # for example without boto3
         return False
 
 
 def action(service: str, operation: str) -> str:
-    """The name of an operation in policies: rds:StopDBCluster."""
+    """Returns the name of an operation in policies, such as rds:StopDBCluster."""
     words = "".join("DB" if word == "db" else word.capitalize() for word in operation.split("_"))
     return _ACTIONS.get((service, operation), f"{_PREFIXES.get(service, service)}:{words}")
 
@@ -273,7 +274,7 @@ _PROBLEMS: dict[str, tuple[type[InstanceError | InvalidInput], str]] = {
     ),
     ".*(Credential|Token|SSO|Login).*": (InstanceError, "AWS gives no credentials, log in again: {}"),
 }
-"""What is said of an error of botocore, by its class; the first that fits."""
+"""The message for an error of botocore, by its class; the first that matches."""
 
 
 def _problem(error: Any, service: str) -> Exception:

@@ -1,8 +1,8 @@
-"""What an instance costs: a month by its settings, before it is deployed, and an hour as it runs now.
+"""The costs of an instance: a month by its settings before the deploy, and an hour as it runs now.
 
-Prices come from prices.toml beside this file, not from the network; the use made of the instance from
-`Assumptions`. Nothing is counted for NAT gateways, as a deployment has none, nor for interface endpoints but
-those of the query service and of the host for access.
+Prices come from prices.toml beside this file, not from the network. The use of the instance comes from
+`Assumptions`. A deployment has no NAT gateways, and interface endpoints only for the query service and the
+host for access.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from dormouse.settings.deployment import ACCESS_HOST, DISK_GB, DeploymentSetting
 from dormouse.settings.resources import Resources
 
 HOURS = 730
-"""Of a month."""
+"""The hours of a month."""
 
 EMR_OF_FARGATE = 1.3
-"""What EMR Serverless costs by the price of Fargate: see prices.toml."""
+"""The price of EMR Serverless divided by that of Fargate: see prices.toml."""
 
 LIVE_ARCHITECTURE = "arm64"
-"""An instance does not tell its own; on x86_64 the same costs about a quarter more."""
+"""The assumed architecture of a running instance; x86_64 costs about a quarter more."""
 
 ACU_LEAST, PROXY_ACU_LEAST = 0.5, 8
-"""The least capacity of a database that is awake, and the least that a proxy is paid for."""
+"""The least capacity of a database that is awake, and the least for which a proxy is billed."""
 
 STARTED_HOURS = HOURS / (7 * 24) * 0.5
-"""AWS starts a stopped cluster after seven days; it is awake half an hour until it is stopped again."""
+"""Hours a month in which a paused cluster runs: AWS starts it each week, for half an hour until it stops."""
 
 QUERY_ENDPOINTS, ACCESS_ENDPOINTS = 4, 2
 """Two of ECR, CloudWatch Logs and Secrets Manager; two of Session Manager; each in one zone."""
 
 METRICS = 15
-"""Metrics that lambdas write, a lambda and instance."""
+"""The number of metrics that the lambdas of an instance write."""
 
-# How much of a `large` a size is; `metal` is priced by family, which the file does not have.
+# The size as a multiple of `large`; `metal` is priced by family, which the price file lacks.
 _LARGES = {"nano": 1 / 16, "medium": 0.5, "large": 1, "xlarge": 2} | {
     f"{n}xlarge": 2 * n for n in range(2, 500)
 }
@@ -49,46 +49,46 @@ _LARGES = {"nano": 1 / 16, "medium": 0.5, "large": 1, "xlarge": 2} | {
 
 @dataclass(frozen=True)
 class Prices:
-    """USD by the names of prices.toml, in which the unit stands last."""
+    """Prices in USD by the names of prices.toml, which end with the unit."""
 
     date: date
     source: str
     usd: Mapping[str, float]
-    """What the region charges for everything that no instance is of."""
+    """The region's prices, except those of EC2 and database instances."""
 
     aurora_large_hour: Mapping[str, float]
-    """By family of instances, in us-east-1."""
+    """Prices of a `large` by family of instances, in us-east-1."""
 
     ec2_xlarge_hour: Mapping[str, float]
-    """By family of instances, in us-east-1."""
+    """Prices of an `xlarge` by family of instances, in us-east-1."""
 
     def __getitem__(self, name: str) -> float:
         return self.usd[name]
 
     def aurora_hour(self, instance_class: str) -> float | None:
-        """Of `r8g.xlarge`, with or without `db.`; None when the file has no price of it."""
+        """Returns the price of an instance class such as `r8g.xlarge`, with or without `db.`, or None."""
         family, _, size = instance_class.removeprefix("db.").partition(".")
         usd = self.aurora_large_hour.get(family, 0.0) * _LARGES.get(size, 0) * self["aurora_instance_factor"]
         return usd or None
 
     def ec2_hour(self, instance_type: str, *, with_emr: bool = True) -> float | None:
-        """Of the instance, with EMR on it or without; None when the file has no price of it."""
+        """Returns the price of an EC2 instance, with or without EMR on it, or None."""
         family, _, size = instance_type.removeprefix("db.").partition(".")
         usd = self.ec2_xlarge_hour.get(family, 0.0) * _LARGES.get(size, 0) / 2 * self["ec2_factor"]
         return usd * (1 + with_emr * self["emr_share_of_ec2"]) or None
 
     @property
     def access_hour(self) -> float:
-        """Of the host for access with its disk, without endpoints."""
+        """Returns the price of the host for access with its disk, without endpoints."""
         return (self.ec2_hour(ACCESS_HOST, with_emr=False) or 0.0) + DISK_GB * self["ebs_gb_month"] / HOURS
 
     def emr_hour(self, architecture: str, vcpu: float = 1, gb: float = 4) -> float:
-        """Of EMR Serverless; 4 GB go with a vCPU."""
+        """Returns the price of EMR Serverless; a vCPU comes with 4 GB."""
         kind = "arm" if architecture == "arm64" else "x86"
         return vcpu * self[f"emr_{kind}_vcpu_hour"] + gb * self[f"emr_{kind}_gb_hour"]
 
     def fargate_hour(self, architecture: str, cpu: int, memory_mb: int) -> float:
-        """Of a task, without its disk; `cpu` is in units of which a vCPU has 1,024."""
+        """Returns the price of a task without its disk; `cpu` is in units of 1/1,024 vCPU."""
         return self.emr_hour(architecture, cpu / 1_024, memory_mb / 1_024) / EMR_OF_FARGATE
 
 
@@ -98,7 +98,7 @@ def _content() -> dict[str, Any]:
 
 
 def prices_of(region: str) -> Prices:
-    """The prices of a region; raises InvalidInput with the regions that are known."""
+    """Returns the prices of a region. Raises `InvalidInput`, which lists the known regions."""
     content = _content()
     if region not in content["regions"]:
         raise InvalidInput(
@@ -114,13 +114,13 @@ def known_regions() -> list[str]:
 
 
 def vcpus(instance: str) -> int:
-    """The virtual CPUs of an instance of this size: 4 of `r8g.xlarge`."""
+    """Returns the virtual CPUs of an instance size: 4 for `r8g.xlarge`."""
     return max(2, round(2 * _LARGES.get(instance.rpartition(".")[2], 1)))
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is made of the instance in a month; each is an option of `dormouse cost`."""
+    """The assumed use of an instance in a month; each field is an option of `dormouse cost`."""
 
     requests_million: Annotated[float, "Commit requests a month, in millions."] = 1.0
     data_gb: Annotated[float, "GB of data in the object store."] = 1_000.0
@@ -147,7 +147,7 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Line:
-    """USD a month of one resource; `auto_paused` is None where the database does not pause itself."""
+    """The USD a month of one resource; `auto_paused` is None if the database does not pause itself."""
 
     stack: str
     resource: str
@@ -164,7 +164,7 @@ class Estimate:
     assumptions: Assumptions
     lines: tuple[Line, ...]
     unpriced: tuple[str, ...]
-    """Instance classes that the price file does not have; they count as nothing."""
+    """Instance classes without a price, which count as 0 USD."""
 
     @property
     def running(self) -> float:
@@ -180,9 +180,9 @@ class Estimate:
 
 
 def estimate(settings: DeploymentSettings, region: str | None, assumptions: Assumptions) -> Estimate:
-    """A month: running, with a database that pauses itself meanwhile, and paused by `dormouse pause`.
+    """Returns the costs of a month: running, with a self-pausing database, and after `dormouse pause`.
 
-    Raises InvalidInput for a region whose prices are not known, or when none is given.
+    Raises `InvalidInput` without a region, or for one without known prices.
     """
     region = region or settings.region
     if region is None:
@@ -202,17 +202,17 @@ class _Month:
         self.unpriced: list[str] = []
 
     def add(self, stack: str, resource: str, usd: float, *, kept: bool = False) -> None:
-        """Adds a line unless it costs nothing; a paused instance pays for what is kept, too."""
+        """Adds a line unless it costs nothing; a paused instance also pays for `kept` resources."""
         asleep = usd if self.settings.database.pauses_itself else None
         self.lines += [Line(stack, resource, usd, asleep, usd if kept else 0.0)] if usd else []
 
     def priced(self, kind: str, price: float | None) -> float:
-        """Nothing for a kind of instance that has no price, which is noted."""
+        """Returns a price, or 0 for a kind without one, and records the kind."""
         self.unpriced += [kind] if price is None else []
         return price or 0.0
 
     def data(self) -> None:
-        """The database, the clusters of rows, which pause themselves, and the object store."""
+        """Adds the database, the clusters of rows (which pause themselves) and the object store."""
         assumed, prices, gb = self.assumed, self.prices, self.assumed.database_gb
         database, rows, requests = self.settings.database, self.settings.rows, assumed.requests_million
         count = 1 + database.readers
@@ -237,7 +237,7 @@ class _Month:
         self.add("database", f"Aurora storage, {gb:g} GB", gb * prices["aurora_gb_month"], kept=True)
         accesses = requests * assumed.io_per_request
         self.add("database", f"Aurora I/O, {accesses:g} million", accesses * prices["aurora_io_million"])
-        # As much as the database is free; the backups of more than a day are about as large as it is.
+        # Backups are free up to the size of the database; those of more than a day are about as large.
         usd, days = gb * prices["aurora_backup_gb_month"], database.backup_days
         self.add("database", f"Aurora backups of {days} days", usd * (days > 1), kept=True)
         self.add("database", "RDS Proxy", proxy * HOURS * bool(database.proxy), kept=True)
@@ -255,16 +255,16 @@ class _Month:
         self.add("storage", f"S3, {gb:,.0f} GB that was replaced, kept for {days} days", gb * price)
         gb = assumed.payload_gb
         self.add("storage", f"S3, {gb:g} GB of payloads", gb * price, kept=True)
-        # A commit adds about one object, which a compaction and a query or two read.
+        # A commit adds about one object, which is read by a compaction and one or two queries.
         request = prices["s3_put_thousand"] + 3 * prices["s3_get_thousand"]
         self.add("storage", "S3 requests", requests * 1_000 * request)
 
     def work(self) -> None:
-        """What applies commits, and what runs on a schedule."""
+        """Adds the committer and scheduled work."""
         settings, assumed, prices = self.settings, self.assumed, self.prices
         commit, requests, seconds = settings.commit, assumed.requests_million, HOURS * 3_600
         is_arm, call = settings.architecture == "arm64", prices["lambda_request_million"] / 1e6
-        # Of a lambda, which takes a second.
+        # One call of a lambda takes a second.
         mb = (prices["lambda_arm_gb_second"] if is_arm else prices["lambda_x86_gb_second"]) / 1_024
         if commit is not None:
             # Each message is sent, received and deleted, in tens; a mapping has five long polls of 20 s.
@@ -275,7 +275,7 @@ class _Month:
             self.add("commit", f"Lambda, {batches:,.0f} batches", batches * (call + commit.memory_mb * mb))
         for stack in ("garbage", "compaction", "maintenance"):
             if (scheduled := getattr(settings, stack)) is not None:
-                # All but garbage collection run Spark: one lambda makes a run, another reports it.
+                # All but garbage collection run Spark: one lambda creates a run, another records its end.
                 runs, every = stack != "garbage", scheduled.every_minutes
                 calls = (1 + runs) * seconds / 60 / every
                 self.add(stack, f"Lambda, every {every} minutes", calls * (call + scheduled.memory_mb * mb))
@@ -289,12 +289,12 @@ class _Month:
         elif compaction is not None:
             kind = compaction.instance_types[0]
             hour = self.priced(kind, prices.ec2_hour(kind)) + 64 * prices["ebs_gb_month"] / HOURS
-            # The primary node comes on top; a cluster that waits for steps idles after each run.
+            # The primary node is extra; a cluster that waits for steps idles after each run.
             nodes = 1 + max(1.0, assumed.run_share * compaction.instances_max)
             self.add("compaction", f"EMR on EC2, {nodes:.3g} × {kind}", assumed.run_hours * nodes * hour)
 
     def services(self) -> None:
-        """The query service with its fewest tasks, copies, the host for access, and what watches all."""
+        """Adds the query service with its fewest tasks, copies, the host for access, and monitoring."""
         settings, assumed, prices, endpoint = self.settings, self.assumed, self.prices, "interface endpoints"
         backup, audit, replaced = settings.backup, settings.audit, assumed.data_gb * assumed.rewritten
         endpoint_month = HOURS * prices["endpoint_hour"]
@@ -310,7 +310,7 @@ class _Month:
             self.add("query", "private hosted zone, its name", prices["zone_month"], kept=True)
             self.add("query", "Secrets Manager, its token", prices["secret_month"], kept=True)
         if backup is not None:
-            # Snapshots that Aurora's own backups reach cost nothing more; those in another region are whole.
+            # Snapshots within Aurora's backup window are free; those in another region are full copies.
             days, where, usd = backup.retention_days, backup.copy_region, prices["aurora_backup_gb_month"]
             usd, older = usd * assumed.database_gb, max(0, days - settings.database.backup_days)
             self.add("backup", f"{older} snapshots of the database", older * usd, kept=True)
@@ -349,13 +349,13 @@ class _Month:
 
 
 def key_count(settings: DeploymentSettings) -> int:
-    """The customer managed KMS keys of the instance."""
+    """Returns the number of customer managed KMS keys of the instance."""
     has_copy = settings.backup is not None and settings.backup.copy_region is not None
     return 2 + (settings.monitoring is not None) + has_copy
 
 
 def alarm_count(settings: DeploymentSettings) -> int:
-    """About how many alarms the monitoring stack makes."""
+    """Returns about how many alarms the monitoring stack creates."""
     queues = settings.commit.queues if settings.commit else 0
     lambdas = (settings.commit, settings.garbage, settings.pause, "show tables", "change tables")
     runs = (settings.compaction, settings.maintenance)
@@ -365,7 +365,7 @@ def alarm_count(settings: DeploymentSettings) -> int:
 
 
 def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[tuple[str, float | None]]:
-    """What costs how much an hour, as the instance is: USD, or None where no price or measure is known.
+    """Returns the USD an hour of each part of a running instance; None without a known price or measure.
 
     `live` may have `database` (its status, like "available" or "stopped"), `instances` (the classes of its
     instances, like "db.r8g.large" or "db.serverless"), `acu` (the sum of their capacities), `database_gb`,

@@ -1,4 +1,4 @@
-"""The database cluster: its states, how it is stopped and started, and snapshots of it."""
+"""The database cluster: its states, stopping, starting, and its snapshots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dormouse.settings.resources import INSTANCE_TAG, DatabaseResources
 
 STOPPING = "stopping"
 ASLEEP = frozenset({"stopped", "inaccessible-encryption-credentials-recoverable"})
-"""Nothing runs, and it can be started."""
+"""States in which the cluster does not run and can be started."""
 
 SERVES = frozenset(
     {
@@ -26,35 +26,35 @@ SERVES = frozenset(
         "configuring-log-exports", "storage-optimization",
     }
 )  # fmt: skip
-"""It accepts connections."""
+"""States in which the cluster accepts connections."""
 
 HOPELESS = frozenset(
     {"deleting", "cloning-failed", "migration-failed", "inaccessible-encryption-credentials"}
 )
-"""It neither stops nor starts any more. In all other states AWS is at work and will end."""
+"""States in which it can neither stop nor start. In all other states, AWS is changing it and will finish."""
 
 
 def cluster_status(aws: Aws, cluster: str) -> str | None:
-    """None if there is no such cluster."""
+    """Returns the status of a cluster, or None if it does not exist."""
     found = describe(aws, cluster)
     return None if found is None else str(found["Status"])
 
 
 def describe(aws: Aws, cluster: str) -> Any:
-    """The cluster as RDS describes it; None if there is none."""
+    """Returns RDS's description of a cluster, or None if it does not exist."""
     found = aws.look("rds", "describe_db_clusters", DBClusterIdentifier=cluster)
     return found["DBClusters"][0] if found and found["DBClusters"] else None
 
 
 def clusters_of(aws: Aws, instance_id: str) -> list[Any]:
-    """Those with the tag of the instance, as RDS describes them."""
+    """Returns RDS's descriptions of the clusters with the instance's tag."""
     tag = {"Key": INSTANCE_TAG, "Value": instance_id}
     found = aws.all("rds", "describe_db_clusters", "DBClusters")
     return [one for one in found if tag in one.get("TagList", ())]
 
 
 def left_behind(aws: Aws, instance_id: str, ours: DatabaseResources) -> tuple[str, ...]:
-    """The clusters that a restore has replaced: AWS starts again what is stopped, and nobody stops it."""
+    """Returns clusters that a restore replaced: AWS restarts a stopped one, and no keeper stops it."""
     hosts = {where.partition(":")[0] for where in ours.row_indexes or ()}
     return tuple(
         str(one["DBClusterIdentifier"])
@@ -64,20 +64,20 @@ def left_behind(aws: Aws, instance_id: str, ours: DatabaseResources) -> tuple[st
 
 
 def stop(aws: Aws, cluster: str) -> bool:
-    """Whether AWS accepts; it refuses in all states but `available`, and when there is no such cluster."""
+    """Stops a cluster; returns whether AWS accepted, which it does only in the state `available`."""
     return aws.ask("rds", "stop_db_cluster", refusals=MISSING, DBClusterIdentifier=cluster)
 
 
 def start(aws: Aws, cluster: str) -> bool:
-    """Whether AWS accepts."""
+    """Starts a cluster; returns whether AWS accepted."""
     return aws.ask("rds", "start_db_cluster", refusals=MISSING, DBClusterIdentifier=cluster)
 
 
 def usable(instance: DeployedInstance) -> Any:
-    """The cluster as RDS describes it; raises InstanceError in the states that only people can end."""
+    """Returns RDS's description of the cluster. Raises `InstanceError` in states that need a person."""
     cluster = describe(instance.aws, instance.cluster)
     if cluster is None:
-        raise InstanceError(f"the database cluster {instance.cluster} is gone: restore it from a backup")
+        raise InstanceError(f"database cluster {instance.cluster} does not exist: restore it from a backup")
     if (status := str(cluster["Status"])) in HOPELESS:
         advice = "restore it, with its KMS key" if status.startswith("inaccessible") else "see it in RDS"
         raise InstanceError(f"the database cluster {instance.cluster} is {status}: {advice}")
@@ -85,13 +85,13 @@ def usable(instance: DeployedInstance) -> Any:
 
 
 def usable_status(instance: DeployedInstance) -> str:
-    """Like `usable`, its state only."""
+    """Returns the state of the cluster, and raises as `usable` does."""
     return str(usable(instance)["Status"])
 
 
 @dataclass(frozen=True)
 class StopDatabase:
-    """Until AWS has accepted, or with `to_the_end` until it has stopped."""
+    """The step that stops the database: until AWS has accepted, or with `to_the_end` until it has stopped."""
 
     instance: DeployedInstance
     to_the_end: bool = False
@@ -111,7 +111,7 @@ class StopDatabase:
 
 @dataclass(frozen=True)
 class StartDatabase:
-    """Until the cluster and its writer serve; while AWS still stops it, waits for that first."""
+    """The step that starts the database and waits for its writer. A stop under way must end first."""
 
     instance: DeployedInstance
     seconds_max = DATABASE_SECONDS_MAX
@@ -127,7 +127,7 @@ class StartDatabase:
         return [Left(f"cluster {name} is {status}", ask)]
 
     def _writer_status(self, cluster: Any) -> str | None:
-        """None if there is no writer to wait for."""
+        """Returns the status of the writer, or None if there is none."""
         members = cluster.get("DBClusterMembers", ())
         for writer in (one["DBInstanceIdentifier"] for one in members if one.get("IsClusterWriter")):
             seen = self.instance.aws.look("rds", "describe_db_instances", DBInstanceIdentifier=writer)
@@ -135,24 +135,24 @@ class StartDatabase:
         return None
 
 
-# Snapshots, of one of which the setting `database.snapshot` makes the instance's cluster.
+# Snapshots; the setting `database.snapshot` creates the instance's cluster from one.
 
 
 def snapshot(aws: Aws, name: str) -> Any:
-    """One of this account as RDS describes it; None if there is none."""
+    """Returns RDS's description of a snapshot of this account, or None."""
     kind = {"SnapshotType": "awsbackup"} if name.startswith("awsbackup:") else {}
     found = aws.look("rds", "describe_db_cluster_snapshots", DBClusterSnapshotIdentifier=name, **kind)
     return found["DBClusterSnapshots"][0] if found and found["DBClusterSnapshots"] else None
 
 
 def name_of(instance: DeployedInstance, moment: datetime) -> str:
-    """Of this cluster at this moment alone, of at most 56 letters: RDS takes 63, which its own may have."""
+    """Returns a unique name for a snapshot, of at most 56 letters: RDS allows 63, with prefixes."""
     digest = sha256(f"{instance.cluster} {moment.isoformat()}".encode()).hexdigest()[:8]
     return f"dormouse-{instance.id}-at-{moment:%Y%m%d%H%M%S}-{digest}"
 
 
 def taken(aws: Aws, instance_id: str) -> list[Any]:
-    """Those that restores of the instance took, by name: people's may have its tag from the cluster."""
+    """Returns the snapshots that restores took, by their names; people's snapshots can have the tag, too."""
     ours = re.compile(f"dormouse-{instance_id}-at-[0-9]{{14}}-[0-9a-f]{{8}}")
     found = aws.all("rds", "describe_db_cluster_snapshots", "DBClusterSnapshots", SnapshotType="manual")
     return [one for one in found if ours.fullmatch(one["DBClusterSnapshotIdentifier"])]
@@ -160,7 +160,7 @@ def taken(aws: Aws, instance_id: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class DropSnapshots:
-    """All that restores of the instance took: without its key and its objects they are of no use."""
+    """The step that deletes the snapshots of restores, which are useless without the key and the objects."""
 
     instance: DeployedInstance
     seconds_max = DATABASE_SECONDS_MAX

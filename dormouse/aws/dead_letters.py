@@ -1,4 +1,4 @@
-"""The dead letters of a deployed instance's commit queues: what they are, and sending them again."""
+"""The dead letters of a deployed instance's commit queues: listing them, and sending them again."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ BODY_CHARACTERS_MAX = 1_000
 
 @dataclass(frozen=True)
 class SqsDeadLetter:
-    """A message that was delivered too often, or was buried with a reason."""
+    """A message that was delivered too often, or that a committer rejected with a reason."""
 
     queue: str
-    """The URL of the queue that it was in."""
+    """The URL of its queue."""
 
     sent_at: datetime
     commit_id: str | None
-    """None where it names none."""
+    """The commit id, or None if the message has none."""
 
     body: str
-    """How it begins."""
+    """The beginning of the message."""
 
     reason: str
-    """Why it cannot be sent again, or why it was buried; empty if it was only delivered too often."""
+    """The reason why it cannot be sent again or was rejected; empty if it was only delivered too often."""
 
     can_be_sent: bool
-    """Whether it can be read, and was a request of its queue."""
+    """Whether it is readable and a request of its queue."""
 
     is_sent_again: bool = False
 
 
 def dead_letters(instance: DeployedInstance, limit: int, *, send_again: bool = False) -> list[SqsDeadLetter]:
-    """At most `limit` of them, which are left where they are. With `send_again` those that can be sent go to
-    their queues again: first sent and then deleted, so that none is lost.
+    """Returns at most `limit` dead letters, and leaves them in place.
+
+    With `send_again`, those that can be sent go back to their queues: each is sent first and deleted then, so
+    that none is lost.
 
     Raises InstanceError without commit queues, and when AWS refuses.
     """

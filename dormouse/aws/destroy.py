@@ -1,6 +1,4 @@
-"""The end of a deployed instance: its work is ended, its buckets are emptied, and its stacks deleted by the
-pinned CDK.
-"""
+"""Destroying a deployed instance: ending its work, emptying its buckets, deleting its stacks by the CDK."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ from dormouse.settings.resources import (
 )
 
 WAKING = frozenset({"stopping", "stopped", "starting"})
-"""States of a cluster or its writer in which it may be refused to be deleted, and which a start ends."""
+"""States of a cluster or its writer in which AWS may refuse to delete it, and which a start ends."""
 
 Listed = Mapping[str, Sequence[Any]]
 """The resources of each stack, by its short name, as CloudFormation lists them."""
@@ -74,13 +72,15 @@ def wind_down(
     ended: Callable[[StepReport], None] = lambda report: None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> tuple[StepReport, ...]:
-    """What was done, or with `dry_run` would be. Raises InstanceError if something does not end in time, or
-    somebody pauses the instance meanwhile. It may be interrupted, and run again.
+    """Ends all work of an instance; returns what was done, or with `dry_run` would be.
+
+    Raises `InstanceError` if something does not end in time, or a person pauses the instance meanwhile. It
+    can be interrupted and run again.
     """
     instance = DeployedInstance(instance_id, aws.account, aws.region, _resources(instance_id, listed), aws)
     keepers = tuple(rule_name(rule) for rule in physical_ids(listed.get("pause", ()), "AWS::Events::Rule"))
     steps: list[Step] = [
-        # Wanted to run, so that what keeps a paused instance asleep does not stop the database again.
+        # Desired to run, so that the keeper does not stop the database again.
         WriteDesiredState(instance, "running"),
         SwitchRules(instance, keepers, False, "the rule that keeps the database asleep"),
         SwitchRules(instance, schedules(instance), False, "the schedules"),
@@ -98,14 +98,14 @@ def wind_down(
 
 
 def physical_ids(resources: Sequence[Any], kind: str) -> tuple[str, ...]:
-    """Of the resources of one type; one whose making failed may have none."""
+    """Returns the physical ids of resources of one type. A resource whose creation failed may have none."""
     found = (one.get("PhysicalResourceId") for one in resources if one["ResourceType"] == kind)
     return tuple(name for name in found if name)
 
 
 @dataclass(frozen=True)
 class WakeDatabase(StartDatabase):
-    """Starts a database that sleeps, and waits for it; one in any other state is left alone."""
+    """The step that starts a sleeping database and waits for it; it ignores other states."""
 
     name = "wake the database"
 
@@ -118,7 +118,7 @@ class WakeDatabase(StartDatabase):
 
 @dataclass(frozen=True)
 class DropReplaced:
-    """Clusters that a restore has replaced are in no stack, and in security groups of some."""
+    """The step that deletes clusters which a restore replaced: no stack has them, but security groups do."""
 
     instance: DeployedInstance
     ours: tuple[str, ...]
@@ -131,7 +131,7 @@ class DropReplaced:
                 yield Left(f"cluster {name} is {one['Status']}", partial(self._drop, one))
 
     def _drop(self, cluster: Any) -> None:
-        """One that sleeps must wake first; and its instances go before it."""
+        """Deletes a cluster: wakes it first if it sleeps, and deletes its instances before it."""
         aws, name, status = self.instance.aws, cluster["DBClusterIdentifier"], cluster["Status"]
         if status in ASLEEP:
             start(aws, name)
@@ -145,12 +145,12 @@ class DropReplaced:
 
 
 def clusters_in(listed: Listed) -> tuple[str, ...]:
-    """The database clusters of all stacks."""
+    """Returns the database clusters of all stacks."""
     return physical_ids([one for stack in listed.values() for one in stack], "AWS::RDS::DBCluster")
 
 
 def _resources(instance_id: str, listed: Listed) -> Resources:
-    """Without `pause`: the parameter of the desired state need not be there."""
+    """Returns the resources of the instance without `pause`: the desired state may not exist."""
 
     def of(stack: str, kind: str) -> tuple[str, ...]:
         return physical_ids(listed.get(stack, ()), kind)
@@ -167,7 +167,7 @@ def _resources(instance_id: str, listed: Listed) -> Resources:
             cluster_name=name,
         )
 
-    # those of rows pause themselves, and no pause stops them
+    # clusters of rows pause themselves, and no pause stops them
     main = [one for one in listed.get("database", ()) if not one["LogicalResourceId"].startswith("Rows")]
     cluster = next(iter(physical_ids(main, "AWS::RDS::DBCluster")), None)
     mappings = of("commit", "AWS::Lambda::EventSourceMapping")
@@ -185,12 +185,12 @@ def _resources(instance_id: str, listed: Listed) -> Resources:
 class Bucket:
     name: str
     objects: int
-    """Versions and delete markers; `COUNTED_MAX` means that or more."""
+    """The number of versions and delete markers; `COUNTED_MAX` means at least that many."""
 
 
 @dataclass(frozen=True)
 class Doomed:
-    """What is deleted with an instance."""
+    """The parts of an instance that a destroy deletes or keeps."""
 
     id: str
     account: str
@@ -198,26 +198,26 @@ class Doomed:
     stacks: tuple[str, ...]
     buckets: tuple[Bucket, ...]
     clusters: tuple[str, ...]
-    """Also those that a restore has replaced."""
+    """The database clusters, also those that a restore has replaced."""
 
     kept: tuple[str, ...]
-    """What stays after it, for backups: vaults of AWS Backup, and keys, each of which costs 1 USD a month."""
+    """What remains afterwards for backups: vaults of AWS Backup, and keys, each for 1 USD a month."""
 
     protected_by: tuple[str, ...]
-    """What refuses to be deleted: stacks with termination protection, clusters with deletion protection."""
+    """Protected parts: stacks with termination protection, clusters with deletion protection."""
 
     steps: tuple[StepReport, ...]
-    """What is done before."""
+    """The steps before the deletion."""
 
 
 def refuse_protected(settings: DeploymentSettings) -> None:
-    """Raises InvalidInput, with what to do, for an instance whose settings protect it."""
+    """Raises `InvalidInput`, with a remedy, for an instance whose settings protect it."""
     if settings.protected:
         raise InvalidInput(_how_to_unprotect(settings.id, "its settings have protected = true"))
 
 
 def doomed(settings: DeploymentSettings, session: Any) -> Doomed | None:
-    """What there is of the instance, or None; raises InvalidInput when what is deployed is protected."""
+    """Returns the parts of the instance, or None. Raises `InvalidInput` if a deployed part is protected."""
     refuse_protected(settings)
     aws = Aws(session)
     if settings.account and settings.account != aws.account:
@@ -252,7 +252,7 @@ def doomed(settings: DeploymentSettings, session: Any) -> Doomed | None:
 
 
 def destroy(
-    found: Doomed,
+    parts: Doomed,
     config: Path,
     session: Any,
     *,
@@ -261,40 +261,40 @@ def destroy(
     clock: Clock = SYSTEM_CLOCK,
     root: Path | None = None,
 ) -> tuple[StepReport, ...]:
-    """Ends all work, empties the buckets and deletes the stacks; what became of the steps before that.
+    """Ends all work, empties the buckets and deletes the stacks; returns reports of the steps before that.
 
-    `tell` hears what is waited for, `ended` of each step. It may be run again if it fails. Raises
-    InstanceError.
+    Calls `tell` with what it waits for, and `ended` after each step. It can be run again after a failure.
+    Raises `InstanceError`.
     """
     aws = Aws(session)
     cdk = cdk_command(root)
-    listed = _listed(aws, found.id, found.stacks)
-    steps = wind_down(found.id, listed, aws, tell=tell, ended=ended, clock=clock)
-    for bucket in found.buckets:
+    listed = _listed(aws, parts.id, parts.stacks)
+    steps = wind_down(parts.id, listed, aws, tell=tell, ended=ended, clock=clock)
+    for bucket in parts.buckets:
         tell(f"emptying {bucket.name}")
         empty(aws, bucket.name)
     tell(f"deleting {len(found.stacks)} stacks")
     command = [*cdk, "destroy", "--all", "--force", "-c", f"config={config.resolve()}", "-c", "packages=none"]
     if session.profile_name != "default":
         command += ["--profile", session.profile_name]
-    region = {"AWS_REGION": found.region, "AWS_DEFAULT_REGION": found.region}
+    region = {"AWS_REGION": parts.region, "AWS_DEFAULT_REGION": parts.region}
     for _ in tries(tries_max=ATTEMPTS_MAX, pause=0):
         code = subprocess.run(command, cwd=root, env={**environment(), **region}, check=False).returncode
-        for bucket in found.buckets:
-            empty(aws, bucket.name)  # access logs come late, and keep a bucket from being deleted
+        for bucket in parts.buckets:
+            empty(aws, bucket.name)  # late access logs would stop the deletion of a bucket
         if code == 0:
             break
     else:
-        raise InstanceError(f"cdk destroy failed ({code}); mend what it says, and run this again")
-    if left := [one["StackName"] for one in stacks_of(aws, found.id)]:
+        raise InstanceError(f"cdk destroy failed ({code}); fix what it reports, and run this again")
+    if left := [one["StackName"] for one in stacks_of(aws, parts.id)]:
         raise InstanceError(
-            f"{', '.join(left)} are not in {config} any more, and still there: delete them in CloudFormation"
+            f"{', '.join(left)} are no longer in {config}, but still exist: delete them in CloudFormation"
         )
     return steps
 
 
 def cdk_command(root: Path | None = None) -> list[str]:
-    """The pinned CDK; raises InstanceError, with what to run, when it is not installed."""
+    """Returns the command of the pinned CDK. Raises `InstanceError`, with a remedy, without the CDK."""
     folder = root or Path.cwd()
     if not (folder / "package.json").exists() or not (folder / "app.py").exists():
         raise InstanceError(
@@ -306,7 +306,7 @@ def cdk_command(root: Path | None = None) -> list[str]:
 
 
 def empty(aws: Aws, bucket: str) -> None:
-    """Deletes every version of every object; a bucket that is gone is empty."""
+    """Deletes every version of every object in a bucket. Ignores a bucket that does not exist."""
     while versions := next(_versions(aws, bucket), None):
         answer = aws.call("s3", "delete_objects", Bucket=bucket, Delete={"Objects": versions, "Quiet": True})
         if errors := answer.get("Errors"):
@@ -317,7 +317,7 @@ def empty(aws: Aws, bucket: str) -> None:
 
 
 def _versions(aws: Aws, bucket: str) -> Iterator[list[dict[str, str]]]:
-    """Versions and delete markers, as many at once as can be deleted at once."""
+    """Yields versions and delete markers, in groups that one request can delete."""
     try:
         for page in aws.pages("s3", "list_object_versions", Bucket=bucket):
             if items := (*page.get("Versions", ()), *page.get("DeleteMarkers", ())):

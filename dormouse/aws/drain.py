@@ -1,4 +1,4 @@
-"""What runs when its schedules and mappings are off: commits, runs, and where Spark runs them."""
+"""Waiting for work that goes on after schedules and mappings are off: commits, runs, Spark clusters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dormouse.aws.steps import STEP_SECONDS_MAX, Left
 from dormouse.settings.section import LOSS_NEAR_SHARE, SCHEDULED_SECONDS_MAX
 
 REPORT_SECONDS = 300.0
-"""How long a state machine may take to report a run that was cancelled, before it is stopped too."""
+"""How long a state machine may take to report a cancelled run before it is stopped as well."""
 
 INVOCATION_SLACK_SECONDS = 30.0
 UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -25,7 +25,7 @@ CLUSTER_ENDING = "TERMINATING"
 STEPS_LIVE = ("PENDING", "RUNNING", "CANCEL_PENDING")
 APPLICATION_ASLEEP = {"CREATED", "STOPPED", "TERMINATED"}
 STATES_REFUSED = frozenset({"ValidationException", "InvalidRequestException"})
-"""How EMR refuses what cannot be done in the present state."""
+"""Codes by which EMR refuses a request in the current state."""
 
 COUNTS = [f"ApproximateNumberOfMessages{suffix}" for suffix in ("", "NotVisible", "Delayed")]
 NOT_VISIBLE, RETENTION = "ApproximateNumberOfMessagesNotVisible", "MessageRetentionPeriod"
@@ -35,7 +35,7 @@ LOOK_BACK = timedelta(minutes=20)
 
 
 def in_flight(instance: DeployedInstance) -> int:
-    """How many commit requests lambdas have received, and not yet answered; about."""
+    """Returns about how many commit requests lambdas have received and not yet answered."""
     return sum(depth(instance.aws, url)[NOT_VISIBLE] for url in queues(instance))
 
 
@@ -44,24 +44,24 @@ def queues(instance: DeployedInstance) -> tuple[str, ...]:
 
 
 def depth(aws: Aws, url: str) -> dict[str, int]:
-    """The numbers of messages by their names in SQS; none of a queue that is gone."""
+    """Returns the numbers of messages by their names in SQS; none for a queue that does not exist."""
     found = _attributes(aws, url, COUNTS)
     return {name: found.get(name, 0) for name in COUNTS}
 
 
 def _attributes(aws: Aws, url: str, names: Sequence[str]) -> dict[str, int]:
-    """Attributes of a queue that are numbers; none of one that is gone."""
+    """Returns numeric attributes of a queue; none for a queue that does not exist."""
     found = aws.look("sqs", "get_queue_attributes", QueueUrl=url, AttributeNames=list(names)) or {}
     return {name: int(value) for name, value in found.get("Attributes", {}).items() if name in names}
 
 
 def application(instance: DeployedInstance) -> str | None:
-    """The id of the EMR Serverless application."""
+    """Returns the id of the EMR Serverless application, or None."""
     return instance.resources.compaction.application if instance.resources.compaction else None
 
 
 def application_state(instance: DeployedInstance) -> str | None:
-    """None without one."""
+    """Returns the state of the EMR Serverless application, or None without one."""
     if (found := application(instance)) is None:
         return None
     seen = instance.aws.look("emr-serverless", "get_application", applicationId=found)
@@ -69,17 +69,17 @@ def application_state(instance: DeployedInstance) -> str | None:
 
 
 def clusters(instance: DeployedInstance, states: Sequence[str] = CLUSTERS_LIVE) -> list[Any]:
-    """The EMR clusters in these states, else those that live, and do not yet end; as EMR lists them."""
+    """Returns EMR's list of clusters in these states, by default those that run and are not ending."""
     told = instance.resources.compaction
     if told is None or told.cluster_name is None:
         return []
     live = instance.aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(states))
-    name = re.compile(rf"{re.escape(told.cluster_name)}(\W{UUID})?")  # of a run of its own, or of all
+    name = re.compile(rf"{re.escape(told.cluster_name)}(\W{UUID})?")  # the cluster of one run, or of all runs
     return [one for one in live if name.fullmatch(one["Name"])]
 
 
 def executions(instance: DeployedInstance) -> list[str]:
-    """The ARNs of the executions of state machines that run."""
+    """Returns the ARNs of running executions of state machines."""
     told = (instance.resources.compaction, instance.resources.maintenance)
     machines = [one.state_machine for one in told if one is not None and one.state_machine is not None]
     return [
@@ -92,7 +92,7 @@ def executions(instance: DeployedInstance) -> list[str]:
 
 
 def job_runs(instance: DeployedInstance) -> list[Any]:
-    """The job runs of the EMR Serverless application that have not ended; as EMR lists them."""
+    """Returns EMR's list of unfinished job runs of the EMR Serverless application."""
     if (found := application(instance)) is None:
         return []
     return instance.aws.all(
@@ -101,7 +101,7 @@ def job_runs(instance: DeployedInstance) -> list[Any]:
 
 
 def _invocation_seconds_max(instance: DeployedInstance, function: str) -> float:
-    """After how long none that was called runs; 0 of a function that is gone."""
+    """Returns the time after which no call of a function can run; 0 for a function that does not exist."""
     if not function:
         return 0.0
     found = instance.aws.look("lambda", "get_function_configuration", FunctionName=function)
@@ -110,9 +110,9 @@ def _invocation_seconds_max(instance: DeployedInstance, function: str) -> float:
 
 @dataclass(frozen=True)
 class DrainCommits:
-    """Waits for the commits that lambdas have begun; what they leave undone stays in its queue.
+    """The step that waits for commits which lambdas have begun; unfinished ones stay in their queue.
 
-    No lambda works longer than its timeout: what is hidden after that waits to be tried again.
+    No lambda works longer than its timeout. A message that is hidden longer waits for a retry.
     """
 
     instance: DeployedInstance
@@ -131,9 +131,9 @@ class DrainCommits:
 
 @dataclass(frozen=True)
 class DrainScheduled:
-    """Waits for lambdas that schedules call: AWS tells of none, but after its timeout none runs.
+    """The step that waits for scheduled lambdas. AWS does not list them, but none runs beyond its timeout.
 
-    `quiet_seconds` is for how long the schedules have been off already.
+    `quiet_seconds` is the time since the schedules were switched off.
     """
 
     instance: DeployedInstance
@@ -151,7 +151,7 @@ class DrainScheduled:
                 yield Left(f"{name} may still run, for {most - quiet:.0f} s at most")
 
     def _functions(self) -> Iterator[str]:
-        """Not those that a state machine calls: they are over when its execution is."""
+        """Yields the scheduled lambdas, without those of state machines, which end with their executions."""
         told = self.instance.resources
         if told.garbage is not None:
             yield told.garbage.function
@@ -161,7 +161,7 @@ class DrainScheduled:
 
 @dataclass(frozen=True)
 class DrainRuns:
-    """Waits for runs; after the deadline cancels them, and then what follows them."""
+    """The step that waits for runs; after the deadline it cancels them, and then their state machines."""
 
     instance: DeployedInstance
     drain_seconds: float
@@ -172,7 +172,7 @@ class DrainRuns:
         return self.drain_seconds + REPORT_SECONDS + STEP_SECONDS_MAX
 
     def left(self, waited: float) -> Iterator[Left]:
-        """A run that is cancelled is reported, and so gives jobs back, before its execution is stopped."""
+        """Yields unfinished runs. A cancelled run is reported, and so releases its jobs, before it is stopped."""
         late, too_late = waited >= self.drain_seconds, waited >= self.drain_seconds + REPORT_SECONDS
         yield from self._job_runs(late)
         yield from self._steps(late)
@@ -186,7 +186,7 @@ class DrainRuns:
             yield Left(f"job run {run['id']} is {run['state'].lower()}", None if cancelled else act)
 
     def _steps(self, cancel: bool) -> Iterator[Left]:
-        """To cancel one ends its cluster, which has nothing else to do."""
+        """Yields unfinished steps; cancelling one ends its cluster, which runs nothing else."""
         aws, states = self.instance.aws, list(STEPS_LIVE)
         for cluster in (one["Id"] for one in clusters(self.instance)):
             end = partial(aws.ask, "emr", "terminate_job_flows", JobFlowIds=[cluster]) if cancel else None
@@ -204,8 +204,9 @@ class DrainRuns:
 
 @dataclass(frozen=True)
 class StopSpark:
-    """Stops the EMR Serverless application; terminates EMR clusters, and with `to_the_end` waits until they
-    have ended.
+    """The step that stops the EMR Serverless application and terminates EMR clusters.
+
+    With `to_the_end`, it waits until the clusters have ended.
     """
 
     instance: DeployedInstance
@@ -230,27 +231,27 @@ class StopSpark:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What is in a queue, and is not being worked on."""
+    """The messages of a queue that no committer works on."""
 
     url: str
     messages: int
-    """About."""
+    """The approximate number of messages."""
 
     oldest_seconds: float | None
-    """None where CloudWatch does not tell."""
+    """The age of the oldest; None without a value in CloudWatch."""
 
     retention_seconds: float
 
     @property
     def lost_at(self) -> datetime | None:
-        """When SQS forgets the oldest; None where nothing waits, or it is not known."""
+        """The time at which SQS deletes the oldest message; None if none waits or it is unknown."""
         if self.oldest_seconds is None or not self.messages:
             return None
         return datetime.now(UTC) + timedelta(seconds=self.retention_seconds - self.oldest_seconds)
 
     @property
     def loss_is_near(self) -> bool:
-        """As it is when the alarm rings."""
+        """True when the alarm for this queue rings."""
         return (self.oldest_seconds or 0.0) >= self.retention_seconds * LOSS_NEAR_SHARE and self.messages > 0
 
     def __str__(self) -> str:
@@ -265,7 +266,7 @@ class Waiting:
 
 
 def waiting(instance: DeployedInstance, urls: tuple[str, ...] | None = None) -> tuple[Waiting, ...]:
-    """Of each of these, else of each commit queue, in their order."""
+    """Returns the waiting messages of these queues, by default of all commit queues, in order."""
     urls = queues(instance) if urls is None else urls
     ages = _ages(instance, urls)
     found = []
@@ -276,16 +277,16 @@ def waiting(instance: DeployedInstance, urls: tuple[str, ...] | None = None) -> 
     return tuple(found)
 
 
-def offer(found: tuple[Waiting, ...], instance_id: str) -> str | None:
-    """What to do when messages are about to be lost; None when none are."""
-    near = [one.lost_at for one in found if one.loss_is_near and one.lost_at is not None]
+def offer(waiting_queues: tuple[Waiting, ...], instance_id: str) -> str | None:
+    """Returns the advice for messages that are about to be lost, or None."""
+    near = [one.lost_at for one in waiting_queues if one.loss_is_near and one.lost_at is not None]
     if not near:
         return None
     return f"messages are lost from {min(near):%Y-%m-%d}: run dormouse resume --instance {instance_id} before"
 
 
 def _ages(instance: DeployedInstance, urls: tuple[str, ...]) -> dict[str, float]:
-    """In seconds; of those that CloudWatch tells of."""
+    """Returns the ages in seconds of the queues' oldest messages, as far as CloudWatch has them."""
     if not urls:
         return {}
     metrics = {
