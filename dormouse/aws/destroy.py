@@ -273,7 +273,7 @@ def destroy(
     for bucket in parts.buckets:
         tell(f"emptying {bucket.name}")
         empty(aws, bucket.name)
-    tell(f"deleting {len(found.stacks)} stacks")
+    tell(f"deleting {len(parts.stacks)} stacks")
     command = [*cdk, "destroy", "--all", "--force", "-c", f"config={config.resolve()}", "-c", "packages=none"]
     if session.profile_name != "default":
         command += ["--profile", session.profile_name]

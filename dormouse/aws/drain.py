@@ -172,7 +172,7 @@ class DrainRuns:
         return self.drain_seconds + REPORT_SECONDS + STEP_SECONDS_MAX
 
     def left(self, waited: float) -> Iterator[Left]:
-        """Yields unfinished runs. A cancelled run is reported, and so releases its jobs, before it is stopped."""
+        """Yields unfinished runs. A cancelled run is reported, which releases its jobs, and then stopped."""
         late, too_late = waited >= self.drain_seconds, waited >= self.drain_seconds + REPORT_SECONDS
         yield from self._job_runs(late)
         yield from self._steps(late)
