@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dormouse.aws.aws import Aws, open_session
-from dormouse.aws.instance import told
+from dormouse.aws.instance import read_instance
 from dormouse.aws.keeper import keep
 from dormouse.aws.renewal import renew
 from dormouse.aws.switches import stack, update
@@ -32,7 +32,7 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
         environment = call.environment
         messages = [field(one, "messageId", str, "a record") for one in field(event, "Records", list)]
         try:
-            instance = told(environment.instance_id, Aws(open_session(environment.region)))
+            instance = read_instance(environment.instance_id, Aws(open_session(environment.region)))
             found = keep(instance)
         except InstanceError:
             call.count(**{RUNNING_WHILE_PAUSED: 1.0})  # the lambda cannot tell that it sleeps

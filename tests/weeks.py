@@ -15,7 +15,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from dormouse.aws.instance import told
+from dormouse.aws.instance import read_instance
 from dormouse.aws.keeper import Kept, keep
 from dormouse.aws.renewal import renew
 from dormouse.aws.steps import Clock
@@ -233,7 +233,9 @@ class Weeks:
         number, calls = len(self.looks), itertools.count()
         self._is_looking = True
         try:
-            instance = told("dev", Aws(self.session(lambda call: self.lambda_fault(next(calls), number))))
+            instance = read_instance(
+                "dev", Aws(self.session(lambda call: self.lambda_fault(next(calls), number)))
+            )
             found = keep(instance)
             if found.desired == "paused" and not renew(
                 instance, lambda url: Queue(self, calls, number), lambda: self.now

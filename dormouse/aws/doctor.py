@@ -1,4 +1,4 @@
-"""What a deploy needs, examined on this machine and in the account; nothing is changed."""
+"""Checks of what a deploy needs, on this machine and in the account. They change nothing."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ Result = Literal["ok", "warning", "wrong"]
 
 BOOTSTRAP_LEAST = 6
 QUALIFIER = "hnb659fds"
-"""Of the CDK's bootstrap, unless the settings have another."""
+"""The qualifier of the CDK's bootstrap, unless the settings have another."""
 
 BUCKET = "cdk-{qualifier}-assets-{account}-{region}"
 OWN_KEY = "alias/aws/s3"
-"""Of S3, which a role that may read an object may use."""
+"""The key of S3, which every reader of an object may use."""
 
 POOR_ZONES = frozenset({"use1-az3"})
-"""Ids of zones that lack services an instance needs; their names differ from account to account."""
+"""Ids of zones that lack services an instance needs. Names of zones differ between accounts."""
 
 BOOTSTRAP = "/cdk-bootstrap/{qualifier}/version"
 
-# service, code, what it is → quotas that a deploy may meet
+# service, code, description → quotas that a deploy may reach
 LAMBDA_CONCURRENCY = ("lambda", "L-B99A9384", "lambdas at once")
 VPCS = ("vpc", "L-F678F1CE", "VPCs")
 CLUSTERS = ("rds", "L-952B80B8", "database clusters")
@@ -58,7 +58,7 @@ ENDPOINTS = {
     "query": frozenset({"ecr.api", "ecr.dkr", "logs", "secretsmanager"}),
     "access": frozenset({"ssm", "ssmmessages"}),
 }
-"""What tasks on Fargate call, and the agent of Session Manager."""
+"""The endpoints that tasks on Fargate and the agent of Session Manager call."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class Check:
     result: Result
     found: str
     mend: str = ""
-    """What to do; empty when it is ok."""
+    """The remedy; empty if the check is fine."""
 
     @classmethod
     def of(cls, name: str, fine: str, trouble: str | None, mend: str, result: Result = "wrong") -> Check:
-        """`result` where there is trouble."""
+        """Returns a check that is fine, or has `result` if there is trouble."""
         return cls(name, result, trouble, mend) if trouble else cls(name, "ok", fine)
 
 
@@ -83,7 +83,7 @@ def examine(
     root: Path,
     session: Any = None,
 ) -> list[Check]:
-    """Every check, in order; those of the account are left out when there are no credentials."""
+    """Returns every check, in order; without credentials, those of the account are left out."""
     checks = [*machine(root), *packages(settings, root), *image(settings, root)]
     try:
         session = session or open_session(region or settings.region, profile)
@@ -113,7 +113,7 @@ class _Account:
                 mend = "ask for that right, or check by hand"
                 yield Check(name, "warning", f"not checked: {refused}", mend)
             except DormouseError as error:
-                yield Check(name, "wrong", str(error), "mend it, then run this again")
+                yield Check(name, "wrong", str(error), "fix it, then run this again")
 
     def _looks(self) -> Iterator[tuple[str, Callable[[], Iterator[Check]]]]:
         settings, aws = self.settings, self.aws
@@ -179,14 +179,14 @@ class _Account:
             yield Check("permissions boundary", "ok", f"{policy} is there")
 
     def _bucket(self) -> Iterator[Check]:
-        """Spark reads its archive from it; with a customer's key, its role would need rights to that."""
+        """Checks the bootstrap's bucket: Spark reads its archive from it, and has no right to other keys."""
         qualifier = self.settings.qualifier or QUALIFIER
         bucket = BUCKET.format(qualifier=qualifier, account=self.aws.account, region=self.aws.region)
         try:
             found = self.aws.call("s3", "get_bucket_encryption", Bucket=bucket)
         except AwsRefused as refused:
             if refused.code == "NoSuchBucket":
-                return  # said by the bootstrap
+                return  # the check of the bootstrap reports it
             raise
         rules = found["ServerSideEncryptionConfiguration"]["Rules"]
         keys = [rule.get("ApplyServerSideEncryptionByDefault", {}).get("KMSMasterKeyID") for rule in rules]
@@ -198,7 +198,7 @@ class _Account:
         yield Check.of("bootstrap bucket", fine, trouble, mend, "warning")
 
     def _backups(self) -> Iterator[Check]:
-        """AWS Backup leaves out, in silence, what it was not let at; Aurora also when a plan names it."""
+        """Checks that AWS Backup is enabled for these services: it silently skips the others."""
         wanted = ["Aurora", *(["S3"] if self.settings.backup and self.settings.backup.objects else [])]
         found = self.aws.call("backup", "describe_region_settings")["ResourceTypeOptInPreference"]
         lacking = [one for one in wanted if not found.get(one)]
@@ -216,7 +216,7 @@ class _Account:
             yield Check.of("state", f"the instance is wanted {state}", trouble, mend, "warning")
 
     def _snapshot(self) -> Iterator[Check]:
-        """As the guard of the database says it, which a deploy meets only when it is under way."""
+        """Checks the snapshot in the settings, which the guard would refuse only during the deploy."""
         name, database, made = stack_name(self.settings.id, "database"), self.settings.database, None
         if stack(self.aws, name) is not None:
             template = self.aws.call("cloudformation", "get_template", StackName=name)["TemplateBody"]
@@ -230,12 +230,12 @@ class _Account:
             yield self._restorable()
 
     def _restorable(self) -> Check:
-        """Whether a deploy can make the cluster of the snapshot in the settings."""
+        """Checks whether a deploy can create the cluster from the snapshot in the settings."""
         arn, wanted = str(self.settings.database.snapshot), self.settings.database.engine_version
         if (owner := arn.split(":")[4]) != self.aws.account:
             mend = f"its version must not be later than database.engine_version, {wanted}"
             return Check("snapshot", "warning", f"not checked: it is of the account {owner}", mend)
-        # the name has a colon of its own if AWS Backup gave it
+        # names that AWS Backup gives contain a colon
         if (found := snapshot(self.aws, arn.split(":", 6)[6])) is None:
             return Check("snapshot", "wrong", f"there is no snapshot {arn}", "correct database.snapshot")
         version = str(found["EngineVersion"])
@@ -245,7 +245,7 @@ class _Account:
         return Check.of("snapshot", fine, trouble, f'set database.engine_version = "{version}"')
 
     def _other_snapshots(self) -> Iterator[Check]:
-        """Those of restores beside that of the settings: RDS keeps them until they are deleted."""
+        """Checks for other snapshots of restores, which RDS keeps until they are deleted."""
         found = [
             str(one["DBClusterSnapshotIdentifier"])
             for one in taken(self.aws, self.settings.id)
@@ -264,7 +264,7 @@ class _Account:
         yield Check.of("other clusters", "there are none", trouble, mend, "warning")
 
     def _queues(self) -> Iterator[Check]:
-        """Those that the settings no longer have: a deploy deletes them, or leaves them to nobody."""
+        """Checks for queues that the settings no longer have, which a deploy deletes or abandons."""
         if (told := self.aws.parameter(resources_parameter(self.settings.id, "commit"))) is None:
             return
         ours, wanted = CommitResources.model_validate_json(told), self.settings.commit
@@ -277,10 +277,10 @@ class _Account:
         yield Check.of("queues", "none with messages is left out", trouble, mend)
 
     def _zones(self) -> Iterator[Check]:
-        """Those that an own VPC would be in: as named, else the first that `Fn::GetAZs` gives.
+        """Checks the zones of the instance's VPC: those named, else the first that `Fn::GetAZs` returns.
 
-        That gives others once the account has other default subnets, or the region other zones; a subnet in
-        another zone would be another subnet, of the same network, which CloudFormation refuses.
+        These change with the account's default subnets and the region's zones. CloudFormation refuses to
+        replace a subnet by one in another zone with the same address range.
         """
         network = self.settings.network
         ordinary = [{"Name": "zone-type", "Values": ["availability-zone"]}]
@@ -291,7 +291,7 @@ class _Account:
             default = [{"Name": "default-for-az", "Values": ["true"]}]
             subnets = self.aws.all("ec2", "describe_subnets", "Subnets", Filters=default)
             names = sorted({one["AvailabilityZone"] for one in subnets} or ids)[: network.zones]
-            if len(names) < network.zones:  # where Fn::Select would fail
+            if len(names) < network.zones:  # Fn::Select would fail
                 what = f"{network.zones} wanted, and {self.aws.region} gives this account {len(names)}"
                 mend = "lower network.zones, or name those there are in network.availability_zones"
                 yield Check("zones", "wrong", what, mend)
@@ -313,7 +313,7 @@ class _Account:
                 yield Check.of("zone", f"{name}, {zone}", trouble, mend, "warning")
 
     def _deployed_zones(self) -> list[str]:
-        """Of the subnets of the instance, by their numbers; none before its first deploy."""
+        """Returns the zones of the instance's subnets, by their numbers; none before its first deploy."""
         ours = [{"Name": f"tag:{INSTANCE_TAG}", "Values": [self.settings.id]}]
         found = {
             tag["Value"]: subnet["AvailabilityZone"]
@@ -367,7 +367,7 @@ class _Account:
                 yield Check.of("subnet", f"{subnet} in {zone}", trouble, mend)
 
     def _tables(self) -> dict[str, str]:
-        """The route table of each subnet; the main one where it has none of its own."""
+        """Returns the route table of each subnet, by default the main one."""
         tables = self._in_vpc("describe_route_tables", "RouteTables")
         links = [(table["RouteTableId"], link) for table in tables for link in table.get("Associations", ())]
         used = {link["SubnetId"]: table for table, link in links if "SubnetId" in link}
@@ -382,7 +382,7 @@ class _Account:
             yield Check.of("route table", f"{table} of {subnet}", other, "correct network.route_table_ids")
 
     def _endpoint(self, endpoints: list[Any], tables: dict[str, str]) -> Check:
-        """A route table has one gateway to S3 at most, and none through that of another."""
+        """Checks the gateway to S3: a route table can have only one."""
         gateways = [one for one in endpoints if one.get("VpcEndpointType") == "Gateway"]
         ways = {table: one["VpcEndpointId"] for one in gateways for table in one.get("RouteTableIds", ())}
         has = {table: ways[table] for table in tables.values() if table in ways}
@@ -399,16 +399,16 @@ class _Account:
         query = self.settings.query
         if query and not (query.client_cidrs or query.client_security_groups):
             mend = "name them in query.client_cidrs or query.client_security_groups"
-            yield Check("clients", "warning", "nobody may call the query service", mend)
+            yield Check("clients", "warning", "no client may call the query service", mend)
 
     def _alarms(self) -> Iterator[Check]:
         told = self.settings.monitoring
         if told and not (told.email or told.topic_arn or told.slack_channel or told.teams_channel):
-            mend = "say who, as in monitoring.email or topic_arn, or subscribe to the topic later"
-            yield Check("alarms", "warning", "nobody hears of alarms", mend)
+            mend = "name a receiver, as in monitoring.email or topic_arn, or subscribe to the topic later"
+            yield Check("alarms", "warning", "no person receives alarms", mend)
 
     def _ways(self, part: str, is_made: bool, endpoints: list[Any]) -> Check:
-        """Whether the interface endpoints that a part needs are there, or can be made."""
+        """Checks that the interface endpoints of a part exist or can be created."""
         name, needed, found = f"{part} endpoints", ENDPOINTS[part], set()
         for one in endpoints:
             is_ours = {"Key": INSTANCE_TAG, "Value": self.settings.id} in one.get("Tags", ())
@@ -449,7 +449,7 @@ def _numbers(version: str) -> list[int]:
     return [int(one) for one in re.findall("[0-9]+", version)]
 
 
-# What is looked at on this machine: Node, the CDK, what is built.
+# Checks of this machine: Node, the CDK, built packages.
 
 
 def machine(root: Path) -> Iterator[Check]:
@@ -493,7 +493,7 @@ def packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
 
 
 def image(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
-    """What a deploy needs to build the image of the query service."""
+    """Yields checks of what the build of the query service's image needs."""
     if settings.query is None or settings.query.image is not None:
         return
     is_made = (root / "build/query-image/Dockerfile").exists()
@@ -506,7 +506,7 @@ def image(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
 
 
 def _output(command: list[str], folder: Path | None = None) -> str | None:
-    """What a command prints, or None when it cannot be started or fails."""
+    """Returns the output of a command, or None if it cannot be started or fails."""
     try:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, check=True, timeout=COMMAND_SECONDS_MAX

@@ -1,8 +1,7 @@
-"""Submits runs to Spark on EMR, each once; follows and cancels them.
+"""Runs of Spark on EMR: submitting each once, polling and cancelling.
 
-EMR on EC2 has no tokens that make its requests idempotent. So a run is looked for by its name before it is
-submitted, and again after: of two that were submitted at once the earlier one stays, and the submitter of the
-other ends it.
+EMR on EC2 has no tokens for idempotent requests. So the submitter looks for a run by its name before and
+after it submits: of two concurrent runs the earlier one stays, and the submitter of the other ends it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SERVERLESS, TRANSIENT = "emr-serverless", "emr-ec2-transient"
 ENGINES = get_args(Engine)
 RunState = Literal["RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 ENVIRONMENT = "environment"
-"""The folder that the archive is unpacked to, beside the driver and each executor."""
+"""The folder of the unpacked archive, beside the driver and each executor."""
 
 PYTHON = f"./{ENVIRONMENT}/bin/python"
 DISK_GB_PER_VCPU, DISK_GB_MIN, DISK_GB_MAX = 10, 20, 200
@@ -33,7 +32,7 @@ STEP_VCPU = 2
 EXECUTORS_MAX = 1_000
 
 _COMMON = {
-    # an attempt is ours to count: a task that dies is put back, or given up after its last attempt
+    # Dormouse counts attempts: a dead task's job is released, or given up after its last attempt
     "spark.task.maxFailures": "1",
     "spark.speculation": "false",
     "spark.dynamicAllocation.enabled": "true",
@@ -45,7 +44,7 @@ _COMMON = {
 USABLE = ("STARTING", "BOOTSTRAPPING", "RUNNING", "WAITING")
 ENDED = ("TERMINATING", "TERMINATED", "TERMINATED_WITH_ERRORS")
 FOUND_WITHIN = timedelta(hours=6)
-"""How long ago a cluster that has ended was made, when it may have been a run's that is submitted again."""
+"""The age up to which an ended cluster may belong to a run that is submitted again."""
 
 TRIES_MAX = 3
 _SHUTTING_DOWN = frozenset({"InvalidRequestException", "ValidationException"})
@@ -57,7 +56,7 @@ _REFUSED_AS_ENDED = frozenset({"ValidationException"})
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run to submit; `list` is the URL of what it is to do, with so many `jobs`."""
+    """A run to submit; `list` is the URL of its work, which has so many `jobs`."""
 
     run_id: str
     kind: str
@@ -66,14 +65,14 @@ class Run:
 
     @classmethod
     def of(cls, event: Mapping[str, Any]) -> Run:
-        """From what `RunList.summary` gave; `InvalidInput` names what is missing."""
+        """Returns a run from the result of `RunList.summary`. Raises `InvalidInput` for a missing field."""
         run_id, kind, run_list = (field(event, name, str) for name in ("run_id", "kind", "list"))
         return cls(run_id, kind, run_list, field(event, "jobs", int))
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """How a run stands, and why, in the words of AWS."""
+    """The state of a run, with AWS's reason."""
 
     state: RunState
     reason: str | None = None
@@ -82,7 +81,8 @@ class Followed:
 def submit(environment: RunsEnvironment, run: Run, aws: Aws) -> dict[str, str]:
     """Starts a run on the environment's engine, unless it was started already.
 
-    Gives what `follow` and `cancel` need: {"engine", "run_id"} and, on EMR Serverless, {"application", "id"};
+    Returns what `follow` and `cancel` need: {"engine", "run_id"} and, on EMR Serverless, {"application",
+    "id"};
     on EC2, {"cluster", "id"} of the step.
     """
     submitted = {"engine": environment.engine, "run_id": run.run_id}
@@ -93,7 +93,7 @@ def submit(environment: RunsEnvironment, run: Run, aws: Aws) -> dict[str, str]:
 
 
 def follow(event: Mapping[str, Any], aws: Aws) -> Followed:
-    """How a run stands, by what `submit` gave; `InvalidInput` names what is missing."""
+    """Returns the state of a run, given by `submit`'s result. Raises `InvalidInput` for a missing field."""
     submitted = _submitted(event)
     if submitted["engine"] != SERVERLESS:
         return _follow_step(submitted["cluster"], submitted["id"], aws)
@@ -108,9 +108,9 @@ def follow(event: Mapping[str, Any], aws: Aws) -> Followed:
 
 
 def cancel(event: Mapping[str, Any], aws: Aws) -> None:
-    """Asks for the end of a run; nothing to do when it is over. `follow` tells when it has ended.
+    """Requests the end of a run, and ignores a run that has ended. `follow` shows when it has ended.
 
-    Takes and raises what `follow` does.
+    Takes the same value and raises the same errors as `follow`.
     """
     submitted = _submitted(event)
     if submitted["engine"] != SERVERLESS:
@@ -134,12 +134,12 @@ def _submitted(event: Mapping[str, Any]) -> dict[str, str]:
 
 
 def run_name(environment: RunsEnvironment, run: Run) -> str:
-    """What people see in the console: dev-compaction-<run id>."""
+    """Returns the name of the run in AWS's console: dev-compaction-<run id>."""
     return f"{environment.instance_id}-{run.kind}-{run.run_id}"
 
 
 def _submit_serverless(environment: RunsEnvironment, run: Run, aws: Aws) -> dict[str, str]:
-    """The run id is the client token: EMR answers with the same job run when it is asked again."""
+    """Submits with the run id as client token: EMR returns the same job run for a repeated request."""
     request: dict[str, Any] = {
         "applicationId": environment.application_id,
         "clientToken": run.run_id,
@@ -167,17 +167,17 @@ def _submit_serverless(environment: RunsEnvironment, run: Run, aws: Aws) -> dict
     return {"application": started["applicationId"], "id": started["jobRunId"]}
 
 
-# How Spark is started: the archive as its Python, the size of executors, how many there may be.
+# How Spark is started: the archive as its Python, the size and number of executors.
 
 
 def application_arguments(environment: RunsEnvironment, run_list: str) -> list[str]:
-    """The arguments of the entry script."""
+    """Returns the arguments of the entry script."""
     arguments = ["--list", run_list, "--dsn", environment.dsn, "--objects", environment.objects]
     return [*arguments, "--region", environment.region] if environment.region else arguments
 
 
 def serverless_parameters(environment: RunsEnvironment, jobs: int) -> list[str]:
-    """The options of spark-submit on EMR Serverless."""
+    """Returns the options of spark-submit on EMR Serverless."""
     vcpu = environment.worker_vcpu
     driver = min(vcpu, DRIVER_VCPU_MAX)
     disk = min(DISK_GB_MAX, max(DISK_GB_MIN, DISK_GB_PER_VCPU * vcpu))
@@ -187,7 +187,7 @@ def serverless_parameters(environment: RunsEnvironment, jobs: int) -> list[str]:
             "spark.emr-serverless.driverEnv.PYSPARK_DRIVER_PYTHON": PYTHON,
             "spark.emr-serverless.driverEnv.PYSPARK_PYTHON": PYTHON,
             "spark.executorEnv.PYSPARK_PYTHON": PYTHON,
-            # merges are native code in Python workers: most of the 4 GB a CPU is theirs, and not Java's
+            # merges are native code in Python workers, which need most of the 4 GB of a CPU
             **_size("driver", driver, heap_gb=driver, beside_gb=3 * driver),
             **_size("executor", vcpu, heap_gb=vcpu, beside_gb=3 * vcpu),
             "spark.emr-serverless.executor.disk": f"{disk}g",
@@ -198,14 +198,14 @@ def serverless_parameters(environment: RunsEnvironment, jobs: int) -> list[str]:
 
 
 def step_arguments(environment: RunsEnvironment, run_list: str, jobs: int) -> list[str]:
-    """The command of a step on EMR on EC2; its driver is in a container of YARN, beside the archive.
+    """Returns the command of a step on EMR on EC2, whose driver runs in a YARN container beside the archive.
 
     Two executors and the driver fit into the 12 GB that YARN has of a machine with 4 CPUs and 16 GB.
     """
     settings = {
         "spark.yarn.appMasterEnv.PYSPARK_PYTHON": PYTHON,
         "spark.executorEnv.PYSPARK_PYTHON": PYTHON,
-        # one try: a driver that died is reported, and what it left is in the next run
+        # one try: a dead driver is reported, and its unfinished jobs go to the next run
         "spark.yarn.maxAppAttempts": "1",
         **_size("driver", 1, heap_gb=1, beside_gb=1),
         **_size("executor", STEP_VCPU, heap_gb=1, beside_gb=4),
@@ -219,7 +219,7 @@ def step_arguments(environment: RunsEnvironment, run_list: str, jobs: int) -> li
 
 
 def executors_max(jobs: int, vcpu: int) -> int:
-    """No more than there are jobs for."""
+    """Returns the largest number of executors: no more than there are jobs for."""
     return max(1, min(EXECUTORS_MAX, -(-jobs // vcpu)))
 
 
@@ -235,7 +235,7 @@ def _options(settings: dict[str, str]) -> list[str]:
     return [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
 
 
-# Runs on EMR on EC2: as steps of a cluster that is shared, or on a cluster of their own.
+# Runs on EMR on EC2: steps of a shared cluster, or of a cluster for one run.
 
 
 def _submit_to_cluster(environment: RunsEnvironment, run: Run, aws: Aws) -> tuple[str, str]:
@@ -261,7 +261,7 @@ def _follow_step(cluster: str, step: str, aws: Aws) -> Followed:
         case "FAILED" | "INTERRUPTED":
             return Followed("FAILED", _why(status) or _cluster_trouble(cluster, aws))
         case "CANCELLED":
-            # the steps of a cluster that could not start are cancelled as well
+            # a cluster that could not start also has cancelled steps
             trouble = _cluster_trouble(cluster, aws)
             return Followed("FAILED", trouble) if trouble else Followed("CANCELLED", _why(status))
     return Followed("RUNNING")
@@ -272,10 +272,10 @@ def _step_status(cluster: str, step: str, aws: Aws) -> Any:
 
 
 def _cancel_on_cluster(engine: str, cluster: str, step: str, aws: Aws) -> None:
-    """Ends a run with its cluster: a step that is cancelled leaves its driver, which is YARN's, at work.
+    """Ends a run by ending its cluster: cancelling a step would leave its driver running in YARN.
 
-    Other runs on the cluster end, too, and what they had to do is in the next ones. A step that still waits
-    for others has no driver, and goes alone.
+    Other runs on the cluster end as well, and their work goes to the next runs. A step that is still waiting
+    has no driver, and is cancelled alone.
     """
     if engine != TRANSIENT and _step_status(cluster, step, aws)["State"] == "PENDING":
         _cancel_step(cluster, step, aws)
@@ -304,7 +304,7 @@ def _submit_step(environment: RunsEnvironment, step: dict[str, Any], aws: Aws) -
         try:
             [added] = aws.call("emr", "add_job_flow_steps", JobFlowId=cluster, Steps=[step])["StepIds"]
         except AwsRefused as refused:
-            # it began to end, as it was idle, since it was listed
+            # the idle cluster began to end after it was listed
             if refused.code not in _SHUTTING_DOWN:
                 raise
             failure = refused
@@ -315,7 +315,7 @@ def _submit_step(environment: RunsEnvironment, step: dict[str, Any], aws: Aws) -
 
 
 def _start(environment: RunsEnvironment, name: str, steps: list[dict[str, Any]], aws: Aws) -> str:
-    """Makes a cluster; when another made one of the same name at once, the earlier one is taken."""
+    """Creates a cluster. If a concurrent submitter created one of the same name, returns the earlier one."""
     template = environment.cluster_template or {}
     instances = {
         **template.get("Instances", {}),
@@ -339,7 +339,7 @@ def _settle_step(cluster: str, added: str, name: str, aws: Aws) -> str:
 
 
 def _cancel_step(cluster: str, step: str, aws: Aws) -> None:
-    """Of one that waits for the other; its cluster goes on."""
+    """Cancels a waiting step; its cluster keeps running."""
     aws.ask(
         "emr",
         "cancel_steps",
@@ -351,12 +351,12 @@ def _cancel_step(cluster: str, step: str, aws: Aws) -> None:
 
 
 def _clusters(name: str, aws: Aws) -> list[Any]:
-    """Those that take steps, the earliest first."""
+    """Returns the clusters that accept steps, the earliest first."""
     return _named(name, aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(USABLE)))
 
 
 def _clusters_of_late(name: str, aws: Aws) -> list[Any]:
-    """As `_clusters`, with those that have ended."""
+    """Returns clusters as `_clusters` does, and also recently ended ones."""
     since = datetime.now(UTC) - FOUND_WITHIN
     ended = aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(ENDED), CreatedAfter=since)
     return _named(name, [*_clusters(name, aws), *ended])
@@ -366,18 +366,18 @@ def _earliest_step(cluster: str, name: str, aws: Aws) -> str | None:
     return _first(_named(name, aws.all("emr", "list_steps", "Steps", ClusterId=cluster)))
 
 
-def _named(name: str, found: list[Any]) -> list[Any]:
-    return sorted((one for one in found if one["Name"] == name), key=_age)
+def _named(name: str, clusters: list[Any]) -> list[Any]:
+    return sorted((one for one in clusters if one["Name"] == name), key=_age)
 
 
-def _first(found: list[Any]) -> str | None:
-    return str(found[0]["Id"]) if found else None
+def _first(clusters: list[Any]) -> str | None:
+    return str(clusters[0]["Id"]) if clusters else None
 
 
-def _age(found: Any) -> tuple[datetime, str]:
-    """Both submitters see the same one as the earlier; one without a time is just being made."""
-    made = found.get("Status", {}).get("Timeline", {}).get("CreationDateTime")
-    return made or _LATEST, str(found["Id"])
+def _age(clusters: Any) -> tuple[datetime, str]:
+    """Returns an order on which both submitters agree; a cluster without a time is just being created."""
+    made = clusters.get("Status", {}).get("Timeline", {}).get("CreationDateTime")
+    return made or _LATEST, str(clusters["Id"])
 
 
 def _why(status: Any) -> str | None:
@@ -387,7 +387,7 @@ def _why(status: Any) -> str | None:
 
 
 def _cluster_trouble(cluster: str, aws: Aws) -> str | None:
-    """What ended the cluster, if it is no ordinary end."""
+    """Returns why a cluster ended, unless it ended normally."""
     status = aws.call("emr", "describe_cluster", ClusterId=cluster)["Cluster"]["Status"]
     reason = status.get("StateChangeReason") or {}
     if status["State"] != "TERMINATED_WITH_ERRORS" and reason.get("Code") in _ORDINARY_ENDS:

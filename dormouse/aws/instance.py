@@ -1,4 +1,4 @@
-"""A deployed instance, found by its id in an account and region; and how a process works on it."""
+"""A deployed instance, found by its id in an account and region, and access to its database."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MODELS = {stack: TypeAdapter(cast(Any, field.annotation)) for stack, field in R
 
 @dataclass(frozen=True)
 class DeployedInstance:
-    """What is deployed, as its stacks told when they were deployed."""
+    """A deployed instance, as its stacks described it when they were deployed."""
 
     id: str
     account: str
@@ -35,20 +35,20 @@ class DeployedInstance:
 
     @property
     def desired(self) -> DesiredState:
-        """The desired state, as it is now; running without the stack `pause`."""
+        """The current desired state; running without the stack `pause`."""
         name = resources.state_parameter(self.id)
         value = self.aws.parameter(name)
         if value is None:
             if self.resources.pause is None:
                 return "running"
-            raise InstanceError(f"the parameter {name} is gone: deploy {self.id} again")
+            raise InstanceError(f"the parameter {name} is missing: deploy {self.id} again")
         if value not in ("running", "paused"):
             raise InstanceError(f"the parameter {name} must be running or paused, not {value!r}")
         return cast(DesiredState, value)
 
     @property
     def desired_seconds(self) -> float:
-        """For how long the desired state has been what it is; endless if it was never written."""
+        """Returns the age of the desired state in seconds; infinite if it was never written."""
         found = self.aws.look("ssm", "get_parameter", Name=resources.state_parameter(self.id))
         since = found and found["Parameter"].get("LastModifiedDate")
         return (datetime.now(UTC) - since).total_seconds() if since else math.inf
@@ -62,7 +62,7 @@ class DeployedInstance:
 
 
 def stacks_of(aws: Aws, instance_id: str) -> Iterator[dict[str, Any]]:
-    """Those of the instance, by their tag: another's name may begin the same."""
+    """Yields the instance's stacks, by their tag: names of other instances can begin the same."""
     for stack in aws.all("cloudformation", "describe_stacks", "Stacks"):
         tags = {tag["Key"]: tag["Value"] for tag in stack.get("Tags", ())}
         named = stack["StackName"].startswith(f"dormouse-{instance_id}-")
@@ -75,14 +75,14 @@ def stacks_of(aws: Aws, instance_id: str) -> Iterator[dict[str, Any]]:
 
 
 def is_changing(status: str) -> bool:
-    """Whether a stack is being changed; one whose change set nobody executed is in review for good."""
+    """Returns whether a stack is being changed; REVIEW_IN_PROGRESS is no change."""
     return status.endswith("_IN_PROGRESS") and status != "REVIEW_IN_PROGRESS"
 
 
 def find(instance_id: str, session: Any) -> DeployedInstance:
-    """The instance in the account and region of a boto3 session.
+    """Returns the instance in the account and region of a boto3 session.
 
-    Raises NotAnInstance, which names those that there are; InstanceError when AWS cannot be asked.
+    Raises `NotAnInstance`, which names the existing ones, and `InstanceError` if AWS cannot be called.
     """
     if not ID.fullmatch(instance_id):
         raise InvalidInput(
@@ -110,16 +110,16 @@ def find(instance_id: str, session: Any) -> DeployedInstance:
     return DeployedInstance(instance_id, account, aws.region, _parsed(instance_id, told), aws)
 
 
-def told(instance_id: str, aws: Aws) -> DeployedInstance:
-    """The instance, by exactly the parameters that tell of it: a lambda may read no others."""
+def read_instance(instance_id: str, aws: Aws) -> DeployedInstance:
+    """Returns the instance, and reads only its own parameters: a lambda has no right to others."""
     asked = {stack: aws.parameter(resources.resources_parameter(instance_id, stack)) for stack in _MODELS}
     texts = {stack: text for stack, text in asked.items() if text is not None}
     return DeployedInstance(instance_id, "", aws.region, _parsed(instance_id, texts), aws)
 
 
-def _parsed(instance_id: str, told: dict[str, str]) -> Resources:
+def _parsed(instance_id: str, parameters: dict[str, str]) -> Resources:
     found = {}
-    for stack, text in told.items():
+    for stack, text in parameters.items():
         if stack in Resources.model_fields:
             try:
                 found[stack] = _MODELS[stack].validate_json(text)
@@ -132,7 +132,7 @@ def _parsed(instance_id: str, told: dict[str, str]) -> Resources:
 
 
 def _others(aws: Aws) -> list[str]:
-    """The ids of the instances in account and region; none when they may not be listed."""
+    """Returns the ids of the instances in account and region; none without the right to list them."""
     filters = [{"Key": "Name", "Option": "BeginsWith", "Values": [f"{resources.PREFIX}/"]}]
     try:
         found = aws.all("ssm", "describe_parameters", "Parameters", ParameterFilters=filters)
@@ -142,27 +142,27 @@ def _others(aws: Aws) -> list[str]:
     return [*ids[:NAMES_MAX], "…"] if len(ids) > NAMES_MAX else ids
 
 
-# How a process comes to the database: through the host for access, or by the variables of its environment.
+# Access to the database: through the host for access, or by environment variables.
 
 
 @dataclass(frozen=True)
 class Access:
-    """How the database comes to a port of this machine, the same as its own: tokens are for that."""
+    """The forwarding of the database to the same port of this machine, since tokens contain the port."""
 
     instance: str
     host: str
     """The id of the EC2 instance."""
 
     database: str
-    """Where the database is, within the VPC."""
+    """The address of the database within the VPC."""
 
     port: int
     command: str
-    """For a shell: it goes on until it is ended."""
+    """A shell command, which forwards until it is ended."""
 
 
 def access(instance: DeployedInstance, profile: str | None = None) -> Access:
-    """Raises InstanceError when there is no such host, or it sleeps."""
+    """Returns how to forward the database. Raises `InstanceError` without an awake host for access."""
     told, database = instance.resources.access, instance.resources.database
     if told is None or database is None:
         raise InstanceError(
@@ -184,9 +184,9 @@ Role = Literal["dormouse_read", "dormouse_run", "dormouse_owner"]
 def environment(
     instance: DeployedInstance, role: Role = "dormouse_owner", *, forwarded: bool = False
 ) -> dict[str, str]:
-    """Variables by name, for a process that may log in as this role of the database.
+    """Returns environment variables for a process that may log in as this role of the database.
 
-    The database may be `forwarded` to this machine: its name is still what certificates and tokens are for.
+    With `forwarded`, the database is reached on this machine, but certificates and tokens keep its name.
     """
     found = instance.resources
     if found.database is None or found.storage is None:
@@ -201,7 +201,7 @@ def environment(
         "DORMOUSE_OBJECTS": found.storage.objects,
     }
     if database.row_indexes is not None:
-        # indexes belong to who makes them, and any may
+        # indexes belong to the role that creates them, and each role may create some
         own = "dormouse_read" if role == "dormouse_read" else "dormouse_run"
         variables["DORMOUSE_ROW_INDEXES"] = " ".join(
             f"rds-iam://{own}@{where}?region={instance.region}{more if where.startswith(host) else ''}"

@@ -1,9 +1,8 @@
-"""Keeps a deployed instance in the state that is wanted: what the pause lambda does, by the hour and when AWS
-says that the database was started.
+"""The keeper of the desired state: the work of the pause lambda, each hour and when AWS starts the database.
 
-It takes those steps of a pause or a resume that switch schedules and mappings, and the database, so that
-whatever interrupted a command, or was lost, is made up for. It cancels nothing: it waits for work that runs,
-as all of it ends by itself. The stacks that sleep by a parameter it has switched by their own lambdas.
+It repeats those steps of a pause or a resume that switch schedules, mappings and the database, and so
+completes an interrupted command. It cancels nothing: it waits for running work, which ends by itself. Stacks
+that sleep by a parameter are switched by their own lambdas.
 """
 
 from __future__ import annotations
@@ -35,31 +34,31 @@ from dormouse.errors import InstanceError
 from dormouse.settings.resources import DesiredState, SleepingResources, stack_name
 
 ROLLED_BACK_SECONDS = 3_600.0
-"""An update of a stack that failed is not asked for again before: it makes, and costs, what it takes back."""
+"""How long the keeper waits after a failed update of a stack: each try costs what it creates."""
 
 ASKED_SECONDS_MAX = 15.0
-"""How long the lambda of a stack is waited for, which goes on anyway: the next look sees what it did."""
+"""How long the keeper waits for the lambda of a stack; the next look sees its result."""
 
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS_MAX = 86_400.0
-"""How long work keeps the database of a paused instance awake at most: as long as a pause may wait for it."""
+"""How long work can keep the database of a paused instance awake: as long as a pause can wait for it."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What one look came to."""
+    """The result of one look."""
 
     desired: DesiredState
 
     status: str | None
-    """Of the cluster; None if there is none."""
+    """The status of the cluster; None if there is none."""
 
     left: tuple[str, ...] = ()
-    """What is not yet as wanted."""
+    """The parts that are not yet in the desired state."""
 
     ended: bool = True
-    """Whether nothing is left to do; else it is to be called again in some minutes."""
+    """True when nothing is left to do; else the keeper must be called again in some minutes."""
 
     @property
     def runs_while_paused(self) -> bool:
@@ -68,22 +67,22 @@ class Kept:
 
 
 def keep(instance: DeployedInstance) -> Kept:
-    """One look, and what follows from it. It may be called at any time, and several times at once.
+    """Looks once, and does what is due. It can be called at any time, also concurrently.
 
-    Raises InstanceError when AWS refuses, and for what only people can mend.
+    Raises `InstanceError` when AWS refuses, and for faults that need a person.
     """
     aws, cluster = instance.aws, instance.cluster
     desired = instance.desired
     if cluster_status(aws, cluster) is None or (desired == "running" and _is_let_go(instance)):
         return Kept(desired, None)
     left = [*_take(_asleep(instance) if desired == "paused" else _awake(instance), instance.desired_seconds)]
-    # What was asked for may have been against a wish of meanwhile: then the next look undoes it.
+    # The desired state may have changed meanwhile: then the next look corrects it.
     is_wanted = instance.desired == desired
     return Kept(desired, cluster_status(aws, cluster), tuple(left), ended=is_wanted and not left)
 
 
 def _is_let_go(instance: DeployedInstance) -> bool:
-    """Whether the rule that calls is off, as when the instance is being destroyed."""
+    """Returns whether the keeper's own rule is off, as while the instance is being destroyed."""
     told = instance.resources.pause
     return told is None or rule_state(instance, rule_name(told.rule)) != "ENABLED"
 
@@ -95,7 +94,7 @@ def _asleep(instance: DeployedInstance) -> list[Step]:
         SwitchRules(instance, rules, False, "the schedules"),
         SwitchMappings(instance, False),
         DrainCommits(instance, DRAIN_SECONDS_MAX),
-        # Of schedules that were on until now all the time is left, and the next look is only after it.
+        # For schedules that were on until now, the full waiting time is left.
         DrainScheduled(instance, math.inf, 0.0 if are_off else -instance.desired_seconds),
         WorkEnds(instance),
         StopDatabase(instance, to_the_end=True),
@@ -113,7 +112,7 @@ def _awake(instance: DeployedInstance) -> list[Step]:
 
 
 def _take(steps: Iterable[Step], waited: float) -> Iterator[str]:
-    """Takes one step after another, up to one that does not end at once; what is left of that."""
+    """Takes one step after another, up to one that does not end at once; yields what that has left."""
     for step in steps:
         for left in step.left(waited):
             logger.info("%s: %s", step.name, left.what)
@@ -126,7 +125,7 @@ def _take(steps: Iterable[Step], waited: float) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class WorkEnds:
-    """Waits for runs, whose state machines end by themselves, and for a deploy that may need the database."""
+    """The step that waits for runs, whose state machines end by themselves, and for a deploy."""
 
     instance: DeployedInstance
     name = "let runs and deploys end"
@@ -142,7 +141,7 @@ class WorkEnds:
 
 @dataclass(frozen=True)
 class AskSleepers:
-    """Has stacks that sleep by a parameter switched by their lambdas, as only these may update them."""
+    """The step that calls the lambdas of sleeping stacks, because only these may update the stacks."""
 
     instance: DeployedInstance
     runs: bool
@@ -163,17 +162,17 @@ class AskSleepers:
                 verb = "resume" if self.runs else "pause"
                 yield Left(f"{what} is {state}: {verb} {self.instance.id} again")
 
-    def _ask(self, told: SleepingResources, function: str) -> None:
-        """A failure is only logged, as nothing else has to wait for it: what is left tells of it."""
-        if self._has_just_failed(told):
+    def _ask(self, resources: SleepingResources, function: str) -> None:
+        """Calls a lambda, and only logs a failure, since no other step waits for it."""
+        if self._has_just_failed(resources):
             return
         try:
             switch(self.instance.aws, function, runs=self.runs, seconds_max=ASKED_SECONDS_MAX)
         except InstanceError as error:
             logger.warning("%s: %s", self.name, error)
 
-    def _has_just_failed(self, told: SleepingResources) -> bool:
-        found = stack(self.instance.aws, told.stack) or {}
+    def _has_just_failed(self, resources: SleepingResources) -> bool:
+        found = stack(self.instance.aws, resources.stack) or {}
         began = found.get("LastUpdatedTime")
         if found.get("StackStatus") != "UPDATE_ROLLBACK_COMPLETE" or began is None:
             return False

@@ -1,4 +1,4 @@
-"""Puts a deployed instance to sleep: the query service, schedules, queues, runs, EMR, the database."""
+"""Pausing and resuming a deployed instance: query service, schedules, queues, runs, EMR and database."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def pause(
     ended: Callable[[StepReport], None] = lambda report: None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Report:
-    """Returns when AWS has begun to stop the database, or with `wait` when it has stopped.
+    """Pauses an instance. Returns when AWS is stopping the database, or with `wait` when it has stopped.
 
-    Whatever is done already is left alone, so that it may be interrupted, and run again. `drain_seconds` is
-    how long it waits for running commits and runs (None: as deployed), which are cancelled then. `tell` hears
-    what is waited for, `ended` of each step. Raises InstanceError when it cannot go on, or somebody resumes;
-    and changes nothing while a stack is being changed. What fails of the query service or the host for access
-    is raised when all else sleeps.
+    Skips what is done already, so it can be interrupted and run again. Waits `drain_seconds` for running
+    commits and runs (None: as deployed), and then cancels them. Calls `tell` with what it waits for, and
+    `ended` after each step. Changes nothing while a stack is being changed. Raises `InstanceError` when it
+    cannot continue or a person resumes the instance. Raises failures of the query service and the host for
+    access at the end, when all other parts sleep.
     """
     sleeps = usable_status(instance) in {STOPPING, *ASLEEP}
     check_not_deployed_to(instance, "pause")
@@ -92,9 +92,9 @@ def pause(
 
 
 def check_not_deployed_to(instance: DeployedInstance, verb: str) -> None:
-    """Raises InstanceError while a stack is changed: a deploy goes by the desired state that it began with.
+    """Raises `InstanceError` while a stack is changed: a deploy uses the desired state of its start.
 
-    Those that sleep are changed by pauses, too: the steps that do so wait for them.
+    Ignores stacks that sleep by a parameter: the steps that switch them wait for them.
     """
     sleeping = {one.stack for one in sleepers(instance).values()}
     for stack in stacks_of(instance.aws, instance.id):
@@ -107,15 +107,15 @@ def check_not_deployed_to(instance: DeployedInstance, verb: str) -> None:
 
 
 def verify(instance: DeployedInstance, steps: Sequence[Step], goal: str, verb: str) -> StepReport:
-    """Looks whether all that was done still is; raises InstanceError when something was undone meanwhile."""
+    """Checks that all steps still hold. Raises `InstanceError` if something was undone meanwhile."""
     if undone := [one.what for step in steps for one in step.left(0.0)]:
         raise InstanceError(
-            f"{instance.id} is not {goal}: {'; '.join(undone)}; somebody undid it meanwhile: {verb} it again"
+            f"{instance.id} is not {goal}: {'; '.join(undone)}; it was undone meanwhile: {verb} it again"
         )
     return StepReport("verify", "done")
 
 
-# Wakes a deployed instance: the database, queues, schedules, the query service. EMR starts itself.
+# Resuming: the database, queues, schedules, the query service. EMR starts by itself.
 
 
 def resume(
@@ -127,11 +127,11 @@ def resume(
     ended: Callable[[StepReport], None] = lambda report: None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Report:
-    """Returns when the database is available, queues and schedules are on, and the query service answers.
+    """Resumes an instance. Returns when the database, queues, schedules and the query service are on.
 
-    While AWS is still stopping the database it cannot be started: with `wait` that is waited for, else
-    InstanceError says so, and nothing is changed; nor is it while a stack is being changed. May be
-    interrupted, and run again.
+    A database that AWS is still stopping cannot be started: with `wait` this waits for it, else it raises
+    `InstanceError` and changes nothing. It also changes nothing while a stack is being changed. It can be
+    interrupted and run again.
     """
     if usable_status(instance) == STOPPING and not wait:
         raise InstanceError(

@@ -1,10 +1,10 @@
-"""Keeps the messages and dead letters of a paused instance, which SQS would forget after 14 days at most.
+"""Renewal of the messages and dead letters of a paused instance, which SQS deletes after at most 14 days.
 
-A message that is sent again and then deleted has a new age. Its commit has an id, and so is applied once,
-also when both were there for a moment. Nothing has to be brought back by a resume.
+A message that is sent again and then deleted has a new age. Its commit id makes it apply once, even if both
+copies exist for a moment. So a resume has nothing to bring back.
 
-A pass receives all that is in a queue, which SQS counts: what came twice is sent again, however young it is.
-So none is received as often as a dead letter, nor three times, after which CloudWatch tells its age no more.
+A pass receives every message of a queue, and SQS counts that. A message that was received twice is sent again
+at any age. So none reaches the count of a dead letter, nor three, after which CloudWatch ignores its age.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from dormouse.state.commits.queue import Message
 from dormouse.state.commits.sqs_queue import BATCH_MESSAGES_MAX, DELAY_SECONDS_MAX, SqsQueue
 
 HIDDEN_SECONDS = 120.0
-"""For so long messages that are too young are not received again."""
+"""How long messages that are too young stay hidden."""
 
 DEAD_HIDDEN_SECONDS = 300
-"""Others do not see a dead letter for so long that is looked at here."""
+"""How long a dead letter stays hidden while it is examined."""
 
 WAIT_SECONDS = 1
-"""Without a wait SQS may answer that there is none though there are some."""
+"""Without a wait, SQS may report an empty queue that has messages."""
 
 WORK_SECONDS_MAX = 45.0
 RECEIVES_MAX = 2
 
 RENEWED_TAG = "dormouse:renewed"
-"""Of a queue: when its last pass began that came to its end. It goes with the queue."""
+"""The tag of a queue with the start of its last complete pass. It disappears with the queue."""
 
 logger = logging.getLogger(__name__)
 
 
 class Renewed(Protocol):
-    """What of a `CommitQueue` is needed here."""
+    """The part of a `CommitQueue` that renewal needs."""
 
     def receive(self, limit: int, wait_seconds: float) -> list[Message]: ...
 
@@ -58,9 +58,9 @@ def renew(
     open_queue: Callable[[str], Renewed] = _opened,
     now: Callable[[], float] = time.time,
 ) -> bool:
-    """Sends messages again that have waited for half of their time; False if some are left for another call.
+    """Sends messages again that have waited for half of their time. Returns False if some are left.
 
-    Once in a quarter of that time, and only while all mappings are off: else the lambda applies them.
+    Works once in a quarter of that time, and only while all mappings are off: else the lambda applies them.
     """
     if any(mapping_state(instance, uuid) not in ("Disabled", None) for uuid in mappings(instance)):
         return True
@@ -72,7 +72,9 @@ def renew(
     for number, one in enumerate(due):
         logger.info("sending those again that are old: %s", one)
         seconds = one.retention_seconds / 2
-        ends = began + WORK_SECONDS_MAX * (number + 1) / len(due)  # so that a long queue keeps none waiting
+        ends = began + WORK_SECONDS_MAX * (number + 1) / len(
+            due
+        )  # so that a long queue does not delay the others
         if one.url in of_dead:
             is_kept = keep_on(instance, of_dead[one.url], one.url, seconds, ends, now)
         else:
@@ -85,13 +87,13 @@ def renew(
     return is_done
 
 
-def _is_due(instance: DeployedInstance, one: Waiting, now: float) -> bool:
-    """Whether the last pass is long ago; what CloudWatch tells of ages can only make it earlier."""
-    found = instance.aws.look("sqs", "list_queue_tags", QueueUrl=one.url) or {}
+def _is_due(instance: DeployedInstance, state: Waiting, now: float) -> bool:
+    """Returns whether a queue needs a pass: the last one is long ago, or CloudWatch shows an old message."""
+    found = instance.aws.look("sqs", "list_queue_tags", QueueUrl=state.url) or {}
     passed = float("inf")
     with suppress(KeyError, ValueError):
         passed = now - datetime.fromisoformat(found["Tags"][RENEWED_TAG]).timestamp()
-    return one.loss_is_near or not 0 <= passed < one.retention_seconds / 4
+    return state.loss_is_near or not 0 <= passed < state.retention_seconds / 4
 
 
 def _renew(queue: Renewed, seconds: float, ends: float, now: Callable[[], float]) -> bool:
@@ -99,20 +101,20 @@ def _renew(queue: Renewed, seconds: float, ends: float, now: Callable[[], float]
         if not (found := queue.receive(BATCH_MESSAGES_MAX, WAIT_SECONDS)):
             return True
         if again := [one for one in found if one.age_seconds >= seconds or one.receive_count >= RECEIVES_MAX]:
-            queue.send_again(again, DELAY_SECONDS_MAX)  # and is not received again so soon
+            queue.send_again(again, DELAY_SECONDS_MAX)  # the delay keeps this pass from receiving it again
     return False
 
 
-# Dead letters as SQS has them: nothing here needs to know what requests are.
+# Dead letters, as raw SQS messages: renewal does not parse requests.
 
 
 def keep_on(
     instance: DeployedInstance, queue: str, dead: str, seconds: float, ends: float, now: Callable[[], float]
 ) -> bool:
-    """Sends dead letters that are so old to where they are again, which gives them a new age; False if `ends`
-    comes before each was seen.
+    """Sends old dead letters to their own queue again, which renews their age.
 
-    One of another queue is left to SQS: nothing would tell it from the queue's own any more.
+    Returns False if the time `ends` comes before all were seen. Leaves a dead letter of another queue to SQS,
+    because a renewed one could not be distinguished from the queue's own.
     """
     for message in received(instance, dead, sys.maxsize):
         if now() >= ends:
@@ -150,7 +152,7 @@ def sent_at(message: Any) -> datetime:
 
 
 def foreign(queue: str, message: Any) -> str:
-    """Why it is none of the queue's own: any queue of the account can have these dead letters for its own."""
+    """Returns why a dead letter is not the queue's own: any queue of the account can send some here."""
     source = str(message["Attributes"].get("DeadLetterQueueSourceArn", ""))
     is_own = not source or source.rpartition(":")[2] == queue.rpartition("/")[2]
     return "" if is_own else f"it was a dead letter of another queue, {source}"

@@ -1,12 +1,12 @@
-"""A deployed instance is brought back to a moment: a snapshot of the database then, and its objects.
+"""Restoring a deployed instance to a moment: a snapshot of its database then, and its objects.
 
-The deploy that follows makes the instance's cluster of the snapshot, and adopts the object store. Each step
-looks what is left to do, so that what was interrupted is finished by another run for the same moment.
+The next deploy creates the cluster from the snapshot and adopts the object store. Each step checks what is
+left to do, so another run for the same moment finishes an interrupted one.
 
-The data bucket keeps deleted objects as earlier versions for as long as the database's backups reach. A
-deletion is undone by deleting its marker. What was written since stays, and nothing refers to it. Only data
-comes back: objects of tables, payloads, jobs, row files and commits. Records of what goes on now, such as
-announcements of deletions that ended, would be wrong of another time.
+The data bucket keeps deleted objects as earlier versions while the database's backups reach them. Deleting
+the marker of a deletion undoes it. Newer objects stay, and nothing refers to them. Only data is restored:
+objects of tables, payloads, jobs, row files and commits. Records of current activity, such as announcements
+of deletions, would be wrong at another time.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from dormouse.model.loops import Progress, no_progress
 from dormouse.settings.resources import INSTANCE_TAG, StorageResources
 
 OF_NOW = frozenset({".staging", "owner", "backups", "runs", "work", "activity"})
-"""Objects whose names begin so say what goes on now. All others are data."""
+"""Prefixes of objects that record current activity. All others are data."""
 
 BATCH = 1_000
-"""How many versions one request deletes, at most."""
+"""The number of versions that one request can delete."""
 
 YEAR_LEAST = 2006
 CLOCK_SLACK = timedelta(minutes=1)
 EXAMPLES_MAX = 3
 
 Commits = Literal["keep", "purge"]
-"""What becomes of commit requests that wait in the queues: those for lost tables are refused in any case."""
+"""The fate of waiting commit requests. Those for lost tables are rejected in any case."""
 
 _PURGING = frozenset({"AWS.SimpleQueueService.PurgeQueueInProgress", "PurgeQueueInProgress"})
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredObjects:
-    """How many objects came back, or with `dry_run` would; the first of them by name."""
+    """The number of objects that were restored, or with `dry_run` would be, and the first names."""
 
     since: datetime
     count: int
@@ -67,11 +67,12 @@ def restore_objects(
     dry_run: bool = False,
     progress: Progress = no_progress,
 ) -> RestoredObjects:
-    """Undoes the deletions since a time, and of the minute before it, as clocks differ.
+    """Undoes deletions since a time, and those of the minute before it, because clocks differ.
 
-    `objects` is the URL of a copy of the instance's objects, in place of its own. May be run again: what is
-    back is left alone. `progress` is called with the count so far. Raises InvalidInput for a time that is to
-    come or has no zone, or a URL not of S3, ObjectStoreError when S3 keeps some deleted.
+    `objects` is the URL of a copy of the instance's objects to use instead of its own. It can be run again,
+    and skips what is restored. `progress` is called with (objects so far, None). Raises `InvalidInput` for a
+    time in the future or without a zone, or a URL that is not S3, and `ObjectStoreError` when S3 keeps some
+    objects deleted.
     """
     if since.tzinfo is None:
         raise InvalidInput(f"the time {since.isoformat()} needs a zone: {since.isoformat()}Z is in UTC")
@@ -102,7 +103,7 @@ def restore_objects(
 
 
 def _deletions(aws: Any, bucket: str, prefix: str, since: datetime) -> Iterator[list[Any]]:
-    """The markers of deletions that stand, by page of the listing."""
+    """Yields the markers of current deletions, a list for each page."""
     position: dict[str, str] = {}
     while True:
         page = aws.call("s3", "list_object_versions", Bucket=bucket, Prefix=prefix, MaxKeys=BATCH, **position)
@@ -111,7 +112,7 @@ def _deletions(aws: Any, bucket: str, prefix: str, since: datetime) -> Iterator[
             yield markers
         if not page["IsTruncated"]:
             return
-        # the latest version of a key comes first: the page has it, and older ones may be skipped
+        # the latest version of a key comes first, so older ones can be skipped
         position = {"KeyMarker": page["NextKeyMarker"]}
 
 
@@ -128,13 +129,13 @@ def _undo(aws: Any, bucket: str, markers: list[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RestoredDeployment:
-    """What is there now, or with `dry_run` would be; `snapshot` is for the setting `database.snapshot`."""
+    """The result of a restore, or of its dry run; `snapshot` goes into the setting `database.snapshot`."""
 
     instance: str
     moment: datetime
     snapshot: str
     engine_version: str | None
-    """Of the snapshot, which AWS restores as no earlier one; None while there is none."""
+    """The snapshot's engine version, below which AWS cannot restore it; None without a snapshot."""
 
     objects: RestoredObjects
     commits: Commits
@@ -153,10 +154,10 @@ def restore_deployment(
     progress: Progress = no_progress,
     clock: Clock = SYSTEM_CLOCK,
 ) -> RestoredDeployment:
-    """Makes a snapshot of the database as it was at `moment`, and brings back the objects that it knows.
+    """Creates a snapshot of the database as it was at `moment`, and restores the objects of that time.
 
-    The instance must be paused; its own database is not changed. `tell` and `ended` as in `pause`. Raises
-    InvalidInput for a moment that the backups do not reach, InstanceError when it runs or AWS refuses.
+    The instance must be paused; its own database is not changed. `tell` and `ended` are as in `pause`. Raises
+    `InvalidInput` for a moment beyond the backups, and `InstanceError` if the instance runs or AWS refuses.
     """
     cluster = usable(instance)
     if not dry_run and (instance.desired != "paused" or cluster["Status"] not in ASLEEP):
@@ -191,7 +192,7 @@ def _check(moment: datetime, cluster: Any, storage: StorageResources | None) -> 
     days = storage.restore_days if storage else None
     if days is not None and moment < datetime.now(UTC) - timedelta(days=days):
         raise InvalidInput(
-            f"objects that were deleted more than {days} days ago are gone, so that "
+            f"objects that were deleted more than {days} days ago no longer exist, so that "
             f"{moment.astimezone(UTC):%F %T} UTC is too far back; storage.restore_days says "
             "how long they are kept from now on"
         )
@@ -205,7 +206,7 @@ def _check(moment: datetime, cluster: Any, storage: StorageResources | None) -> 
 
 @dataclass(frozen=True)
 class RestoreCluster:
-    """Until a cluster of the moment is there, or its snapshot is; without instances, as none reads it."""
+    """The step that restores a cluster of the moment, without instances, unless its snapshot exists."""
 
     instance: DeployedInstance
     cluster: str
@@ -238,14 +239,16 @@ class RestoreCluster:
             DBClusterIdentifier=self.cluster,
             SourceDBClusterIdentifier=self.instance.cluster,
             RestoreToTime=self.moment,
-            Tags=[{"Key": INSTANCE_TAG, "Value": self.instance.id}],  # should nobody finish, it is found
+            Tags=[
+                {"Key": INSTANCE_TAG, "Value": self.instance.id}
+            ],  # so that an unfinished restore can be found
             **{name: value for name, value in given.items() if value is not None},
         )
 
 
 @dataclass(frozen=True)
 class TakeSnapshot:
-    """Until the snapshot of the restored cluster is available."""
+    """The step that takes a snapshot of the restored cluster and waits for it."""
 
     instance: DeployedInstance
     cluster: str
@@ -271,7 +274,7 @@ class TakeSnapshot:
 
 @dataclass(frozen=True)
 class DropCluster:
-    """Until AWS deletes the restored cluster, which the snapshot has made superfluous."""
+    """The step that deletes the restored cluster, which the snapshot replaces."""
 
     instance: DeployedInstance
     cluster: str
@@ -294,7 +297,7 @@ class DropCluster:
 
 @dataclass(frozen=True)
 class PurgeQueues:
-    """Each commit queue once; SQS forgets its messages within a minute."""
+    """The step that purges each commit queue once; SQS deletes the messages within a minute."""
 
     instance: DeployedInstance
     purged: set[str]

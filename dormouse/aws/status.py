@@ -1,4 +1,4 @@
-"""What of a deployed instance runs, what sleeps, what waits in queues, and what an hour costs as it is."""
+"""The status of a deployed instance: running and sleeping parts, waiting messages, cost of an hour."""
 
 from __future__ import annotations
 
@@ -24,70 +24,70 @@ _MINUTES, _DAY = 300, 86_400
 
 @dataclass(frozen=True)
 class QueueState:
-    """A commit queue; all numbers are about."""
+    """The state of a commit queue; all numbers are approximate."""
 
     url: str
     waiting: int
     in_flight: int
     delayed: int
     dead: int
-    """In the queue of its dead letters."""
+    """The number of its dead letters."""
 
     oldest_seconds: float | None = None
-    """The age of the oldest message that waits; None where CloudWatch does not tell."""
+    """The age of the oldest waiting message; None without a value in CloudWatch."""
 
     lost_at: datetime | None = None
-    """When SQS forgets that."""
+    """The time at which SQS deletes that message."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """An instance as it is now; the states are AWS's words, and `gone` is what is not there any more."""
+    """The current state of an instance, in AWS's words; `gone` for a part that no longer exists."""
 
     instance: str
     account: str
     region: str
     desired: DesiredState
     summary: str
-    """running or paused, on the way there, or how it differs from what is desired."""
+    """The state in words: running or paused, changing, or different from the desired state."""
 
     database: str
-    """Of the cluster."""
+    """The state of the database cluster."""
 
     schedules: dict[str, str]
-    """By the names of the rules."""
+    """The states of schedules, by the names of their rules."""
 
     mappings: dict[str, str]
-    """By their UUIDs."""
+    """The states of mappings, by their UUIDs."""
 
     queues: tuple[QueueState, ...]
     offer: str | None
-    """What to do before messages are lost; None while none are about to be."""
+    """The advice for messages that are about to be lost, or None."""
 
     runs: tuple[str, ...]
-    """Executions of state machines, job runs and clusters."""
+    """The running executions of state machines, job runs and clusters."""
 
     spark: str | None
-    """Of the EMR Serverless application, or how many EMR clusters there are; None without either."""
+    """The state of the EMR Serverless application, or the number of EMR clusters; None without either."""
 
     query: str | None
-    """Of the query service: running, asleep, or the state of its stack; None without one."""
+    """The state of the query service: running, asleep, or the state of its stack; None without one."""
 
     query_url: str | None
-    """What clients in the VPC call."""
+    """The URL for clients in the VPC."""
 
     access: str | None
-    """Of the host for access, likewise."""
+    """The state of the host for access, in the same words."""
 
     left_behind: tuple[str, ...]
-    """Database clusters that a restore has replaced, and that cost on."""
+    """Database clusters that a restore has replaced, and which still cost money."""
 
     usd_hour: tuple[tuple[str, float | None], ...]
-    """What costs how much an hour now; None where it is not known."""
+    """The current cost of an hour in USD by part; None if it is unknown."""
 
 
 def status(instance: DeployedInstance) -> Status:
-    """Raises InstanceError when AWS cannot be asked; a cost that cannot be found out is None."""
+    """Returns the current status. Raises `InstanceError` if AWS cannot be called; an unknown cost is None."""
     cluster = describe(instance.aws, instance.cluster)
     waits = waiting(instance)
     runs, told = _runs(instance), instance.resources.query
@@ -117,23 +117,25 @@ def status(instance: DeployedInstance) -> Status:
     return replace(found, summary=_summary(found))
 
 
-def _summary(found: Status) -> str:
-    off = [state == "DISABLED" for state in found.schedules.values()]
-    off += [state == "Disabled" for state in found.mappings.values()]
-    if found.desired == "paused":
-        sleep = all(state in (None, "asleep", GONE) for state in (found.query, found.access))
-        spark_sleeps = found.spark in (None, "", NO_CLUSTER, *drain.APPLICATION_ASLEEP)
+def _summary(parts: Status) -> str:
+    off = [state == "DISABLED" for state in parts.schedules.values()]
+    off += [state == "Disabled" for state in parts.mappings.values()]
+    if parts.desired == "paused":
+        sleep = all(
+            state in (None, "asleep", GONE) for state in (parts.query, parts.access)
+        )
+        spark_sleeps = parts.spark in (None, "", NO_CLUSTER, *drain.APPLICATION_ASLEEP)
         is_quiet = all(off) and sleep and spark_sleeps
-        if is_quiet and found.database in ASLEEP:
+        if is_quiet and parts.database in ASLEEP:
             return "paused"
-        if is_quiet and found.database == STOPPING:
+        if is_quiet and parts.database == STOPPING:
             return "paused; AWS is still stopping the database"
         return "should be paused, but is not wholly: pause it again"
-    run = all(state in (None, "running") for state in (found.query, found.access))
-    if found.database in SERVES and not any(off) and run:
+    run = all(state in (None, "running") for state in (parts.query, parts.access))
+    if parts.database in SERVES and not any(off) and run:
         return "running"
-    if found.database == GONE:
-        return "should be running, but its database is gone"
+    if parts.database == GONE:
+        return "should be running, but its database does not exist"
     return "should be running, but is not wholly: resume it again"
 
 
@@ -169,7 +171,7 @@ def _spark(instance: DeployedInstance) -> str | None:
 
 
 def _live(instance: DeployedInstance, cluster: Any, runs: bool) -> dict[str, Any]:
-    """What `cost.hourly` wants to know of all but the query service; what cannot be found out is left out."""
+    """Returns values for `cost.hourly` of all parts but the query service, without unknown ones."""
     measured = _measured(instance)
     filters = [{"Name": "db-cluster-id", "Values": [instance.cluster]}]
     members = (
@@ -196,7 +198,7 @@ def _live(instance: DeployedInstance, cluster: Any, runs: bool) -> dict[str, Any
 
 
 def _query_live(instance: DeployedInstance, state: str | None) -> dict[str, Any]:
-    """How many tasks of the query service run; none are asked for while it sleeps."""
+    """Returns the number of running tasks of the query service; makes no call while it sleeps."""
     told = instance.resources.query
     if told is None:
         return {}
@@ -211,14 +213,14 @@ def _query_live(instance: DeployedInstance, state: str | None) -> dict[str, Any]
 
 
 def _hosts(instance: DeployedInstance) -> list[str]:
-    """The types of the EC2 instances that EMR has now."""
+    """Returns the types of EMR's current EC2 instances."""
     running = partial(instance.aws.all, "emr", "list_instances", "Instances", InstanceStates=["RUNNING"])
     clusters = drain.clusters(instance)
     return [one["InstanceType"] for cluster in clusters for one in running(ClusterId=cluster["Id"])]
 
 
 def _measured(instance: DeployedInstance) -> dict[str, float]:
-    """The newest values that CloudWatch has; none when it may not be asked."""
+    """Returns the newest values in CloudWatch; none without the right to read them."""
     storage, database = instance.resources.storage, instance.resources.database
     row_clusters = (database.row_clusters if database is not None else None) or ()
     clusters = {("acu", "database_bytes"): instance.cluster}

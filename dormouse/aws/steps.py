@@ -1,7 +1,6 @@
-"""Steps of a pause or resume: each looks what is left to do, asks AWS for it, and looks again.
+"""The steps of a pause or resume: each checks what is left to do, requests it from AWS, and checks again.
 
-A step keeps nothing between looks but how long it has waited, so that whatever interrupts a run, another one
-finishes it.
+Between checks, a step keeps only its waiting time. So another run can finish an interrupted one.
 """
 
 from __future__ import annotations
@@ -17,48 +16,48 @@ from dormouse.settings.resources import DesiredState
 
 POLL_SECONDS = 5.0
 STEP_SECONDS_MAX = 900.0
-"""How long AWS may take over a step that has no limit of its own."""
+"""How long AWS may take for a step without a limit of its own."""
 
 DATABASE_SECONDS_MAX = 3_600.0
-"""How long a database may take to start, to stop, or to end an upgrade before it can do either."""
+"""How long a database may take to start, to stop, or to finish an upgrade before that."""
 
 Outcome = Literal["done", "already", "would"]
 
 
 @dataclass(frozen=True)
 class Left:
-    """Something that is not yet as a step wants it."""
+    """Something that a step has still to change."""
 
     what: str
-    """As it is said: `rule x is enabled`."""
+    """The description, such as `rule x is enabled`."""
 
     act: Callable[[], object] | None = None
-    """Asks AWS to change it; None where there is only waiting."""
+    """Requests the change from AWS; None if the step only waits."""
 
 
 class Step(Protocol):
     @property
     def name(self) -> str:
-        """What it does: `disable the schedules`."""
+        """The action of the step, such as `disable the schedules`."""
 
     @property
     def seconds_max(self) -> float:
-        """After how long it fails."""
+        """The time after which the step fails."""
 
     def left(self, waited: float) -> Iterable[Left]:
-        """What is not done, when the step has waited for so many seconds; nothing when it is done."""
+        """Yields what is not done after `waited` seconds; nothing when the step is done."""
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What became of a step."""
+    """The result of a step."""
 
     step: str
     outcome: Outcome
-    """`already`: there was nothing to do; `would`: in a dry run."""
+    """The outcome: `already` if there was nothing to do, `would` in a dry run."""
 
     what: tuple[str, ...] = ()
-    """What there was to do."""
+    """The changes that were due."""
 
     seconds: float = 0.0
 
@@ -74,17 +73,17 @@ SYSTEM_CLOCK = Clock()
 
 @dataclass(frozen=True)
 class Run:
-    """Runs steps one after another, for as long as the desired state is `wanted`."""
+    """A run of steps, one after another, as long as the desired state is `wanted`."""
 
     wanted: DesiredState
     desired: Callable[[], DesiredState]
     tell: Callable[[str], None] = field(default=lambda line: None)
-    """Is told what is waited for, whenever that changes."""
+    """Called with what the run waits for, whenever that changes."""
 
     clock: Clock = SYSTEM_CLOCK
 
     def step(self, step: Step) -> StepReport:
-        """Raises InstanceError if it does not end in time, or if somebody wanted otherwise meanwhile."""
+        """Runs a step. Raises `InstanceError` if it does not end in time or the desired state has changed."""
         began = self.clock.now()
         first: tuple[str, ...] = ()
         said: tuple[str, ...] = ()
@@ -118,9 +117,10 @@ class Run:
         dry_run: bool = False,
         put_off: Sequence[Step] = (),
     ) -> list[StepReport]:
-        """What became of each step, or with `dry_run` would; `ended` is told of each as it ends.
+        """Runs steps and returns their results, or with `dry_run` what they would do.
 
-        The first of them must write the desired state. What steps of `put_off` raise is raised at the end.
+        Calls `ended` after each step. The first step must write the desired state. Errors of steps in
+        `put_off` are raised at the end.
         """
         reports: list[StepReport] = []
         failures: list[InstanceError] = []
@@ -141,21 +141,21 @@ class Run:
         return reports
 
     def check(self) -> None:
-        """Raises InstanceError when the desired state is another than this run's."""
+        """Raises `InstanceError` if the desired state differs from this run's."""
         if (now := self.desired()) != self.wanted:
             verb = "resumed" if now == "running" else "paused"
             raise InstanceError(f"somebody {verb} the instance meanwhile: this run has ended where it was")
 
 
 def would(step: Step) -> StepReport:
-    """What a step would do now."""
+    """Returns what a step would do now."""
     what = tuple(one.what for one in step.left(0.0))
     return StepReport(step.name, "would" if what else "already", what)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a pause or resume."""
+    """The result of a pause or resume."""
 
     instance: str
     desired: DesiredState
@@ -165,7 +165,7 @@ class Report:
     steps: tuple[StepReport, ...]
     dry_run: bool = False
     waiting: tuple[str, ...] = ()
-    """What waits in the commit queues, and when it is lost; of a pause."""
+    """After a pause, the waiting messages of the commit queues, and when SQS deletes them."""
 
     @property
     def changed(self) -> bool:

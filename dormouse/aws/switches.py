@@ -1,7 +1,7 @@
-"""What is switched off and on: the desired state, schedules, mappings from queues to lambdas, and stacks.
+"""Switches of a pause and a resume: the desired state, schedules, mappings of queues, and sleeping stacks.
 
-Stacks that sleep by a parameter are the query service and the host for access. While the parameter is
-"false", CloudFormation takes away what costs by the hour, as the load balancer, the tasks and the endpoints
+The query service and the host for access are stacks that sleep by a parameter. While it is "false",
+CloudFormation removes what costs by the hour, such as the load balancer, tasks and endpoints
 (docs/decisions/0017).
 """
 
@@ -20,48 +20,48 @@ from dormouse.errors import InstanceError
 from dormouse.settings.resources import RUNNING_PARAMETER, DesiredState, SleepingResources, state_parameter
 
 SETTLED = {"Enabled": True, "Disabled": False}
-"""The states in which a mapping can be changed; in others it is changing already."""
+"""The stable states of a mapping; in all others it is changing already."""
 
 STACK_SECONDS_MAX = 5_400.0
-"""How long the update may take: answers end first, of an hour at most; a load balancer comes in minutes."""
+"""How long an update may take: answers of up to an hour must end first, and a load balancer takes minutes."""
 
 SWITCH_SECONDS_MAX = 70.0
-"""How long its lambda is waited for, which has a minute."""
+"""How long to wait for the lambda of a stack, which has a minute."""
 
 CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM"]
 GONE = "gone"
 
 
 def schedules(instance: DeployedInstance) -> tuple[str, ...]:
-    """The names of the rules that start work; never that which keeps a paused instance asleep."""
+    """Returns the names of the rules that start work, without that of the keeper."""
     told = instance.resources
     found = [one.rules for one in (told.garbage, told.compaction, told.maintenance) if one is not None]
     return tuple(rule_name(rule) for rules in found for rule in rules)
 
 
 def mappings(instance: DeployedInstance) -> tuple[str, ...]:
-    """The UUIDs of the event source mappings."""
+    """Returns the UUIDs of the event source mappings."""
     return instance.resources.commit.mappings if instance.resources.commit else ()
 
 
 def rule_name(rule: str) -> str:
-    """Of a name, an ARN, or a bus and a name."""
+    """Returns the name of a rule, from a name, an ARN, or a bus and a name."""
     return rule.rpartition("/")[2].rpartition("|")[2]
 
 
 def rule_state(instance: DeployedInstance, rule: str) -> str | None:
-    """ENABLED or DISABLED; None if it is not there."""
+    """Returns ENABLED or DISABLED, or None if the rule does not exist."""
     return (instance.aws.look("events", "describe_rule", Name=rule) or {}).get("State")
 
 
 def mapping_state(instance: DeployedInstance, uuid: str) -> str | None:
-    """None if it is not there."""
+    """Returns the state of a mapping, or None if it does not exist."""
     return (instance.aws.look("lambda", "get_event_source_mapping", UUID=uuid) or {}).get("State")
 
 
 @dataclass(frozen=True)
 class WriteDesiredState:
-    """First of all, so that what acts on the desired state helps, and does not hinder."""
+    """The first step, which writes the desired state, so that the keeper helps and does not interfere."""
 
     instance: DeployedInstance
     wanted: DesiredState
@@ -83,7 +83,7 @@ class WriteDesiredState:
 
 @dataclass(frozen=True)
 class SwitchRules:
-    """Rules of EventBridge. One that is gone is as good as disabled."""
+    """The step that switches rules of EventBridge. A rule that does not exist counts as disabled."""
 
     instance: DeployedInstance
     rules: tuple[str, ...]
@@ -101,7 +101,7 @@ class SwitchRules:
             state = rule_state(self.instance, rule)
             if state is None and self.enabled:
                 raise InstanceError(
-                    f"the rule {rule} is gone: deploy {self.instance.id} again, then resume it"
+                    f"the rule {rule} is missing: deploy {self.instance.id} again, then resume it"
                 )
             if state is not None and self.enabled == (state == "DISABLED"):
                 ask = partial(self.instance.aws.ask, "events", operation, Name=rule)
@@ -110,7 +110,7 @@ class SwitchRules:
 
 @dataclass(frozen=True)
 class SwitchMappings:
-    """Event source mappings, which take a minute or so. One that is gone is as good as disabled."""
+    """The step that switches event source mappings. One that does not exist counts as disabled."""
 
     instance: DeployedInstance
     enabled: bool
@@ -127,7 +127,7 @@ class SwitchMappings:
             if state in (None, "Deleting"):
                 if self.enabled:
                     again = f"deploy {self.instance.id} again, then resume it"
-                    raise InstanceError(f"the event source mapping {uuid} is gone: {again}")
+                    raise InstanceError(f"the event source mapping {uuid} is missing: {again}")
             elif SETTLED.get(str(state)) is not self.enabled:
                 ask = partial(change, UUID=uuid) if state in SETTLED else None
                 yield Left(f"mapping {uuid} is {str(state).lower()}", ask)
@@ -137,11 +137,11 @@ class SwitchMappings:
 
 
 def stack(aws: Aws, name: str) -> Mapping[str, Any] | None:
-    """As CloudFormation describes it; None if it is not there."""
+    """Returns CloudFormation's description of a stack, or None if it does not exist."""
     try:
         found = aws.call("cloudformation", "describe_stacks", StackName=name)["Stacks"]
     except AwsRefused as refused:
-        # It has no code of its own for what is not there.
+        # CloudFormation has no code of its own for a missing stack.
         if refused.code == "ValidationError" and "does not exist" in str(refused):
             return None
         raise
@@ -149,7 +149,7 @@ def stack(aws: Aws, name: str) -> Mapping[str, Any] | None:
 
 
 def update(aws: Aws, name: str, described: Mapping[str, Any], *, runs: bool) -> bool:
-    """Asks for the stack of this name or ARN with another value of its parameter; False if it is busy."""
+    """Requests an update of a stack's parameter. Returns False if the stack is busy."""
     parameters = [
         {"ParameterKey": key, "UsePreviousValue": True}
         for key in _parameters(described)
@@ -166,7 +166,7 @@ def update(aws: Aws, name: str, described: Mapping[str, Any], *, runs: bool) -> 
             Capabilities=CAPABILITIES,
         )
     except AwsRefused as refused:
-        # Somebody was faster; the next look sees how far it is.
+        # Another update was faster; the next look sees its progress.
         if refused.code != "ValidationError" or "IN_PROGRESS" not in str(refused):
             raise
         return False
@@ -174,12 +174,12 @@ def update(aws: Aws, name: str, described: Mapping[str, Any], *, runs: bool) -> 
 
 
 def switch(aws: Aws, function: str, *, runs: bool, seconds_max: float = SWITCH_SECONDS_MAX) -> bool:
-    """As `update`, by the lambda of the stack: only that needs the right to update it."""
+    """Updates as `update` does, through the stack's lambda, which alone needs the right to do so."""
     return bool(aws.invoke(function, {"running": runs}, seconds_max=seconds_max)["asked"])
 
 
 def is_running(described: Mapping[str, Any], instance_id: str) -> bool:
-    """Whether its parameter says that it is to run, and so did the desired state when it was last updated."""
+    """Returns whether the parameter is "true", and the desired state was, too, at the last update."""
     name = state_parameter(instance_id)
     states = {
         one.get("ResolvedValue")
@@ -190,17 +190,17 @@ def is_running(described: Mapping[str, Any], instance_id: str) -> bool:
 
 
 def sleepers(instance: DeployedInstance) -> dict[str, SleepingResources]:
-    """The stacks that there are, by what they are called."""
+    """Returns the existing stacks that can sleep, by their names."""
     told = instance.resources
     found = {"the query service": told.query, "the host for access": told.access}
     return {what: one for what, one in found.items() if one is not None}
 
 
-def sleeper_state(instance: DeployedInstance, told: SleepingResources | None) -> str | None:
-    """running, asleep, or what CloudFormation calls the state of a stack in between; None without one."""
-    if told is None:
+def sleeper_state(instance: DeployedInstance, resources: SleepingResources | None) -> str | None:
+    """Returns running, asleep, or CloudFormation's state in between; None without such a stack."""
+    if resources is None:
         return None
-    found = stack(instance.aws, told.stack)
+    found = stack(instance.aws, resources.stack)
     if found is None:
         return GONE
     status = str(found["StackStatus"])
@@ -211,10 +211,10 @@ def sleeper_state(instance: DeployedInstance, told: SleepingResources | None) ->
 
 @dataclass
 class SwitchStack:
-    """Lets what it is called run or sleep, and waits for it. A stack that is gone is as good as asleep.
+    """The step that lets a stack run or sleep, and waits for it. A missing stack counts as asleep.
 
-    An update that fails is undone by CloudFormation, which looks as if it had never been asked for: so this
-    step knows the update that it follows, by when it began.
+    CloudFormation rolls a failed update back, which looks as if it had not been requested. So this step
+    recognises its update by the time at which it began.
     """
 
     instance: DeployedInstance
@@ -223,11 +223,11 @@ class SwitchStack:
     runs: bool
     seconds_max: float = STACK_SECONDS_MAX
     _asked_after: Any = field(default=None, init=False)
-    """When the update before the one that was asked for began; None before the first."""
+    """The start of the update before the requested one; None before the first."""
 
     _asked: bool = field(default=False, init=False)
     _followed: Any = field(default=None, init=False)
-    """When the update began that was seen to be under way to what is wanted."""
+    """The start of an update to the wanted state that was already under way."""
 
     @property
     def name(self) -> str:
@@ -238,13 +238,13 @@ class SwitchStack:
         if found is None:
             if self.runs:
                 raise InstanceError(
-                    f"the stack {self.told.stack} is gone: deploy {self.instance.id} again, then resume it"
+                    f"the stack {self.told.stack} is missing: deploy {self.instance.id} again, then resume it"
                 )
             return []
         status, began = str(found["StackStatus"]), found.get("LastUpdatedTime")
         is_wanted = is_running(found, self.instance.id) == self.runs
         if status.endswith("_IN_PROGRESS"):
-            if is_wanted:  # else it is one that must end first
+            if is_wanted:  # else another update must end first
                 self._followed = began
             return [Left(f"its stack is in {status.lower().replace('_', ' ')}")]
         if is_wanted:
@@ -258,29 +258,29 @@ class SwitchStack:
         return [Left(f"it {'sleeps' if self.runs else 'runs'}", lambda: self._ask(found))]
 
     def _has_failed(self, began: Any) -> bool:
-        """Whether the update that was asked for, or that was under way, has ended without what is wanted."""
+        """Returns whether the requested or followed update has ended without the wanted state."""
         is_followed = self._followed is not None and began == self._followed
         return is_followed or (self._asked and began != self._asked_after)
 
-    def _ask(self, found: Mapping[str, Any]) -> None:
+    def _ask(self, described: Mapping[str, Any]) -> None:
         aws, function = self.instance.aws, self.told.switch
         asked = (
             switch(aws, function, runs=self.runs)
             if function
-            else update(aws, self.told.stack, found, runs=self.runs)
+            else update(aws, self.told.stack, described, runs=self.runs)
         )
         if asked:
-            self._asked, self._asked_after = True, found.get("LastUpdatedTime")
+            self._asked, self._asked_after = True, described.get("LastUpdatedTime")
 
     def _failure(self, status: str) -> str:
         verb = "resume" if self.runs else "pause"
         return (
             f"could not {self.name}: its stack {self.told.stack} is {status.lower().replace('_', ' ')}: "
-            f"{self._reason()}; mend that, then {verb} it again"
+            f"{self._reason()}; fix that, then {verb} it again"
         )
 
     def _reason(self) -> str:
-        """What failed first in the last update, as CloudFormation says it."""
+        """Returns CloudFormation's reason for the first failure in the last update."""
         failed = ""
         for event in self._news():
             status, why = str(event.get("ResourceStatus", "")), event.get("ResourceStatusReason", "")
@@ -289,7 +289,7 @@ class SwitchStack:
         return failed or "CloudFormation does not say why"
 
     def _check_gone(self) -> None:
-        """CloudFormation calls an update complete, whatever it could not delete after it."""
+        """Checks that all resources were deleted: CloudFormation ignores failures of deletions."""
         last: dict[str, Any] = {}
         for event in self._news():
             last.setdefault(event["LogicalResourceId"], event)
@@ -303,7 +303,7 @@ class SwitchStack:
                 )
 
     def _news(self) -> Iterator[Mapping[str, Any]]:
-        """The events of the last update, the newest first."""
+        """Yields the events of the last update, the newest first."""
         events = self.instance.aws.call("cloudformation", "describe_stack_events", StackName=self.told.stack)[
             "StackEvents"
         ]

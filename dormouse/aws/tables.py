@@ -1,4 +1,4 @@
-"""The tables of a deployed instance, asked for through its lambdas: who asks needs no way to the database."""
+"""The tables of a deployed instance, through its lambdas: the caller needs no route to the database."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dormouse.aws.instance import DeployedInstance
 from dormouse.errors import DormouseError, InstanceError
 
 SECONDS_MAX = 910.0
-"""A lambda may take 900, to wait until nothing else uses a table."""
+"""The time limit: a lambda may wait 900 seconds for other users of a table."""
 
 
 def ask(instance: DeployedInstance, request: Mapping[str, Any], *, changes: bool) -> Any:
-    """Returns the answer to an event of `dormouse.verbs.tables`, which `changes` tables or only reads them.
+    """Returns the answer to an event of `dormouse.verbs.tables`; `changes` chooses the lambda for changes.
 
     Raises the error that the instance raised; InstanceError while it is paused, or if no answer comes.
     """
@@ -41,7 +41,7 @@ def ask(instance: DeployedInstance, request: Mapping[str, Any], *, changes: bool
 
 
 def _error(kind: str, message: str) -> DormouseError:
-    """As it was raised there; of a kind that is not known here, an InstanceError."""
+    """Returns the error of the lambda, or an `InstanceError` for an unknown class."""
     found = getattr(errors, kind, None)
     if isinstance(found, type) and issubclass(found, DormouseError):
         return found.told(message)

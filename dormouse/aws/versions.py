@@ -1,4 +1,4 @@
-"""Versions of objects that S3 keeps beside those that are there: of what was deleted, for a way back."""
+"""Versions of objects, by which S3 keeps deleted objects for a restore."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dormouse.aws.aws import Aws, AwsRefused
 from dormouse.errors import ObjectStoreError, not_installed
 
 BATCH = 1_000
-"""How many versions one request deletes, at most."""
+"""The number of versions that one request can delete."""
 
 CHUNK_BYTES = 1 << 20
 
 
 class Version(NamedTuple):
-    """A version of the object of a key; `byte_count` is None for the marker of a deletion."""
+    """A version of an object; `byte_count` is None for the marker of a deletion."""
 
     key: str
     version_id: str
@@ -28,12 +28,12 @@ class Versions:
     """All versions of the objects of a bucket. Raises `InstanceError`, with the right that is missing."""
 
     def __init__(self, bucket: str, options: Mapping[str, str]) -> None:
-        """`options` as `open_store` takes them."""
+        """Opens the versions of a bucket; `options` are those of `open_store`."""
         self._bucket = bucket
         self._aws = Aws(_Session(options))
 
     def below(self, prefix: str) -> Iterator[Version]:
-        """Those of the keys that begin with a prefix, markers too; the latest of each key first."""
+        """Yields versions and markers of keys with a prefix, the latest of each key first."""
         for page in self._aws.pages("s3", "list_object_versions", Bucket=self._bucket, Prefix=prefix):
             for one in page.get("Versions", ()):
                 yield Version(one["Key"], one["VersionId"], one["Size"], one["IsLatest"])
@@ -41,7 +41,7 @@ class Versions:
                 yield Version(one["Key"], one["VersionId"], None, one["IsLatest"])
 
     def fetch(self, version: Version, path: Path) -> None:
-        """Writes its bytes to a path."""
+        """Writes the bytes of a version to a path."""
         found = self._aws.call(
             "s3", "get_object", Bucket=self._bucket, Key=version.key, VersionId=version.version_id
         )
@@ -50,7 +50,7 @@ class Versions:
                 file.write(chunk)
 
     def delete(self, versions: Sequence[Version]) -> None:
-        """Deletes them for ever; `ObjectStoreError` when S3 keeps some."""
+        """Deletes versions permanently. Raises `ObjectStoreError` when S3 keeps some."""
         for start in range(0, len(versions), BATCH):
             listed = [
                 {"Key": one.key, "VersionId": one.version_id} for one in versions[start : start + BATCH]
@@ -67,7 +67,7 @@ class Versions:
                 )
 
     def replicas(self) -> list[str]:
-        """The buckets that the objects are copied to, in which they stay; or that this may not be known."""
+        """Returns the buckets of replicas, which keep their copies, or a note that they cannot be listed."""
         try:
             found = self._aws.call("s3", "get_bucket_replication", Bucket=self._bucket)
         except AwsRefused as refused:
@@ -82,7 +82,7 @@ class Versions:
 
 
 class _Session:
-    """A boto3 session with the keys, region and endpoint of a store, as far as it has its own."""
+    """A boto3 session with the credentials, region and endpoint of a store, where it has its own."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         try:

@@ -174,7 +174,7 @@ def test_without_a_database_nothing_is_changed(deployed: Deployed, clock: FakeCl
     rds = deployed.client("rds")
     rds.delete_db_instance(DBInstanceIdentifier=f"dormouse-{deployed.id}-writer", SkipFinalSnapshot=True)
     rds.delete_db_cluster(DBClusterIdentifier=deployed.cluster, SkipFinalSnapshot=True)
-    with pytest.raises(InstanceError, match="is gone: restore it"):
+    with pytest.raises(InstanceError, match="does not exist: restore it"):
         pause(deployed.find(), clock=clock.clock)
     assert deployed.find().desired == "running"
 

@@ -190,7 +190,7 @@ def test_a_moment_whose_objects_are_gone_is_refused(deployed: Deployed, moment: 
     where, ssm = resources.resources_parameter("dev", "storage"), deployed.client("ssm")
     told = json.loads(ssm.get_parameter(Name=where)["Parameter"]["Value"])
     ssm.put_parameter(Name=where, Value=json.dumps({**told, "restore_days": 3}), Overwrite=True)
-    with pytest.raises(InvalidInput, match="deleted more than 3 days ago are gone"):
+    with pytest.raises(InvalidInput, match="deleted more than 3 days ago no longer exist"):
         restore_deployment(deployed.find(), datetime.now(UTC) - timedelta(days=3, hours=1), clock=SOON)
     assert clusters(deployed) == [deployed.cluster]
 

@@ -113,10 +113,10 @@ def test_a_resume_ends_when_somebody_pauses_meanwhile(deployed: Deployed) -> Non
 def test_what_is_gone_cannot_be_switched_on(deployed: Deployed, clock: FakeClock) -> None:
     pause(deployed.find(), clock=clock.clock)
     deployed.client("events").delete_rule(Name=deployed.rules[0])
-    with pytest.raises(InstanceError, match=f"the rule {deployed.rules[0]} is gone: deploy dev again"):
+    with pytest.raises(InstanceError, match=f"the rule {deployed.rules[0]} is missing: deploy dev again"):
         resume(deployed.find(), clock=clock.clock)
     deployed.client("lambda").delete_event_source_mapping(UUID=deployed.mappings[0])
-    with pytest.raises(InstanceError, match=f"mapping {deployed.mappings[0]} is gone: deploy dev again"):
+    with pytest.raises(InstanceError, match=f"mapping {deployed.mappings[0]} is missing: deploy dev again"):
         resume(deployed.find(), clock=clock.clock)
 
 

@@ -153,7 +153,7 @@ def test_deadlocks_are_tried_again(counted: ConnectionSupplier, retries: Retries
         for future in runs:
             future.result()
     assert (value(counted, 1), value(counted, 2)) == (2, 2)
-    assert retries.count() == 1
+    assert retries.count() >= 1
 
 
 def test_retries_are_bounded(counted: ConnectionSupplier, retries: Retries) -> None:

@@ -1,1 +1,1 @@
-"""What timers and lambdas run: rounds of collection and upkeep, runs of Spark, migrations."""
+"""The work of timers and lambdas: rounds of collection and upkeep, runs of Spark, migrations."""

@@ -1,4 +1,4 @@
-"""Retention and garbage collection on a schedule: one table after another, within the time that there is."""
+"""Scheduled retention and garbage collection: one table after another, within the given time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dormouse.state.history.retention import apply_retention
 
 KIND = "garbage"
 FAILED_AGAIN_SECONDS = 3_600.0
-"""A table that fails must not keep the database awake."""
+"""The pause after a failed table, which must not keep the database awake."""
 
 _LAST = "last_table"
 
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GarbageRound:
-    """What a round did. `orphaned_bytes` are those of files that nothing refers to and that are still there.
+    """The result of a round. `orphaned_bytes` are those of unreferenced files that still exist.
 
-    `due_at` is when there is more to do, whatever happens until then; `last_table` the id of the last table
-    that was looked at, after which the next round begins.
+    `due_at` is the time at which more work is certain. `last_table` is the id of the last examined table,
+    after which the next round begins.
     """
 
     tables: int
@@ -53,7 +53,7 @@ class GarbageRound:
 
     @property
     def memory(self) -> dict[str, int]:
-        """For the next round."""
+        """Returns what the next round must know."""
         return {_LAST: self.last_table}
 
 
@@ -65,9 +65,9 @@ def collect(
     seconds_left: Callable[[], float],
     now: Callable[[], datetime] = utc_now,
 ) -> GarbageRound:
-    """One round over the tables, which ends when no seconds are left; each table has its own transactions.
+    """Runs one round over the tables, until no seconds are left. Each table has its own transactions.
 
-    What goes wrong with one table is logged, and holds up no other.
+    A failure of one table is logged, and does not stop the others.
     """
     attempts = WriteAttempts(supplier, objects)
     attempts.collect_abandoned()
@@ -84,7 +84,7 @@ def collect(
 def _tidy(supplier: Supplier, objects: ObjectStore) -> None:
     works: list[tuple[str, Callable[[Supplier], object]]] = [
         ("deleting bodies of commit requests", partial(pointers.sweep_bodies, objects=objects)),
-        # before the others, as a wrong clock may have dated what they look at
+        # first, because a wrong clock may have dated what the others examine
         ("restarting leases", restart_leases),
         ("making days of the log of removals", removal_log.roll),
         ("making days of jobs", claims.roll),
@@ -97,7 +97,7 @@ def _tidy(supplier: Supplier, objects: ObjectStore) -> None:
 
 
 def _after(tables: Sequence[TableRecord], last: int) -> list[TableRecord]:
-    """In the order of ids, beginning behind the last: so none is left out for ever."""
+    """Returns the tables by id, starting after the last one, so that each gets its turn."""
     return sorted(tables, key=lambda table: (table.table_id <= last, table.table_id))
 
 

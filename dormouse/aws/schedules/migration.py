@@ -1,6 +1,6 @@
-"""Brings a deployment's database up to date: its schema, the roles that work on it, and what they may do.
+"""Migration of a deployment's database: its schema, its roles and their rights.
 
-And makes it the owner of the object store when it came in place of another, as after a restore.
+It also makes a database that replaces another, for example after a restore, the owner of the object store.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dormouse.state.files.attempts import WriteAttempts
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """The migrations that were applied, and how many things the schema's role owns from now on.
+    """The applied migrations, and the number of objects that the schema's role took over.
 
-    And the first transaction of those that it took: a copy has those before from the database that it is of.
+    It also has the first of its transactions: a copied database has all earlier ones from its original.
     """
 
     applied: tuple[Migration, ...]
@@ -36,20 +36,20 @@ class MigrationReport:
 
 
 OLD_DELETIONS_SECONDS = 30.0
-"""For those of lambdas that end at this very moment."""
+"""How long to wait for deletions of lambdas that are just ending."""
 
 Connecting = Callable[..., ConnectionSupplier]
-"""Opens connections to a DSN, as `ConnectionSupplier` does; it takes `search_path`, too."""
+"""A function that opens connections to a DSN, like `ConnectionSupplier`; it also takes `search_path`."""
 
 
 def bring_up_to_date(
     dsn: str, connecting: Connecting = ConnectionSupplier, folder: Path = MIGRATIONS
 ) -> MigrationReport:
-    """Migrates the database, and makes its roles; safe to run again, and twice at once.
+    """Migrates the database and creates its roles. It can run again, and concurrently.
 
-    `dsn` is of a role that may make roles, and owns the database. Raises InstanceTooNew, and has changed
-    nothing then, when the database is newer than this Dormouse; NotAnInstance and InstanceError as `migrate`
-    does, also when the role may not do what must be done.
+    The role of `dsn` must own the database and be allowed to create roles. Raises `InstanceTooNew`, without
+    any change, if the database is newer than this Dormouse. Raises `NotAnInstance` and `InstanceError` as
+    `migrate` does, also if the role lacks a right.
     """
     with (
         closing(connecting(dsn, search_path=GUARDED_PATH)) as supplier,
@@ -68,10 +68,10 @@ def bring_up_to_date(
 
 
 def make_row_databases(dsn: str, names: Sequence[str], connecting: Connecting = ConnectionSupplier) -> str:
-    """Makes the databases that are not there in which row tables are indexed, and says who may in them.
+    """Creates missing databases for the indexes of row tables, and grants rights in them.
 
-    Who runs makes indexes, who reads reads them; what is in them is theirs. `dsn` is of a role that may make
-    databases and roles. Safe to run again. Gives what was done.
+    The role that runs Dormouse creates and owns indexes; the reader's role reads them. The role of `dsn` must
+    be allowed to create databases and roles. It can run again. Returns what was done.
     """
     for name in names:
         with (
@@ -100,10 +100,11 @@ def own(
 ) -> int | None:
     """Makes a database that a deployment has begun to use the owner of the object store.
 
-    A new one and an empty store become each other's. A copy, and whatever `replaces` another database, adopts
-    the store: the number of its incarnation is given. Safe to run again. Raises `NotAnInstance` for a store
-    of another instance, and `ObjectStoreIsNotOurs` for one without the database's files. `began_xid`: as of a
-    `MigrationReport`, as what brought a copy up to date is nothing that the other has.
+    A new database and an empty store are bound to each other. A copy, and a database that `replaces` another,
+    adopts the store; then this returns the number of the new incarnation. It can run again. `began_xid` comes
+    from the `MigrationReport`, because the migration's transactions are not those of the original. Raises
+    `NotAnInstance` for a store of another instance, and `ObjectStoreIsNotOurs` for one without the database's
+    files.
     """
     with closing(connecting(roles.acting_as_schema(dsn))) as supplier:
         instance_id = Catalog(supplier, WriteAttempts(supplier, objects)).instance_id()
@@ -111,11 +112,11 @@ def own(
         refusal = ownership.open(instance_id)
         if not replaces and refusal is None:
             return None
-        # AWS has ended by then what a paused instance ran, and with it deletions that nobody took back
+        # AWS has ended the work of the paused instance, and with it unfinished deletions
         return ownership.adopt(
             instance_id,
             wait_seconds=OLD_DELETIONS_SECONDS,
             force=True,
-            # the owner itself, at another address, has gone on meanwhile
+            # the owner itself has continued at another address
             began_xid=None if refusal is None else began_xid,
         )

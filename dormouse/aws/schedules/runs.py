@@ -1,9 +1,8 @@
-"""Runs: work for Spark on EMR, as a list in the object store that its driver reads.
+"""Runs: work for Spark on EMR, listed in an object that the driver reads.
 
 A list is `runs/<run id>.json`: {version, run_id, kind, created_at, tables: [{table, table_id, jobs,
-given_up}]}. Of a compaction, it has the jobs that were handed to the run, by table, and how many were given
-up until then; of a split, the tables to look at. It is written whole, once, and removed by the run's report,
-or a week later.
+given_up}]}. For a compaction, it has the run's jobs by table, and how many jobs of a table were given up by
+then; for a split, the tables to examine. It is written once, and deleted by the run's report or after a week.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ State = Literal["SUCCEEDED", "FAILED", "CANCELLED"]
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """What a run does for a table: jobs by id; none in a split.
+    """The work of a run for one table: job ids, or none in a split.
 
-    `given_up` of the table's jobs were given up when the list was made; None: that is not known.
+    `given_up` is the number of the table's jobs that were given up when the list was made, or None.
     """
 
     table: str
@@ -60,7 +59,7 @@ class RunTable:
 
 @dataclass(frozen=True, slots=True)
 class RunList:
-    """What a run is to do."""
+    """The work of a run."""
 
     run_id: str
     kind: Kind
@@ -69,11 +68,11 @@ class RunList:
 
     @property
     def jobs(self) -> int:
-        """How many jobs; in a split, each table is one."""
+        """The number of jobs; in a split, each table counts as one."""
         return sum(len(one.jobs) for one in self.tables) if self.kind == "compaction" else len(self.tables)
 
     def summary(self, objects: ObjectStore) -> dict[str, Any]:
-        """What the state machine hands on: {"run_id", "kind", "list" (its URL), "jobs", "tables"}."""
+        """Returns the state machine's value: {"run_id", "kind", "list" (its URL), "jobs", "tables"}."""
         return {
             "run_id": self.run_id,
             "kind": self.kind,
@@ -85,9 +84,9 @@ class RunList:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What became of a run: `jobs` were its own, `released` of them it did not finish, with so many files.
+    """The result of a run: its `jobs`, and those `released` because it did not finish them, with their files.
 
-    `given_up` jobs of its tables were given up since its list was made.
+    `given_up` counts jobs of its tables that were given up since its list was made.
     """
 
     run_id: str
@@ -101,12 +100,12 @@ class RunReport:
 
 
 def run_id_for(name: str) -> str:
-    """The run id of whatever has this name, such as an execution of a state machine: always the same."""
+    """Returns the run id for a name, such as an execution of a state machine: always the same."""
     return str(uuid.uuid5(_NAMESPACE, name))
 
 
 def list_name(run_id: str) -> str:
-    """The name of a run's list; `InvalidInput` when the id is not a UUID."""
+    """Returns the name of a run's list. Raises `InvalidInput` if the id is no UUID."""
     try:
         return f"{FOLDER}/{uuid.UUID(run_id)}.json"
     except (ValueError, AttributeError, TypeError):
@@ -122,11 +121,11 @@ def create(
     run_seconds: float,
     seconds_max: float = float("inf"),
 ) -> RunList:
-    """Makes compaction jobs for every table, hands up to `jobs_max` to the run, and writes their list.
+    """Creates compaction jobs for all tables, assigns up to `jobs_max` to the run, and writes their list.
 
-    They are the run's for `run_seconds`. No more jobs are made after `seconds_max`; the tables come in an
-    order of the run's own, so that none is always the last. When there are too many jobs, each table gets its
-    fair share. Called again with the same run id, it gives the same list; without jobs, it writes none.
+    The run owns them for `run_seconds`. After `seconds_max`, no more jobs are created. Each run has its own
+    order of tables, so that none is always last. If there are too many jobs, each table gets a fair share.
+    Returns the same list for the same run id. Without jobs, it writes no list.
     """
     with suppress(ObjectNotFound):
         return read_list(objects, list_name(run_id))
@@ -139,7 +138,7 @@ def create(
 
 
 def write_list(objects: ObjectStore, run: RunList) -> RunList:
-    """Writes a run's list; gives the one that is there when the run has one already."""
+    """Writes a run's list. Returns the existing list if the run has one already."""
     name = list_name(run.run_id)
     try:
         objects.put(name, encode(run))
@@ -149,14 +148,14 @@ def write_list(objects: ObjectStore, run: RunList) -> RunList:
 
 
 def read_list(objects: ObjectStore, name: str) -> RunList:
-    """The list of this name; `ObjectNotFound`, or `InvalidInput` when it is no list that is known here."""
+    """Returns the list of this name. Raises `ObjectNotFound`, or `InvalidInput` for an unknown format."""
     return decode(objects.get(name), name)
 
 
 def report(
     supplier: Supplier, objects: ObjectStore, run_id: str, state: str, reason: str | None = None
 ) -> RunReport:
-    """Releases what a run that is over did not finish, and removes its list. May be called again."""
+    """Releases the unfinished jobs of an ended run, and deletes its list. It can be called again."""
     name, jobs, given_up, listed = list_name(run_id), 0, 0, None
     with suppress(ObjectNotFound):
         listed = read_list(objects, name)
@@ -175,7 +174,7 @@ def report(
 
 
 def _tell_of_failure(rounds: LastRounds, run: RunList, reason: str | None) -> None:
-    """Of a run that died before it could tell itself how a table's round ended."""
+    """Records the failure of a run that died before it could record the result of a table's round."""
     known = (one.ended_at for one in rounds.read()[0] if one.kind == "compaction")
     if not any(ended_at and ended_at >= run.created_at for ended_at in known):
         with rounds.round("compaction") as current:
@@ -185,18 +184,18 @@ def _tell_of_failure(rounds: LastRounds, run: RunList, reason: str | None) -> No
 def _given_up_since(supplier: Supplier, listed: RunList) -> int:
     before = {one.table_id: one.given_up for one in listed.tables if one.given_up is not None}
     now = jobs_given_up(supplier, before)
-    # those of a table that was cleared count anew
+    # the counts of a cleared table begin at 0 again
     return sum(max(0, now.get(table_id, 0) - count) for table_id, count in before.items())
 
 
 def remove_list(objects: ObjectStore, run_id: str) -> None:
-    """Of a run that is over; all there is to do after a split, which was handed nothing."""
+    """Deletes the list of an ended run; a split owns no jobs, so this is all its report does."""
     for failed, error in objects.delete([list_name(run_id)]):
         logger.warning("the list %s stays for a week: %s", failed, error)
 
 
 def remove_old_lists(objects: ObjectStore, days_max: float = LIST_DAYS_MAX) -> int:
-    """Removes lists of runs that were never reported; gives how many."""
+    """Deletes the lists of runs that were never reported; returns how many."""
     oldest = datetime.now(UTC) - timedelta(days=days_max)
     old = [name for name, _ in objects.list(FOLDER) if (at := _created_at(objects, name)) and at < oldest]
     return len(old) - len(objects.delete(old))
@@ -207,7 +206,7 @@ def encode(run: RunList) -> bytes:
         {"table": one.table, "table_id": one.table_id, "jobs": list(one.jobs), "given_up": one.given_up}
         for one in run.tables
     ]
-    # the time comes early: a search for old lists reads no more than that
+    # the time stands early in the list: a search for old lists reads only the beginning
     head = {"version": VERSION, "run_id": run.run_id, "kind": run.kind}
     return json.dumps({**head, "created_at": run.created_at.isoformat(), "tables": tables}).encode()
 
@@ -243,7 +242,7 @@ def _created_at(objects: ObjectStore, name: str) -> datetime | None:
 def _make_jobs(
     supplier: Supplier, run_id: str, tables: dict[int, TableRecord], jobs_max: int, until: float
 ) -> None:
-    """Tables that have enough jobs already get no more."""
+    """Creates jobs for tables that do not have enough yet."""
     waiting = open_jobs(supplier, run_id)
     order = sorted(tables.values(), key=lambda one: one.table_id)
     random.Random(run_id).shuffle(order)  # noqa: S311 no secret
@@ -256,7 +255,7 @@ def _make_jobs(
 
 
 def _make_jobs_of(supplier: Supplier, table: TableRecord, jobs_max: int) -> None:
-    """Where no job waits or is run this is a whole round; else it ends with what runs the jobs."""
+    """Creates jobs for one table; if none waits or runs, this is a complete round of its own."""
     jobs = _jobs_of(supplier, table)
     with LastRounds(supplier, table).round("compaction") as current:
         made = jobs.create(jobs_max)
@@ -267,7 +266,7 @@ def _make_jobs_of(supplier: Supplier, table: TableRecord, jobs_max: int) -> None
 def _hand_over(
     supplier: Supplier, run_id: str, tables: dict[int, TableRecord], jobs_max: int, run_seconds: float
 ) -> Iterable[RunTable]:
-    """Those with the fewest jobs first: what they leave of their share goes to the others."""
+    """Assigns jobs, first to the tables that have the fewest: the others get their unused shares."""
     held = tables_of_run(supplier, run_id)
     waiting = open_jobs(supplier, run_id)
     given_up = jobs_given_up(supplier, waiting)
@@ -284,7 +283,7 @@ def _hand_over(
 
 
 def _for_table(table: TableRecord, work: Callable[[], Any]) -> Any:
-    """What goes wrong with one table is logged, and holds up no other."""
+    """Runs work for one table; logs a failure, which does not stop the others."""
     try:
         return work()
     except TableNotFound:

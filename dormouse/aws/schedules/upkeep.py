@@ -1,7 +1,7 @@
-"""Upkeep on a schedule: days of removals, jobs, payloads, and a list of what Spark is to split or merge.
+"""Scheduled upkeep: days of removals, jobs, payloads, and a list of tables that Spark is to split or merge.
 
-A split reads keys from the sketches of files, which is none of a lambda's business: here only the database is
-asked which tables have leaves over their threshold, references above leaves, or small leaves to be merged.
+A split reads keys from the sketches of files, which a lambda does not do. Upkeep only asks the database which
+tables have leaves over their threshold, references above leaves, or small leaves to merge.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dormouse.state.partitions import REST_SECONDS, PartitionStore, SmallPair, r
 
 KIND = "maintenance"
 PAYLOAD_MARGIN_SECONDS = 30.0
-"""A slice of payloads ends by so much before the round must."""
+"""The margin between the end of the work on payloads and the end of the round."""
 
 _SEEN = "seen"
 
@@ -38,9 +38,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """What is to be split by the run, if anything is; `whole` when there was time for all tables and jobs.
+    """The result of upkeep, with the list for a run of splits, if any.
 
-    `seen` tells, of each table that a run was to split, how it was then; `payloads` what was done with these.
+    `whole` is True if there was time for all tables and jobs. `seen` has the state of each table when a run
+    was to split it, and `payloads` the work on payloads.
     """
 
     run: RunList | None
@@ -50,7 +51,7 @@ class Upkeep:
 
     @property
     def memory(self) -> dict[str, dict[str, str]]:
-        """For the next round."""
+        """Returns what the next round must know."""
         return {_SEEN: self.seen}
 
 
@@ -65,11 +66,10 @@ def keep_up(
     payloads_hot_seconds: float = HOT_SECONDS,
     jobs_retention_days: int = RETENTION_DAYS,
 ) -> Upkeep:
-    """Rolls the removal log, writes the list of tables to split for the run, if any; drops jobs that ended
-    long ago, and cools payloads.
+    """Rolls the removal log, writes the list of tables to split, drops old jobs, and cools payloads.
 
-    A table that was in a list already and is as it was then is left out until a day has passed: its leaves
-    have one key, or fewer rows than their references say.
+    A table that was in a list and has not changed since is left out for a day: its leaves have one key, or
+    fewer rows than their references say.
     """
     removal_log.roll(supplier)
     done = _look(supplier, objects, turn, run_id, seconds_left)
@@ -82,7 +82,7 @@ def keep_up(
 def _expire_jobs(
     supplier: Supplier, objects: ObjectStore, seconds_left: Callable[[], float], retention_days: int
 ) -> bool:
-    """In half of the time that is left, and whether that was enough; the owner of their days alone can."""
+    """Drops old jobs in half of the time left; returns whether that was enough. Needs the days' owner."""
     half = seconds_left() / 2
     try:
         expire(
@@ -94,7 +94,7 @@ def _expire_jobs(
         )
     except Exception:
         logger.exception("jobs that ended long ago are not dropped")
-        return True  # another try at once may fail alike
+        return True  # an immediate retry may fail in the same way
     return seconds_left() > half
 
 
@@ -105,7 +105,7 @@ def _cool(
     seconds_left: Callable[[], float],
     retention_days: int | None,
 ) -> PayloadRound | None:
-    """In what is left of the time: what is listed for the run is on its way."""
+    """Cools payloads in the time that is left; the run's list is written already."""
     if (seconds := seconds_left() - PAYLOAD_MARGIN_SECONDS) <= 0:
         return None
     store = PayloadStore(supplier, objects, options=options)
@@ -148,14 +148,14 @@ def _listed(objects: ObjectStore, run_id: str, due: list[RunTable]) -> RunList |
 
 
 def _small_pairs(partitions: PartitionStore, table: TableRecord) -> list[SmallPair]:
-    """What is to be merged of a table: few, as each round merges them."""
+    """Returns the leaves of a table to merge: few, because each round merges some."""
     if rows_to_merge(table.properties) is None or not partitions.look_for_small_pairs():
         return []
     return [pair for pair in partitions.small_pairs() if pair.rested_seconds >= REST_SECONDS]
 
 
 def _state(supplier: Supplier, table: TableRecord) -> str | None:
-    """What is to be split or merged of a table, as a short text that differs when it does; None: nothing."""
+    """Returns a short text that changes with the leaves to split or merge, or None if there are none."""
     partitions = PartitionStore(supplier, table)
     try:
         with LastRounds(supplier, table).round("split") as current:

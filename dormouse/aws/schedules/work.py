@@ -1,8 +1,8 @@
-"""Whether a schedule has anything to do, asked of the object store: the database may sleep, and stay asleep.
+"""The test whether a schedule has work, by the object store alone, so that the database can stay asleep.
 
-A run leaves a record, `work/<kind>/<when it began>-<nonce>.json`, with what is due without anybody's doing.
-The next has work when something was noted since the last one began (dormouse/objects/store.py), something
-is due, or a day has passed. A run that fails leaves no record, so the next has the work of both.
+A run leaves a record, `work/<kind>/<start>-<nonce>.json`, with the time of the next certain work. The next
+run has work if activity was noted since the last one began (dormouse/objects/store.py), if work is due, or
+if a day has passed. A run that fails leaves no record, so the next one has the work of both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dormouse.errors import ObjectNotFound
 from dormouse.objects.store import ObjectStore, forget_activity, is_noted_since
 
 LOOK_HOURS_MAX = 24
-"""After so long a schedule looks, whatever it was told: a writer may have died before it could note."""
+"""A schedule runs after this time in any case: a writer may have died before it noted its activity."""
 
 NOTES_KEPT = timedelta(hours=2 * LOOK_HOURS_MAX)
 Why = Literal["the first run", "activity", "due", "a day has passed"]
@@ -34,7 +34,7 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A run that ended: when it began, when there is work whatever happens, and what its kind remembers."""
+    """A run that ended: its start, the time of the next certain work, and its kind's memory."""
 
     began_at: datetime
     due_at: datetime | None = None
@@ -43,7 +43,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A run that has work, and why."""
+    """A run that has work, with the reason."""
 
     why: Why
     began_at: datetime
@@ -60,7 +60,7 @@ class Schedule:
         self._now = now
 
     def turn(self) -> Turn | None:
-        """What there is to do now; None: nothing."""
+        """Returns the work that is due now, or None."""
         began_at = self._now()
         names = sorted(name for name, _ in self._objects.list(self._folder))
         records = [record for name in names if (record := self._record(name)) is not None]
@@ -73,9 +73,9 @@ class Schedule:
     def done(
         self, turn: Turn, *, due_at: datetime | None = None, memory: dict[str, Any] | None = None
     ) -> None:
-        """The run has done what there was, but for what is due later.
+        """Records that the run has done its work, and what is due later.
 
-        What another run recorded meanwhile stays: it may know of something due that this one has not seen.
+        Keeps records of concurrent runs, which may know of due work that this run has not seen.
         """
         content = {"due_at": None if due_at is None else due_at.isoformat(), "memory": memory or {}}
         name = f"{self._folder}/{turn.began_at.astimezone(UTC):{_TIME}}-{uuid.uuid4().hex[:8]}.json"
@@ -94,7 +94,7 @@ class Schedule:
         return "activity" if is_noted_since(self._objects, last.began_at) else None
 
     def _record(self, name: str) -> Record | None:
-        """None when another run has just deleted it, or it cannot be read."""
+        """Returns a record, or None if another run has just deleted it or it is unreadable."""
         try:
             began = datetime.strptime(name.rpartition("/")[2].partition("-")[0], _TIME).replace(tzinfo=UTC)
             content = json.loads(self._objects.get(name))

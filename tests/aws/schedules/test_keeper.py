@@ -332,6 +332,8 @@ def test_what_aws_does_not_tell_counts_as_running(
     deployed: Deployed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deployed.client("ssm").delete_parameter(Name=state_parameter("dev"))
-    with pytest.raises(InstanceError, match="the parameter /dormouse/dev/desired is gone: deploy dev again"):
+    with pytest.raises(
+        InstanceError, match="the parameter /dormouse/dev/desired is missing: deploy dev again"
+    ):
         handler(EVENT, None)
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["RunningWhilePaused"] == [1.0]

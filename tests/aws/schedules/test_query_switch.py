@@ -333,7 +333,7 @@ def test_a_failed_update_is_told_with_its_reason(stubs: StubSession) -> None:
         ran(step(stubs, runs=True))
     assert str(caught.value) == (
         "could not start the query service: its stack dormouse-dev-query is update rollback complete: "
-        "AwakeService: ECS Deployment Circuit Breaker was triggered; mend that, then resume it again"
+        "AwakeService: ECS Deployment Circuit Breaker was triggered; fix that, then resume it again"
     )
 
 
@@ -348,7 +348,7 @@ def test_a_stack_that_somebody_must_mend_is_not_updated(stubs: StubSession) -> N
     described(stubs, ("UPDATE_ROLLBACK_FAILED", "true", 2))
     failed(stubs, ("AwakeService", "UPDATE_FAILED", "no"), (STACK, "UPDATE_IN_PROGRESS", "User Initiated"))
     with pytest.raises(
-        InstanceError, match="is update rollback failed: AwakeService: no; mend that, then pause"
+        InstanceError, match="is update rollback failed: AwakeService: no; fix that, then pause"
     ):
         ran(step(stubs, runs=False))
 
@@ -370,7 +370,7 @@ def test_a_stack_that_is_gone_sleeps_and_cannot_wake(runs: bool, stubs: StubSess
         "describe_stacks", "ValidationError", f"Stack with id {STACK} does not exist"
     )
     if runs:
-        with pytest.raises(InstanceError, match=f"the stack {STACK} is gone: deploy dev again"):
+        with pytest.raises(InstanceError, match=f"the stack {STACK} is missing: deploy dev again"):
             ran(step(stubs, runs=True))
     else:
         assert ran(step(stubs, runs=False)).outcome == "already"
