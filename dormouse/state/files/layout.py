@@ -460,8 +460,9 @@ class OwnTables:
         """Looks at what has changed, and returns the first value of the statement's row.
 
         Runs one statement in one transaction. The statement gets two parts: `changed`, the partitions to look
-        at, and `remembered`, which records the look. Its values are `facts` and `values`. `facts` are the criteria of the look: when they differ
-        from those of the last look, it looks at everything. Looks with the same purpose wait for each other.
+        at, and `remembered`, which records the look. Its values are `facts` and `values`. `facts` are the
+        criteria of the look: when they differ from those of the last look, it looks at everything. Looks with
+        the same purpose wait for each other.
         """
         key = {"table_id": self.table.table_id, "purpose": purpose, "facts": Jsonb(facts)}
 

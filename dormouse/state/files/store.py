@@ -324,7 +324,7 @@ class FileReferenceStore:
         return [reference_from_row(row) for row in rows]
 
     def come_since(self, snapshot: str, conn: psycopg.Connection[Any]) -> tuple[int, int, bool]:
-        """Returns the number of references added since a snapshot, their rows, and whether these are exact."""
+        """Returns the number of references added since a snapshot, their rows, and if these are exact."""
         [(references, rows, exact)] = self.own.execute(conn, "come_since_snapshot", {"snapshot": snapshot})
         return references, rows, exact
 
