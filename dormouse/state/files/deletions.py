@@ -315,7 +315,7 @@ def begin_erasure(
 
 
 def erasure_proofs(store: FileReferenceStore) -> list[str]:
-    """Returns the reports of the table's finished erasures, as JSON, the oldest first."""
+    """Returns the reports of the table's erasures, as JSON, the oldest first."""
     return [row[0] for row in store.own.rows(_QUERIES["proofs"], operation="list erasures")]
 
 

@@ -257,7 +257,7 @@ def test_what_cannot_be_remembered_fails_no_round(
     with closing(ConnectionSupplier("postgresql://nobody@127.0.0.1:1/none")) as nowhere:
         with LastRounds(nowhere, table.table).round("split") as current:
             current.worked = True
-        assert "is not remembered" in caplog.text
+        assert "could not be recorded" in caplog.text
         with pytest.raises(InvalidData, match="bad"), LastRounds(nowhere, table.table).round("split"):
             raise InvalidData("bad")
 
