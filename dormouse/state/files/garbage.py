@@ -217,7 +217,7 @@ class GarbageCollector:
         self._refuse(self._store.differences.remembered())
 
     def free(self, filenames: list[str]) -> list[tuple[str, str]]:
-        """Deletes unreferenced files in spite of holds; returns those it could not delete, with the reasons."""
+        """Deletes unreferenced files in spite of holds; returns those it could not delete, with reasons."""
         return self._delete(filenames)[1]
 
     def _refuse(self, lost: Sequence[Difference]) -> None:
