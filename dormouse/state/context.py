@@ -204,9 +204,9 @@ class TableContext:
             yield self.writing_for(attempt)
 
     def writing_for(self, attempt: WriteAttempt) -> tuple[TableContext, WriteAttempt]:
-        """Returns the services with the columns that a new attempt writes, and the attempt so.
+        """Returns the services with the columns that a new attempt writes, and the attempt.
 
-        The attempt has the version of these columns, which may have changed since these services were made.
+        The columns may have changed since these services were made; then the attempt gets their version.
         """
         if attempt.schema_version == self.schema.version:
             return self, attempt

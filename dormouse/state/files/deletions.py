@@ -226,7 +226,7 @@ class Erasure:
     ) -> None:
         """Records that `looked` files were looked at, and how many matching `rows` each file has.
 
-        `is_freed` means that nothing refers to the files any longer and they are deleted.
+        `is_freed` means that the objects of these files were deleted already.
         """
         matches = {name: count for name, count in rows.items() if count}
         values = {
@@ -251,7 +251,7 @@ class Erasure:
         return bool(self._rows("is_undone")[0][0])
 
     def release_others(self, *, running_too: bool) -> int:
-        """Releases files with rows from idle jobs, or from all if `running_too`; returns how many remain.
+        """Releases files with rows from idle jobs, or all if `running_too`; returns how many jobs are left.
 
         Also releases those of its own jobs that expired. A job that lost its files can commit nothing.
         """

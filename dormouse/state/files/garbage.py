@@ -295,7 +295,10 @@ class Piece(NamedTuple):
 
 
 def forget_epochs(supplier: Supplier, table: TableRecord) -> Iterator[Piece]:
-    """Forgets old epochs, a piece each time the caller asks for the next, until none is left; yields them."""
+    """Deletes old epochs piece by piece, and yields each piece, until nothing is left to delete.
+
+    A piece is deleted only when the caller asks for it.
+    """
     values: dict[str, Any] = {
         "table_id": table.table_id,
         "delay_seconds": table.properties.gc_delay_seconds,

@@ -121,6 +121,6 @@ def _advance(conn: psycopg.Connection[Any], store: FileReferenceStore, batch: St
     if query_id != batch.query_id:
         raise InvalidInput(
             f"the stream {batch.name!r} of table {store.table.name!r} is of another checkpoint, which counts "
-            "batches anew: go on with that one, or give the option stream another name"
+            "batches anew: continue with that one, or give the option stream another name"
         )
     return False
