@@ -372,7 +372,7 @@ class _View:
         cached = self._partitions.cached()
         if cached is not None:
             return cached
-        if not whole and not self._partitions.is_asked_again():
+        if not whole and not self._partitions.is_requested_again():
             hull = {name: ranges.enclosing(name) for name in ranges}
             found = run_transaction(
                 self._context.supplier,

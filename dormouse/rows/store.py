@@ -262,7 +262,7 @@ def create_table(
     given = (properties or TableProperties()).model_dump(exclude_defaults=True)
     edited = TableProperties(**{**given, "rows": "edited"})
     check_keyed(schema, edited)
-    return catalog.create(name, schema, edited, with_it=partial(create, columns=listed))
+    return catalog.create(name, schema, edited, on_created=partial(create, columns=listed))
 
 
 class RowStore:

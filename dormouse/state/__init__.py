@@ -1,1 +1,1 @@
-"""The state store: tables, partitions, file references, commits and history, all in PostgreSQL."""
+"""The state store: tables, partitions, file references, commits and history, all kept in PostgreSQL."""

@@ -1,4 +1,4 @@
-"""The tables of an instance."""
+"""The catalog: the tables of an instance, by name."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from dormouse.state.files.layout import layout as known_layout
 from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.partitions import PartitionStore
 
-# Conversion of a table to another layout: the references stay, their files are tracked in another way.
+# Conversion of a table to another layout: the references stay, only the tracking of their files changes.
 
 
 def convert(conn: psycopg.Connection[Any], table: TableRecord, target_name: str) -> None:
-    """Part of a transaction, which holds the table's row: waits for those that use the table; converts it.
+    """Converts a table to another layout, inside the caller's transaction, which has locked the table's row.
 
-    What nothing refers to keeps its time; what was added keeps its own. Raises UndefinedTable when the table
-    has not the layout of the record.
+    Waits for the transactions that use the table. Files keep the times at which they were added and at which
+    they lost their last reference. Raises UndefinedTable when the table does not have the record's layout.
     """
     source, target, table_id = layout(table.layout), layout(target_name), table.table_id
     values = {"table_id": table_id, "salt_buckets": table.properties.salt_buckets}
     conn.execute(source.on("lock", table_id))
-    # what is unreferenced is known by its time from here on
+    # stamp unreferenced files first: the new layout takes over their times
     conn.execute(source.on("stamp_unreferenced", table_id), values)
     old = source.names(table_id)
     names = {**old, **target.tables(table_id), "old_reference": old["file_reference"]}
@@ -61,7 +61,7 @@ _QUERIES = load(__file__, "catalog")
 
 
 class Catalog:
-    """Creates, finds, renames and drops tables; each in one transaction."""
+    """A catalog that creates, finds, renames and drops tables, each in one transaction."""
 
     def __init__(self, supplier: Supplier, attempts: WriteAttempts) -> None:
         self._supplier = supplier
@@ -75,11 +75,12 @@ class Catalog:
         layout: str = "file_table",
         split_points: Sequence[KeyValue] = (),
         *,
-        with_it: Callable[[psycopg.Connection[Any], TableRecord], object] = lambda conn, made: None,
+        on_created: Callable[[psycopg.Connection[Any], TableRecord], object] = lambda conn, made: None,
     ) -> TableRecord:
-        """Makes a table with its partitions; `TableAlreadyExists`, `InvalidName` or `InvalidRange`.
+        """Creates a table and its partitions, and returns its record.
 
-        What is done `with_it` is part of the transaction.
+        Calls `on_created` inside the same transaction. Raises `TableAlreadyExists`, `InvalidName` or
+        `InvalidRange`.
         """
         table = TableRecord(0, check_table_name(name), schema, properties, known_layout(layout).name)
 
@@ -91,13 +92,13 @@ class Catalog:
             made = replace(table, table_id=row[0], created_at=row[1], uuid=row[2].hex)
             FileReferenceStore(self._supplier, made).create(conn)
             PartitionStore(self._supplier, made).create(conn, split_points)
-            with_it(conn, made)
+            on_created(conn, made)
             return made
 
         return run_transaction(self._supplier, work, operation="create table")
 
     def get(self, name: str) -> TableRecord:
-        """The table of this name; `TableNotFound`."""
+        """Returns the table of this name, or raises `TableNotFound`."""
         rows = self._rows("table", name=name) if is_text(name) else []
         if not rows:
             hint = did_you_mean(name, self.names())
@@ -109,29 +110,34 @@ class Catalog:
 
         Raises `TableNotFound`.
         """
-        of = named_versions(name)
-        if of is None:
+        row_table = named_versions(name)
+        if row_table is None:
             return self.get(name), False
-        found = self._rows("table", name=of) if is_text(of) else []
-        if not found or not is_edited(table_of(found[0]).properties):
-            raise TableNotFound(f"table {name!r} does not exist: there is no row table {of!r}", table=name)
-        return table_of(found[0]), True
+        rows = self._rows("table", name=row_table) if is_text(row_table) else []
+        if not rows or not is_edited(table_of(rows[0]).properties):
+            raise TableNotFound(
+                f"table {name!r} does not exist: there is no row table {row_table!r}", table=name
+            )
+        return table_of(rows[0]), True
 
     def tables(self) -> list[TableRecord]:
-        """All tables, by name."""
+        """Returns all tables, sorted by name."""
         return [table_of(row) for row in self._rows("tables")]
 
     def tables_like(self, names: Iterable[str]) -> list[TableRecord]:
-        """The tables that have one of the names, in upper or lower case, by name."""
+        """Returns the tables with one of the names, ignoring case, sorted by name."""
         lower = [name.lower() for name in names if is_text(name)]
         return [table_of(row) for row in self._rows("tables_like", names=lower)] if lower else []
 
     def names(self) -> list[str]:
-        """The names of all tables."""
+        """Returns the names of all tables."""
         return [name for (name,) in self._rows("names")]
 
     def rename(self, name: str, new_name: str) -> None:
-        """`TableNotFound`, or `TableAlreadyExists` when the new name is taken."""
+        """Renames a table.
+
+        Raises `TableNotFound`, or `TableAlreadyExists` when the new name is taken.
+        """
         values = {"name": name, "new_name": check_table_name(new_name)}
 
         def work(conn: psycopg.Connection[Any]) -> bool:
@@ -152,11 +158,11 @@ class Catalog:
         change: Callable[[TableProperties], TableProperties],
         check: Callable[[TableRecord], object] = lambda changed: None,
     ) -> TableRecord:
-        """Changes a table's properties from what they are now; what runs already goes on with the old ones.
+        """Applies `change` to a table's current properties, and returns the table with the new ones.
 
-        `check` raises for what does not fit the table, whose columns nobody changes meanwhile.
-
-        The table is the one of the record, whatever its name is now; `TableNotFound` when it was dropped.
+        Running work continues with the old properties. `check` may raise to refuse the changed table; the
+        table's columns cannot change while it runs. The table is found by its id, so a renamed table is
+        found, too. Raises `TableNotFound` when it was dropped.
         """
 
         def work(conn: psycopg.Connection[Any]) -> TableRecord:
@@ -170,10 +176,11 @@ class Catalog:
         return run_transaction(self._supplier, work, operation="set_properties")
 
     def convert_layout(self, table: TableRecord, layout: str) -> TableRecord:
-        """Changes how a table's files are tracked; changes nothing when they are tracked so already.
+        """Converts a table to another layout; does nothing when it already has that layout.
 
-        Waits until no other transaction uses the table, and holds up none meanwhile; others follow. Raises
-        `InvalidInput` for an unknown layout, `TableNotFound` when the table was dropped, `TableBusy`.
+        Waits until no other transaction uses the table, without blocking any meanwhile. Other processes
+        notice the conversion and follow it. Raises `InvalidInput` for an unknown layout, `TableNotFound` when
+        the table was dropped, and `TableBusy` when the wait takes too long.
         """
         target = known_layout(layout).name
 
@@ -189,18 +196,21 @@ class Catalog:
     def drop(self, name: str) -> TableRecord:
         """Drops a table; its objects are left to `WriteAttempts.collect_abandoned`.
 
-        Waits until no other transaction uses it, and holds up none meanwhile. Raises `TableNotFound` and
-        `TableBusy`.
+        Waits until no other transaction uses the table, without blocking any meanwhile. Raises
+        `TableNotFound`, and `TableBusy` when the wait takes too long.
         """
         return self._drop(self.get(name))
 
-    def drop_unused(self, made: TableRecord) -> TableRecord:
-        """As `drop`, whatever the table's name is now, of one that never had rows; `TableBusy` for others."""
-        return self._drop(made, only_unused=True)
+    def drop_unused(self, record: TableRecord) -> TableRecord:
+        """Drops a table that never had rows, even if it was renamed; otherwise raises `TableBusy`.
 
-    def _drop(self, found: TableRecord, *, only_unused: bool = False) -> TableRecord:
+        Waits as `drop` does.
+        """
+        return self._drop(record, only_unused=True)
+
+    def _drop(self, record: TableRecord, *, only_unused: bool = False) -> TableRecord:
         def work(conn: psycopg.Connection[Any]) -> TableRecord:
-            table = self._held(conn, found)
+            table = self._held(conn, record)
             conn.execute(known_layout(table.layout).on("lock", table.table_id))
             if only_unused and not FileReferenceStore(self._supplier, table).is_unused(conn):
                 raise TableBusy(f"table {table.name!r} has been used since it was made", table=table.name)
@@ -212,12 +222,15 @@ class Catalog:
         return run_alone(self._supplier, work, operation="drop table")
 
     def instance_id(self) -> str:
-        """The id that database and object store share."""
+        """Returns the id that the database and its object store share."""
         return str(self._rows("instance_id")[0][0])
 
     @staticmethod
     def _held(conn: psycopg.Connection[Any], table: TableRecord) -> TableRecord:
-        """The table as it is now, until the transaction's end; `TableNotFound` when it was dropped."""
+        """Locks the table's row until the transaction ends, and returns the table as it is now.
+
+        Raises `TableNotFound` when it was dropped.
+        """
         row = conn.execute(_QUERIES["table_to_change"].on(), {"table_id": table.table_id}).fetchone()
         if row is None:
             raise TableNotFound.gone(table.name)
@@ -228,11 +241,11 @@ class Catalog:
 
 
 def _check_alone(conn: psycopg.Connection[Any], name: str) -> None:
-    """`TableAlreadyExists` for a name that SQL could not tell from another table's."""
+    """Raises `TableAlreadyExists` when another table's name differs in case only: SQL ignores case."""
     row = conn.execute(_QUERIES["alike"].on(), {"name": name}).fetchone()
     if row is not None:
         raise TableAlreadyExists(
-            f"table {name!r} could not be told from {row[0]!r}, which differs in upper and lower case only",
+            f"table {row[0]!r} exists already, and {name!r} differs from it only in upper and lower case",
             table=name,
         )
 
@@ -241,7 +254,7 @@ def _columns(table: TableRecord) -> dict[str, Any]:
     return {
         "name": table.name,
         "schema": Jsonb(table.schema.to_record()),
-        # defaults are left out, so that a later release may better them
+        # defaults are left out, so that a later release can change them
         "properties": Jsonb(table.properties.model_dump(exclude_defaults=True)),
         "layout": table.layout,
     }

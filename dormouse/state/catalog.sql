@@ -1,5 +1,5 @@
 -- name: add
--- Adds a table; gives nothing when the name is taken.
+-- Adds a table; returns nothing when the name is taken.
 insert into tables (name, schema, properties, layout)
 select %(name)s, %(schema)s, %(properties)s, %(layout)s
 from pg_advisory_xact_lock(hashtextextended('table ' || lower(%(name)s), 0))
@@ -33,12 +33,12 @@ where name = %(name)s
 returning table_id;
 
 -- name: alike
--- A table whose name differs in upper and lower case only. Asked after the name was taken, under a lock that all
--- who take such a name wait for.
+-- A table whose name differs in upper and lower case only. Runs after the name was taken, under a lock that every
+-- transaction that takes such a name waits for.
 select name from tables where lower(name) = lower(%(name)s) and name <> %(name)s limit 1;
 
 -- name: table_to_change
--- One table, held until the change of it is committed.
+-- One table, whose row stays locked until the change of it is committed.
 select table_id, name, schema, properties, layout, created_at, table_uuid, numbered
 from tables
 where table_id = %(table_id)s
@@ -49,23 +49,23 @@ for no key update;
 update tables set properties = %(properties)s where table_id = %(table_id)s;
 
 -- name: set_layout
--- Says how a table's references and files are stored from now on.
+-- Sets the layout by which a table's references and files are stored.
 update tables set layout = %(layout)s where table_id = %(table_id)s;
 
 -- name: remove
--- Removes a table, with all that only belongs to it.
+-- Removes a table; foreign keys remove the rows that belong to it.
 delete from tables where table_id = %(table_id)s;
 
 -- name: instance_id
--- Which instance this database is.
+-- The id of this database's instance.
 select instance_id from instance;
 
 -- name: rename_references
--- Gives the references the name that the other layout looks for; this costs nothing, however many there are.
+-- Renames the table of references to the name that the new layout uses; the cost does not depend on their number.
 alter table {old_reference} rename to {file_reference};
 
 -- name: adopt_files
--- Tracks the files as the other layout does.
+-- Tracks the files as the new layout does.
 with fact as materialized (
     {file_facts}
 )

@@ -1,4 +1,4 @@
-"""Everything that works on one table, wired together; and its address, for other processes."""
+"""The services of one table, wired together, and the address by which another process opens them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ TASK_CONNECTIONS_MAX = 2
 
 @dataclass(frozen=True)
 class TableAddress:
-    """How another process, such as a Spark task, opens the same table. Has credentials: never log it.
+    """The address by which another process, such as a Spark task, opens a table.
 
-    That process has no commit queue, and commits synchronously, whatever the table's property says.
+    It contains credentials: never log it. The other process has no commit queue. It commits synchronously,
+    even when the table's property `commit` is "async".
     """
 
     dsn: str = field(repr=False)
@@ -44,7 +45,7 @@ class TableAddress:
 
     @contextmanager
     def open(self) -> Iterator[TableContext]:
-        """The table's services, over connections that are closed at the end."""
+        """Yields the table's services, and closes their connections at the end."""
         supplier = ConnectionSupplier(self.dsn, connections_max=TASK_CONNECTIONS_MAX)
         try:
             objects = open_store(self.objects_url, **self.objects_options)
@@ -57,24 +58,29 @@ CUTS_REMEMBERED_MAX = 64
 
 
 class JobCommits(Protocol):
-    """A commit queue, for jobs that wait until their commit is visible.
-
-    True when it is applied, and the attempt ended; False when another commit with the id was applied before.
-    Raises `InvalidCommitRequest` when nothing was sent, since it is too large for the queue or adds nothing;
-    `CommitRejected`, `AttemptAbandoned` and other `CommitFailed` when nothing is applied, nor will be; and
-    `CommitOutcomeUnknown` only when the database does not answer any more.
-    """
+    """A commit queue for jobs that wait until their commit is visible."""
 
     def commit(self, request: Any, attempt: WriteAttempt) -> bool:
-        """Applies a commit request that names the attempt, and ends it."""
+        """Sends a commit request that names the attempt, and waits until it is applied.
+
+        Returns True when it was applied, which ends the attempt. Returns False when another commit with the
+        same id was applied before. Raises:
+
+        - `InvalidCommitRequest` when nothing was sent, because the request is too large or adds nothing;
+        - `CommitRejected`, `AttemptAbandoned` or another `CommitFailed` when nothing was or will be applied;
+        - `CommitOutcomeUnknown` only when the database no longer answers.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class TableContext:
-    """The services of one table; `commits` where a committer is known to run; `trees` may be shared.
+    """The services of one table.
 
-    `reports` where ingests are told of; `numbering` where a load gives its rows running numbers.
+    - `commits` is set where a committer is known to run.
+    - `trees` may be shared with other tables.
+    - `reports` is set where ingests are reported.
+    - `numbering` is set while a load gives its rows running numbers.
     """
 
     dsn: str = field(repr=False)
@@ -86,9 +92,9 @@ class TableContext:
     reports: RoundReports | None = field(default=None, repr=False, compare=False)
     numbering: Numbering | None = field(default=None, repr=False, compare=False)
     current_rows: bool = False
-    """Whether a row table is read as its current rows, and not as every version of them."""
+    """True if readers of a row table see its current rows, not every version of them."""
     verify: bool = False
-    """Whether this reader was asked to compare digests, whatever the table's property is."""
+    """True if this reader compares digests even when the table's property `verify_reads` is off."""
 
     @cached_property
     def schema(self) -> Schema:
@@ -100,12 +106,12 @@ class TableContext:
         return stored_schema(self.table.schema, self.properties)
 
     def schema_id(self, schema: Schema) -> str:
-        """Returns an id for columns that the table has or had, which changes with them."""
+        """Returns an id for columns that the table has or had; each version of them has another id."""
         return f"{self.table.uuid}.{schema.version}"
 
     @property
     def shown(self) -> TableContext:
-        """The services for readers of the table by its name, which have the current rows of a row table."""
+        """The services for queries that name the table: they read the current rows of a row table."""
         return replace(self, current_rows=True) if is_edited(self.properties) else self
 
     @property
@@ -114,12 +120,12 @@ class TableContext:
         return replace(self, current_rows=False)
 
     def verifying(self, verify: bool) -> TableContext:
-        """Returns the services for a reader that compares digests if `verify`, or else as the table says."""
+        """Returns the services for a reader that compares digests if `verify`, or if the property is set."""
         return replace(self, verify=True) if verify else self
 
     @property
     def verifies(self) -> bool:
-        """Returns whether the digest of each file is compared, at its first read of the process."""
+        """True if this process compares the digest of each file when it first reads the file."""
         return self.verify or self.properties.verify_reads
 
     @property
@@ -128,7 +134,7 @@ class TableContext:
 
     @property
     def async_commits(self) -> JobCommits | None:
-        """The queue that jobs commit through; None: each commits in a transaction of its own."""
+        """The queue through which jobs commit, or None if each commits in a transaction of its own."""
         return self.commits if self.properties.commit == "async" else None
 
     @property
@@ -140,11 +146,14 @@ class TableContext:
         return Shapes(self.supplier, self.table)
 
     def as_of(self, position: Position) -> TableContext:
-        """The services of the table with the columns that it had then."""
+        """Returns the services of the table with the columns that it had at a position."""
         return self._having(self.shapes.at(position.snapshot).table)
 
     def at_cut(self, cut: Cut, find: Callable[[], Position]) -> tuple[TableContext, Position]:
-        """As `as_of`, and where the cut is. Both are remembered; whoever plans asks whether they hold."""
+        """Returns the services as `as_of` does, and the cut's position, which `find` looks up.
+
+        Both are cached. The planner checks that they are still valid.
+        """
         known: dict[Cut, tuple[TableContext, Position]] = self.__dict__.setdefault("_cuts", {})
         if cut not in known:
             position = find()
@@ -156,7 +165,7 @@ class TableContext:
         return known[cut]
 
     def forget_cuts(self) -> None:
-        """What is remembered of cuts holds no more."""
+        """Clears the cache of cuts."""
         self.__dict__.pop("_cuts", None)
 
     def _having(self, then: TableRecord) -> TableContext:
@@ -164,7 +173,10 @@ class TableContext:
         return self if same else replace(self, table=then)
 
     def followed(self) -> TableContext:
-        """The services of the table as it is now: its name, columns, properties; the same when it is gone."""
+        """Returns the services of the table with its current name, columns and properties.
+
+        Returns `self` when nothing has changed or the table was dropped.
+        """
         now = self.shapes.now()
         if now is None or (now == self.table and now.schema.version == self.schema.version):
             return self
@@ -174,7 +186,7 @@ class TableContext:
 
     @property
     def newest_known(self) -> TableContext:
-        """Those of the table as it was when it was asked for last."""
+        """The services for the newest version of the table that this process has seen."""
         newest = self
         while (newer := newest.__dict__.get("_newer")) is not None:
             newest = newer
@@ -184,12 +196,18 @@ class TableContext:
     def writing(
         self, *, loads: bool = False, leftovers: bool = False
     ) -> Iterator[tuple[TableContext, WriteAttempt]]:
-        """A write attempt, as of `WriteAttempts`, and the services for the columns by which it writes."""
+        """Yields a write attempt, and the services with the version of the columns that it writes.
+
+        `loads` and `leftovers` are those of `WriteAttempts.attempt`.
+        """
         with self.attempts.attempt(self.table, loads=loads, leftovers=leftovers) as attempt:
             yield self.writing_for(attempt)
 
     def writing_for(self, attempt: WriteAttempt) -> tuple[TableContext, WriteAttempt]:
-        """The services for the columns by which an attempt writes that has just begun, and the attempt so."""
+        """Returns the services with the columns that a new attempt writes, and the attempt.
+
+        The columns may have changed since these services were made; then the attempt gets their version.
+        """
         if attempt.schema_version == self.schema.version:
             return self, attempt
         context = self.followed()

@@ -1,4 +1,4 @@
-"""The partition store: the tree of one table, and every change of it as an epoch."""
+"""The partition store: the partition tree of one table. Every change of its leaves begins an epoch."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from dormouse.state.trees import CHANGES_MAX, TreeCache, TreeReader, partition_f
 PAGE_ROWS = 10_000
 ONE_KEY_LEAVES_MAX = 1_000
 REST_SECONDS = 900.0
-"""How long maintenance does not merge leaves that were just made: they may be about to be filled."""
+"""Seconds before maintenance merges leaves that were just made: they may be about to be filled."""
 WALK_NODES_MAX = 2_000
 _QUERIES = load(__package__ or "", "partitions")
 
 
 @dataclass(frozen=True, slots=True)
 class LeafRows:
-    """A leaf's rows as its references tell: in all, and those counted exactly."""
+    """The rows of a leaf, summed over its references: all of them, and those that were counted exactly."""
 
     partition_id: str
     row_count: int
@@ -48,7 +48,7 @@ class LeafRows:
 
 @dataclass(frozen=True, slots=True)
 class FullLeaf:
-    """A leaf that is marked as full; `row_count` as its references tell."""
+    """A leaf that is marked as full; `row_count` is the sum over its references."""
 
     partition_id: str
     row_count: int
@@ -57,9 +57,10 @@ class FullLeaf:
 
 @dataclass(frozen=True, slots=True)
 class SmallPair:
-    """Two leaves, the halves of a partition, that have few rows together, as their references tell.
+    """Two leaves, the halves of one partition, that have few rows together.
 
-    `rested_seconds` is how long both have been leaves.
+    `row_count` is the sum over the references of all three. `rested_seconds` is the time for which both
+    halves have been leaves.
     """
 
     partition_id: str
@@ -71,18 +72,21 @@ class SmallPair:
 
 
 def rows_to_split(properties: TableProperties) -> int:
-    """How many rows a leaf has that is to be split."""
+    """Returns the number of rows from which a leaf is split."""
     return max(properties.split_threshold_rows, properties.split_min_rows)
 
 
 def rows_to_merge(properties: TableProperties) -> int | None:
-    """Leaves with fewer rows together are merged: so few that they are not soon split again. None: never."""
+    """Returns the number of rows below which two leaves are merged, or None if leaves are never merged.
+
+    It is at most three quarters of `rows_to_split`, so that a merged leaf is not soon split again.
+    """
     wanted = properties.merge_threshold_rows
     return None if wanted is None else min(wanted, rows_to_split(properties) * 3 // 4)
 
 
 def _leaf_rows(rows: Iterable[tuple[str, Any, Any]]) -> list[LeafRows]:
-    """Sums are numeric: those of valid counts may be more than a bigint."""
+    # the sums are numeric, since they may exceed a bigint
     return [LeafRows(partition_id, int(count), int(exact)) for partition_id, count, exact in rows]
 
 
@@ -99,38 +103,40 @@ class PartitionStore:
         self._scaling = Scaling(self._own)
 
     def create(self, conn: psycopg.Connection[Any], split_points: Sequence[KeyValue] = ()) -> None:
-        """Makes the tree of epoch 0; part of creating the table."""
+        """Creates the tree of epoch 0, in the transaction that creates the table."""
         numbers = count()
         partitions = tree_from_split_points(self._schema, split_points, lambda: f"0-{next(numbers)}")
         self._scaling.create(conn, partitions)
 
     def tree(self) -> PartitionTree:
-        """The tree at the current epoch; of one that is known, only what has changed is read."""
+        """Returns the tree at the current epoch; if one is cached, reads only what has changed since."""
         return self._reading(self.tree_in)
 
     def tree_in(self, conn: psycopg.Connection[Any]) -> PartitionTree:
-        """The tree at the epoch that the next statement on a connection sees."""
+        """Returns the tree at the epoch that the next statement on a connection sees."""
         epoch, made_at = self._reader.epoch(conn)
         return self.at(epoch, conn, made_at=made_at)
 
     def cached(self) -> PartitionTree | None:
-        """The tree at the newest epoch that is known here, without asking the database."""
+        """Returns the tree at the newest epoch in the cache, without a query; None if none is cached."""
         arrays = self._trees.get(self._table.table_id)
         return None if arrays is None else PartitionTree(arrays, arrays.epoch, self._schema)
 
-    def is_asked_again(self) -> bool:
-        """Whether a tree that is not cached was asked for before, and would be kept."""
-        return self._trees.is_asked_again(self._table.table_id)
+    def is_requested_again(self) -> bool:
+        """Returns whether an uncached tree was requested before and would fit into the cache."""
+        return self._trees.is_requested_again(self._table.table_id)
 
     def at(
         self, epoch: int, conn: psycopg.Connection[Any] | None = None, *, made_at: int | None = None
     ) -> PartitionTree:
-        """The tree at an epoch, which the connection sees if it is given one; `TableNotFound`.
+        """Returns the tree at an epoch.
 
-        Of a tree that is known only what has changed is read, else all of it; one of before the last merge
-        is read for itself. What several threads need at once one of them reads. ValueError when the table is
-        not at the epoch yet. With `made_at`, when the epoch was made, as the database tells: a known tree
-        that has another past is read anew.
+        If a tree is cached, reads only what has changed since; otherwise reads all of it. A tree from before
+        the last merge is read and cached on its own. When several threads need a tree, one of them reads it.
+
+        `conn`, if given, must see the epoch. `made_at` is the database's time of the epoch, in microseconds
+        since 1970: a cached tree that disagrees with it is read again. Raises `TableNotFound`,
+        `EpochNotFound` when the epoch was forgotten, and ValueError when the table is not yet at the epoch.
         """
         table_id = self._table.table_id
         for key in (table_id, (table_id, epoch)):
@@ -149,9 +155,10 @@ class PartitionStore:
         *,
         epoch: int | None = None,
     ) -> PartitionTree | None:
-        """A partial tree at the current epoch, or an older one: what overlaps a range of each key named.
+        """Returns the part of the tree that overlaps `ranges`, given by the names of row keys.
 
-        One statement, which looks up each of them by key. None when there are more than `nodes_max`.
+        Runs one statement, which looks up each partition by its key. `epoch` defaults to the current epoch.
+        Returns None when more than `nodes_max` partitions overlap.
         """
         return self._reader.walk(conn, ranges, nodes_max, epoch)
 
@@ -160,7 +167,8 @@ class PartitionStore:
 
     def _read(self, conn: psycopg.Connection[Any], epoch: int, made_at: int | None) -> PartitionTree:
         table_id = self._table.table_id
-        # with a connection in hand, so that the reader never waits for one of those that wait here
+        # the lock is taken with a connection in hand: the thread that reads must never wait for a connection
+        # of a thread that waits here
         with self._trees.loading(table_id):
             arrays = self._brought_to(conn, self._trees.get(table_id), epoch, made_at)
             self._trees.put(table_id, arrays)
@@ -177,7 +185,7 @@ class PartitionStore:
     def _brought_to(
         self, conn: psycopg.Connection[Any], arrays: TreeArrays | None, epoch: int, made_at: int | None
     ) -> TreeArrays:
-        """The tree of now, or of an epoch that is not older than the one known."""
+        """Returns arrays of the tree that reach at least to `epoch`, updated or read anew."""
         if (
             arrays is None
             or epoch > arrays.epoch + CHANGES_MAX
@@ -195,23 +203,23 @@ class PartitionStore:
     def _extend(self, arrays: TreeArrays, changes: list[PartitionRow], epoch: int) -> None:
         try:
             arrays.extend(changes, epoch)
-        except BaseException:  # Ctrl-C, perhaps: no caller may go on with half a change
+        except BaseException:  # also KeyboardInterrupt: no caller may use a tree with half of a change
             self._trees.drop(self._table.table_id)
             raise
 
     def partition(self, partition_id: str) -> Partition:
-        """One partition, looked up by its id without the tree; `PartitionNotFound`."""
-        found = self.partitions_in([partition_id] if is_text(partition_id) else [])
-        if partition_id not in found:
-            said = f"table {self._table.name!r} has no partition {partition_id!r}"
-            raise PartitionNotFound(said, table=self._table.name, partition_id=partition_id)
-        return found[partition_id]
+        """Returns one partition, looked up by its id without the tree; raises `PartitionNotFound`."""
+        partitions = self.partitions_in([partition_id] if is_text(partition_id) else [])
+        if partition_id not in partitions:
+            message = f"table {self._table.name!r} has no partition {partition_id!r}"
+            raise PartitionNotFound(message, table=self._table.name, partition_id=partition_id)
+        return partitions[partition_id]
 
     def root(self) -> Partition:
         return self.tree().root
 
     def leaves(self) -> tuple[Partition, ...]:
-        """The leaves, left before right."""
+        """Returns the leaves in the order of the tree, left before right."""
         return self.tree().leaves
 
     def split(
@@ -224,19 +232,21 @@ class PartitionStore:
     ) -> tuple[Partition, Partition]:
         """Divides a leaf: keys whose `field` (default: the first row key) is below `point` go left.
 
-        `conn` is inside a transaction that the split becomes part of.
-        Raises `PartitionNotFound`, `PartitionNotActive` when it was divided or merged already,
-        `ConcurrentScale` when that happened meanwhile, and `InvalidRange` when the point is not one of the
-        field's values inside the partition, above its minimum.
+        With `conn`, the split is part of the caller's transaction. Raises:
+
+        - `PartitionNotFound`;
+        - `PartitionNotActive` when the partition was already divided or merged;
+        - `ConcurrentScale` when another request divided or merged it meanwhile;
+        - `InvalidRange` when the point is no value of the field inside the partition, above its minimum.
         """
         split = field or self._schema.row_keys[0].name, point
         left, right = self._scaling.scale([partition_id], [split], None, conn)
         return left, right
 
     def merge(self, partition_ids: Iterable[str]) -> Partition:
-        """Merges leaves, which must be all that lie below one partition; gives the new leaf in its place.
+        """Merges leaves into one, and returns the new leaf; they must be all leaves below one partition.
 
-        Their references move to it. Raises what `scale` does.
+        The new leaf takes that partition's place, and the references move to it. Raises as `scale` does.
         """
         [leaf] = self.scale(partition_ids, [])
         return leaf
@@ -247,53 +257,58 @@ class PartitionStore:
         splits: Iterable[tuple[str, KeyValue]],
         request_id: str | None = None,
     ) -> list[Partition]:
-        """Divides a leaf, or merges leaves and divides what that makes, as one epoch; gives the new leaves.
+        """Divides a leaf, or merges leaves and divides the result, as one epoch; returns the new leaves.
 
-        `sealed_ids` are one leaf, or all that lie below one partition. `splits` are (field, point), applied
-        in order: each divides every new leaf that the point lies strictly inside of. The same request again,
-        with its `request_id`, gives the same answer; another with that id is `InvalidRange`. After an error
-        nothing is changed.
+        `sealed_ids` are one leaf, or all leaves below one partition. `splits` are (field, point) pairs,
+        applied in order: each divides every new leaf that has the point strictly inside. A repeated request
+        with the same `request_id` returns the same answer. After an error nothing has changed. Raises:
 
-        Raises `PartitionNotFound`; `PartitionNotActive` when one was divided or merged already,
-        `ConcurrentScale` when that happened meanwhile; `InvalidRange` when they are no list of leaves below
-        one partition, or a split divides nothing. Of merges: `FileReferenceAssignedToJob` when a job holds
-        files of theirs, `NotWhole` when a file also holds other partitions' rows, and `TableBusy`.
+        - `PartitionNotFound`;
+        - `PartitionNotActive` when a partition was already divided or merged;
+        - `ConcurrentScale` when another request divided or merged one meanwhile;
+        - `InvalidRange` when `sealed_ids` are not all leaves below one partition, when a split divides
+          nothing, or when another request had the same `request_id`;
+        - for merges: `FileReferenceAssignedToJob` when a job holds their files, `NotWhole` when a file also
+          holds rows of other partitions, and `TableBusy`.
         """
         return self._scaling.scale(sealed_ids, splits, request_id)
 
-    # What maintenance needs: full leaves, small pairs, references above the leaves. They are found by looks
-    # at what has changed (`OwnTables.look`), and are marked until they are dealt with.
+    # Work for maintenance: full leaves, small pairs, references above the leaves. `OwnTables.look` finds it
+    # among what has changed, and marks it until maintenance has dealt with it.
 
     def leaf_rows(self) -> list[LeafRows]:
-        """All leaves that have files: reads all references."""
+        """Returns the rows of all leaves that have files; reads all references."""
         return _leaf_rows(self._rows("row_counts", scans=True))
 
     def leaf_rows_in(self, partition_ids: Iterable[str]) -> list[LeafRows]:
-        """Those of some leaves that have files."""
+        """Returns the rows of some partitions, without those that have no files."""
         return _leaf_rows(self._rows("row_counts_in", partition_ids=list(partition_ids)))
 
     def page(self, after: str, limit: int, *, leaves: bool = False) -> list[Partition]:
-        """At most `limit` partitions, by id, whose id is greater than `after`; all, or the leaves."""
+        """Returns at most `limit` partitions whose id is greater than `after`, sorted by id.
+
+        With `leaves`, returns leaves only.
+        """
         if not is_text(after):
             return []
         rows = self._rows("partition_page", after=after, limit=limit, leaves=leaves)
         return [partition_from_row(self._table.schema, row) for row in rows]
 
     def partitions_in(self, partition_ids: Iterable[str]) -> dict[str, Partition]:
-        """Some partitions by id, as they are now, whatever the size of the tree; unknown ones are absent."""
+        """Returns partitions by id, as they are now, without reading the tree; unknown ids are absent."""
         rows = self._rows("partitions_in", partition_ids=list(partition_ids))
         return {row[0]: partition_from_row(self._table.schema, row) for row in rows}
 
     def look_for_full_leaves(self) -> int:
-        """Marks the leaves that have so many rows that they are to be split; gives how many.
+        """Marks the leaves with enough rows to be split, and returns how many.
 
-        Looks at those that have changed since the last time, or are marked; once a day at all.
+        Looks at leaves that have changed since the last look or are marked; once a day at all leaves.
         """
         values = {"row_count_min": rows_to_split(self._table.properties)}
         return int(self._own.look("splits", values, lambda: _QUERIES["look_for_full_leaves"]))
 
     def full_leaves(self) -> Iterator[FullLeaf]:
-        """The leaves that are marked as full, by id; streamed."""
+        """Yields the leaves that are marked as full, sorted by id, a page at a time."""
         after = ""
         while page := self._rows("full_leaves", after=after, limit=PAGE_ROWS):
             for partition_id, marks, row_count in page:
@@ -302,19 +317,19 @@ class PartitionStore:
             after = page[-1][0]
 
     def look_for_small_pairs(self) -> int:
-        """Marks the partitions of which both halves are leaves, to be merged; gives how many.
+        """Marks the partitions whose halves are leaves with few enough rows to be merged; returns how many.
 
-        Looks as `look_for_full_leaves` does.
+        Looks at what `look_for_full_leaves` looks at, and at the partitions above.
         """
         values = {"row_count_max": rows_to_merge(self._table.properties) or 0}
         return int(self._own.look("merges", values, lambda: self._of_pairs("look_for_small_pairs")))
 
     def small_pairs(self) -> Iterator[SmallPair]:
-        """The pairs of leaves that are marked to be merged, by the partition above; streamed."""
+        """Returns an iterator over the pairs of leaves marked to be merged, by the partition above."""
         return self._pairs("small_pairs")
 
     def all_small_pairs(self) -> Iterator[SmallPair]:
-        """Likewise, whether they are marked or not: reads all partitions and references."""
+        """Returns an iterator over all pairs of leaves to merge, marked or not; reads all references."""
         return self._pairs("all_small_pairs")
 
     def _pairs(self, name: str) -> Iterator[SmallPair]:
@@ -330,40 +345,40 @@ class PartitionStore:
             after = page[-1][0] if page else None
 
     def _of_pairs(self, name: str) -> Query:
-        # in this order: one is a part of the other
+        # in this order, since found_pairs contains its_halves
         return _QUERIES[name].including(
             found_pairs=_QUERIES["found_pairs"], its_halves=_QUERIES["its_halves"]
         )
 
     def settle(self, marks: Iterable[int]) -> None:
-        """What has these marks is dealt with: it is due again only when it changes, or after a day."""
+        """Deletes marks of work that is done: the next look finds it only if it changed, or after a day."""
         work = rows_of(_QUERIES["settle"], {"marks": list(marks)})
         run_transaction(self._supplier, work, operation="settle a leaf")
 
     def note_one_key(self, partition_id: str, *, is_one_key: bool) -> None:
-        """Notes whether all rows of a full leaf have one key, so that it cannot be divided."""
+        """Records whether all rows of a full leaf have the same key, so that it cannot be divided."""
         key = {"table_id": self._table.table_id, "partition_id": partition_id}
         work = rows_of(_QUERIES["note_one_key"], {**key, "is_one_key": is_one_key})
         run_transaction(self._supplier, work, operation="note a leaf")
 
     def one_key_leaves(self) -> tuple[str, ...]:
-        """Returns the ids of full leaves of which all rows have one key, at most `ONE_KEY_LEAVES_MAX`.
+        """Returns the ids of full leaves in which all rows have the same key, at most `ONE_KEY_LEAVES_MAX`.
 
-        A leaf to which rows of other keys were added since is among them until a round of splits looks at it.
+        If rows of other keys were added since, the leaf stays listed until the next round of splits.
         """
         row_count_min = rows_to_split(self._table.properties)
         found = self._rows("one_key_leaves", row_count_min=row_count_min, limit=ONE_KEY_LEAVES_MAX)
         return tuple(partition_id for (partition_id,) in found)
 
     def count_above_leaves(self) -> int:
-        """How many references `references_above_leaves` would give now."""
+        """Returns how many references `references_above_leaves` would yield now."""
         self._look_above()
         return int(self._rows("count_above")[0][0])
 
     def references_above_leaves(self) -> Iterator[SplitFileReferenceRequest]:
-        """How to push down, by one level, the unassigned references of partitions that were divided.
+        """Yields requests that push the unassigned references of divided partitions down by one level.
 
-        Streamed, by partition. What is pushed meanwhile to partitions that were divided is not among them.
+        They come by partition, a page at a time. References that are added while this runs are left out.
         """
         till = self._look_above()
         after: tuple[str, UUID] = ("", UUID(int=0))
@@ -382,6 +397,6 @@ class PartitionStore:
         return self._own.look("pushes", {}, lambda: _QUERIES["look_for_references_above"])
 
     def _rows(self, name: str, *, scans: bool = False, **values: Any) -> list[Any]:
-        """Of a query on the table's own tables."""
+        """Returns the rows of a query on the table's own PostgreSQL tables."""
         query = _QUERIES[name].including(above=_QUERIES["above"], its_partition=ITS_PARTITION)
         return self._own.rows(query, values, scans=scans, operation=name)

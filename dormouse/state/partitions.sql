@@ -1,5 +1,5 @@
 -- name: row_counts
--- The rows of each leaf as its references tell, in all and those known exactly.
+-- The rows of each leaf, summed over its references: all, and those counted exactly.
 select r.partition_id, sum(r.row_count) as row_count,
     coalesce(sum(r.row_count) filter (where not r.count_approximate), 0) as exact_row_count
 from {file_reference} r
@@ -8,7 +8,7 @@ group by r.partition_id
 order by r.partition_id;
 
 -- name: row_counts_in
--- Likewise, of some partitions.
+-- The same for some partitions.
 select r.partition_id, sum(r.row_count) as row_count,
     coalesce(sum(r.row_count) filter (where not r.count_approximate), 0) as exact_row_count
 from {file_reference} r
@@ -23,7 +23,7 @@ from partition
 where table_id = %(table_id)s and partition_id = any(%(partition_ids)s);
 
 -- name: look_for_full_leaves
--- Marks the leaves that have so many rows, among those to look at; gives how many.
+-- Marks the leaves with at least row_count_min rows, among those to look at; returns how many.
 with {changed}, due as materialized (
     select p.partition_id
     from changed c
@@ -36,7 +36,7 @@ with {changed}, due as materialized (
 select count(*) from due;
 
 -- name: full_leaves
--- A page of the leaves that are marked as full, with their marks and rows; null rows: no leaf any more.
+-- A page of the leaves that are marked as full, with their marks and rows. Rows are null if it is no longer a leaf.
 select d.partition_id, d.marks, s.row_count
 from (
     select partition_id, array_agg(mark_id) as marks
@@ -55,8 +55,8 @@ left join lateral (
 order by d.partition_id;
 
 -- name: look_for_small_pairs
--- Marks the partitions whose halves are leaves with few rows together, among those to look at and above them; gives how
--- many.
+-- Marks the partitions whose halves are leaves with fewer than row_count_max rows together, among those to look at and
+-- their parents; returns how many.
 with {changed}, above as materialized (
     select distinct case when p.sealed_epoch is null then p.parent_id else p.partition_id end as partition_id
     from changed c
@@ -71,7 +71,7 @@ with {changed}, above as materialized (
 select count(*) from due;
 
 -- name: its_halves
--- Part of a query: of the partition of each a, n, when both of its halves are leaves, and the rows s of all three.
+-- Part of a query: for each a, its partition n if both halves of it are leaves, and the rows s of all three.
 cross join lateral (
     select * from partition p where p.table_id = %(table_id)s and p.partition_id = a.partition_id offset 0
 ) n
@@ -90,7 +90,8 @@ cross join lateral (
 ) s
 
 -- name: found_pairs
--- Part of a query: of each a the pair of small leaves, if it is one; the last row has the last a.
+-- Part of a query: for each a, the pair of small leaves, or nulls if it has none. The last row has the last a, which
+-- the next page follows.
 select a.partition_id, f.*, a.marks
 from a
 left join lateral (
@@ -105,7 +106,7 @@ left join lateral (
 order by a.partition_id
 
 -- name: small_pairs
--- A page of the partitions that are marked, with their halves, rows, rest and marks; null: to be merged no more.
+-- A page of the marked partitions, with their halves, rows, seconds of rest and marks. Nulls if no longer to be merged.
 with a as materialized (
     select partition_id, array_agg(mark_id) as marks
     from dirty_partition
@@ -117,7 +118,7 @@ with a as materialized (
 {found_pairs};
 
 -- name: all_small_pairs
--- Likewise of all partitions that were divided.
+-- The same for all partitions that were divided.
 with a as materialized (
     select partition_id, '{}'::bigint[] as marks
     from partition
@@ -128,11 +129,12 @@ with a as materialized (
 {found_pairs};
 
 -- name: settle
--- Removes marks of what is dealt with.
+-- Removes marks of work that is done.
 delete from dirty_partition where mark_id = any(%(marks)s);
 
 -- name: note_one_key
--- Notes whether all rows of a full leaf have one key; forgets what was noted of it, and of partitions that are no leaf.
+-- Records whether all rows of a full leaf have one key. Replaces its earlier record, and deletes those of partitions that
+-- are no longer leaves.
 with forgotten as (
     delete from dirty_partition d
     where d.table_id = %(table_id)s and d.purpose = 'one_key' and (
@@ -147,7 +149,7 @@ select %(table_id)s, 'one_key', %(partition_id)s
 where %(is_one_key)s;
 
 -- name: one_key_leaves
--- The leaves that were noted so, and have as many rows still.
+-- The leaves recorded as having one key that still have at least row_count_min rows.
 select p.partition_id
 from (select distinct partition_id from dirty_partition where table_id = %(table_id)s and purpose = 'one_key') c
 {its_partition}
@@ -159,7 +161,7 @@ order by p.partition_id
 limit %(limit)s;
 
 -- name: look_for_references_above
--- Marks the partitions that were divided and have unassigned references, among those to look at; gives the snapshot.
+-- Marks the divided partitions with unassigned references, among those to look at; returns the snapshot.
 with {changed}, due as materialized (
     select p.partition_id
     from changed c
@@ -171,8 +173,8 @@ with {changed}, due as materialized (
 select pg_current_snapshot()::text;
 
 -- name: references_above
--- A page of the unassigned references of marked partitions that were there at a snapshot, with the children: to be
--- pushed down one level.
+-- A page of the unassigned references of marked partitions, with the partitions' children, to push down one level. Leaves
+-- out references that a snapshot did not see.
 select r.file_id, p.left_id, p.right_id, r.filename, r.partition_id, r.row_count, r.job_id, r.last_updated,
     r.count_approximate, r.only_contains_data_for_this_partition
 from {above} c
@@ -185,11 +187,11 @@ order by c.partition_id, r.file_id
 limit %(limit)s;
 
 -- name: above
--- Part of a query: the partitions that are marked as divided with references.
+-- Part of a query: the partitions that are marked as having references to push down.
 (select distinct partition_id from dirty_partition where table_id = %(table_id)s and purpose = 'pushes')
 
 -- name: count_above
--- How many references of partitions that were divided wait to be pushed down.
+-- The number of references of divided partitions that wait to be pushed down.
 select count(*)
 from {above} c
 {its_partition}
@@ -199,7 +201,7 @@ cross join lateral (
 where p.sealed_epoch is not null;
 
 -- name: partition_page
--- The partitions after one, by id: all, or the leaves alone.
+-- A page of the partitions after one, sorted by id: all, or the leaves alone.
 select partition_id, parent_id, min_keys, max_keys, split_key, split_point, left_id, right_id
 from partition
 where table_id = %(table_id)s and partition_id > %(after)s and merged_epoch is null and (sealed_epoch is null or not %(leaves)s)

@@ -1,7 +1,7 @@
-"""Leaves are divided and merged: each change of a table's leaves is an epoch, written by one transaction.
+"""Splits and merges of leaves. Each change of a table's leaves is an epoch, written in one transaction.
 
-Leaves that are merged are all that lie below one partition. The new one takes that one's place, and they
-leave the tree (docs/decisions/0036). What is merged may be divided at once.
+A merge takes all leaves below one partition. The new leaf takes that partition's place, and everything below
+it leaves the tree (docs/decisions/0036). The same epoch may divide the new leaf again.
 """
 
 from __future__ import annotations
@@ -35,19 +35,23 @@ from dormouse.postgres.transaction import fetched, run_alone, run_transaction
 from dormouse.state.files.layout import OwnTables, dropped_tables
 from dormouse.state.trees import partition_from_row, partition_values
 
-# What a scale makes of a region: the new partitions, and what is wrong with a request for one.
+# Checks of a request, and the partitions that it makes of a region.
 
 
 @dataclass
 class Division:
-    """A partition that is divided again and again: the leaves so far, left before right, and the others."""
+    """A partition that is divided repeatedly.
+
+    `leaves` has the leaves so far, left before right; `inner` the partitions that were divided; `uppers` the
+    ids of those that are right halves.
+    """
 
     leaves: list[Partition]
     inner: list[Partition] = field(default_factory=list)
     uppers: set[str] = field(default_factory=set)
 
     def divide(self, schema: Schema, split: Split, new_id: Callable[[], str]) -> None:
-        """Divides each leaf that the point lies strictly inside of; `InvalidRange` when there is none."""
+        """Divides each leaf that has the point strictly inside; raises `InvalidRange` when there is none."""
         leaves, refusal = list[Partition](), None
         for leaf in self.leaves:
             try:
@@ -68,14 +72,14 @@ def _divided(
     schema: Schema, leaf: Partition, split: Split, new_id: Callable[[], str]
 ) -> tuple[Partition, Partition, Partition]:
     try:
-        split_partition(schema, leaf, split, "", "")  # ids are given out only where it can be divided
+        split_partition(schema, leaf, split, "", "")  # raises before any id is used up
         return split_partition(schema, leaf, split, new_id(), new_id())
     except InvalidKey as error:
         raise InvalidRange(f"split point: {error}") from None
 
 
 def checked_ids(partition_ids: Any) -> list[str]:
-    """The ids of a request; `InvalidRange` when they are no list, or empty, or one comes twice."""
+    """Returns the ids of a request; raises `InvalidRange` if they are no list, none, or repeat one."""
     if isinstance(partition_ids, str | bytes) or not isinstance(partition_ids, Iterable):
         raise InvalidRange(f"partitions must be a list of ids, not {partition_ids!r}")
     ids = list(partition_ids)
@@ -91,7 +95,7 @@ def checked_ids(partition_ids: Any) -> list[str]:
 
 
 def checked_splits(splits: Any) -> list[Split]:
-    """(field, point) pairs as splits; `InvalidRange` for what is none."""
+    """Returns (field, point) pairs as splits; raises `InvalidRange` for anything else."""
     if isinstance(splits, str | bytes) or not isinstance(splits, Iterable):
         raise InvalidRange(f"splits must be a list of (field, point), not {splits!r}")
     found = []
@@ -103,14 +107,18 @@ def checked_splits(splits: Any) -> list[Split]:
 
 
 def counts(sealed: Sequence[Partition], created: Sequence[Partition]) -> tuple[int, int]:
-    """How many of the sealed overlap several of the created; and the other way round."""
+    """Returns the numbers of splits and of merges.
+
+    A sealed partition that overlaps several created ones was split; a created one that overlaps several
+    sealed ones was merged.
+    """
     if len(sealed) == 1 or len(created) == 1:
         return int(len(created) > 1), int(len(sealed) > 1)
     return _overlapping(sealed, created), _overlapping(created, sealed)
 
 
 def _overlapping(some: Sequence[Partition], others: Sequence[Partition]) -> int:
-    return sum(sum(one.region.overlaps(other.region) for other in others) > 1 for one in some)
+    return sum(sum(each.region.overlaps(other.region) for other in others) > 1 for each in some)
 
 
 CHUNK_EPOCHS = 1_000
@@ -120,7 +128,7 @@ _QUERIES = load(__package__ or "", "scaling")
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A partition as it is now. A root is no half of another; a leaf is not sealed."""
+    """A partition as it is now. `is_upper` is None for a root; `sealed_epoch` is None for a leaf."""
 
     partition: Partition
     is_upper: bool | None
@@ -129,20 +137,20 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What leaves are merged to: the partition above them, and the others below it that were divided."""
+    """The partition that merged leaves take the place of, and the divided partitions between."""
 
     top: _Stored
     inner: tuple[str, ...]
 
 
 class Scaling:
-    """Changes of the leaves of one table."""
+    """The splits and merges of one table's leaves."""
 
     def __init__(self, own: OwnTables) -> None:
         self._own = own
 
     def create(self, conn: psycopg.Connection[Any], partitions: Sequence[Partition]) -> None:
-        """The tree of epoch 0, in which all leaves are new."""
+        """Writes the tree of epoch 0, in which all leaves are new."""
         uppers = {partition.child_ids[1] for partition in partitions if partition.child_ids}
         self._add(conn, partitions, 0, uppers, None)
         created = [partition.partition_id for partition in partitions if partition.is_leaf]
@@ -155,7 +163,10 @@ class Scaling:
         request_id: str | None = None,
         conn: psycopg.Connection[Any] | None = None,
     ) -> list[Partition]:
-        """See `PartitionStore.scale`; with `conn`, of one leaf, in the caller's transaction."""
+        """Splits or merges as `PartitionStore.scale` does.
+
+        With `conn`, one leaf is split in the caller's transaction.
+        """
         scale = _Scale(self, checked_ids(sealed_ids), checked_splits(splits), request_id)
         if conn is not None:
             work = partial(scale.work, conn)
@@ -168,7 +179,10 @@ class Scaling:
         return self._own.following(work, conn)
 
     def keep_writers_out(self, conn: psycopg.Connection[Any]) -> None:
-        """Until the transaction ends, which has seen nothing yet; for `run_alone`."""
+        """Locks out the table's writers until the transaction ends.
+
+        It must be the first statement of a transaction of `run_alone`, which must not have a snapshot yet.
+        """
         self._own.rows_in(conn, "keep_writers_out")
 
     def _add(
@@ -179,7 +193,7 @@ class Scaling:
         uppers: set[str],
         top: _Stored | None,
     ) -> None:
-        """Adds partitions of an epoch, of which `top` is for the first what it takes the place of."""
+        """Adds the partitions of an epoch. The first one takes the place of `top`, if given."""
         table, rows = self._own.table, []
         for each in partitions:
             is_upper = None if each.parent_id is None else each.partition_id in uppers
@@ -228,7 +242,7 @@ class Scaling:
 
 
 class _Scale:
-    """One request, whose transaction may run several times."""
+    """One request to split or merge, whose transaction may run several times."""
 
     def __init__(
         self, scaling: Scaling, sealed_ids: list[str], splits: list[Split], request_id: str | None
@@ -318,15 +332,19 @@ class _Scale:
         self._own.rows_in(conn, "move", {**moved, "place": start.partition_id})
 
     def _sizes(self, conn: psycopg.Connection[Any]) -> list[tuple[int, int]]:
-        """Rows and bytes of each partition that is sealed, as its references tell."""
+        """Returns the rows and bytes of each partition to seal, summed over its references."""
         rows = self._own.rows_in(conn, "sealed_sizes", {"partition_ids": self._ids})
-        found = {partition_id: (row_count, byte_count) for partition_id, row_count, byte_count in rows}
-        return [found[partition_id] for partition_id in self._ids]
+        sizes = {partition_id: (row_count, byte_count) for partition_id, row_count, byte_count in rows}
+        return [sizes[partition_id] for partition_id in self._ids]
 
     def _check_movable(
         self, conn: psycopg.Connection[Any], partition_ids: Sequence[str], same_region: str
     ) -> None:
-        """Raises `FileReferenceAssignedToJob`, or `NotWhole` of others than the one of the same region."""
+        """Checks that all references of some partitions can be moved to the merged leaf.
+
+        Raises `FileReferenceAssignedToJob`, or `NotWhole` for a file that also holds other partitions' rows.
+        The partition `same_region` may refer to such files, since the merged leaf has its region.
+        """
         values = {"partition_ids": partition_ids, "same_region": same_region}
         for partition_id, filename, job_id in self._own.rows_in(conn, "first_that_stays", values):
             table = self._table.name
@@ -344,7 +362,7 @@ class _Scale:
         return rows[0][0], rows[0][1]
 
     def _answered(self, conn: psycopg.Connection[Any]) -> list[Partition] | None:
-        """What this request has made, if it was done before: as it was then."""
+        """Returns the leaves that this request made, as they were then, or None if it was not applied yet."""
         if self._request_id is None:
             return None
         rows = self._scaling._rows(conn, "answered", request_id=self._request_id)
@@ -353,8 +371,8 @@ class _Scale:
         epoch, sealed, created = rows[0]
         if set(sealed) != set(self._ids):
             raise self._another("of " + ", ".join(map(repr, sealed)))
-        found = {one.partition.partition_id: one.partition for one in self._by_id(conn, created)}
-        made = [replace(found[each], child_ids=(), split=None) for each in created]
+        stored = {each.partition.partition_id: each.partition for each in self._by_id(conn, created)}
+        made = [replace(stored[each], child_ids=(), split=None) for each in created]
         new_id = _new_ids(epoch)
         start_id = new_id() if self.merges else self._ids[0]
         [start] = self._by_id(conn, [start_id])
@@ -366,9 +384,9 @@ class _Scale:
                 return made
         raise self._another("of the same partitions at other points")
 
-    def _another(self, what: str) -> InvalidRange:
+    def _another(self, which: str) -> InvalidRange:
         return InvalidRange(
-            f"request {self._request_id!r} of table {self._table.name!r} was another, {what}: give each "
+            f"request {self._request_id!r} of table {self._table.name!r} was another, {which}: give each "
             "request an id of its own"
         )
 
@@ -376,44 +394,48 @@ class _Scale:
         return self._scaling._stored(conn, "stored", partition_ids=list(filter(is_text, ids)))
 
     def _leaves(self, conn: psycopg.Connection[Any]) -> list[_Stored]:
-        """The partitions to seal, which are leaves."""
-        found = {one.partition.partition_id: one for one in self._by_id(conn, self._ids)}
+        """Returns the partitions to seal; raises when one is unknown or no longer a leaf."""
+        stored = {each.partition.partition_id: each for each in self._by_id(conn, self._ids)}
         for partition_id in self._ids:
-            if partition_id not in found:
-                said = f"table {self._table.name!r} has no partition {partition_id!r}"
-                raise PartitionNotFound(said, table=self._table.name, partition_id=partition_id)
-            one = found[partition_id]
-            if one.sealed_epoch is None:
+            if partition_id not in stored:
+                message = f"table {self._table.name!r} has no partition {partition_id!r}"
+                raise PartitionNotFound(message, table=self._table.name, partition_id=partition_id)
+            leaf = stored[partition_id]
+            if leaf.sealed_epoch is None:
                 continue
-            how = "merged" if one.partition.is_leaf else "divided"
+            how = "merged" if leaf.partition.is_leaf else "divided"
             about = f"partition {partition_id!r} of table {self._table.name!r} was {how}"
-            if self._began is not None and one.sealed_epoch > self._began:
-                said = f"{about} by another request meanwhile; this one changed nothing"
-                raise ConcurrentScale(said, table=self._table.name, partition_id=partition_id)
-            said = f"{about} already"
-            raise PartitionNotActive(said, table=self._table.name, partition_id=partition_id)
-        return [found[partition_id] for partition_id in self._ids]
+            if self._began is not None and leaf.sealed_epoch > self._began:
+                message = f"{about} by another request meanwhile; this one changed nothing"
+                raise ConcurrentScale(message, table=self._table.name, partition_id=partition_id)
+            message = f"{about} already"
+            raise PartitionNotActive(message, table=self._table.name, partition_id=partition_id)
+        return [stored[partition_id] for partition_id in self._ids]
 
     def _family(self, conn: psycopg.Connection[Any], leaves: Sequence[_Stored]) -> _Family:
-        """Where the leaves lie, which must be all that lie there, with nothing that cannot be moved."""
+        """Returns the partition above the leaves, which must be all leaves below it.
+
+        Raises `InvalidRange` if they are not, and as `_check_movable` does.
+        """
         stored, wanted = self._scaling._stored, set(self._ids)
         regions = [leaf.partition.region for leaf in leaves]
         above = stored(conn, "above", partition_id=self._ids[0], levels=len(leaves) - 1)
-        holding = (one for one in above if all(each.lies_in(one.partition.region) for each in regions))
+        holding = (node for node in above if all(each.lies_in(node.partition.region) for each in regions))
         top = next(holding, None)
         if top is None:
             raise InvalidRange(
                 f"partitions {_named(self._ids)} of table {self._table.name!r} are not all leaves below one "
-                "partition: only such can be merged"
+                "partition: only all leaves below one partition can be merged"
             )
         top_id = top.partition.partition_id
-        below = [one.partition for one in stored(conn, "below", partition_id=top_id, limit=2 * len(leaves))]
+        nodes = stored(conn, "below", partition_id=top_id, limit=2 * len(leaves))
+        below = [each.partition for each in nodes]
         others = [each.partition_id for each in below if each.is_leaf and each.partition_id not in wanted]
         if others or len(below) != 2 * len(leaves) - 1:
-            also = f": {others[0]!r} lies there, too" if others else ""
+            missing = f": {others[0]!r} lies there, too" if others else ""
             raise InvalidRange(
                 f"partitions {_named(self._ids)} of table {self._table.name!r} are not all leaves below "
-                f"{top_id!r}{also}; only all of them can be merged"
+                f"{top_id!r}{missing}; only all of them can be merged"
             )
         inner = [each.partition_id for each in below if not each.is_leaf and each.partition_id != top_id]
         self._check_movable(conn, [top_id, *inner, *self._ids], top_id)
@@ -421,7 +443,7 @@ class _Scale:
 
 
 def _new_ids(epoch: int) -> Callable[[], str]:
-    """Gives the ids of the partitions that an epoch makes, one after the other."""
+    """Returns a function that returns the next id of a partition that the epoch makes."""
     return (f"{epoch}-{number}" for number in count()).__next__
 
 

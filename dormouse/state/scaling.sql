@@ -1,10 +1,10 @@
 -- name: hold
--- Other changes of the table's leaves wait here; gives the current epoch, and the one when this began to wait.
+-- Locks the table's row, so that other changes of its leaves wait. Returns the current epoch, and the epoch before the wait.
 with began as materialized (select epoch from tables where table_id = %(table_id)s)
 select t.epoch, b.epoch from tables t, began b where t.table_id = %(table_id)s for no key update of t;
 
 -- name: answered
--- The epoch of a request that was done before, and what it sealed and made.
+-- The epoch of a request that was applied before, and the partitions that it sealed and created.
 select epoch, sealed, created from epoch where table_id = %(table_id)s and request_id = %(request_id)s;
 
 -- name: stored
@@ -14,7 +14,7 @@ from partition p
 where table_id = %(table_id)s and partition_id = any(%(partition_ids)s::text[]);
 
 -- name: above
--- The partitions above one, nearest first, so many levels.
+-- The partitions above one, nearest first, up to a number of levels.
 with recursive above as (
     select p.*, 0 as level from partition p where table_id = %(table_id)s and partition_id = %(partition_id)s
     union all
@@ -28,7 +28,7 @@ with recursive above as (
 select {partition_and_state} from above p where level > 0 order by level;
 
 -- name: below
--- A partition and those below it; no more than wanted.
+-- A partition and those below it, at most so many.
 with recursive below as (
     select p.* from partition p where table_id = %(table_id)s and partition_id = %(partition_id)s
     union all
@@ -42,12 +42,12 @@ with recursive below as (
 select {partition_and_state} from below p limit %(limit)s;
 
 -- name: partition_and_state
--- Part of a query: the columns of a partition p, which half it is, and when it was sealed.
+-- Part of a query: the columns of a partition p, whether it is the upper half of its parent, and when it was sealed.
 p.partition_id, p.parent_id, p.min_keys, p.max_keys, p.split_key, p.split_point, p.left_id, p.right_id, p.is_upper,
 p.sealed_epoch
 
 -- name: seal
--- Ends leaves at an epoch: divided into two, or merged.
+-- Seals leaves at an epoch: one that is divided in two, or some that are merged.
 update partition p
 set sealed_epoch = %(epoch)s, sealed_rows = s.row_count, sealed_bytes = s.byte_count, split_key = %(split_key)s,
     split_point = %(split_point)s, left_id = %(left_id)s, right_id = %(right_id)s, merged_epoch = %(merged_epoch)s,
@@ -57,13 +57,13 @@ from unnest(%(partition_ids)s::text[], %(row_counts)s::bigint[], %(byte_counts)s
 where p.table_id = %(table_id)s and p.partition_id = s.partition_id collate "C";
 
 -- name: leave
--- Divided partitions leave the tree at an epoch, together with the leaves below them.
+-- Removes divided partitions from the tree at an epoch, as the leaves below them are merged.
 update partition
 set merged_epoch = %(merged_epoch)s, merged_id = %(merged_id)s
 where table_id = %(table_id)s and partition_id = any(%(partition_ids)s::text[]);
 
 -- name: take_place
--- A partition's half becomes another.
+-- Replaces one half of a partition by another partition.
 update partition
 set left_id = case left_id when %(before)s then %(after)s else left_id end,
     right_id = case right_id when %(before)s then %(after)s else right_id end
@@ -81,7 +81,7 @@ values (
 );
 
 -- name: add_epoch
--- Records the table's next epoch: its time strictly increases. Where the clock was set back, it is noted, too.
+-- Records the table's next epoch. Times of epochs strictly increase; when the clock was set back, clock_at keeps its time.
 with now as (
     update tables set epoch = %(epoch)s where table_id = %(table_id)s
 )
@@ -99,7 +99,7 @@ from (
 ) e;
 
 -- name: add_chunk
--- Adds up the epochs since the last chunk of running totals, up to one.
+-- Records the running totals up to a chunk: those of the last chunk, plus the epochs since.
 insert into history_chunk (table_id, chunk, splits, merges, sealed_rows, sealed_bytes)
 select %(table_id)s, %(chunk)s, coalesce(c.splits, 0) + e.splits, coalesce(c.merges, 0) + e.merges,
     coalesce(c.sealed_rows, 0) + e.sealed_rows, coalesce(c.sealed_bytes, 0) + e.sealed_bytes

@@ -1,11 +1,11 @@
 -- name: check_tree
--- Partitions of a tree with gaps or overlaps, at any epoch: each but a root is one half of its parent. What was that half is
--- one partition after another: the first came when the parent was divided, each other when the one before it left, and the
--- last one, which the parent names, leaves with the parent.
+-- Partitions with gaps or overlaps, at any epoch. Each partition but a root is one half of its parent. Several partitions can
+-- be the same half one after another: the first was made when the parent was divided, each next one when the one before left
+-- the tree, and the last one, which the parent names, leaves with the parent.
 with {forgotten}, p as materialized (
     select *, lag(merged_epoch) over halves as before, lag(partition_id) over halves is null as is_first,
         lead(partition_id) over halves is null as is_last,
-        -- those before it may be forgotten
+        -- the partitions before it may have been forgotten
         lag(partition_id) over halves is null and created_epoch <= (select epoch from forgotten) as may_follow
     from partition
     where table_id = %(table_id)s
@@ -68,13 +68,13 @@ where split_point <= min_keys[split_key + 1] or split_point >= max_keys[split_ke
 limit %(limit)s;
 
 -- name: forgotten
--- Part of a query: what only epochs before this one had may be forgotten.
+-- Part of a query: partitions that only epochs before this one had may have been forgotten.
 forgotten as materialized (
     select coalesce(max(forgotten_epoch), 0) as epoch from truncation where table_id = %(table_id)s
 )
 
 -- name: check_epochs
--- Epochs that are lost, or do not agree with the partitions that they made and ended.
+-- Epochs that are lost, or do not agree with the partitions that they created and sealed.
 with {forgotten}, e as materialized (
     select epoch, sealed, created from epoch where table_id = %(table_id)s
 ), p as materialized (
@@ -91,7 +91,7 @@ with {forgotten}, e as materialized (
         where t.table_id = %(table_id)s
     ) l
     union all
-    -- of those before, the ones that made what is a leaf
+    -- of the epochs before, those that made a leaf are kept
     select distinct p.created_epoch, p.created_epoch
     from p
     cross join forgotten f
@@ -103,7 +103,7 @@ with {forgotten}, e as materialized (
     union all
     select epoch, unnest(sealed), false from e
 ), done as (
-    -- those that were divided when they were made are not told of
+    -- an epoch does not list partitions that it divided itself
     select created_epoch as epoch, partition_id, true as made from p where sealed_epoch is distinct from created_epoch
     union all
     select sealed_epoch, partition_id, false from p where sealed_epoch > created_epoch
@@ -121,7 +121,8 @@ with {forgotten}, e as materialized (
     ) t
     window chunks as (order by chunk)
 ), beyond as (
-    -- what each running total has of epochs that are not there: what the one before it has, or the first of forgotten ones
+    -- the part of each running total that comes from deleted epochs: the same as in the total before it; the first total has
+    -- that of the forgotten epochs
     select chunk, has, lag(has) over (order by chunk) as had
     from (
         select distinct c.chunk, array[
@@ -138,11 +139,11 @@ from lost
 where first <= last
 union all
 select coalesce(l.partition_id, d.partition_id),
-    format('epoch %s does not agree with what became of it', coalesce(l.epoch, d.epoch))
+    format('epoch %s does not agree with the partitions that it created and sealed', coalesce(l.epoch, d.epoch))
 from listed l
 full join done d using (epoch, partition_id, made)
 where (l.partition_id is null or d.partition_id is null)
-    -- of an epoch that is lost this was said
+    -- lost epochs are reported above
     and exists (select from e where e.epoch = coalesce(l.epoch, d.epoch))
     and exists (select from p where p.partition_id = coalesce(l.partition_id, d.partition_id))
 union all

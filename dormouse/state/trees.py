@@ -1,8 +1,8 @@
-"""Reading the tree of a table: as a whole, what changed since an epoch, or only where some ranges lie.
+"""Readers, a cache and checks of a table's partition tree.
 
-Of an older epoch, too: its leaves are found by their intervals of epochs, and lead to all above them. Rows of
-the database have each row key's bounds as bytes that sort like the values. Checks of a tree and its epochs
-only read.
+A reader gets the whole tree, the changes since an epoch, or the part that some ranges overlap. The tree of an
+older epoch is read from its leaves, which an index of epoch intervals finds, up to the root. The database
+keeps the bounds of each row key as bytes that sort like the values. Checks only read.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from dormouse.postgres.queries import Statement, load
 from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import run_transaction
 
-# The trees that a process remembers: the least recently used go when they take more than is allowed.
+# The trees that a process caches: the least recently used ones are removed when they exceed the limit.
 
 OWN_BYTES_MAX = 64 * 1024 * 1024
-"""Of a cache that one store has for itself."""
-ASKED_MAX = 10_000
-"""Tables of which is remembered that their tree was asked for."""
+"""The size of a cache that belongs to one store alone."""
+REQUESTED_MAX = 10_000
+"""The number of tables for which the cache remembers that their tree was requested."""
 Key = int | tuple[int, int]
-"""Of a table's tree of now; with an epoch, of an older one."""
+"""The key of a cached tree: the table id for the newest tree, (table id, epoch) for an older one."""
 PAGE_ROWS = 20_000
 CHANGES_MAX = 10_000
-"""A tree that is further behind, in epochs, is read anew."""
+"""The number of epochs: a tree that is further behind is read anew."""
 _PARTS = ("columns", "leaves_at", "wanted_halves", "is_forgotten")
 _QUERIES = load(__package__ or "", "trees")
 _STATEMENTS = {
@@ -65,7 +65,7 @@ def partition_values(
     sealed: int | None,
     is_upper: bool | None,
 ) -> dict[str, Any]:
-    """The parameters of the queries `add_partitions` and `seal`."""
+    """Returns the parameters of the queries `add_partitions` and `seal`."""
     schema = table.schema
     ranges = [(field, partition.region.range(field.name)) for field in schema.row_keys]
     left_id, right_id = partition.child_ids or (None, None)
@@ -87,7 +87,7 @@ def partition_values(
 
 
 def partition_from_row(schema: Schema, row: Sequence[Any]) -> Partition:
-    """The columns of the query `partitions`."""
+    """Returns the partition of a row with the columns of `partitions_in`."""
     partition_id, parent_id, mins, maxs, split_key, split_point, left_id, right_id = row
     split = None
     if split_key is not None:
@@ -98,7 +98,7 @@ def partition_from_row(schema: Schema, row: Sequence[Any]) -> Partition:
 
 
 def region_from_row(schema: Schema, mins: Sequence[bytes | None], maxs: Sequence[bytes | None]) -> Region:
-    """The region of the columns `min_keys` and `max_keys`."""
+    """Returns the region of the columns `min_keys` and `max_keys`."""
     bounds = zip(schema.row_keys, mins, maxs, strict=True)
     ranges = {f.name: Range(_decoded(f, low), _decoded(f, high)) for f, low, high in bounds}
     return Region({name: item for name, item in ranges.items() if item != Range()})
@@ -119,7 +119,10 @@ class _Entry:
 
 
 class TreeCache:
-    """Trees by table id, of at most `bytes_max` in all. Safe to share between threads; a fork begins anew."""
+    """A cache of trees by table id, of at most `bytes_max` in all.
+
+    It is safe to share between threads. In a forked child it starts empty.
+    """
 
     def __init__(self, bytes_max: int = OWN_BYTES_MAX) -> None:
         self.bytes_max = bytes_max
@@ -130,13 +133,13 @@ class TreeCache:
         self._lock = threading.Lock()
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._byte_size = 0
-        self._asked: OrderedDict[int, None] = OrderedDict()
+        self._requested: OrderedDict[int, None] = OrderedDict()
         self._too_large: set[int] = set()
         self._loading: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()
 
     @property
     def byte_size(self) -> int:
-        """What its trees take in memory, as of when each was last put."""
+        """The memory that the trees take, each measured when it was last put, in bytes."""
         return self._byte_size
 
     def __len__(self) -> int:
@@ -150,19 +153,22 @@ class TreeCache:
             self._entries.move_to_end(key)
             return entry.arrays
 
-    def is_asked_again(self, table_id: int) -> bool:
-        """Whether a tree that is not here was asked for before and would be kept: it pays to read it."""
+    def is_requested_again(self, table_id: int) -> bool:
+        """Returns whether an uncached tree was requested before and would fit: then reading it pays off.
+
+        Records the request.
+        """
         with self._lock:
             if table_id in self._too_large:
                 return False
-            again = table_id in self._asked
-            self._asked[table_id] = None
-            while len(self._asked) > ASKED_MAX:
-                self._asked.popitem(last=False)
+            again = table_id in self._requested
+            self._requested[table_id] = None
+            while len(self._requested) > REQUESTED_MAX:
+                self._requested.popitem(last=False)
             return again
 
     def put(self, key: Key, arrays: TreeArrays) -> None:
-        """Remembers a table's tree, or how large it is now; one larger than the cache is not kept."""
+        """Caches a tree, or updates its size. Does not keep a tree that is larger than the cache."""
         with self._lock:
             self._remove(key)
             entry = _Entry(arrays, arrays.byte_size)
@@ -176,14 +182,14 @@ class TreeCache:
                 self._remove(next(iter(self._entries)))
 
     def drop(self, table_id: int) -> None:
-        """Forgets a table."""
+        """Removes the newest tree of a table."""
         with self._lock:
             self._remove(table_id)
 
     def loading(self, table_id: int) -> threading.Lock:
-        """To be held while a table's tree is read, so that of all that need it one reads.
+        """Returns the lock to hold while a table's tree is read, so that only one thread reads it.
 
-        Wait for it with the connection in hand: the thread that holds it must not wait for one.
+        Take a connection before the lock: the thread that holds the lock must not wait for a connection.
         """
         with self._lock:
             return self._loading.setdefault(table_id, threading.Lock())
@@ -198,7 +204,7 @@ _caches: WeakSet[TreeCache] = WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """Other threads of the parent may have held a lock, or been in the middle of a change."""
+    # other threads of the parent may have held a lock, or been in the middle of a change
     for cache in list(_caches):
         cache._begin()
 
@@ -207,31 +213,34 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class TreeReader:
-    """Reads the tree of one table. No method needs a transaction: partitions of an epoch never change."""
+    """A reader of one table's tree. No method needs a transaction, as partitions of an epoch never change."""
 
     def __init__(self, table: TableRecord) -> None:
         self._table = table
 
     def epoch(self, conn: psycopg.Connection[Any]) -> tuple[int, int]:
-        """The current epoch, and when it was made, in microseconds since 1970; `TableNotFound`."""
+        """Returns the current epoch and its time, in microseconds since 1970.
+
+        Raises `TableNotFound`, and `MetadataDamaged` when the row of the epoch is lost.
+        """
         row = self._execute(conn, "epoch").fetchone()
         if row is None:
             raise TableNotFound.gone(self._table.name)
         if row[1] is None:
             raise MetadataDamaged(
-                f"table {self._table.name!r}: the database has lost its row of epoch {row[0]}: "
-                f"'dormouse check --table {self._table.name}' tells more"
+                f"table {self._table.name!r}: the database has lost its row of epoch {row[0]}; "
+                f"for details, run 'dormouse check --table {self._table.name}'"
             )
         return int(row[0]), int(row[1])
 
     def whole(self, conn: psycopg.Connection[Any]) -> TreeArrays:
-        """The tree of the current epoch; `TableNotFound`."""
+        """Returns the tree of the current epoch; raises `TableNotFound`."""
         arrays, (epoch, made_at) = TreeArrays(self._table.schema), self.epoch(conn)
         arrays.note(epoch, made_at)
         arrays.load(self._pages(conn, epoch), epoch)
-        self.epoch(conn)  # a table that was dropped meanwhile lost its partitions between two pages
+        self.epoch(conn)  # raises if the table was dropped between two pages
         [(last_merge,)] = self._execute(conn, "last_merge").fetchall()
-        if last_merge > epoch:  # between two pages, perhaps
+        if last_merge > epoch:  # a merge between two pages may have removed partitions of the epoch
             arrays = self.whole_at(conn, epoch)
             arrays.note(epoch, made_at)
         else:
@@ -239,7 +248,10 @@ class TreeReader:
         return arrays
 
     def whole_at(self, conn: psycopg.Connection[Any], epoch: int) -> TreeArrays:
-        """The tree of an older epoch, and of no other; `TableNotFound`."""
+        """Returns the tree of an older epoch, valid for that epoch alone.
+
+        Raises `TableNotFound`, `EpochNotFound` for a forgotten epoch, and ValueError for a future one.
+        """
         rows = self._execute(conn, "columns_at", epoch=epoch, limit=PAGE_ROWS).fetchall()
         if not rows:
             raise self._not_there(conn, epoch)
@@ -251,9 +263,10 @@ class TreeReader:
     def changes(
         self, conn: psycopg.Connection[Any], known: TreeArrays, epoch: int
     ) -> list[PartitionRow] | None:
-        """The partitions that came, were divided or left since what is known, by keys; `TableNotFound`.
+        """Returns the partitions that were added, divided or removed after `known.epoch`, up to `epoch`.
 
-        None when the table has another past than that, or some of it is forgotten.
+        Returns None when `known` is not from this table's past (the database was restored), or when some of
+        it was forgotten. Raises `TableNotFound`.
         """
         rows = self._execute(conn, "changed_partitions", after=known.epoch, epoch=epoch).fetchall()
         if rows and rows[0][-1]:
@@ -270,9 +283,10 @@ class TreeReader:
         nodes_max: int,
         epoch: int | None = None,
     ) -> PartitionTree | None:
-        """The partitions that overlap a range of each row key that is named; None when there are more.
+        """Returns the part of the tree, of now or of an older epoch, that overlaps `ranges`.
 
-        Those of now, or of an older epoch.
+        `ranges` has ranges by the names of row keys. Returns None when more than `nodes_max` partitions
+        overlap.
         """
         wanted = [(field, ranges.get(field.name, Range())) for field in self._table.schema.row_keys]
         rows = self._execute(
@@ -285,8 +299,8 @@ class TreeReader:
             epoch=epoch,
         ).fetchall()
         if not rows:
-            gone = TableNotFound.gone(self._table.name)
-            raise gone if epoch is None else self._not_there(conn, epoch)
+            dropped = TableNotFound.gone(self._table.name)
+            raise dropped if epoch is None else self._not_there(conn, epoch)
         if len(rows) > nodes_max:
             return None
         arrays, epoch = TreeArrays(self._table.schema), rows[0][-1]
@@ -296,20 +310,23 @@ class TreeReader:
     def _pages(self, conn: psycopg.Connection[Any], epoch: int) -> Iterator[PartitionColumns]:
         after = ""
         while True:
-            found = self._execute(conn, "partition_columns", epoch=epoch, after=after, limit=PAGE_ROWS)
-            row = found.fetchone()
+            cursor = self._execute(conn, "partition_columns", epoch=epoch, after=after, limit=PAGE_ROWS)
+            row = cursor.fetchone()
             if row is None or row[0] is None:
                 return
             yield _columns(row)
             after = row[0]
 
     def _not_there(self, conn: psycopg.Connection[Any], epoch: int) -> Exception:
-        """Why an epoch is not found: `TableNotFound`, it is forgotten, or still to come."""
+        """Returns the error for an epoch that is not found: it was forgotten, or is still to come.
+
+        Raises `TableNotFound`.
+        """
         current, _ = self.epoch(conn)
         for (kept,) in self._execute(conn, "forgotten").fetchall():
             if epoch < kept:
                 return EpochNotFound(
-                    f"table {self._table.name!r} has no epoch {epoch} any more: its history is truncated "
+                    f"table {self._table.name!r} no longer has epoch {epoch}: its history was truncated "
                     "at a later one"
                 )
         return ValueError(f"table {self._table.name!r} is at epoch {current}, not yet at {epoch}")
@@ -325,7 +342,10 @@ def _columns(row: Sequence[Any]) -> PartitionColumns:
 
 
 def tree_problems(supplier: Supplier, table: TableRecord) -> list[Problem]:
-    """Gaps, overlaps, lost partitions and lost epochs, in one snapshot; none of a table that is dropped."""
+    """Returns gaps, overlaps, lost partitions and lost epochs of a tree, checked in one snapshot.
+
+    Returns nothing for a table that was dropped.
+    """
 
     def work(conn: psycopg.Connection[Any]) -> list[Problem]:
         values = {"table_id": table.table_id, "root": ROOT, "limit": FOUND_MAX}

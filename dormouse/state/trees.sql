@@ -1,12 +1,12 @@
 -- name: epoch
--- The table's current epoch, and when it was made, in microseconds; null: its row is lost.
+-- The table's current epoch, and when it was made, in microseconds since 1970; null if the row of the epoch is lost.
 select t.epoch, (extract(epoch from e.created_at) * 1000000)::bigint
 from tables t
 left join epoch e on e.table_id = t.table_id and e.epoch = t.epoch
 where t.table_id = %(table_id)s;
 
 -- name: columns
--- Part of a query: the partitions of a page as columns of bytes; all of its aggregates go in one order.
+-- Part of a query: the partitions of a page as columns of bytes. All aggregates read the rows in the same order.
 max(partition_id), string_agg(int4send(octet_length(partition_id)), ''),
 string_agg(convert_to(partition_id, 'UTF8'), ''), string_agg(int8send(created_epoch), ''),
 string_agg(int8send(case when divided then sealed_epoch else -1 end), ''),
@@ -18,7 +18,7 @@ coalesce(string_agg(convert_to(parent_id, 'UTF8'), ''), ''),
 string_agg(case when is_upper then '\x01'::bytea else '\x00'::bytea end, '')
 
 -- name: partition_columns
--- A page of the partitions of the tree, by id; of those that were there at an epoch, as they were then.
+-- A page of the partitions that are in the tree and were there at an epoch, as they were then, sorted by id.
 select {columns}
 from (
     select *, coalesce(sealed_epoch <= %(epoch)s, false) as divided
@@ -29,7 +29,7 @@ from (
 ) page;
 
 -- name: last_merge
--- The last epoch in which partitions were merged, as far as is known, and none before was forgotten; 0: there was none.
+-- The last epoch in which partitions were merged or before which epochs were forgotten; 0 if there is none.
 select greatest(
     (select max(merged_epoch) from partition where table_id = %(table_id)s and merged_epoch is not null),
     (select forgotten_epoch from truncation where table_id = %(table_id)s),
@@ -37,8 +37,9 @@ select greatest(
 );
 
 -- name: leaves_at
--- Part of a query: the leaves of an epoch. Those that were sealed since are found by the nodes of the tree over all
--- epochs on the way to it: an interval that holds it is kept at one of them.
+-- Part of a query: the leaves of an epoch. Those that were sealed since are found with a relational interval tree (Kriegel,
+-- Pötke, Seidl 2000): the interval of epochs of each sealed leaf is stored at a fork node, and an interval that contains the
+-- epoch is stored at one of the nodes on the path from the root to it.
 leaf_at as materialized (
     select l.*
     from tables t
@@ -65,15 +66,15 @@ leaf_at as materialized (
 )
 
 -- name: is_forgotten
--- Part of a query: whether some of what was there at an epoch is forgotten.
+-- Part of a query: whether some partitions of an epoch were forgotten.
 exists (select from truncation where table_id = %(table_id)s and forgotten_epoch > %(epoch)s)
 
 -- name: forgotten
--- The epoch that there is all of, and of none before.
+-- The oldest epoch of which all partitions are kept.
 select forgotten_epoch from truncation where table_id = %(table_id)s;
 
 -- name: columns_at
--- The tree of an epoch: its leaves and all above them, in pages.
+-- The tree of an epoch, in pages: its leaves and all partitions above them.
 with recursive {leaves_at}, tree as (
     select partition_id, parent_id, is_upper, created_epoch, sealed_epoch, split_key, split_point from leaf_at
     union
@@ -92,8 +93,8 @@ from (
 group by page;
 
 -- name: changed_partitions
--- The partitions that came, were divided or left the tree after an epoch and up to another; when the former was
--- made, and whether some of it is forgotten.
+-- The partitions that were added, divided or removed after an epoch and up to another; when the former was made, and
+-- whether some of its partitions were forgotten.
 with recursive listed as (
     select unnest(e.sealed || e.created) collate "C" as partition_id
     from epoch e
@@ -109,7 +110,7 @@ with recursive listed as (
         select * from partition p where p.table_id = %(table_id)s and p.partition_id = l.partition_id offset 0
     ) p
     union
-    -- a scale makes partitions that it divides itself
+    -- a scale may divide partitions that it made itself: no epoch lists them
     select a.*
     from changed c
     cross join lateral (
@@ -134,7 +135,7 @@ with recursive walk as (
     from walk w
     {wanted_halves}
     join partition p on p.table_id = %(table_id)s and p.partition_id = case when child.is_upper then w.right_id else w.left_id end
-    -- an open end overlaps: null
+    -- null means that the range has an open end there, which overlaps
     where child.wanted is not false and w.left_id is not null
 )
 select partition_id, created_epoch, parent_id, is_upper, sealed_epoch, split_key, split_point, merged_epoch,
@@ -143,7 +144,8 @@ from walk
 limit %(limit)s;
 
 -- name: walk_at
--- Likewise at an epoch: of those that were one half of a partition the last that was made by then.
+-- The same at an older epoch. Merges give a partition several halves on one side, one after another: the last one made
+-- by the epoch counts.
 with recursive walk as (
     (
         select partition_id, created_epoch, parent_id, is_upper, sealed_epoch, split_key, split_point, merged_epoch
@@ -171,7 +173,7 @@ with recursive walk as (
 select w.*, %(epoch)s::bigint from walk w limit %(limit)s;
 
 -- name: wanted_halves
--- Part of a walk: the halves of a partition w, and whether they overlap what is wanted.
+-- Part of a walk: the halves of a partition w, and whether they overlap the ranges.
 cross join lateral (
     values
     (false, (%(mins)s::bytea[])[w.split_key + 1] < w.split_point),

@@ -1,4 +1,4 @@
-"""One suite for every layout; at each isolation level what can depend on it (`at_each_isolation`)."""
+"""Fixtures of one suite for every layout, at each isolation level where it matters (`at_each_isolation`)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def layout(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
-    """A store for the few tests that write objects, each in a table of its own."""
+    """Returns a store for the few tests that write objects, each in a table of its own."""
     return open_store(tmp_path_factory.mktemp("objects"))
 
 
 @pytest.fixture(scope="session")
 def free_tables() -> dict[tuple[str, str], list[TableContext]]:
-    """Tables that are as new, by layout and isolation level: to make one takes as long as most tests."""
+    """Returns unused tables by layout and isolation level, as making one takes as long as most tests."""
     return defaultdict(list)
 
 
@@ -51,11 +51,11 @@ def another_table(
     layout: str,
     isolation: str,
 ) -> Iterator[Callable[[], TableContext]]:
-    """Makes tables of the layout and isolation level under test."""
+    """Returns a function that makes tables of the layout and isolation level under test."""
     free, lent = free_tables[layout, isolation], []
 
     def lend() -> TableContext:
-        # a copy knows nothing of the tree that its partitions once were
+        # a copy has no cached tree from the table's earlier use
         lent.append(free.pop() if free else new_table_in(objects, layout=layout, isolation=isolation))
         return replace(lent[-1], trees=TreeCache())
 

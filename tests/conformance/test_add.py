@@ -1,4 +1,4 @@
-"""Adding files."""
+"""Tests of adding files."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_every_field_of_a_reference_is_kept(store: FileReferenceStore) -> None:
     )
 
 
-def test_a_job_id_of_an_added_reference_is_not_taken_over(store: FileReferenceStore) -> None:
-    """Only `assign_job_ids` assigns."""
+def test_a_job_id_of_an_added_reference_is_ignored(store: FileReferenceStore) -> None:
+    """Only `assign_job_ids` assigns references."""
     store.add_files([ref("a", job_id="smuggled")])
     assert live(store) == [("root", "a", 100, None)]
 
@@ -90,7 +90,7 @@ def test_a_new_reference_to_a_known_file(store: FileReferenceStore) -> None:
     assert [p for p, *_ in live(store)] == ["L"]
 
 
-def test_a_known_file_that_nothing_refers_to_any_more(store: FileReferenceStore) -> None:
+def test_a_tracked_unreferenced_file_is_refused(store: FileReferenceStore) -> None:
     store.add_files([ref("a")])
     remove(store, "a")
     with pytest.raises(FileAlreadyExists):
@@ -128,7 +128,7 @@ def test_10_000_in_one_call(store: FileReferenceStore) -> None:
 
 @pytest.mark.slow
 def test_one_file_over_20_000_partitions(store: FileReferenceStore) -> None:
-    """What one sorted file of a big table has; a quadratic check would take long."""
+    """A sorted file of a big table has this many references; a quadratic check would take long."""
     store.add_files_with_references([file("a", *(ref("a", f"p{n}", 1) for n in range(20_000)))])
     assert sum(1 for _ in store.file_references()) == 20_000
 

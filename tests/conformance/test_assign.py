@@ -1,4 +1,4 @@
-"""Assigning references to jobs, asking about it, and releasing them."""
+"""Tests of assigning references to jobs, of checking assignments, and of releasing references."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_one_file(store: FileReferenceStore) -> None:
     assert [r.filename for r in store.unassigned_file_references()] == ["b"]
 
 
-def test_it_is_an_update_of_the_reference(store: FileReferenceStore) -> None:
+def test_an_assignment_updates_the_reference(store: FileReferenceStore) -> None:
     store.add_files([ref("a")])
     before = clock(store)
     store.assign_job_ids([assign("j", "root", "a")])
@@ -126,14 +126,14 @@ def test_odd_job_ids(store: FileReferenceStore, job: str) -> None:
 @pytest.mark.parametrize(
     ("job", "names"), [("", ["a"]), ("x" * 257, ["a"]), ("j", []), ("j", ["a", "a"]), ("j", ["a\x00"])]
 )
-def test_requests_that_cannot_be_are_refused_when_they_are_made(make: object, job: str, names: list) -> None:
+def test_invalid_requests_are_refused_when_they_are_made(make: object, job: str, names: list) -> None:
     with pytest.raises(InvalidInput):
         make(job, "root", *names)  # type: ignore[operator]
 
 
 @pytest.mark.at_each_isolation
 class TestCheck:
-    """`is_assigned`."""
+    """Tests of `is_assigned`."""
 
     @pytest.fixture(autouse=True)
     def _files(self, store: FileReferenceStore) -> None:
@@ -179,7 +179,7 @@ class TestCheck:
 
 @pytest.mark.at_each_isolation
 class TestRelease:
-    """`unassign_job`."""
+    """Tests of `unassign_job`."""
 
     def test_every_reference_on_every_partition(self, store: FileReferenceStore) -> None:
         store.add_files([ref("a", "L"), ref("a", "R"), ref("b", "L"), ref("c", "L")])
@@ -196,8 +196,8 @@ class TestRelease:
         store.assign_job_ids([assign("k", "root", "a")])
         assert jobs_of(store) == {("root", "a"): "k"}
 
-    def test_what_a_job_kept_after_it_replaced_a_part_of_its_inputs(self, store: FileReferenceStore) -> None:
-        """Nothing may pin a file for ever."""
+    def test_a_job_that_replaced_some_inputs_releases_the_rest(self, store: FileReferenceStore) -> None:
+        """No reference may stay assigned without limit."""
         store.add_files([ref("a"), ref("b"), ref("c")])
         store.assign_job_ids([assign("j", "root", "a", "b", "c")])
         store.replace_file_references([replace("j", ["a", "b"], "e")])
@@ -205,7 +205,7 @@ class TestRelease:
         store.unassign_job("j")
         assert set(jobs_of(store).values()) == {None}
 
-    def test_what_it_kept_is_also_released_when_its_id_was_given_again(
+    def test_the_rest_is_also_released_when_the_jobs_id_was_used_again(
         self, store: FileReferenceStore
     ) -> None:
         store.add_files([ref("a"), ref("b"), ref("c", "p")])

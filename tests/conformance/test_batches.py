@@ -1,4 +1,4 @@
-"""Batches of commits: each is applied or refused as if it came alone, in the order of the batch."""
+"""Tests of batches: each commit is applied or refused as if it came alone, in the order of the batch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def recorded(store: FileReferenceStore) -> set[str]:
 
 @contextmanager
 def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The statements that are sent to any database, but for a pool's question whether a connection lives."""
+    """Yields a list of all statements sent to the database, except those that check a connection."""
     sent: list[str] = []
     execute = psycopg.Cursor.execute
 
@@ -61,7 +61,7 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     def together(self: _Pipeline, statement: Statement, values: Any) -> None:
         text = str(statement.text(self._conn))
-        if sent[-1:] != [text]:  # else psycopg had the server forget it, and it is prepared again
+        if sent[-1:] != [text]:  # otherwise psycopg deallocates the statement, and prepares it again
             sent.append(text)
         send(self, statement, values)
 
@@ -103,7 +103,7 @@ def test_a_bad_item_of_a_commit_harms_its_own_commit_at_most(store: FileReferenc
 
 
 @by_kind
-def test_what_was_applied_before_is_left_out(store: FileReferenceStore, kind: Kind) -> None:
+def test_commits_that_were_applied_before_are_skipped(store: FileReferenceStore, kind: Kind) -> None:
     good = prepared(store, kind)
     commits = [Commit([item], f"c{n}") for n, item in enumerate(good)]
     assert states(store.apply(kind, commits[2:4])) == ["applied"] * 2
@@ -128,7 +128,7 @@ def test_an_id_with_other_content_is_refused(store: FileReferenceStore, kind: Ki
     assert states(store.apply(kind, [Commit([good[2]], "new")])) == ["applied"]
 
 
-def test_names_that_together_read_the_same_are_other_content(store: FileReferenceStore) -> None:
+def test_names_whose_concatenations_are_equal_are_different_content(store: FileReferenceStore) -> None:
     store.apply("add_files", [Commit([file("a\x1fNone\x1fNone\x1fb")], "c")])
     (result,) = store.apply("add_files", [Commit([file("a"), file("b")], "c")])
     assert type(result.error) is CommitIdReused
@@ -146,7 +146,7 @@ def test_an_id_of_another_kind_is_refused(store: FileReferenceStore) -> None:
 
 
 @by_kind
-def test_content_is_not_compared_unless_it_is_asked_for(store: FileReferenceStore, kind: Kind) -> None:
+def test_content_is_compared_only_with_same_content(store: FileReferenceStore, kind: Kind) -> None:
     good = prepared(store, kind)
     store.apply(kind, [Commit([good[0]], "c")])
     other = Commit([good[1]], "c", same_content=False)
@@ -172,7 +172,7 @@ def test_an_id_is_free_while_its_commit_is_refused(store: FileReferenceStore, ki
 
 
 def test_empty_commits(store: FileReferenceStore) -> None:
-    """Only an ingest without files is recorded."""
+    """Only an ingest without files is recorded, of all empty commits."""
     for kind in KINDS:
         assert store.apply(kind, []) == []
         assert states(store.apply(kind, [Commit([]), Commit([], kind)])) == ["applied", "applied"]
@@ -245,7 +245,7 @@ def test_claims_that_conflict(store: FileReferenceStore) -> None:
 
 
 def test_replacements_that_conflict(store: FileReferenceStore) -> None:
-    """The second lost its input, the third may use the name that the second did not."""
+    """The second one lost its input; the third may use the output name that the second did not use."""
     store.add_files([ref("a"), ref("b"), ref("c")])
     store.assign_job_ids([assign("j", "root", "a", "b", "c")])
     commits = [
@@ -260,7 +260,7 @@ def test_replacements_that_conflict(store: FileReferenceStore) -> None:
 
 
 def test_splits_that_build_on_each_other(store: FileReferenceStore) -> None:
-    """Two levels at once, and the first one again."""
+    """A split of two levels in one batch, with the first split repeated."""
     store.add_files([ref("a", rows=100)])
     first, second = split(ref("a", rows=100)), split(ref("a", "L", 50), "LL", "LR")
     results = store.apply(
@@ -328,8 +328,8 @@ def test_a_batch_from_several_threads_at_once_is_applied_once(store: FileReferen
     assert sorted((p, f) for p, f, *_ in live(store)) == sorted(expected[kind])
 
 
-def test_batches_of_other_commits_at_once_share_what_both_want(store: FileReferenceStore) -> None:
-    """Each reference goes to one of the two, whole commit by whole commit."""
+def test_of_concurrent_commits_that_want_a_reference_one_gets_it(store: FileReferenceStore) -> None:
+    """Each reference goes to one of the two batches, whole commits at a time."""
     names = [f"f{n:02}" for n in range(20)]
     store.add_files(ref(name) for name in names)
     pairs = list(zip(names[::2], names[1::2], strict=True))

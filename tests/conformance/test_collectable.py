@@ -1,4 +1,4 @@
-"""Which files can be collected, and forgetting them."""
+"""Tests of files that can be collected, and of deleting their records."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def test_strictly_before(store: FileReferenceStore) -> None:
     assert ready(store, moment + timedelta(microseconds=1)) == ["a"]
 
 
-def test_one_of_two_references_gone(store: FileReferenceStore) -> None:
+def test_a_file_with_one_of_two_references_left_is_kept(store: FileReferenceStore) -> None:
     store.add_files([ref("a", "L"), ref("a", "R")])
     remove(store, "a", partition_id="L")
     assert ready(store) == []
 
 
-def test_both_gone(store: FileReferenceStore) -> None:
+def test_a_file_without_its_two_references_is_collectable(store: FileReferenceStore) -> None:
     store.add_files([ref("a", "L"), ref("a", "R")])
     remove(store, "a", partition_id="L")
     remove(store, "a", partition_id="R")
     assert ready(store) == ["a"]
 
 
-def test_it_is_timed_from_the_last_removal(store: FileReferenceStore) -> None:
+def test_the_delay_begins_at_the_last_removal(store: FileReferenceStore) -> None:
     store.add_files([ref("a", "L"), ref("a", "R")])
     remove(store, "a", partition_id="L")
     store.stamp_unreferenced()
@@ -67,8 +67,8 @@ def test_it_is_timed_from_the_last_removal(store: FileReferenceStore) -> None:
     assert ready(store) == ["a"]
 
 
-def test_it_is_timed_from_when_nobody_can_plan_with_it_any_more(table: TableContext) -> None:
-    """Not from a removal whose transaction is slow to commit: a reader may plan with the file until then."""
+def test_the_delay_begins_when_no_reader_can_plan_with_the_file(table: TableContext) -> None:
+    """A removal may commit late, and until then a reader may plan with the file."""
     store = table.store
     store.add_files([ref("a")])
     store.assign_job_ids([assign("j", "root", "a")])
@@ -81,7 +81,7 @@ def test_it_is_timed_from_when_nobody_can_plan_with_it_any_more(table: TableCont
     assert ready(store) == ["a"]
 
 
-def test_it_is_stamped_once(store: FileReferenceStore) -> None:
+def test_a_file_is_stamped_once(store: FileReferenceStore) -> None:
     store.add_files([ref("a")])
     remove(store, "a")
     assert list(store.files_ready_for_gc(clock(store))) == []
@@ -150,7 +150,7 @@ def test_a_mixed_batch_deletes_nothing(store: FileReferenceStore, other: str, er
 
 
 def test_delete_while_iterating(store: FileReferenceStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream stays whole while its files are deleted, and other files come and go."""
+    """The stream stays complete while its files are deleted, and other files are added and removed."""
     monkeypatch.setattr(store_module, "PAGE_ROWS", 3)
     names = [f"f{n:02}" for n in range(20)]
     store.add_files(ref(name) for name in names)
@@ -168,7 +168,7 @@ def test_delete_while_iterating(store: FileReferenceStore, monkeypatch: pytest.M
 
 
 def test_a_removal_by_any_update_is_seen(store: FileReferenceStore) -> None:
-    """With an output, without one, in a batch, and by a split whose children are then removed."""
+    """Removals by a replacement with an output, without one, in a batch, and by a split."""
     store.add_files([ref("a"), ref("b"), ref("c"), ref("d", "M")])
     store.add_files_with_references([file("never")])
     store.assign_job_ids([assign("j", "root", "a"), assign("k", "root", "b")])

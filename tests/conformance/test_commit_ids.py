@@ -1,4 +1,4 @@
-"""A commit id is recorded in the transaction of its change: applied once, however often it comes."""
+"""Tests of commit ids, recorded in the transaction of the change: a repeated commit is applied once."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ PARTS: dict[str, Callable[[FileReferenceStore], bool]] = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_what_was_refused_of_a_batch_is_remembered_with_it(store: FileReferenceStore, name: str) -> None:
-    """Its valid requests must not be tried again as conflicts, nor the others be taken for applied."""
+def test_the_refused_items_of_a_batch_are_recorded_with_it(store: FileReferenceStore, name: str) -> None:
+    """Applied requests must not be retried as conflicts, and refused ones not be taken for applied."""
     with pytest.raises(BatchFailed) as first:
         PARTS[name](store)
     after = live(store)
@@ -98,8 +98,8 @@ def test_what_was_refused_of_a_batch_is_remembered_with_it(store: FileReferenceS
     assert live(store) == after
 
 
-def test_what_was_refused_of_a_batch_is_known_in_any_order(store: FileReferenceStore) -> None:
-    """The output of a replacement that is applied must not be taken for refused, and deleted."""
+def test_the_refused_items_of_a_batch_are_recognized_in_any_order(store: FileReferenceStore) -> None:
+    """The output of an applied replacement must not be taken for refused, and deleted."""
     good, bad = replace("h", ["held"], "new"), replace("h", ["missing"], "no")
     for requests in ([good, bad], [bad, good], [bad]):
         with pytest.raises(BatchFailed) as told:

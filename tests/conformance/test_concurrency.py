@@ -1,4 +1,4 @@
-"""What threads that race may see: one order or the other, and nothing in between."""
+"""Tests of racing threads: they see one order or the other, and nothing in between."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ ROUNDS = 8
 
 
 def kinds(outcomes: list[Any]) -> Counter[Any]:
-    """How often each result came, errors by their class; what a batch refused, by the class of its cause."""
+    """Counts each result; errors count by class, and failures of a batch by the class of the cause."""
     causes = [o.errors[0] if hasattr(o, "errors") else o for o in outcomes]
     return Counter(type(c) if isinstance(c, Exception) else c for c in causes)
 
 
-def test_of_jobs_that_race_for_a_reference_one_wins(store: FileReferenceStore) -> None:
+def test_one_of_concurrent_jobs_gets_a_reference(store: FileReferenceStore) -> None:
     for n in range(ROUNDS):
         store.add_files([ref(f"f{n}"), ref(f"g{n}")])
         outcomes = at_once(
@@ -120,7 +120,7 @@ def test_two_outputs_of_one_name_at_once(store: FileReferenceStore) -> None:
 def test_jobs_on_disjoint_partitions_of_the_same_files_all_succeed(
     table: TableContext, isolation: str
 ) -> None:
-    """And at read committed without a single retry."""
+    """At read committed, not one retry is needed."""
     partitions = [f"p{n}" for n in range(12)]
     table.store.add_files(ref(name, p, 10) for name in ("a", "b", "c") for p in partitions)
     table.store.assign_job_ids(assign(f"j-{p}", p, "a", "b", "c") for p in partitions)
@@ -142,8 +142,8 @@ def test_jobs_on_disjoint_partitions_of_the_same_files_all_succeed(
         assert RETRIES.count("replace_file_references") == before
 
 
-def test_a_split_and_a_replacement_are_one_or_the_other(store: FileReferenceStore) -> None:
-    """A stale split, of a reference that a job took meanwhile."""
+def test_of_a_concurrent_split_and_replacement_one_succeeds(store: FileReferenceStore) -> None:
+    """The split is outdated: a job took the reference meanwhile."""
     for n in range(ROUNDS):
         name = f"f{n}"
         store.add_files([ref(name)])
@@ -166,7 +166,7 @@ def test_a_split_and_a_replacement_are_one_or_the_other(store: FileReferenceStor
             assert found == [("root", f"out-{name}")]
 
 
-def test_a_split_and_a_claim_are_one_or_the_other(store: FileReferenceStore) -> None:
+def test_of_a_concurrent_split_and_assignment_one_succeeds(store: FileReferenceStore) -> None:
     for n in range(ROUNDS):
         name = f"f{n}"
         store.add_files([ref(name)])
@@ -194,7 +194,7 @@ def test_two_splits_to_the_same_target_at_once(store: FileReferenceStore) -> Non
         assert [p for p, f, _, _ in live(store) if f == name] == sorted([f"{winner}-R", "same", loser])
 
 
-def test_a_release_and_a_replacement_are_one_or_the_other(store: FileReferenceStore) -> None:
+def test_of_a_concurrent_release_and_replacement_one_succeeds(store: FileReferenceStore) -> None:
     for n in range(ROUNDS):
         store.add_files([ref(f"a{n}"), ref(f"b{n}")])
         store.assign_job_ids([assign(f"j{n}", "root", f"a{n}", f"b{n}")])
@@ -229,10 +229,10 @@ def test_a_split_and_a_collection_never_lose_a_file(table: TableContext) -> None
 
 
 @pytest.mark.few(2)
-def test_the_last_two_references_of_a_file_go_at_once_and_it_is_collected_once(
+def test_a_file_that_loses_its_last_two_references_at_once_is_collected_once(
     store: FileReferenceStore,
 ) -> None:
-    """Neither remover sees the other's removal; the collection must see both."""
+    """Neither transaction sees the other's removal; the collection must see both."""
     for n in range(ROUNDS):
         name = f"f{n}"
         store.add_files([ref(name, "L"), ref(name, "R")])
@@ -272,9 +272,7 @@ def test_a_late_add_and_a_collection_of_the_same_file(store: FileReferenceStore)
     ],
     ids=["split", "replace", "assign", "add"],
 )
-def test_clear_leaves_nothing_of_an_update_that_commits_beside_it(
-    table: TableContext, update: Callable[..., Any]
-) -> None:
+def test_clear_leaves_nothing_of_a_concurrent_update(table: TableContext, update: Callable[..., Any]) -> None:
     store = table.store
     store.add_files([ref("a"), ref("b")])
     store.assign_job_ids([assign("j", "root", "b")])
@@ -291,7 +289,7 @@ def test_clear_leaves_nothing_of_an_update_that_commits_beside_it(
 
 
 def replaced_beside(table: TableContext, requests: list[Any], change: str, *values: Any) -> CommitResult:
-    """What becomes of a commit that waits for a transaction with this change."""
+    """Returns the result of a commit that waits for a transaction with this change."""
     results: list[CommitResult] = []
     with transaction(table) as conn:
         conn.execute(change, values)
@@ -308,7 +306,7 @@ def replaced_beside(table: TableContext, requests: list[Any], change: str, *valu
 
 
 @pytest.mark.parametrize("others", [[], [replace("none", ["none"], "x")]], ids=["whole", "in part"])
-def test_a_job_that_is_leased_anew_beside_its_replacement_is_forgotten(
+def test_a_job_that_is_leased_again_during_its_replacement_is_deleted(
     table: TableContext, others: list[Any]
 ) -> None:
     store = table.store
@@ -322,7 +320,7 @@ def test_a_job_that_is_leased_anew_beside_its_replacement_is_forgotten(
 
 @pytest.mark.parametrize("job", ["of another", None])
 @pytest.mark.parametrize("others", [[], [replace("none", ["none"], "x")]], ids=["whole", "in part"])
-def test_a_reference_that_is_another_jobs_beside_its_replacement_stays(
+def test_a_reference_that_another_job_gets_during_a_replacement_stays(
     table: TableContext, others: list[Any], job: str | None
 ) -> None:
     store = table.store
@@ -338,7 +336,7 @@ def test_a_reference_that_is_another_jobs_beside_its_replacement_stays(
 
 @pytest.mark.few(2)
 def test_readers_see_one_consistent_state_in_a_storm(table: TableContext) -> None:
-    """Every file's rows are on the root, or on both children, or in its output: never both, never neither."""
+    """Every file's rows are on the root, on both children, or in its output: never twice, never nowhere."""
     store = table.store
     names = [f"f{n:02}" for n in range(30)]
     store.add_files(ref(name, rows=64) for name in names)

@@ -1,4 +1,4 @@
-"""What only some layouts have, and must not show: markers and counts."""
+"""Tests of markers and counts, which only some layouts have, and which must not show."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def own(table: TableContext, kind: str) -> str:
 
 
 def counted(table: TableContext) -> dict[str, int]:
-    """The references of each file, as its counts add up."""
+    """Returns the number of references of each file, by adding up its counts."""
     counts = own(table, "file_count")
     rows = query(
         table.supplier,
@@ -69,19 +69,19 @@ def counted(table: TableContext) -> dict[str, int]:
 
 
 def referenced(table: TableContext) -> dict[str, int]:
-    """The references of each tracked file, by looking at them."""
+    """Returns the number of references of each tracked file, by reading the references."""
     found = Counter(name for _, name, _, _ in live(table.store))
     return {f.filename: found[f.filename] for f in table.store.all_files(10_000).files}
 
 
 def salted(table: TableContext, buckets: int) -> TableContext:
-    """The same table, as a process that has another `salt_buckets` knows it."""
+    """Returns the same table as a process with another `salt_buckets` sees it."""
     properties = table.properties.model_copy(update={"salt_buckets": buckets})
     return changed(table, table=changed(table.table, properties=properties))
 
 
 @pytest.mark.slow
-def test_partitions_and_files_of_any_name_are_what_is_seen(store: FileReferenceStore) -> None:
+def test_partitions_and_files_of_any_name_show_no_markers(store: FileReferenceStore) -> None:
     for odd in ODD_NAMES:
         with case(odd):
             seen_as_it_is(store, odd)
@@ -167,7 +167,7 @@ def test_the_log_of_removals_is_not_kept_for_collection(another_table: Callable[
 def test_counts_are_those_of_the_references_after_any_changes(
     another_table: Callable[[], TableContext],
 ) -> None:
-    """Also when `salt_buckets` changes, again and again, and when processes differ in it."""
+    """Processes use different values of `salt_buckets`, which change repeatedly."""
     table = another_table()
     random = Random(4)
     processes = [salted(table, buckets) for buckets in (1, 3, 128, 32_767)]
@@ -181,7 +181,7 @@ def test_counts_are_those_of_the_references_after_any_changes(
 
 
 def change(store: FileReferenceStore, random: Random, step: int) -> None:
-    """A random change; a part of it may be refused."""
+    """Makes a random change, part of which may be refused."""
     references = list(store.file_references())
     kind = random.choice(["add", "split", "replace", "replace", "forget"])
     if kind == "add" or not references:
@@ -214,7 +214,7 @@ def collectable(table: TableContext) -> set[str]:
 @pytest.mark.at_each_isolation
 @only_salted_counts
 def test_counts_are_exact_when_jobs_commit_at_once(another_table: Callable[[], TableContext]) -> None:
-    """One salt for all, so that they meet in each row; the order of the locks keeps them from deadlock."""
+    """All jobs update the rows of one salt; the order of their locks prevents deadlocks."""
     table = salted(another_table(), 1)
     partitions = [f"p{n}" for n in range(8)]
     names = [f"f{n}" for n in range(6)]
@@ -222,7 +222,7 @@ def test_counts_are_exact_when_jobs_commit_at_once(another_table: Callable[[], T
     table.store.assign_job_ids([assign(f"j{p}", p, *names) for p in partitions])
 
     def job(number: int, partition_id: str) -> None:
-        # each names the files in an order of its own
+        # each job names the files in an order of its own
         inputs = names[number % 6 :] + names[: number % 6]
         table.store.replace_file_references([replace(f"j{partition_id}", inputs, f"o{number}", partition_id)])
 
@@ -253,7 +253,7 @@ def test_a_reference_that_moves_between_equal_salts_is_counted_once(
     assert counted(table) == {"a": 2}
 
 
-def test_nothing_is_left_of_a_file_that_is_forgotten(another_table: Callable[[], TableContext]) -> None:
+def test_nothing_is_left_of_a_deleted_file(another_table: Callable[[], TableContext]) -> None:
     table = another_table()
     table.store.add_files([ref("a", "L"), ref("a", "R")])
     for partition_id in "LR":
@@ -267,7 +267,7 @@ def test_nothing_is_left_of_a_file_that_is_forgotten(another_table: Callable[[],
     assert jobs_of(table.store) == {("root", "a"): None}
 
 
-def test_a_round_of_collection_deletes_what_is_free(
+def test_a_round_of_collection_deletes_unreferenced_files(
     another_table: Callable[[], TableContext], tmp_path: Path
 ) -> None:
     table = another_table()
@@ -291,8 +291,8 @@ def test_every_layout_has_names_of_its_own() -> None:
     assert len(set(names)) == len(names) == 5
 
 
-def test_a_job_that_takes_markers_is_impossible(another_table: Callable[[], TableContext]) -> None:
-    """Job creation sees leaves alone, and a job that is given up releases its files alone."""
+def test_no_job_takes_markers(another_table: Callable[[], TableContext]) -> None:
+    """Job creation reads only leaves, and a job that is given up releases only its files."""
     table = another_table()
     leaf = table.partitions.root().partition_id
     table.store.add_files([ref(f"f{n}", leaf) for n in range(4)])

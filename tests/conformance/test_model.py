@@ -1,4 +1,4 @@
-"""The store compared with a model of dictionaries, over random updates, valid and refused, in batches."""
+"""The store compared with a model of dictionaries, over random valid and invalid updates in batches."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ some_bytes = st.none() | st.binary(max_size=3)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Updates the store and the model alike. `new_table` makes the tables under test."""
+    """A state machine that updates the store and the model alike; `new_table` makes the tables under test."""
 
     new_table: Callable[[], TableContext]
 
@@ -96,7 +96,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(r.job_id is None for r in self.model.references.values()))
     @rule(data=st.data())
     def compact(self, data: st.DataObject) -> None:
-        """All the files of a partition that are free go, as one job."""
+        """Replaces all unassigned files of a partition by one, as one job."""
         free = [key for key, found in self.model.references.items() if found.job_id is None]
         partition = data.draw(st.sampled_from(sorted({partition for partition, _ in free})))
         inputs = tuple(name for p, name in free if p == partition)
@@ -208,7 +208,7 @@ class StoreMachine(RuleBasedStateMachine):
     def update(
         self, data: st.DataObject, kind: Kind, draw: Callable[[StoreModel], Any], items_min: int = 1
     ) -> None:
-        """One commit through the kind's own method, several through `apply`, or any in a transaction."""
+        """Applies one commit with the method of its kind, several with `apply`, or any in a transaction."""
         drawn = self.model.copy()
         commits: list[Commit] = []
         for _ in range(data.draw(st.sampled_from([1, 1, 2, 3, 4]), label="commits")):
@@ -221,7 +221,7 @@ class StoreMachine(RuleBasedStateMachine):
                 [draw(drawn) for _ in range(size)], commit_id, same_content=data.draw(st.booleans())
             )
             commits.append(commit)
-            drawn.apply(kind, [commit])  # what comes later builds on it
+            drawn.apply(kind, [commit])  # later updates build on it
         way = data.draw(
             st.sampled_from(["apply", "apply", "method", "method", "transaction", "rolled back"]), label="way"
         )
@@ -257,7 +257,7 @@ class StoreMachine(RuleBasedStateMachine):
     def in_a_transaction(self, kind: Kind, commits: list[Commit], rolled_back: bool) -> None:
         model = self.model.copy()
         with self.context.supplier.connection() as conn:
-            # it does not learn of a conversion by failing, as others do
+            # within a transaction, the store does not notice a conversion by an error
             list(self.store.file_references())
             conn.execute(f"begin isolation level {self.store.table.properties.isolation}")
             found = self.store.apply(kind, commits, conn=conn)
@@ -330,7 +330,7 @@ class StoreMachine(RuleBasedStateMachine):
     def some_keys(
         self, data: st.DataObject, wanted: Sequence[tuple[str, str]]
     ) -> tuple[str, tuple[str, ...]]:
-        """Files of one partition: mostly of those wanted, sometimes with another."""
+        """Draws files of one partition: mostly of the wanted ones, sometimes with another."""
         partition, name = mostly(data, wanted, EVERYWHERE)
         others = [f for p, f in wanted if p == partition and f != name]
         more = data.draw(st.lists(st.sampled_from(others), max_size=2, unique=True)) if others else []
@@ -340,14 +340,14 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def mostly(data: st.DataObject, wanted: Sequence[Any], any_of: Sequence[Any]) -> Any:
-    """One of those wanted, when there are any, and now and then just any."""
+    """Draws one of the wanted items if there are any, and now and then any item."""
     surely = wanted and data.draw(st.sampled_from([True] * 9 + [False]))
     return data.draw(st.sampled_from(wanted if surely else any_of))
 
 
-def agree(found: Sequence[CommitResult], expected: Sequence[Expected]) -> None:
-    assert [result.state for result in found] == [result.state for result in expected]
-    for result, other in zip(found, expected, strict=True):
+def agree(results: Sequence[CommitResult], expected: Sequence[Expected]) -> None:
+    assert [result.state for result in results] == [result.state for result in expected]
+    for result, other in zip(results, expected, strict=True):
         reasons = {n: type(error) for n, error in result.failed}
         assert reasons.keys() == other.failed.keys()
         assert all(reasons[n] in allowed for n, allowed in other.failed.items()), (reasons, other.failed)
@@ -375,7 +375,7 @@ def compare(new_table: Callable[..., TableContext], layout: str, isolation: str,
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            # a failure is shown as it is found: to make it smaller takes minutes
+            # failures are not shrunk, as that takes minutes
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
             print_blob=False,
@@ -395,5 +395,5 @@ def test_the_store_does_what_the_model_does(
 def test_the_store_does_what_the_model_does_over_many_updates(
     new_table: Callable[..., TableContext], layout: str, isolation: str
 ) -> None:
-    """Other updates each time; what fails is printed as a program that repeats it."""
+    """Updates differ in each run; a failure is printed as a program that repeats it."""
     compare(new_table, layout, isolation, max_examples=12, stateful_step_count=50)

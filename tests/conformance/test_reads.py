@@ -1,4 +1,4 @@
-"""What the store answers, in one consistent snapshot, and without holding it all in memory."""
+"""Tests of reads: each sees one consistent snapshot, and does not hold all of it in memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_references_of_some_partitions(store: FileReferenceStore) -> None:
 
 
 @pytest.mark.parametrize("odd", ["\x00", "\ud800", "", "x" * 10_000])
-def test_partitions_that_cannot_be_have_no_references(store: FileReferenceStore, odd: str) -> None:
+def test_impossible_partition_ids_have_no_references(store: FileReferenceStore, odd: str) -> None:
     store.add_files([ref("a")])
     assert [r.filename for r in store.file_references_in([odd, "root"])] == ["a"]
 
@@ -84,7 +84,7 @@ def test_unreferenced_files_count_as_files(store: FileReferenceStore) -> None:
 
 
 class TestReport:
-    """`all_files`."""
+    """Tests of `all_files`."""
 
     def test_one_referenced(self, store: FileReferenceStore) -> None:
         store.add_files([ref("a", rows=3)])
@@ -126,7 +126,7 @@ class TestReport:
 
 
 class TestStream:
-    """`file_references`, on a table of many."""
+    """Tests of `file_references`, on a table with many."""
 
     @pytest.mark.slow
     def test_memory_is_bounded_by_the_page_and_not_by_the_table(
@@ -146,7 +146,7 @@ class TestStream:
     def test_the_server_is_asked_for_a_page_at_a_time(
         self, table: TableContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """libpq's memory is not Python's, so the server tells."""
+        """Python does not measure the memory of libpq, so the test counts the pages at the server."""
         monkeypatch.setattr(store_module, "PAGE_ROWS", 10)
         table.store.add_files(ref(f"file-{n:06}") for n in range(100))
         stream = table.store.file_references()
@@ -199,7 +199,7 @@ def test_an_empty_update_opens_no_transaction(table: TableContext) -> None:
 
 
 class TestTables:
-    """Two tables of one database."""
+    """Tests of two tables in one database."""
 
     def test_two_tables_never_see_each_other(self, another_table: Callable[[], TableContext]) -> None:
         one, two = another_table().store, another_table().store
@@ -217,7 +217,7 @@ class TestTables:
         one.delete_collected_files(["a"])
         assert [f for _, f, _, _ in live(two)] == ["a", "b"]
 
-    def test_clear_forgets_every_file_of_this_table_and_of_no_other(
+    def test_clear_deletes_every_file_of_this_table_and_of_no_other(
         self, another_table: Callable[[], TableContext]
     ) -> None:
         tables = another_table(), another_table()
@@ -234,7 +234,7 @@ class TestTables:
         tables[0].store.add_files([ref("a"), ref("b")])
         assert tables[0].store.stamp_unreferenced() == 0
 
-    def test_a_dropped_table_is_an_error_of_ours(self, table: TableContext) -> None:
+    def test_reading_a_dropped_table_raises_table_not_found(self, table: TableContext) -> None:
         from tests.support.state import Catalog
 
         Catalog(table.supplier, table.attempts).drop(table.table.name)

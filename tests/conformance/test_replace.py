@@ -1,4 +1,4 @@
-"""Replacing the inputs of a job by its output."""
+"""Tests of replacing the inputs of a job by its output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.state import FileReferenceStore
 
 @pytest.fixture(autouse=True)
 def _files(store: FileReferenceStore) -> None:
-    """Files a, b and c on the root; a and b are the job's, c is nobody's."""
+    """Adds files a, b and c to the root; a and b are assigned to the job, c is unassigned."""
     store.add_files([ref("a"), ref("b"), ref("c")])
     store.assign_job_ids([assign("j", "root", "a", "b")])
 
@@ -37,7 +37,7 @@ def refused(store: FileReferenceStore, *requests: ReplaceFileReferencesRequest) 
 
 
 def the_error(store: FileReferenceStore, request: ReplaceFileReferencesRequest, kind: type) -> tuple:
-    """What a single refused request reports; nothing must have changed."""
+    """Returns the error of a single refused request, and checks that nothing has changed."""
     before, files = list(store.file_references()), store.all_files(100)
     failure = refused(store, request)
     assert list(store.file_references()) == before
@@ -101,7 +101,7 @@ def test_the_same_request_again_after_success_is_a_conflict_without_a_commit_id(
     assert the_error(store, request, FileReferenceNotFound) == ("a", "root", "j")
 
 
-def test_the_same_request_again_after_success_is_told_apart_by_its_commit_id(
+def test_the_same_request_again_after_success_is_recognized_by_its_commit_id(
     store: FileReferenceStore,
 ) -> None:
     request = replace("j", ["a", "b"], "out")
@@ -147,7 +147,7 @@ def test_output_exists(store: FileReferenceStore, output: str) -> None:
 
 
 def test_no_output(store: FileReferenceStore) -> None:
-    """A compaction that leaves no rows."""
+    """A compaction that leaves no rows has no output."""
     store.replace_file_references([replace("j", ["a", "b"], None)])
     assert jobs_of(store) == {("root", "c"): None}
     assert unreferenced(store) == ["a", "b"]
@@ -244,7 +244,7 @@ def test_a_thousand_at_once(store: FileReferenceStore) -> None:
         {"job_id": ""},
     ],
 )
-def test_requests_that_cannot_be_are_refused_when_they_are_made(fields: dict[str, object]) -> None:
+def test_invalid_requests_are_refused_when_they_are_made(fields: dict[str, object]) -> None:
     values = {"job_id": "j", "partition_id": "root", "input_filenames": ("a",), "new_reference": ref("out")}
     with pytest.raises(InvalidInput):
         ReplaceFileReferencesRequest(**{**values, **fields})  # type: ignore[arg-type]
@@ -254,7 +254,7 @@ def delete(store: FileReferenceStore) -> None:
     Deletions(store).record("{}", KeyBounds([None], [None]), by_values=False)
 
 
-def test_a_job_that_knows_no_deletions_is_refused_while_one_of_its_inputs_is_pending(
+def test_a_job_without_deletions_is_refused_while_one_of_its_inputs_is_pending(
     store: FileReferenceStore,
 ) -> None:
     store.assign_job_ids([assign("k", "root", "c")])
@@ -270,12 +270,12 @@ def test_a_job_that_knows_no_deletions_is_refused_while_one_of_its_inputs_is_pen
     assert tills(store, "out", "new", "c") == [1, 1, 0]
 
 
-def test_an_output_has_the_deletions_that_its_job_knew(store: FileReferenceStore) -> None:
+def test_an_output_has_the_deletions_that_its_job_applied(store: FileReferenceStore) -> None:
     delete(store)
     delete(store)
     store.replace_file_references([changed(replace("j", ["a", "b"], "out"), deletions_till=1)])
     store.assign_job_ids([assign("k", "root", "c")])
-    # none is there with so large a number: what comes later is not taken for it
+    # no deletion has so large a number: a later one must not count as applied
     store.replace_file_references([changed(replace("k", ["c"], "more"), deletions_till=9)])
     delete(store)
     assert tills(store, "out", "more") == [1, 2]

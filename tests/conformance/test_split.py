@@ -1,4 +1,4 @@
-"""Pushing references down to the children of a partition that was divided."""
+"""Tests of pushing references down to the children of a divided partition."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_any_number_of_new_references_as_given(store: FileReferenceStore) -> Non
 
 @pytest.fixture
 def divided(another_table: Callable[[], TableContext]) -> TableContext:
-    """A table whose root was divided at 0, and the left child at -10; files on the root and on a leaf."""
+    """Returns a table that was divided at 0, then at -10, with files on the root and on a leaf."""
     table = another_table()
     table.store.add_files([ref("a"), ref("b")])
     left, right = table.partitions.split("root", 0)
@@ -88,7 +88,7 @@ def push_down(table: TableContext) -> int:
     return len(requests)
 
 
-def test_one_level_a_run(divided: TableContext) -> None:
+def test_a_run_pushes_references_down_one_level(divided: TableContext) -> None:
     assert push_down(divided) == 2
     assert divided.store.partition_to_filenames() == {"1-0": ["a", "b"], "1-1": ["a", "b", "leaf"]}
     assert push_down(divided) == 2
@@ -171,13 +171,13 @@ def test_the_same_request_twice_in_one_call_is_applied_once(store: FileReference
 
 
 def test_two_levels_in_one_call(store: FileReferenceStore) -> None:
-    """In the order given: the second takes what the first made."""
+    """Requests are applied in the order given: the second one takes the reference that the first one made."""
     store.add_files([ref("a")])
     store.split_file_references([split(ref("a")), split(ref("a", "L"), "LL", "LR")])
     assert sorted(store.partition_to_filenames()) == ["LL", "LR", "R"]
 
 
-def test_requests_that_cannot_be_are_refused_when_they_are_made() -> None:
+def test_invalid_requests_are_refused_when_they_are_made() -> None:
     for new in ((), (ref("b", "L"),)):
         with pytest.raises(InvalidInput):
             SplitFileReferenceRequest(old_reference=ref("a"), new_references=new)

@@ -1,4 +1,4 @@
-"""Many threads at once, at random (seeded): no update is lost, and readers see one consistent snapshot."""
+"""Random (seeded) storms of many threads: no update is lost, and readers see one consistent snapshot."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ROWS = 2**10
 
 
 @pytest.mark.few(2)
-def test_jobs_that_finish_at_once_on_disjoint_partitions_of_the_same_files(
+def test_concurrent_jobs_on_disjoint_partitions_of_the_same_files_all_finish(
     table: TableContext, layout: str, isolation: str
 ) -> None:
-    """None is lost; at read committed and without counts to share, none is tried again."""
+    """No job is lost; at read committed, and without shared counts, no job is retried."""
     store = table.store
     partitions = [f"p{n:02}" for n in range(24)]
     for wave in range(3):
@@ -89,7 +89,7 @@ def test_storms_of_everything(store: FileReferenceStore, seed: int) -> None:
 
 
 class Storm:
-    """Splits, compacts and collects files of a binary tree, whose partitions are named by their path.
+    """A storm that splits, compacts and collects files of a binary tree, whose partitions are named by path.
 
     No step adds or loses rows, so every reader must find them all.
     """
@@ -148,7 +148,7 @@ class Storm:
             return
         rows = sum(r.row_count for r in inputs)
         request = replace(f"job-{name}", names, f"out-{name}", partition, rows)
-        # what a job holds is its own, so nothing can be in its way but conflicts
+        # no other job can take its files, so only conflicts can refuse it
         while True:
             try:
                 self._store.replace_file_references([request], commit_id=f"commit-{name}")
@@ -161,11 +161,11 @@ class Storm:
         ready = list(self._store.files_ready_for_gc(clock(self._store)))
         free = some(dice, ready, count_max=4)
         if free:
-            self._store.delete_collected_files(free)  # no file comes back, so none is refused
+            self._store.delete_collected_files(free)  # no file gets a reference again
             self._deleted += free
         one = dice.choice(self._references()).filename
         if allowing_refusals(lambda: self._store.delete_collected_files([one])):
-            self._deleted.append(one)  # it lost its last reference meanwhile
+            self._deleted.append(one)  # the file lost its last reference meanwhile
 
     def _read(self, workers: int) -> None:
         ended = 0
@@ -179,7 +179,7 @@ class Storm:
         return list(self._store.file_references())
 
     def _check(self, references: Iterable[FileReference]) -> None:
-        """Every row is in exactly one live reference."""
+        """Checks that every row is in exactly one live reference."""
         listed = list(references)
         assert sum(r.row_count for r in listed) == self._rows
         where: dict[str, set[str]] = {}
@@ -206,7 +206,7 @@ def some(dice: random.Random, things: Sequence[Any], count_max: int) -> list[Any
 
 
 def allowing_refusals(update: Callable[[], bool]) -> bool:
-    """Whether others had not been there before."""
+    """Runs an update; returns False when other threads had changed its references before."""
     try:
         return update()
     except FileReferenceError:

@@ -55,7 +55,7 @@ def test_rounds_are_seen_among_the_jobs(instance: Instance) -> None:
     assert (compaction.about, compaction.state, compaction.message, compaction.owner) == (
         "t", "COMPLETE", "1 job, 2 rows merged", None,
     )  # fmt: skip
-    assert compaction.worker == round_reports.who()
+    assert compaction.worker == round_reports.process_name()
     assert compaction.seconds is not None
     ingests = {(one.state, one.about, one.message) for one in rounds(instance, "ingest")}
     assert ingests == {("COMPLETE", "t", "1 row in 1 file"), ("FAILED", "t", None)}

@@ -1,4 +1,4 @@
-"""The tables of an instance: names, races, and what dropping one leaves behind."""
+"""Tests of the catalog: names, races, and the objects that dropping a table leaves."""
 
 from __future__ import annotations
 
@@ -95,16 +95,17 @@ def test_names_that_differ_in_upper_and_lower_case_only_are_refused(catalog: Cat
     create(catalog, "Flights")
     create(catalog, "other")
     for name in ("flights", "FLIGHTS"):
-        with pytest.raises(TableAlreadyExists, match=rf"'{name}' could not be told from 'Flights'"):
+        said = rf"table 'Flights' exists already, and '{name}' differs from it only in upper and lower case"
+        with pytest.raises(TableAlreadyExists, match=said):
             create(catalog, name)
-        with pytest.raises(TableAlreadyExists, match=rf"'{name}' could not be told from 'Flights'"):
+        with pytest.raises(TableAlreadyExists, match=said):
             catalog.rename("other", name)
     catalog.rename("Flights", "flights")
     assert [t.name for t in catalog.tables()] == ["flights", "other"]
 
 
-def test_of_names_that_are_alike_one_is_taken_at_a_time(catalog: Catalog) -> None:
-    """Those who take them at once wait for each other."""
+def test_of_names_that_differ_only_in_case_one_is_taken_at_a_time(catalog: Catalog) -> None:
+    """Creations of tables whose names differ only in case wait for each other."""
 
     def made(name: str) -> bool:
         try:
@@ -136,7 +137,7 @@ def test_odd_names_are_refused(catalog: Catalog, name: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ODD if isinstance(name, str)] + ["T", "t "])
-def test_a_table_that_is_not_there_is_an_error(catalog: Catalog, name: str) -> None:
+def test_an_unknown_table_is_an_error(catalog: Catalog, name: str) -> None:
     create(catalog, "t")
     for use in (
         catalog.get,
@@ -162,14 +163,14 @@ def test_an_unknown_layout_is_refused(catalog: Catalog) -> None:
     assert catalog.tables() == []
 
 
-def test_two_at_once_with_the_same_name(catalog: Catalog, supplier: ConnectionSupplier) -> None:
+def test_of_two_concurrent_creations_one_succeeds(catalog: Catalog, supplier: ConnectionSupplier) -> None:
     outcomes = at_once(*[lambda: create(catalog)] * 4)
     assert sum(isinstance(o, TableAlreadyExists) for o in outcomes) == 3
     assert len(catalog.tables()) == 1
     assert sum(not name.endswith("key") for name in tables_of_postgresql(supplier)) >= 2
 
 
-def test_tables_made_and_dropped_at_once(catalog: Catalog) -> None:
+def test_tables_are_created_and_dropped_concurrently(catalog: Catalog) -> None:
     def work(n: int) -> None:
         for _ in range(5):
             create(catalog, f"t{n}")
@@ -202,7 +203,7 @@ def test_a_rename_onto_another_table_is_refused(catalog: Catalog) -> None:
     assert [t.name for t in catalog.tables()] == ["a", "b"]
 
 
-def test_a_dropped_tables_postgresql_tables_are_gone(catalog: Catalog, supplier: ConnectionSupplier) -> None:
+def test_a_drop_removes_the_postgresql_tables(catalog: Catalog, supplier: ConnectionSupplier) -> None:
     kept = create(catalog, "kept")
     before = tables_of_postgresql(supplier)
     create(catalog, "gone")
@@ -222,7 +223,7 @@ def test_a_table_that_had_rows_is_not_dropped_as_unused(
     with pytest.raises(TableBusy, match="'t' has been used"):
         catalog.drop_unused(made)
     store.delete_collected_files(["a"])
-    with pytest.raises(TableBusy):  # what committed it may be asked for
+    with pytest.raises(TableBusy):  # a client may still ask for the commit
         catalog.drop_unused(made)
     unused = catalog.create("u", SCHEMA, TableProperties(), layout)
     catalog.rename("u", "v")
@@ -230,7 +231,7 @@ def test_a_table_that_had_rows_is_not_dropped_as_unused(
     assert catalog.names() == ["t"]
 
 
-def test_a_change_of_a_row_table_is_waited_for_before_it_counts_as_unused(
+def test_dropping_an_unused_row_table_waits_for_a_change_of_it(
     catalog: Catalog, supplier: ConnectionSupplier
 ) -> None:
     made = create(catalog)
@@ -245,7 +246,7 @@ def test_a_change_of_a_row_table_is_waited_for_before_it_counts_as_unused(
     assert catalog.names() == ["t"]
 
 
-def test_of_drops_at_once_one_wins(catalog: Catalog) -> None:
+def test_one_of_concurrent_drops_succeeds(catalog: Catalog) -> None:
     create(catalog)
     outcomes = at_once(*[lambda: catalog.drop("t")] * 3)
     assert sum(isinstance(o, TableNotFound) for o in outcomes) == 2
@@ -293,8 +294,8 @@ def test_60_tables(catalog: Catalog, supplier: ConnectionSupplier) -> None:
     assert tables_of_postgresql(supplier) == []
 
 
-def test_properties_change_from_what_they_are_now(catalog: Catalog) -> None:
-    """A record that is older than the last change undoes nothing of it."""
+def test_properties_change_from_their_current_values(catalog: Catalog) -> None:
+    """A caller with an outdated record does not undo the last change of the properties."""
     old = create(catalog, gc_delay_seconds=5)
     catalog.change_properties(old, lambda now: now.model_copy(update={"size_ratio": 1.5}))
     catalog.change_properties(old, lambda now: now.model_copy(update={"compression": "none"}))
@@ -320,7 +321,7 @@ def test_an_instance_has_an_id(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize("deaths", [1, 100])
-def test_a_look_up_whose_connection_dies_is_asked_again(
+def test_a_look_up_whose_connection_dies_is_retried(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch, deaths: int
 ) -> None:
     create(catalog)

@@ -1,4 +1,4 @@
-"""Deletions that name a column which was dropped since: they were undone or retired, and all goes on."""
+"""Tests of undone and retired deletions that name a column which was dropped since."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def keys(table: Table, as_of: Any = None) -> list[int]:
     return [row["k"] for row in table.query(columns=["k"], as_of=as_of).read_all().to_pylist()]
 
 
-def told(table: Table, after: Any) -> list[tuple[str, int]]:
+def changes_after(table: Table, after: Any) -> list[tuple[str, int]]:
     rows = table.changes(after=after).read_all().to_pylist()
     return [(row["_change"], row["k"]) for row in rows]
 
@@ -46,7 +46,7 @@ def test_rows_are_erased_though_an_undone_deletion_names_it(table: Table) -> Non
     deleted = table.history.record_cut("deleted")
     table.restore(cut)
     table.drop_column("note")
-    assert told(table, deleted) == [("insert", 1), ("insert", 2)]
+    assert changes_after(table, deleted) == [("insert", 1), ("insert", 2)]
     look_at(table.context.followed(), [(one.filename, one.byte_count) for one in table.file_page()])
     assert keys(table, deleted) == [5], "a look does not make it forgotten there"
     assert table.erase({"k": 5}).is_finished
@@ -71,7 +71,7 @@ def test_files_are_looked_at_though_a_retired_deletion_names_it(table: Table) ->
     assert keys(table) == [100, 102]
 
 
-def test_what_cannot_be_looked_for_is_not_said_to_be_erased(
+def test_an_erasure_fails_when_its_column_is_dropped_meanwhile(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(table, 1, 2)
@@ -81,7 +81,7 @@ def test_what_cannot_be_looked_for_is_not_said_to_be_erased(
         with table.context.supplier.connection() as conn:
             conn.execute("update deletion set retired_xid = pg_current_xact_id(), retired_at = now()")
         table.drop_column("note")
-        table.delete({"v": 9})  # so that the look takes the columns of now
+        table.delete({"v": 9})  # so that the look uses the current columns
         rewrite(self)
 
     monkeypatch.setattr(_Erasing, "rewrite", dropped)
@@ -89,8 +89,8 @@ def test_what_cannot_be_looked_for_is_not_said_to_be_erased(
         table.erase({"note": "x"})
 
 
-def test_changes_over_a_restore_are_told_with_the_columns_of_now(table: Table) -> None:
-    """Rows that differ by a column alone which was dropped are the same."""
+def test_changes_over_a_restore_have_the_current_columns(table: Table) -> None:
+    """Two rows that differ only in a dropped column count as the same row."""
     add(table, 1, 2)
     cut = table.history.record_cut("cut")
     add(table, 7, note="y")
@@ -99,7 +99,7 @@ def test_changes_over_a_restore_are_told_with_the_columns_of_now(table: Table) -
     after = table.history.record_cut("after")
     table.restore(cut)
     table.rename_column("v", "value")
-    assert sorted(told(table, after)) == [("delete", 1), ("delete", 7), ("insert", 1)]
+    assert sorted(changes_after(table, after)) == [("delete", 1), ("delete", 7), ("insert", 1)]
     table.rename_column("k", "key")
     table.drop_column("note")
     table.add_column(dm.Field("more", dm.LONG), default=4)

@@ -1,4 +1,4 @@
-"""Columns that are added, renamed, widened and dropped: at once, for every reader, of every file."""
+"""Tests that added, renamed, widened and dropped columns show at once, to every reader of every file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shaped(instance: Instance) -> Shaped:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
-def test_every_reader_has_the_columns_of_now_of_files_of_every_version(
+def test_every_reader_reads_files_of_every_version_with_the_current_columns(
     shaped: Shaped, change: Callable[[Shaped], None]
 ) -> None:
     change(shaped)
@@ -60,7 +60,7 @@ def test_every_reader_has_the_columns_of_now_of_files_of_every_version(
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_changes_one_after_the_other(instance: Instance, layout: str) -> None:
-    """In each layout, with files of each version side by side, and as of a cut of each."""
+    """All changes in sequence, in each layout, with files of all versions, and as of a cut of each."""
     shaped = Shaped.made(instance, SCHEMA, layout=layout, properties=dm.TableProperties(**TWO))
     shaped.ingest(*ROWS)
     shaped.cut("first")
@@ -95,8 +95,8 @@ DEFAULTS: list[tuple[DataType, Any]] = [
 
 
 @pytest.mark.slow
-def test_defaults_of_each_type_are_what_they_are(shaped: Shaped) -> None:
-    """In each reader, kept by the database, as constants, and as values once they are compacted."""
+def test_every_reader_returns_the_defaults_of_each_type(shaped: Shaped) -> None:
+    """Each reader returns the defaults from the database, as constants, and as values once compacted."""
     for number, (kind, default) in enumerate(DEFAULTS):
         shaped.table.add_column(dm.Field(f"whole{number}", kind), default)
         shaped.table.add_column(dm.Field(f"nullable{number}", kind, nullable=True), default)
@@ -125,7 +125,7 @@ def test_defaults_of_each_type_are_what_they_are(shaped: Shaped) -> None:
 
 
 def test_files_know_their_columns_by_ids(shaped: Shaped) -> None:
-    """Those of an ingest and of a compaction; an id is never another column's."""
+    """Files of ingests and compactions have the ids of columns; an id is never reused for another column."""
     drop_and_add(shaped)
     newer_rows(shaped)
     shaped.table.compact()
@@ -140,8 +140,8 @@ def test_files_know_their_columns_by_ids(shaped: Shaped) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [add_default, add_whole, rename_value, rename_keys, swap_names, widen])
-def test_conditions_prune_nothing_that_is_wanted(shaped: Shaped, change: Callable[[Shaped], None]) -> None:
-    """On renamed, widened and defaulted columns, in every reader, whatever statistics of old files say."""
+def test_conditions_prune_no_matching_rows(shaped: Shaped, change: Callable[[Shaped], None]) -> None:
+    """Conditions on renamed, widened and defaulted columns lose no rows, whatever old statistics say."""
     change(shaped)
     newer_rows(shaped)
     table, instance = shaped.table, shaped.instance
@@ -154,7 +154,7 @@ def test_conditions_prune_nothing_that_is_wanted(shaped: Shaped, change: Callabl
                 wanted = [row for row in there if row[name] == value]
                 assert table.query({name: value}).read_all().to_pylist() == wanted, (name, value)
                 if isinstance(value, str) and "\0" in value:
-                    continue  # which no statement can name
+                    continue  # no statement can name such a column
                 assert instance.sql(text, [value]).read_all().to_pylist() == wanted, (name, value)
                 seen = opened.execute(text, [value]).to_arrow_table()
                 assert seen.to_pylist() == wanted, (name, value)

@@ -1,4 +1,4 @@
-"""What follows columns that change: deletions, properties, handles, open queries; and what is refused."""
+"""Tests that deletions, properties, handles and open queries follow changes of columns, and of refusals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def shaped(instance: Instance) -> Shaped:
 
 @pytest.mark.slow
 def test_pending_deletions_follow_their_columns(shaped: Shaped) -> None:
-    """By ids, also when the names are others' since; and of new columns whose old rows have a default."""
+    """Deletions follow columns by id, even if another column has the name now.
+
+    A deletion on a new column applies the default to old rows.
+    """
     shaped.delete("i", -7)
     shaped.delete("s", "b")
     swap_names(shaped)
@@ -91,7 +94,7 @@ def test_a_column_that_a_pending_deletion_names_is_dropped_when_no_row_is_left(i
 
 
 def test_changes_have_the_columns_of_the_later_moment(shaped: Shaped) -> None:
-    """Also of rows that were deleted by a column which is gone since."""
+    """The changes include rows that were deleted by a column that was dropped since."""
     shaped.delete("note", "x")
     shaped.cut("deleted")
     table = shaped.table
@@ -114,8 +117,11 @@ def test_changes_have_the_columns_of_the_later_moment(shaped: Shaped) -> None:
 
 
 @pytest.mark.slow
-def test_a_restore_keeps_the_columns_of_now(shaped: Shaped) -> None:
-    """The rows are those of the moment; a deletion of then that names a column which is gone refuses it."""
+def test_a_restore_keeps_the_current_columns(shaped: Shaped) -> None:
+    """A restore brings back the rows, and keeps the current columns.
+
+    It is refused if a deletion that was pending then names a dropped column.
+    """
     add_default(shaped)
     swap_names(shaped)
     newer_rows(shaped)
@@ -188,7 +194,7 @@ REFUSED: list[tuple[Callable[[Any], object], str]] = [
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("case", range(len(REFUSED)))
-def test_what_cannot_be_is_one_clear_line_and_changes_nothing(shaped: Shaped, case: int) -> None:
+def test_invalid_changes_are_refused_in_one_line_and_change_nothing(shaped: Shaped, case: int) -> None:
     change, said = REFUSED[case]
     with pytest.raises(InvalidSchema, match=said) as caught:
         change(shaped.table)
@@ -199,7 +205,7 @@ def test_what_cannot_be_is_one_clear_line_and_changes_nothing(shaped: Shaped, ca
 
 @pytest.mark.slow
 def test_other_handles_follow_at_once(shaped: Shaped, dsn: str, tmp_path: Path) -> None:
-    """Of another instance, as of another process: each kind of call on a handle of before."""
+    """Handles from before a change, in another instance, follow it in each kind of call."""
     with connect(dsn, f"file://{tmp_path}/objects") as other:
         handles = [other.table("t") for _ in range(6)]
         swap_names(shaped)
@@ -223,13 +229,13 @@ def test_other_handles_follow_at_once(shaped: Shaped, dsn: str, tmp_path: Path) 
 
 @pytest.fixture
 def handles(shaped: Shaped, dsn: str, tmp_path: Path) -> Iterator[list[Table]]:
-    """Of another instance, as of another process, from before what a test changes."""
+    """Yields handles of another instance, like another process, from before the change that a test makes."""
     with connect(dsn, f"file://{tmp_path}/objects") as other:
         yield [other.table("t") for _ in range(4)]
 
 
 @pytest.mark.slow
-def test_old_handles_delete_and_erase_by_the_names_of_now(shaped: Shaped, handles: list[Table]) -> None:
+def test_old_handles_delete_and_erase_by_the_current_names(shaped: Shaped, handles: list[Table]) -> None:
     rename_keys(shaped)
     add_whole(shaped)
     newer_rows(shaped)
@@ -242,7 +248,7 @@ def test_old_handles_delete_and_erase_by_the_names_of_now(shaped: Shaped, handle
 
 @pytest.mark.slow
 def test_a_job_that_looks_follows_on_an_old_handle(shaped: Shaped, handles: list[Table]) -> None:
-    """At files, and for deletions, of columns that came since."""
+    """A job on an old handle reads files and deletions with columns that were added since."""
     shaped.table.set_properties(compaction_batch_files=100)
     add_whole(shaped)
     newer_rows(shaped)
@@ -254,7 +260,7 @@ def test_a_job_that_looks_follows_on_an_old_handle(shaped: Shaped, handles: list
 
 
 @pytest.mark.slow
-def test_a_job_is_divided_by_keys_that_others_renamed_since(shaped: Shaped, handles: list[Table]) -> None:
+def test_a_job_is_divided_by_keys_that_were_renamed_since(shaped: Shaped, handles: list[Table]) -> None:
     shaped.table.set_properties(compaction_batch_files=100)
     rename_keys(shaped)
     newer_rows(shaped)
@@ -264,10 +270,10 @@ def test_a_job_is_divided_by_keys_that_others_renamed_since(shaped: Shaped, hand
     shaped.check()
 
 
-def test_an_erasure_looks_at_strange_objects_of_columns_that_came_since(
+def test_an_erasure_looks_at_files_with_columns_that_were_added_since(
     shaped: Shaped, handles: list[Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it runs: what it found by then was of older columns."""
+    """Columns change while the erasure runs, after it has looked at files with the older columns."""
     began = Elsewhere.look
 
     def changed_meanwhile(*arguments: Any) -> None:
@@ -314,7 +320,7 @@ def test_an_open_query_keeps_the_columns_that_it_began_with(shaped: Shaped) -> N
 def test_an_open_query_outlives_its_files_as_long_as_its_columns_are_there(
     instance: Instance, dropped: bool
 ) -> None:
-    """What is compacted since has other names for them; what was dropped is in no file any more."""
+    """Files compacted since have the new names; a dropped column is in no file."""
     properties = dm.TableProperties(**TWO, history_retention_seconds=0)
     shaped = Shaped.made(instance, SCHEMA, split_points=list(range(10, 400, 10)), properties=properties)
     for t in (0, 1):
@@ -338,7 +344,7 @@ def test_an_open_query_outlives_its_files_as_long_as_its_columns_are_there(
 
 
 def test_a_renamed_table_is_followed_by_its_id(shaped: Shaped) -> None:
-    """Its old name may be another's, whom old handles never touch."""
+    """Another table may have its old name; old handles must never touch that one."""
     instance, handle = shaped.instance, shaped.instance.table("t")
     other = instance.create_table("other", SCHEMA)
     with pytest.raises(TableAlreadyExists):
@@ -355,7 +361,7 @@ def test_a_renamed_table_is_followed_by_its_id(shaped: Shaped) -> None:
         assert (empty.query().read_all().num_rows, empty.schema) == (0, SCHEMA)
 
 
-def test_an_export_has_the_columns_of_now(shaped: Shaped, tmp_path: Path) -> None:
+def test_an_export_has_the_current_columns(shaped: Shaped, tmp_path: Path) -> None:
     rename_value(shaped)
     add_default(shaped)
     with (tmp_path / "t.parquet").open("wb") as sink:
@@ -364,7 +370,7 @@ def test_an_export_has_the_columns_of_now(shaped: Shaped, tmp_path: Path) -> Non
 
 
 def test_old_files_are_read_as_sorted_streams(shaped: Shaped) -> None:
-    """Renamed keys or not: nothing is sorted again, which would take memory by the table's size."""
+    """Files are not sorted again, renamed keys or not, as sorting takes memory by the table's size."""
     rename_keys(shaped)
     widen(shaped)
     newer_rows(shaped)

@@ -1,4 +1,7 @@
-"""Changes of columns in any order, beside ingests, deletes and compactions: each reader, at each cut."""
+"""Changes of columns in any order, among ingests, deletes and compactions, compared with a model.
+
+Each reader is checked, also as of each cut.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ NEW: list[DataType] = [dm.INT, dm.FLOAT, dm.STRING, dm.DOUBLE]
 
 
 class Machine(RuleBasedStateMachine):
-    """The table, and the naive one; `instance` is the test's."""
+    """A state machine of the table and its naive model; `instance` is the test's."""
 
     instance: Instance
     layout: str
@@ -111,7 +114,7 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def pending(self) -> list[list[int]]:
-        """The ids of the columns that each pending deletion names, all of which are recorded by the model."""
+        """Returns, for each pending deletion, the ids of the columns that it names; the model has all."""
         pending = {one.deletion_id for one in self.shaped.table.deletions()}
         return [ids for number, ids in self.shaped.deleted.items() if number in pending]
 

@@ -1,4 +1,4 @@
-"""Columns that are changed between a writer's last file and its commit, for every kind of writer."""
+"""Tests of columns that change between a writer's last file and its commit, for every kind of writer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Race:
         self._change, self._patch = change, patch
 
     def change(self) -> None:
-        """Changes the columns of all rows, also of those that are written and not yet committed."""
+        """Changes the columns of all rows, including those that are written but not yet committed."""
         self.shaped.model = self.shaped.model.with_rows(LATE)
         self._change(self.shaped)
 
@@ -61,7 +61,7 @@ class Race:
         return str(self.folder / name)
 
     def request(self) -> AddFiles:
-        """Returns a request for files that are written by the columns of now."""
+        """Returns a request for files that are written with the current columns."""
         context = self.shaped.table.context
         attempt = context.attempts.begin(context.table)
         context, attempt = context.writing_for(attempt)
@@ -132,7 +132,7 @@ def test_a_writer_commits_after_the_columns_were_changed(
     change: Callable[[Shaped], None],
     write: Callable[[Race], None],
 ) -> None:
-    """Its rows are read with the columns of now, before and after they are split and compacted."""
+    """The writer's rows are read with the current columns, before and after split and compaction."""
     table = shaped.table
     write(Race(shaped, dsn, tmp_path, change, monkeypatch))
     shaped.check()

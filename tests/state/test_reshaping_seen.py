@@ -1,4 +1,4 @@
-"""Changes of columns as seen from elsewhere: the command line, the service, backups, times, old files."""
+"""Changes of columns as seen by the command line, the service, backups, times and old files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shaped(instance: Instance) -> Shaped:
 
 
 def test_a_time_has_the_columns_of_then(shaped: Shaped) -> None:
-    """Also between two changes of columns, with no other change beside."""
+    """A time between two changes of columns has the columns of then, even if nothing else changed."""
     times = []
     for number in range(3):
         times.append((datetime.now(UTC), shaped.model))
@@ -52,8 +52,8 @@ def test_a_time_has_the_columns_of_then(shaped: Shaped) -> None:
 
 
 @pytest.mark.slow
-def test_the_service_and_its_client_have_the_columns_of_now_and_of_then(shaped: Shaped) -> None:
-    """A client that described the table before: by new names, of other types, and all columns."""
+def test_the_service_and_its_client_have_the_columns_of_each_moment(shaped: Shaped) -> None:
+    """A client with the old description sees new names, other types, and all columns."""
     with service(shaped.instance) as url, connect_client(url) as client:
         remote = client.table("t")
         assert remote.query({"note": "x"}).read_all().num_rows == 1
@@ -98,7 +98,7 @@ def test_a_backup_has_the_versions(tmp_path: Path) -> None:
         assert instance.check(deep=True).problems == ()
 
 
-def test_a_consumer_goes_on_with_the_columns_of_now(shaped: Shaped) -> None:
+def test_a_consumer_goes_on_with_the_current_columns(shaped: Shaped) -> None:
     consumer = shaped.table.consumer("etl")
     swapped = shaped.instance.table("t")
     swapped.rename_column("note", "remark")
@@ -151,7 +151,7 @@ REFUSED = [
 
 @pytest.mark.slow
 def test_what_the_command_line_refuses_is_one_line(cli: Cli) -> None:
-    """And queries as of a moment name the columns of then."""
+    """Queries as of a moment must use the names of the columns of then."""
     assert cli("table", "create", "t", "--row-key", "k:long", "--value", "i:int?")[0] == 0
     for args, said in REFUSED:
         code, out, err = cli("table", *args)
@@ -166,8 +166,8 @@ def test_what_the_command_line_refuses_is_one_line(cli: Cli) -> None:
     assert cli("query", "t", "--where", "n=2", "--format", "csv")[1] == '"k","n"\n1,2\n'
 
 
-def test_files_of_before_ids_are_those_of_the_first_version(shaped: Shaped) -> None:
-    """Their columns have no ids, and their names no version: they are read by name."""
+def test_files_without_column_ids_are_read_as_the_first_version(shaped: Shaped) -> None:
+    """Files without column ids and without a version in their names are read by column names."""
     [file] = shaped.table.files.all_files(0).files
     store = shaped.table.context.objects
     path = store.local_path(file.filename)

@@ -1,4 +1,4 @@
-"""Writers that began with older columns: they commit what is read with the columns of now."""
+"""Tests of writers that began with older columns: their rows are read with the current columns."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ CHANGES = [swap, drop, drop_and_add, add, add_whole, rename_key]
 
 
 def late_rows(before: Shaped, *keys: int) -> None:
-    """What the model has of rows that were written by the first columns."""
+    """Returns the model's rows that were written with the first columns."""
     model = before.model
     defaults: dict[int, Any] = dict.fromkeys(range(4, model.last_id + 1))
     for row in model.rows[:1]:
@@ -90,7 +90,7 @@ def late_rows(before: Shaped, *keys: int) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_ingest_that_began_before_commits(shaped: Shaped, change: Callable[[Shaped], None]) -> None:
-    """Of the columns of then, whatever is called so now."""
+    """An ingest writes the columns that it began with, whichever columns have their names now."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield from table_of(3).to_batches()
@@ -109,7 +109,7 @@ def test_an_ingest_that_began_before_commits(shaped: Shaped, change: Callable[[S
 def test_a_compaction_that_began_before_loses_nothing(
     shaped: Shaped, change: Callable[[Shaped], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither columns nor deletions, which come after it began."""
+    """A compaction loses neither columns nor deletions that were added after it began."""
     shaped.ingest(*rows(3))
 
     def merged(*args: Any, **options: Any) -> Any:
@@ -129,8 +129,8 @@ def test_a_compaction_that_began_before_loses_nothing(
 
 
 @pytest.mark.slow
-def test_a_task_on_spark_writes_by_the_columns_of_now(shaped: Shaped) -> None:
-    """It knows the table by its address of before the change."""
+def test_a_task_on_spark_writes_the_current_columns(shaped: Shaped) -> None:
+    """The task has the table's address from before the change."""
     shaped.ingest(*rows(3))
     context = shaped.table.context
     context.jobs.create()
@@ -147,8 +147,8 @@ def test_a_task_on_spark_writes_by_the_columns_of_now(shaped: Shaped) -> None:
 
 
 @pytest.mark.slow
-def test_a_task_on_spark_reads_inputs_that_are_newer_than_what_it_knows(shaped: Shaped) -> None:
-    """Its driver made the job of them, with a handle of before the change."""
+def test_a_task_on_spark_reads_inputs_with_newer_columns(shaped: Shaped) -> None:
+    """The driver made the job with a handle from before the change."""
     context = shaped.table.context
     swap(shaped)
     shaped.add(dm.Field("new", dm.LONG), 7)
@@ -199,7 +199,7 @@ print("done")
 
 @pytest.mark.slow
 def test_changes_ingests_compactions_and_queries_at_once(dsn: str, tmp_path: Path) -> None:
-    """Names are swapped again and again, in which rows would be mixed up; a column comes and goes beside."""
+    """Names are swapped repeatedly, to find mixed-up rows, while another column is added and dropped."""
     url = (tmp_path / "objects").as_uri()
     schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("p", dm.LONG), dm.Field("q", dm.LONG)])
     with dm.connect(dsn, url) as instance:
@@ -224,13 +224,13 @@ def test_changes_ingests_compactions_and_queries_at_once(dsn: str, tmp_path: Pat
                     mine.drop_column("more")
 
         def add(k: int) -> None:
-            """By the names of when it begins; it commits among changes."""
+            """Ingests rows with the names at its start; columns change before it commits."""
             mine = instance.table("t")
             beginning.acquire()
             values = dict(zip(mine.schema.names, (k, 2 * k, 2 * k + 1, None), strict=False))
 
             def batches() -> Iterator[pa.RecordBatch]:
-                beginning.release()  # the columns are known by now
+                beginning.release()  # the ingest has read the columns by this point
                 yield pa.RecordBatch.from_pylist([values], pa.schema([(n, pa.int64()) for n in values]))
 
             mine.ingest(batches())

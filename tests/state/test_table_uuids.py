@@ -1,4 +1,7 @@
-"""A table is its UUID: a database that was restored gives the number of a table that is lost to another."""
+"""Tests that a table is identified by its UUID.
+
+After a restore, the database gives the number of a lost table to another table.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ SCHEMA = OF_KEYS
 
 
 def lost_and_another(instance: Instance) -> tuple[TableRecord, TableRecord]:
-    """A table made after the moment that the database was restored to, and one that got its number."""
+    """Returns a table that a restore of the database lost, and a newer table with its number."""
     lost = instance.create_table("t", SCHEMA).files.table
     instance.submit([add("t", "late")])
     query(instance._supplier, "delete from tables")
@@ -33,7 +36,7 @@ def lost_and_another(instance: Instance) -> tuple[TableRecord, TableRecord]:
     return lost, another
 
 
-def test_a_request_for_a_lost_table_is_put_aside(instance: Instance) -> None:
+def test_a_request_for_a_lost_table_becomes_a_dead_letter(instance: Instance) -> None:
     lost, another = lost_and_another(instance)
     instance.committer().drain()
     assert files_of(instance) == []
@@ -58,7 +61,7 @@ def test_dropping_a_table_leaves_the_objects_of_one_that_had_its_number(instance
     assert sorted(name for name, _ in objects.list("data")) == sorted(kept)
 
 
-def test_objects_of_before_there_were_uuids_are_the_tables_own(instance: Instance) -> None:
+def test_objects_without_a_uuid_belong_to_the_table(instance: Instance) -> None:
     record = instance.create_table("t", SCHEMA).files.table
     query(instance._supplier, "update tables set numbered = true")
     name, staying = f"data/t{record.table_id}/a/x", "data/t1000/a/x"

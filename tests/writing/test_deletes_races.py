@@ -145,7 +145,7 @@ def test_a_serializable_commit_that_waits_for_a_delete_comes_after_it(
             running.append(threads.submit(added, instance, files, known.filename))
             wait_until(lambda: query(instance._supplier, waits) != [])
 
-        context.deletions.record('{"k": 1}', KeyBounds(), by_values=False, also=meanwhile)
+        context.deletions.record('{"k": 1}', KeyBounds(), by_values=False, on_recorded=meanwhile)
         running[0].result()
         told = table.changes(after=start).read_all().to_pylist()
         copy = [row["number"] for row in told if row["_change"] == "insert"]

@@ -1,1 +1,1 @@
-"""Which files hold a table: the file reference store, write attempts, compaction jobs, garbage collection."""
+"""The files of a table: file reference store, write attempts, compaction jobs, garbage collection."""

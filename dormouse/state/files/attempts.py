@@ -1,7 +1,7 @@
-"""Write attempts: writers announce themselves before they write, so that the objects of the dead are found.
+"""Write attempts: a writer announces itself before it writes, so that objects of dead writers are found.
 
-An attempt's objects share a prefix. The transaction that commits them ends the attempt; one that was
-abandoned can commit nothing, so that collecting its objects can never take a live file away.
+An attempt's objects share a prefix. The transaction that commits them ends the attempt. An abandoned attempt
+can commit nothing, so that collecting its objects never deletes a live file.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_statement, run_transaction
 from dormouse.state.files.layout import OwnTables
 
-# Running numbers of a table's rows: one load gives them at a time, so that none is given twice.
+# Running numbers of a table's rows: only one load at a time assigns them, so that none is assigned twice.
 
 WAIT_SECONDS_MAX = 600.0
 
 
 class Numbering:
-    """The right to give rows of a table running numbers. It ends with a session of the database."""
+    """The exclusive right to give rows of a table running numbers. It ends with a session of the database."""
 
     def __init__(self, lock: SessionLock, table: TableRecord) -> None:
         self._lock = lock
         self._table = table
 
     def check(self, conn: psycopg.Connection[Any]) -> None:
-        """Checks, in the transaction that adds the rows, that the right was not lost since they got numbers.
+        """Checks that the right was not lost since the rows got numbers, in the transaction that adds them.
 
-        A load that gets the right later waits until that transaction has ended, and sees its numbers. Raises
-        `CommitFailed` when the session was lost: another load may have given the same numbers.
+        A load that gets the right later waits until this transaction has ended, and then sees its numbers.
+        Raises `CommitFailed` when the session was lost: another load may have given the same numbers.
         """
         conn.execute(_QUERIES["begin_commit"].on(), {"table_id": self._table.table_id})
         self._lock.fence(conn, _QUERIES["is_alone"])
@@ -60,9 +60,9 @@ class Numbering:
 
 @contextmanager
 def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[Numbering]:
-    """Waits for the load that numbers rows of the table, and keeps other loads waiting until the end.
+    """Takes the exclusive right to number rows of the table, after waiting for another load that has it.
 
-    The load calls `check` as it commits. Raises `TableBusy` when the wait takes too long.
+    The load calls `check` as it commits. Raises `TableBusy` after `WAIT_SECONDS_MAX`.
     """
     values = {"table_id": table.table_id}
     busy = TableBusy(
@@ -75,7 +75,7 @@ def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[Numb
         f"table {table.name!r}: the database was lost, or this process was frozen, while rows got running "
         "numbers, which another load may have given meanwhile; nothing was added: run it again",
     )
-    # loads that wait take no session from the load that they wait for
+    # connections of their own, so that waiting loads take none from the load that they wait for
     with (
         closing(supplier.limited()) as apart,
         SessionLock(apart, _QUERIES["number_alone"], values, lost=lost) as lock,
@@ -87,7 +87,7 @@ def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[Numb
 
 LISTED_NAMES_MAX = 10_000
 NO_TABLE = 0
-"""The id of none: with it, attempts are only those of tables that are gone."""
+"""The id of no table: with it, `collect_abandoned` collects only for tables that were dropped."""
 
 logger = logging.getLogger(__name__)
 _QUERIES = load(__package__ or "", "attempts")
@@ -95,7 +95,10 @@ _QUERIES = load(__package__ or "", "attempts")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a load of a keyed table is among its loads and its deletions: before what comes from here on."""
+    """The place of a load among the loads and deletions of a keyed table: before all that begin later.
+
+    `deletions_till` is the number of the last deletion before it.
+    """
 
     sequence: int
     deletions_till: int
@@ -104,7 +107,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class WriteAttempt:
-    """One try of a job that writes objects, by a version of the schema; a load has its place."""
+    """One try of a job that writes objects, with its version of the schema.
+
+    A load of a keyed table has a place.
+    """
 
     table_id: int
     attempt_id: str
@@ -114,7 +120,7 @@ class WriteAttempt:
     schema_version: int = 1
 
     def object_name(self, partition_id: str, number: int = 0) -> str:
-        """A name for an object of this attempt."""
+        """Returns a name for an object of this attempt."""
         return f"{self.object_prefix}{number}-{partition_id}{parquet_suffix(self.schema_version)}"
 
     @property
@@ -123,7 +129,7 @@ class WriteAttempt:
 
 
 def abandoned(which: str) -> AttemptAbandoned:
-    """The error of an attempt that can commit nothing any more."""
+    """Returns the error of an abandoned attempt."""
     return AttemptAbandoned(
         f"attempt {which} took longer than attempt_expiry_seconds, or its table was dropped; nothing was "
         "applied: run it again"
@@ -131,7 +137,7 @@ def abandoned(which: str) -> AttemptAbandoned:
 
 
 class WriteAttempts:
-    """The attempts of an instance."""
+    """The write attempts of an instance."""
 
     def __init__(self, supplier: Supplier, objects: ObjectStore) -> None:
         self._supplier = supplier
@@ -141,10 +147,11 @@ class WriteAttempts:
     def attempt(
         self, table: TableRecord, *, loads: bool = False, leftovers: bool = False
     ) -> Iterator[WriteAttempt]:
-        """An attempt for the length of a job; when the job raises, its objects are removed.
+        """Yields an attempt for the length of a job; when the job raises, deletes its objects.
 
-        After `CommitOutcomeUnknown` they may be live: then nothing is removed, and expiry decides later.
-        `loads`: it adds rows, and not only other files of those that there are. `leftovers`: see `discard`.
+        After `CommitOutcomeUnknown` the objects may be live: then nothing is deleted, and the attempt's
+        expiry decides later. `loads` means that the job adds rows, rather than rewrites those that there are.
+        For `leftovers`, see `discard`.
         """
         attempt = self.begin(table, loads=loads)
         try:
@@ -159,11 +166,11 @@ class WriteAttempts:
             raise
 
     def begin(self, table: TableRecord, *, loads: bool = False) -> WriteAttempt:
-        """Announces a writer; `TableNotFound` when the table is gone."""
+        """Announces a writer; raises `TableNotFound` when the table was dropped."""
         attempt_id, has_place = uuid.uuid4().hex, loads and is_keyed(table.properties)
         values = {"table_id": table.table_id, "attempt_id": attempt_id, "prefix": table.object_prefix}
         rows = self._rows("begin", {**values, "no_place": 0 if has_place else None})
-        # apart, so that no larger place than its own is known to who did not see it
+        # a second transaction: a process that knows a larger place than this one's has seen this attempt
         places = self._rows("take_place", values) if rows and has_place else []
         if not rows or (has_place and not places):
             raise TableNotFound.gone(table.name)
@@ -174,10 +181,11 @@ class WriteAttempts:
     def finish(
         conn: psycopg.Connection[Any], table_id: int, attempt_ids: Sequence[str], *, leftovers: bool = False
     ) -> None:
-        """Ends attempts, inside the transaction that commits their files; raises when any was abandoned.
+        """Ends attempts, inside the transaction that commits their files.
 
-        With `leftovers` others may still write objects of the attempts, which are no part of the commit:
-        `collect` looks for them when none can any more, after `attempt_expiry_seconds`.
+        With `leftovers`, other processes may still write objects of the attempts that are no part of the
+        commit. `collect` deletes these after `attempt_expiry_seconds`, when no process can write any.
+        Raises `AttemptAbandoned` when any attempt was abandoned.
         """
         query = _QUERIES["finish_for_now" if leftovers else "finish"]
         values = {"table_id": table_id, "attempt_ids": list(attempt_ids)}
@@ -186,52 +194,55 @@ class WriteAttempts:
             raise abandoned(which)
 
     def abandon(self, attempt: WriteAttempt) -> bool:
-        """The attempt commits nothing any more; False when it has committed (or is collected) already.
+        """Abandons an attempt, which then can commit nothing; returns False if it has committed already.
 
-        A transaction that is just ending the attempt is waited for.
+        Also returns False if the attempt was collected. Waits for a transaction that is ending the attempt.
         """
         return self._execute("abandon", attempt._key)
 
     def discard(self, attempt: WriteAttempt, *, leftovers: bool = False) -> None:
-        """The attempt commits nothing any more, and its objects go now, or at the next collection.
+        """Abandons an attempt and deletes its objects, now or at the next collection.
 
-        One that has committed is left alone: its objects are live. With `leftovers` others may still write
-        objects of it, which go as those after `finish`.
+        Leaves an attempt that has committed alone, as its objects are live. With `leftovers`, other processes
+        may still write objects of the attempt; `collect` deletes these later, as after `finish`.
         """
-        one = {"table_id": attempt.table_id, "attempt_ids": [attempt.attempt_id]}
-        if leftovers and self._execute("finish_for_now", one):
+        values = {"table_id": attempt.table_id, "attempt_ids": [attempt.attempt_id]}
+        if leftovers and self._execute("finish_for_now", values):
             self._delete_objects(attempt.object_prefix)
             return
         if self.abandon(attempt) and not self._delete_objects(attempt.object_prefix):
             self._execute("forget", attempt._key)
         if leftovers:
-            # it was abandoned, and perhaps collected: what is written after that is looked for, too
+            # it was abandoned and perhaps collected: record it again, so that later objects are found, too
             self._execute("remember", {**attempt._key, "prefix": attempt.object_prefix})
 
     def withdraw(self, attempt: WriteAttempt, *, leftovers: bool = False) -> None:
-        """As `discard`, of an attempt that was abandoned: also what was written after its collection goes."""
+        """Discards an abandoned attempt, with the objects that were written after its collection."""
         self._delete_objects(attempt.object_prefix)
         self.discard(attempt, leftovers=leftovers)
 
     def abandon_each(self, attempt_ids: Sequence[str], table: TableRecord) -> None:
-        """Attempts of a table commit nothing any more; `collect` deletes their objects."""
+        """Abandons attempts of a table; `collect` deletes their objects."""
         for attempt_id in attempt_ids:
             self._execute("abandon", {"table_id": table.table_id, "attempt_id": attempt_id})
 
     def abandon_all(self) -> None:
-        """For the embedded instance that starts its database: all earlier writers are dead."""
+        """Abandons all attempts. An embedded instance calls it as it starts: all earlier writers are dead."""
         self._execute("abandon_all", {})
 
     def abandon_table(self, conn: psycopg.Connection[Any], table: TableRecord) -> None:
-        """Part of dropping a table: its objects are left to `collect`, and its writers commit nothing."""
+        """Abandons a table's attempts, and leaves all its objects to `collect`.
+
+        Part of the transaction that drops the table.
+        """
         of_cells = [f"{ROW_FILES}/{table.uuid}/"] if is_edited(table.properties) else []
         values = {"table_id": table.table_id, "object_prefixes": [*table.object_prefixes, *of_cells]}
         conn.execute(_QUERIES["abandon_table"].on(), values)
 
     def collect(self, table: TableRecord) -> int:
-        """Deletes the objects of attempts that expired or were abandoned; gives how many attempts.
+        """Deletes the objects of attempts that expired or were abandoned; returns how many attempts.
 
-        Also what late writers left of attempts that committed.
+        Also deletes objects that late writers left of attempts that committed.
         """
         expiry = {"table_id": table.table_id, "expiry_seconds": table.properties.attempt_expiry_seconds}
         self._execute("abandon_expired", expiry)
@@ -242,18 +253,18 @@ class WriteAttempts:
         return self.collect_abandoned(table.table_id)
 
     def delete_leftovers(self, attempt: WriteAttempt, own: OwnTables) -> bool:
-        """Deletes a committed attempt's objects that are no part of the table; False: some are left."""
+        """Deletes a committed attempt's objects that are no part of the table; False if some remain."""
         try:
             return not sweep(self._objects, self._untracked(attempt, own)).warn().failed
-        except (DormouseError, psycopg.Error) as error:  # there is more to collect
+        except (DormouseError, psycopg.Error) as error:  # go on with the other attempts
             logger.warning("%s is not needed and could not be deleted: %s", attempt.object_prefix, error)
             return False
 
     def collect_abandoned(self, table_id: int = NO_TABLE) -> int:
-        """Deletes the objects of a table's abandoned attempts, and of tables that are gone.
+        """Deletes the objects of a table's abandoned attempts, and those of dropped tables.
 
-        Gives how many attempts are done with; those of tables that are gone are looked at again until no
-        writer can be left that still writes.
+        Returns the number of attempts that are finished. Attempts of dropped tables are kept until no writer
+        can still be writing.
         """
         collected = 0
         for attempt in self._attempts("abandoned", {"table_id": table_id}):
@@ -263,7 +274,7 @@ class WriteAttempts:
         return collected
 
     def unknown(self, names: Sequence[str]) -> list[str]:
-        """Of some objects those that no attempt writes, or has left for collection."""
+        """Returns the names of those objects that belong to no attempt."""
         work = rows_of(_QUERIES["of_attempts"], {"names": list(names)})
         operation = "look for attempts"
         rows = run_transaction(self._supplier, work, read_only=True, scans=True, operation=operation)
@@ -276,11 +287,11 @@ class WriteAttempts:
         return [WriteAttempt(row[0], str(row[1]), row[2]) for row in rows]
 
     def _untracked(self, attempt: WriteAttempt, own: OwnTables) -> Iterator[list[tuple[str, int]]]:
-        """The attempt's objects that are neither a file of the table nor the sketches of one."""
+        """Yields the attempt's objects that are neither a file of the table nor the sketches of one."""
 
         def untracked(names: list[str]) -> list[str]:
             files = {name: narrow_id(name.removesuffix(SKETCHES_SUFFIX)) for name in names}
-            # of the table's own tables: a look at those of all tables would lock each of them
+            # on this table's partition: a query of the parent would lock the partitions of all tables
             values = {"file_ids": list(files.values())}
             tracked = {row[0] for row in own.rows("tracked", values, operation="look for leftovers")}
             return [name for name, file_id in files.items() if file_id not in tracked]
@@ -291,7 +302,7 @@ class WriteAttempts:
         return self._objects.delete(name for name, _ in self._objects.list(prefix))
 
     def _execute(self, name: str, values: dict[str, Any]) -> bool:
-        """Whether the statement gives a row."""
+        """Executes a statement, and returns whether it returned a row."""
         return bool(self._rows(name, values))
 
     def _rows(self, name: str, values: dict[str, Any]) -> list[Any]:

@@ -1,7 +1,6 @@
 -- name: begin
--- Announces a writer, before it writes anything.
--- Its objects lie under the incarnation.
--- A load that will take its place among others is seen from here on.
+-- Announces a writer before it writes anything. Its objects lie under the incarnation. A load that will take its place
+-- later is visible from now on.
 insert into write_attempt (table_id, attempt_id, object_prefix, sequence, deletions_till, schema_version)
 select
     table_id,
@@ -15,13 +14,13 @@ select
     schema_version
 from tables
 where table_id = %(table_id)s
--- a drop, or a change of the columns, is waited for, or waits and then sees this writer
+-- waits for a drop or a change of the columns, or makes these wait, so that they see this writer
 for key share
 returning object_prefix, schema_version;
 
 -- name: take_place
--- Gives a load that is seen already its place among the loads and the deletions: what looked for open loads before, and
--- did not see it, knows no larger sequence.
+-- Gives an announced load its place among the loads and deletions. A transaction that looked for open loads earlier, and did
+-- not see this one, knows no larger sequence.
 update write_attempt a
 set sequence = nextval('load_sequence'),
     deletions_till = (select coalesce(max(d.deletion_id), 0) from deletion d where d.table_id = %(table_id)s)
@@ -29,22 +28,23 @@ where a.table_id = %(table_id)s and a.attempt_id = %(attempt_id)s::uuid
 returning a.sequence, a.deletions_till, clock_timestamp();
 
 -- name: finish
--- Ends attempts in the transaction that commits what they wrote; gives those that were not abandoned.
+-- Ends attempts in the transaction that commits their files; returns those that were not abandoned.
 delete from write_attempt
 where table_id = %(table_id)s and attempt_id = any(%(attempt_ids)s::uuid[])
     and abandoned_at is null and finished_at is null
 returning attempt_id;
 
 -- name: finish_for_now
--- As finish, or without a commit, but the attempts are remembered: others may still write objects that no commit refers to.
+-- Ends attempts as finish does, with or without a commit, but keeps their rows: other processes may still write objects
+-- that no commit refers to.
 update write_attempt set finished_at = clock_timestamp()
 where table_id = %(table_id)s and attempt_id = any(%(attempt_ids)s::uuid[])
     and abandoned_at is null and finished_at is null
 returning attempt_id;
 
 -- name: remember
--- As finish_for_now without a commit, of an attempt that is not known any more, of a table that is there. After an adoption,
--- what lies under earlier incarnations may be another timeline's.
+-- Records an unknown attempt of an existing table as ended, like finish_for_now without a commit. Not after an adoption if
+-- its objects lie under an earlier incarnation, as they may belong to another timeline.
 insert into write_attempt (table_id, attempt_id, object_prefix, finished_at)
 select table_id, %(attempt_id)s::uuid, %(prefix)s::text, clock_timestamp()
 from tables
@@ -56,33 +56,33 @@ on conflict do nothing
 returning attempt_id;
 
 -- name: finished
--- A table's attempts whose end is so long ago that no task writes objects of theirs any more.
+-- A table's attempts that ended so long ago that no task can still write their objects.
 select table_id, attempt_id, object_prefix
 from write_attempt
 where table_id = %(table_id)s and finished_at < clock_timestamp() - make_interval(secs => %(expiry_seconds)s)
 order by finished_at;
 
 -- name: abandon
--- An attempt commits nothing any more; its objects are to be deleted. Gives nothing when it has committed.
+-- Abandons an attempt: it can commit nothing, and its objects will be deleted. Returns nothing if it has committed.
 update write_attempt set abandoned_at = coalesce(abandoned_at, clock_timestamp())
 where table_id = %(table_id)s and attempt_id = %(attempt_id)s and finished_at is null
 returning attempt_id;
 
 -- name: abandon_all
--- Every writer is known to be dead: no attempt commits any more, and no job is being run.
+-- Abandons all attempts and ends the leases of all jobs, as every writer is known to be dead.
 with jobs as (update compaction_job set leased_until = '-infinity')
 update write_attempt set abandoned_at = clock_timestamp()
 where abandoned_at is null and finished_at is null;
 
 -- name: abandon_expired
--- A table's attempts that are too old commit nothing any more.
+-- Abandons a table's attempts that are too old.
 update write_attempt set abandoned_at = clock_timestamp()
 where table_id = %(table_id)s and abandoned_at is null and finished_at is null
     and started_at < clock_timestamp() - make_interval(secs => %(expiry_seconds)s);
 
 -- name: abandon_table
--- A table is dropped: all its objects are to be deleted, and its writers can commit nothing, but find their
--- attempt abandoned, and so delete what they wrote.
+-- Part of dropping a table: schedules all its objects for deletion, and abandons its attempts. Its writers notice that, and
+-- delete what they wrote.
 with finished as (
     delete from write_attempt where table_id = %(table_id)s and finished_at is not null
 ), writers as (
@@ -96,7 +96,7 @@ from (
     from unnest(%(object_prefixes)s::text[]) as prefix
     where not exists (select from incarnation where reason = 'adoption')
     union all
-    -- after an adoption, what lies under earlier incarnations may be another timeline's
+    -- after an adoption, objects under earlier incarnations may belong to another timeline
     select concat((%(object_prefixes)s::text[])[1], number, '/')
     from (
         select max(number) filter (where reason = 'adoption') as adopted, max(number) as latest from incarnation
@@ -104,24 +104,24 @@ from (
 ) prefixes;
 
 -- name: abandoned
--- The attempts whose objects are to be deleted: those of a table, and of tables that are gone.
+-- The attempts whose objects must be deleted: those of a table, and of dropped tables.
 select table_id, attempt_id, object_prefix
 from write_attempt a
 where abandoned_at is not null
     and case when exists (select from tables t where t.table_id = a.table_id)
         then table_id = %(table_id)s
-        -- somebody may read the table as it was; an adoption, which holds since ever, what lies under earlier incarnations;
-        -- what held that table alone went with it
+        -- a holder may still read the dropped table. The hold of an adoption covers all of history, but only objects under
+        -- earlier incarnations; holds of this table alone were deleted with it
         else not exists (select from hold where table_id is null and until > clock_timestamp() and since > 'epoch')
     end
 order by abandoned_at;
 
 -- name: forget
--- Forgets an attempt whose objects are deleted.
+-- Deletes the row of an attempt whose objects were deleted.
 delete from write_attempt where table_id = %(table_id)s and attempt_id = %(attempt_id)s;
 
 -- name: forget_collected
--- As forget, but what is of a table that is gone stays for a while: a writer may outlive the table, and die.
+-- Deletes the row as forget does, but keeps that of a dropped table for a while: a writer may outlive the table, and die.
 delete from write_attempt a
 where table_id = %(table_id)s and attempt_id = %(attempt_id)s
     and (
@@ -131,8 +131,8 @@ where table_id = %(table_id)s and attempt_id = %(attempt_id)s
 returning attempt_id;
 
 -- name: of_attempts
--- Of some objects those that an attempt writes or has left. The prefixes have few lengths: what a name begins with in each
--- is joined with them, where each name would be compared with each attempt.
+-- Those of some objects that belong to an attempt. Since the prefixes have few lengths, each name is cut to each length and
+-- joined, rather than compared with each attempt.
 with attempt as materialized (
     select object_prefix, length(object_prefix) as chars from write_attempt
 )
@@ -146,15 +146,15 @@ join attempt a on a.object_prefix = left(n.name, l.chars);
 select pg_try_advisory_xact_lock(hashtextextended('row numbers', %(table_id)s));
 
 -- name: await_commit
--- Waits for the transaction that commits the numbers of a load that had the right before, and has lost it.
+-- Waits for a transaction that commits the numbers of an earlier load, which had the right and may have lost it.
 select pg_advisory_xact_lock(hashtextextended('row numbers, committing', %(table_id)s));
 
 -- name: begin_commit
--- Has the next load that gets the right wait for the end of this transaction.
+-- Makes the next load that gets the right wait for the end of this transaction.
 select pg_advisory_xact_lock_shared(hashtextextended('row numbers, committing', %(table_id)s));
 
 -- name: is_alone
--- Whether a session has the right to number rows of the table; process ids are given again.
+-- Whether a session has the right to number rows of the table. Compares its start, too, as process ids are reused.
 select exists (
     select
     from (select hashtextextended('row numbers', %(table_id)s) as key) as wanted

@@ -1,4 +1,4 @@
-"""What of a table's references, files, counts, log and claims does not agree, told by sets."""
+"""Checks that a table's references, files, counts, log and claims agree, made with set-based SQL."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _QUERIES: dict[str, ProblemKind] = {
 
 @dataclass(frozen=True, slots=True)
 class TrackedFile(LedgerObject):
-    """A file with its facts; how many references it has, and the partition that has rows of it alone."""
+    """A file with its facts, the number of its references, and the partition that has all its rows."""
 
     file_id: UUID = _FIRST
     min_key: bytes | None = None
@@ -46,7 +46,7 @@ class TrackedFile(LedgerObject):
 
 
 class FileChecks:
-    """The ledger of a table's files and their sketches, and the checks of it."""
+    """The ledger of a table's files and their sketches, and its checks."""
 
     def __init__(self, own: OwnTables) -> None:
         self._own = own
@@ -54,11 +54,11 @@ class FileChecks:
         self._differences = Differences(own)
 
     def problems(self) -> list[Problem]:
-        """What does not agree in one snapshot; at most 1,000 of each kind."""
+        """Returns what does not agree in one snapshot; at most 1,000 problems of each kind."""
         return self._run(self._problems, isolation=Isolation.REPEATABLE_READ)
 
     def files(self, *, with_references: bool = False) -> Iterator[TrackedFile]:
-        """Yields all files, by id."""
+        """Yields all files, sorted by id."""
         values = {"table": self._own.table.name, "limit": PAGE_FILES, "with_references": with_references}
         after = _FIRST
         while True:
@@ -69,27 +69,27 @@ class FileChecks:
             after = page[-1].file_id
 
     def written(self) -> Iterator[LedgerObject]:
-        """Yields the files, each with its sketches, of which nothing is recorded."""
+        """Yields each file and its sketches; the size and digest of sketches are not recorded."""
         for file in self.files():
             yield from (file, LedgerObject(file.name + SKETCHES_SUFFIX))
 
     def referenced(self, file_ids: Sequence[UUID]) -> dict[UUID, int | None]:
-        """Of some files those that something refers to now, with their size."""
+        """Returns the sizes of those files that have a reference now."""
         return dict(self._rows("check_again", {"file_ids": list(file_ids)}))
 
     def note_digests(self, digests: Mapping[UUID, bytes]) -> None:
-        """Of files that were written without one."""
+        """Records the digests of files that were written without one."""
         values = {"file_ids": list(digests), "digests": Uuids(list(digests.values()))}
 
         def work(conn: psycopg.Connection[Any]) -> None:
-            # stage one of collection finds files by their places, which this changes
+            # garbage collection finds files by row ids (ctid), which this update changes
             lock_history(conn, self._own.table.table_id)
             conn.execute(self._own.on("note_digests"), values)
 
         self._own.run(work, operation="note digests")
 
     def unknown(self, names: Sequence[str]) -> list[str]:
-        """Of some objects those that are no file of the table now, nor the sketches of one."""
+        """Returns the names of those objects that are neither a file of the table nor the sketches of one."""
         ids = [narrow_id(name.removesuffix(SKETCHES_SUFFIX)) for name in names]
         return [name for (name,) in self._rows("check_unknown", {"names": list(names), "file_ids": ids})]
 
@@ -103,15 +103,15 @@ class FileChecks:
             for row in conn.execute(self._own.on(name), values)
         ]
         lost = [*self._differences.lost_in(conn), *self._totals(conn), *self._differences.remembered_in(conn)]
-        named = {one.filename for one in found if one.kind == "file_without_reference"}
+        named = {problem.filename for problem in found if problem.kind == "file_without_reference"}
         return found + [
-            Problem("totals", table.name, one.partition_id, one.filename, one.detail)
-            for one in dict.fromkeys(lost)
-            if one.filename not in named
+            Problem("totals", table.name, each.partition_id, each.filename, each.detail)
+            for each in dict.fromkeys(lost)
+            if each.filename not in named
         ]
 
     def _totals(self, conn: psycopg.Connection[Any]) -> Iterator[Difference]:
-        """What was remembered and has changed since, beside what there is."""
+        """Yields where the remembered totals and the changes since do not add up to what there is."""
         key = {"table_id": self._own.table.table_id}
         since = named_rows(conn.execute(self._own.on("count_since"), key))
         if since:
@@ -130,7 +130,7 @@ class FileChecks:
         work: Callable[[psycopg.Connection[Any]], T],
         isolation: Isolation = Isolation.READ_COMMITTED,
     ) -> T:
-        """In a transaction whose snapshots see all of the layout's tables, as it has them: locked first."""
+        """Runs `work` in a transaction that first locks the layout's tables against conversion and drop."""
 
         def locked(conn: psycopg.Connection[Any]) -> T:
             self._own.still(conn)

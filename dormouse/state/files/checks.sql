@@ -6,8 +6,8 @@ where {live} and not exists (select from ({file_facts}) f where f.file_id = r.fi
 limit %(limit)s;
 
 -- name: check_files
--- Files that nothing refers to, and that collection does not know of: it saw no reference go.
--- By sets: joins would compare each with each where there are no statistics.
+-- Unreferenced files that garbage collection does not know of, as it saw no removal of a reference. Uses set operations:
+-- without statistics, joins would compare each row with each.
 select null::text as partition_id, f.filename,
     'nothing refers to it, and no removal tells why: its rows are missing from queries' as detail
 from (
@@ -21,7 +21,7 @@ from (
 cross join lateral (select f.* from ({file_facts}) f where f.file_id = l.file_id offset 0) f;
 
 -- name: check_places
--- Partitions that have files, and are not in the tree.
+-- Partitions that have files but are not in the tree.
 select r.partition_id, min(r.filename) as filename, 'it has files, and is not in the tree: their rows are missing from queries' as detail
 from {file_reference} r
 where {live} and not exists (
@@ -32,7 +32,7 @@ group by r.partition_id
 limit %(limit)s;
 
 -- name: check_rows
--- References that have all rows of a file, and not as many as it.
+-- References to all rows of a file whose row count differs from the file's.
 select r.partition_id, r.filename,
     format('the reference has %s rows, the file %s', r.row_count, f.row_count) as detail
 from {file_reference} r
@@ -52,7 +52,7 @@ where {live} and r.job_id is not null and not exists (
 limit %(limit)s;
 
 -- name: check_log
--- References that the log of removals has, and that are there; and removals that are not whole.
+-- References that the log of removals has but that still exist, and incomplete log entries.
 select g.partition_id, r.filename, 'the log of removals has the reference, and it is there' as detail
 from removal g
 cross join lateral unnest(g.file_ids, g.added_xids) as gone (file_id, added_xid)
@@ -69,8 +69,8 @@ where table_id = %(table_id)s and (
 limit %(limit)s;
 
 -- name: check_page
--- A page of the files by id, with their facts; and of each, when wanted, how many references it has, and the partition
--- that has rows of it alone.
+-- A page of the files with their facts, sorted by id; if wanted, also the number of their references, and the partition that
+-- has all their rows.
 select f.filename, f.byte_count, uuid_send(f.digest), f.unreferenced_at is null, %(table)s::text, f.row_count, f.file_id,
     f.min_key, f.max_key, r.count, r.partition_id
 from (
@@ -85,7 +85,7 @@ cross join lateral (
 order by f.file_id;
 
 -- name: check_again
--- Of some files those that something refers to, with their size.
+-- Those of some files that are referenced, with their sizes.
 select f.file_id, f.byte_count
 from unnest(%(file_ids)s::uuid[]) as o (file_id)
 cross join lateral (select f.* from ({file_facts}) f where f.file_id = o.file_id offset 0) f
@@ -96,7 +96,7 @@ where exists (
 );
 
 -- name: check_unknown
--- Of some objects those that are no file of the table, nor the sketches of one.
+-- Those of some objects that are neither a file of the table nor the sketches of one.
 select o.name
 from unnest(%(names)s::text[], %(file_ids)s::uuid[]) as o (name, file_id)
 where not exists ({is_tracked});

@@ -1,4 +1,4 @@
-"""Compaction jobs: made set-based in SQL, in the transaction that assigns their files."""
+"""Compaction jobs: set-based SQL makes them, in the transaction that assigns their files."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ logger = logging.getLogger(__name__)
 LEASE_SECONDS = COMPACTION_SECONDS
 RELEASE_BATCH_JOBS = 10_000
 OLD_SECONDS = 7 * 24 * 3600.0
-"""A deletion that is pending for longer is worth merging each file that has rows of it."""
+"""The age, in seconds, from which a pending deletion makes each file that has its rows be merged."""
 
 KEYED_SIZE_RATIO_MAX = 0.25
-"""Rows of a keyed table's other files, in those of the largest, from which on a leaf becomes one file."""
+"""The largest `size_ratio` of a keyed table: a leaf becomes one file when the rows of its other files are
+at least this fraction of those of the largest."""
 
 REREAD_SECONDS = 3600.0
 LOOKED_UP_MAX = 10_000
@@ -40,9 +41,10 @@ _QUERIES = load(__package__ or "", "compaction_jobs")
 
 @dataclass(frozen=True, slots=True)
 class CompactionInput:
-    """A file of a job; `whole`: all its rows are the partition's; `exact`: so many rows are, for certain.
+    """A file of a job.
 
-    `byte_count` and `digest` are those that were recorded when it was written, if they were.
+    `whole` is True if all its rows are the partition's; `exact` is True if `row_count` is no estimate.
+    `byte_count` and `digest` are those recorded when it was written, if any.
     """
 
     filename: str
@@ -55,9 +57,10 @@ class CompactionInput:
 
 @dataclass(frozen=True, slots=True)
 class CompactionJob:
-    """A claim on files of one leaf, to be merged into one. `attempt` counts from 1.
+    """A claim on files of one leaf, to merge them into one. `attempt` counts from 1.
 
-    One that `looks` first finds out how many rows deletions take of them, and merges where these are many.
+    A job with `looks` first counts the rows that deletions take from the files, and merges only if they are
+    many.
     """
 
     job_id: str
@@ -68,7 +71,7 @@ class CompactionJob:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Which it is of all jobs: callers may give one id to files of several partitions."""
+        """The key of the job; the id alone is not unique, as callers may use it for several partitions."""
         return self.job_id, self.partition_id
 
     @property
@@ -77,28 +80,28 @@ class CompactionJob:
 
     @property
     def row_bytes(self) -> float:
-        """How wide rows are in the widest of the inputs of which it is known."""
+        """The largest average size of a row among the inputs for which it is known, in bytes."""
         return max(map(self._row_bytes_of, self.inputs), default=0.0)
 
     @property
     def byte_count(self) -> float:
-        """About how many bytes the rows have, as far as it is known."""
-        return sum(one.row_count * (self._row_bytes_of(one) or self.row_bytes) for one in self.inputs)
+        """An estimate of the bytes of all input rows."""
+        return sum(each.row_count * (self._row_bytes_of(each) or self.row_bytes) for each in self.inputs)
 
     @staticmethod
-    def _row_bytes_of(one: CompactionInput) -> float:
-        """Of a file that is the partition's alone."""
-        return (one.byte_count or 0) / one.row_count if one.whole and one.row_count else 0.0
+    def _row_bytes_of(file: CompactionInput) -> float:
+        """Returns the average bytes of a row, or 0 if the file also has rows of other partitions."""
+        return (file.byte_count or 0) / file.row_count if file.whole and file.row_count else 0.0
 
     @property
     def runners_died(self) -> str:
-        """Why it is given up when it is taken once more than it may be."""
+        """The reason for which the job is given up once it was taken more often than allowed."""
         return f"the process that compacted partition {self.partition_id} died, at every attempt"
 
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What is known of a job: how often it was taken, by which run of Spark, and how it failed last."""
+    """The state of a job: how often it was taken, the run of Spark that has it, and its last error."""
 
     job_id: str
     partition_id: str
@@ -111,7 +114,7 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True)
 class DueJobs:
-    """Jobs that no process runs; bytes as the files' facts tell, in proportion to their rows."""
+    """The jobs that no process runs. Bytes are the files' shares, in proportion to the rows."""
 
     jobs: int
     row_count: int
@@ -120,7 +123,7 @@ class DueJobs:
 
 @dataclass(frozen=True, slots=True)
 class ReleasedJobs:
-    """Jobs that a run did not finish, and the files that are free again."""
+    """The number of jobs that a run did not finish, and of files that were released."""
 
     jobs: int
     files: int
@@ -129,7 +132,8 @@ class ReleasedJobs:
 class CompactionJobs:
     """The compaction jobs of one table.
 
-    A job can be handed to a run of Spark, whose id is a UUID; until the run's deadline no other takes it.
+    A job can be handed to a run of Spark, whose id is a UUID. Until the run's deadline, no other process
+    takes the job.
     """
 
     def __init__(self, supplier: Supplier, table: TableRecord, store: FileReferenceStore) -> None:
@@ -139,15 +143,15 @@ class CompactionJobs:
         self._store = store
 
     def create(self, jobs_max: int | None = None, *, full: bool = False) -> int:
-        """Makes jobs by the table's strategy and assigns their files; gives how many.
+        """Makes jobs by the table's strategy and assigns their files; returns how many.
 
-        At most `compaction_jobs_max` of the table's properties, or `jobs_max` when that is less. It looks at
-        the leaves that have changed since the last time, and once a day at all. With `full`, all files of
-        each leaf that has several get jobs, whatever the strategy.
+        Makes at most `compaction_jobs_max` of the table's properties, or `jobs_max` if that is less. Looks at
+        the leaves that have changed since the last look, and once a day at all leaves. With `full`, makes
+        jobs for all files of each leaf that has several, whatever the strategy.
         """
         properties = self._table.properties
         limit = properties.compaction_jobs_max
-        # so many others cannot add up to more of the largest
+        # the other files of a batch cannot have more rows than this many times the largest file's
         others = properties.compaction_batch_files - 1
         strategy = "size_ratio" if full else properties.compaction_strategy
         chosen_by = {
@@ -156,7 +160,7 @@ class CompactionJobs:
             "size_ratio": properties.size_ratio if properties.size_ratio < others else others / 2,
         }
         if is_keyed(properties):
-            # readers look for each row's key in the other files: one file is worth more rewriting
+            # readers look up each row's key in all other files, so a single file is worth more rewriting
             chosen_by["size_ratio"] = min(chosen_by["size_ratio"], KEYED_SIZE_RATIO_MAX)
         if full:
             chosen_by["size_ratio"] = 0.0  # no file is too large for the others
@@ -165,10 +169,11 @@ class CompactionJobs:
         return int(self._own.look("jobs", chosen_by, lambda: self._own.layout.queries[name], values))
 
     def create_of_deleted(self, jobs_max: int | None = None) -> int:
-        """Makes jobs of files for their pending deletions alone; how many.
+        """Makes jobs for files only because of their pending deletions; returns how many.
 
-        Each that was not read yet for rows of one by values, or that is old, is to be looked at. Those with
-        more than `deletions_max`, or with rows of one that is old, are to be merged.
+        A file gets a job that looks when it was not yet read for rows of a deletion by values, or of an old
+        deletion. It gets a job that merges when more than `deletions_max` deletions are pending, or when an
+        old deletion has rows in it.
         """
         properties = self._table.properties
         limit = properties.compaction_jobs_max if jobs_max is None else jobs_max
@@ -187,7 +192,7 @@ class CompactionJobs:
         return made
 
     def create_of_shared(self, partition_ids: Iterable[str]) -> int:
-        """Makes jobs of the files of leaves that also hold other partitions' rows; gives how many."""
+        """Makes jobs for files of these leaves that also hold rows of other partitions; returns how many."""
         values = {
             "partition_ids": list(partition_ids),
             "batch_files": self._table.properties.compaction_batch_files,
@@ -197,9 +202,9 @@ class CompactionJobs:
         return int(self._own.rows("create_of_shared", values, operation="create jobs")[0][0])
 
     def create_of_erased(self, run_id: str, seconds: float) -> int:
-        """Makes jobs of the files that erasures have found rows in; how many.
+        """Makes jobs for the files in which erasures have found rows; returns how many.
 
-        They are the run's, which is taken for dead after so long.
+        The jobs are handed to the run `run_id`, which is taken for dead after `seconds`.
         """
         values = {
             "batch_files": self._table.properties.compaction_batch_files,
@@ -218,11 +223,11 @@ class CompactionJobs:
         run_id: str | None = None,
         given_up: Callable[[CompactionJob], object] = lambda _: None,
     ) -> list[CompactionJob]:
-        """Leases jobs that no process runs; none only when none is due.
+        """Leases jobs that no process runs; returns none only when none is due.
 
-        With `run_id`, those of that run, until its deadline at most; without, those that no live run has. A
-        job whose files are gone is forgotten, and one whose runners died at every attempt is given up:
-        `given_up` is told of it.
+        With `run_id`, leases jobs of that run, until its deadline at most; otherwise jobs of no live run.
+        Deletes jobs that have no files left. Gives up a job whose processes died at every attempt, and calls
+        `given_up` with it.
         """
         while jobs := self._lease(limit, lease_seconds, run_id):
             attempts_max = self._table.properties.compaction_attempts_max
@@ -245,9 +250,10 @@ class CompactionJobs:
         return [_job(list(group)) for _, group in groupby(rows, key=itemgetter(0, 1))]
 
     def fail(self, job: CompactionJob, error: str) -> Fate:
-        """Puts a failed job back, or gives it up after its last attempt, counts it and releases its files.
+        """Puts a failed job back, or gives it up after its last attempt; returns which.
 
-        Neither when it is not this attempt's any more: then another has taken or ended it.
+        Giving up counts the job and releases its files. Returns "superseded", and changes nothing, when
+        another process has taken or ended the job.
         """
         values = self._attempt(job)
 
@@ -256,7 +262,7 @@ class CompactionJobs:
                 return "superseded"
             if job.attempt >= self._table.properties.compaction_attempts_max:
                 self._store.unassign_job(job.job_id, partition_id=job.partition_id, conn=conn)
-                # last: the next one to be given up waits for this row
+                # last, since it locks a row that other transactions which give up jobs wait for
                 count_given_up(conn, self._table, error)
                 return "given_up"
             conn.execute(_QUERIES["release"].on(), {**values, "error": error.replace("\0", "")[:1000]})
@@ -265,7 +271,7 @@ class CompactionJobs:
         return run_transaction(self._supplier, work, operation="release job")
 
     def put_back(self, jobs: Iterable[CompactionJob]) -> None:
-        """Returns jobs that were taken and not finished, as if they had not been taken."""
+        """Puts back jobs that were taken and not finished; the attempt is not counted."""
         listed = [self._attempt(job) for job in jobs]
 
         def work(conn: psycopg.Connection[Any]) -> None:
@@ -276,10 +282,10 @@ class CompactionJobs:
             run_transaction(self._supplier, work, operation="put jobs back")
 
     def hand_over(self, run_id: str, limit: int, seconds: float) -> list[str]:
-        """Hands up to `limit` jobs, that no process runs, to a run that is taken for dead after `seconds`.
+        """Hands up to `limit` idle jobs to a run, which is taken for dead after `seconds`.
 
-        Gives the ids of the jobs that the run has now, in order. A run that has jobs of the table gets no
-        others, so it may be asked again.
+        Returns the ids of the jobs that the run has now, in order. A run that already has jobs of the table
+        gets no others, so the call may be repeated.
         """
         values = {**self._key(run_id), "limit": limit, "seconds": seconds}
 
@@ -290,7 +296,7 @@ class CompactionJobs:
         return run_transaction(self._supplier, work, operation="hand jobs over")
 
     def release_run(self, run_id: str) -> ReleasedJobs:
-        """Forgets what a run did not finish, and frees its files; what still runs of it commits nothing."""
+        """Deletes the unfinished jobs of a run and releases their files; its processes can commit nothing."""
         values = {**self._key(run_id), "limit": RELEASE_BATCH_JOBS}
         operation, jobs, files = "release jobs of a run", 0, 0
         while (released := self._own.rows("release_run", values, scans=True, operation=operation)[0])[0]:
@@ -298,10 +304,10 @@ class CompactionJobs:
         return ReleasedJobs(jobs, files)
 
     def due(self, run_id: str | None = None) -> DueJobs:
-        """What could be taken now; with `run_id`, by that run."""
+        """Returns the jobs that could be taken now, by the run `run_id` if given."""
 
         def work(conn: psycopg.Connection[Any]) -> Sequence[Any]:
-            # few are looked up one by one, and many by reading all that there is
+            # a few jobs are looked up one by one; for many, allow scans
             if conn.execute(self._own.on("count_open"), self._key(run_id)).fetchall()[0][0] > LOOKED_UP_MAX:
                 allow_scans(conn)
             rows = conn.execute(self._own.on("due"), self._key(run_id)).fetchall()
@@ -310,7 +316,7 @@ class CompactionJobs:
         return DueJobs(*map(int, self._own.run(work, operation="due jobs")))
 
     def page(self, after: tuple[str, str] = ("", ""), limit: int = 100) -> list[JobFacts]:
-        """At most `limit` jobs, in the order of their ids and partitions, after one's."""
+        """Returns at most `limit` jobs after the key `after`, sorted by id and partition."""
         values = {
             "table_id": self._table.table_id,
             "job_id": after[0],
@@ -323,7 +329,7 @@ class CompactionJobs:
         return [JobFacts(*row) for row in rows]
 
     def count(self) -> tuple[int, int]:
-        """How many jobs there are, and how many of them are being run."""
+        """Returns the number of jobs, and of those that are running."""
         with self._supplier.connection() as conn:
             row = conn.execute(_QUERIES["count"].on(), {"table_id": self._table.table_id}).fetchone()
         return (row[0], row[1]) if row else (0, 0)
@@ -341,7 +347,7 @@ class CompactionJobs:
 
 
 def tables_of_run(supplier: Supplier, run_id: str) -> dict[int, int]:
-    """How many jobs a run has of each table, by id, after those of dropped tables are forgotten."""
+    """Returns how many jobs a run has of each table, by table id; deletes those of dropped tables first."""
 
     def work(conn: psycopg.Connection[Any]) -> dict[int, int]:
         conn.execute(_QUERIES["forget_run"].on(), {"run_id": run_id})
@@ -351,7 +357,7 @@ def tables_of_run(supplier: Supplier, run_id: str) -> dict[int, int]:
 
 
 def open_jobs(supplier: Supplier, run_id: str) -> dict[int, int]:
-    """How many jobs of each table, by id, a run has or could be handed."""
+    """Returns how many jobs of each table, by table id, a run has or could be handed."""
     work = rows_of(_QUERIES["open_jobs"], {"run_id": run_id})
     return dict(run_transaction(supplier, work, scans=True, operation="open jobs"))
 

@@ -1,5 +1,5 @@
 -- name: create_basic
--- Makes jobs of exactly so many unassigned files of a leaf, smallest first, and assigns the files to them.
+-- Makes jobs of exactly batch_files unassigned files of a leaf, smallest first, and assigns the files to them.
 with {changed}, candidate as (
     select r.partition_id, r.place,
         (row_number() over (partition by r.partition_id order by r.row_count, r.file_id) - 1)
@@ -18,7 +18,7 @@ with {changed}, candidate as (
 ), {claim};
 
 -- name: create_size_ratio
--- Makes jobs of files of a leaf of which the largest is not too large for the others to be merged with it.
+-- Makes jobs of files of a leaf where the largest is at most 1 / size_ratio times as large as the others together.
 with {changed}, sized as (
     select r.partition_id, r.place, r.row_count,
         row_number() over smallest_first as position,
@@ -43,16 +43,16 @@ with {changed}, sized as (
 ), {claim};
 
 -- name: claim
--- Part of creation: assigns the files to their jobs in the same statement, so that no job is made twice. A leaf that
--- gets jobs, or has to wait for them, is due to be looked at again: without the files of its jobs, others may meet
--- the criterion.
+-- Part of creation: assigns the files to their jobs in the same statement, so that no job is made twice. A leaf that gets
+-- jobs, or must wait for them because of the limit, is marked for another look: without the files of its jobs, other files
+-- may meet the criterion.
 due as (
     select distinct partition_id from batch
 ), {claimed}, {remembered}
 select {jobs_claimed}
 
 -- name: create_of_shared
--- Makes jobs of the unassigned files of some leaves that also hold other partitions' rows, so that they hold them no more.
+-- Makes jobs of the unassigned files of some leaves that also hold other partitions' rows, to rewrite them without these.
 with batch as materialized (
     select partition_id, array_agg(place) as places
     from (
@@ -69,9 +69,9 @@ with batch as materialized (
 select {jobs_claimed};
 
 -- name: create_of_unread
--- Makes a job that looks, of each unassigned file of a leaf that came before a pending deletion which its keys do not tell,
--- and that was not read for its rows yet. Such are those by values, and, after some days, all. Where there was nothing to
--- read, what comes of jobs that began before is looked for a while later.
+-- Makes a job that looks for each unassigned file of a leaf that may have rows of a pending deletion, and was not yet read
+-- for them. Considers deletions by values, which the keys of a file cannot decide, and all deletions after some days. If no
+-- file has to be read, skips these deletions for a while; later it looks again for files of jobs that began before.
 with pending as materialized (
     select deletion_id, min_key, max_key
     from deletion
@@ -95,14 +95,14 @@ with pending as materialized (
 select {jobs_claimed};
 
 -- name: create_of_deleted
--- Makes jobs of the unassigned files of leaves to which more than so many pending deletions are to be applied, or that were
--- read and have rows of one which is some days old.
+-- Makes jobs of the unassigned files of leaves to which more than deletions_max pending deletions apply, or that were read
+-- and have rows of a deletion that is some days old.
 with pending as materialized (
     select deletion_id, min_key, max_key, deleted_at < clock_timestamp() - make_interval(secs => %(old_seconds)s) as is_old
     from deletion
     where table_id = %(table_id)s and retired_xid is null
 ), sorted_ends as materialized (
-    -- what is among them is found by halves; keys that begin with a max_key are not above it
+    -- sorted for binary search; the suffix makes keys that begin with a max_key not greater than it
     select array_agg(deletion_id order by deletion_id) as numbers, array_agg(min_key order by min_key) as mins,
         array_agg(max_key || '\xffffffffffffffff' order by max_key || '\xffffffffffffffff') as maxs,
         array_agg(deletion_id) filter (where is_old) as old
@@ -121,7 +121,7 @@ with pending as materialized (
             where (select cardinality(numbers) > %(deletions_max)s or old is not null from sorted_ends)
                 and r.job_id is null and {live} and p.sealed_epoch is null
                 and (
-                    -- as the numbers tell, then as the keys tell, and only then each of them
+                    -- the cheap tests first: by numbers, then by keys, and only then against each deletion
                     (
                         (select cardinality(numbers) from sorted_ends)
                         - width_bucket(f.deletions_till, (select numbers from sorted_ends))
@@ -142,7 +142,7 @@ with pending as materialized (
 select {jobs_claimed};
 
 -- name: create_of_erased
--- Makes a run's jobs of the files that have rows of an erasure, wherever partitions refer to them.
+-- Makes jobs, for a run, of the files that have rows of an erasure, in every partition that refers to them.
 with batch as materialized (
     select partition_id, array_agg(place) as places
     from (
@@ -170,12 +170,12 @@ job as materialized (
 ), sorted as materialized (
     select array_agg(place order by place) as places, array_agg(job_id order by place) as job_ids from wanted
 ), claimed as (
-    -- the job of each place is found by halves, as no join is planned well whatever the statistics say
+    -- a binary search finds the job of each place, since the plan of a join depends on statistics
     update {file_reference} r
     set job_id = (select job_ids from sorted)[width_bucket(r.ctid, (select places from sorted))]::text,
         last_updated = clock_timestamp()
     where r.ctid = any(array(select place from wanted)) and r.job_id is null
-        -- of a row that was changed just before, the place is another
+        -- a row that was changed just before has another place
         and r.ctid = (select places from sorted)[width_bucket(r.ctid, (select places from sorted))]
     returning r.file_id
 ), created as (
@@ -187,14 +187,14 @@ job as materialized (
 )
 
 -- name: jobs_claimed
--- Part of creation: how many jobs were made.
+-- Part of creation: the number of jobs made.
 (select count(*) from job) as jobs,
     case when (select count(*) from claimed) < (select count(*) from wanted)
         then lost_race('another transaction assigned some of the files meanwhile') end
 
 -- name: take
--- Leases jobs that no process runs: of a run while it is taken to be alive, and no longer than that; without a run,
--- those that no live run has, which are no run's any more.
+-- Leases jobs that no process runs. With a run, those of the run, until its deadline at most. Without a run, those that no
+-- live run has; these then belong to no run.
 with due as (
     select table_id, job_id, partition_id
     from compaction_job
@@ -230,11 +230,11 @@ case when %(run_id)s::uuid is null then run_until < clock_timestamp()
     else run_id = %(run_id)s and run_until > clock_timestamp() end
 
 -- name: one_at_a_time
--- Of transactions that hand the same table's jobs to the same run, one goes on.
+-- Lets only one transaction at a time hand a table's jobs to a run.
 select pg_advisory_xact_lock(hashtextextended(%(run_id)s::text, %(table_id)s));
 
 -- name: hand_over
--- Hands jobs that no process runs and no live run has to a run, oldest first; to one that has jobs, no others.
+-- Hands jobs that no process runs and no live run has to a run, oldest first, unless the run already has jobs.
 with held as materialized (
     select job_id from compaction_job where run_id = %(run_id)s and table_id = %(table_id)s
 ), due as (
@@ -258,8 +258,8 @@ select job_id from handed
 order by job_id;
 
 -- name: release_run
--- Forgets jobs that a run has not finished, so many at a time, and releases their files; gives how many jobs and
--- files. References are locked in the order of their keys, as everywhere.
+-- Deletes a limited number of jobs that a run has not finished, and releases their files; returns the numbers of jobs and
+-- files. Locks references in the order of their keys, as all statements do.
 with gone as (
     delete from compaction_job
     where ctid = any(array(
@@ -292,14 +292,14 @@ with gone as (
 select (select count(*) from gone), {freed_whole};
 
 -- name: open_jobs
--- How many jobs of each table a run has, or could be handed.
+-- The number of jobs of each table that a run has or could be handed.
 select table_id, count(*)
 from compaction_job
 where run_id = %(run_id)s or leased_until < clock_timestamp() and run_until < clock_timestamp()
 group by table_id;
 
 -- name: tables_of_run
--- The tables of which a run has jobs, and how many.
+-- The tables of which a run has jobs, and the number of jobs.
 select table_id, count(*)
 from compaction_job
 where run_id = %(run_id)s
@@ -307,12 +307,12 @@ group by table_id
 order by table_id;
 
 -- name: forget_run
--- Forgets a run's jobs of tables that are gone.
+-- Deletes a run's jobs of dropped tables.
 delete from compaction_job j
 where run_id = %(run_id)s and not exists (select from tables t where t.table_id = j.table_id);
 
 -- name: hold
--- Locks a job that is still leased to an attempt; gives nothing when another has taken or ended it.
+-- Locks a job that is still leased to an attempt; returns nothing if another process has taken or ended it.
 select job_id
 from compaction_job
 where table_id = %(table_id)s and job_id = %(job_id)s and partition_id = %(partition_id)s
@@ -320,26 +320,27 @@ where table_id = %(table_id)s and job_id = %(job_id)s and partition_id = %(parti
 for update;
 
 -- name: release
--- Puts a job back that failed, to be run again.
+-- Puts a failed job back, to be run again.
 update compaction_job
 set leased_until = '-infinity', last_error = %(error)s
 where table_id = %(table_id)s and job_id = %(job_id)s and partition_id = %(partition_id)s;
 
 -- name: put_back
--- Puts a job back that was taken and not run, as if it had not been taken.
+-- Puts back a job that was taken and not run; the attempt is not counted.
 update compaction_job
 set leased_until = '-infinity', attempts = attempts - 1
 where table_id = %(table_id)s and job_id = %(job_id)s and partition_id = %(partition_id)s
     and attempts = %(attempt)s;
 
 -- name: count_open
--- How many jobs could be taken, by a run or without one.
+-- The number of jobs that could be taken, by a run or without one.
 select count(*)
 from compaction_job
 where table_id = %(table_id)s and leased_until < statement_timestamp() and {is_open};
 
 -- name: due
--- How many jobs could be taken, by a run or without one, with the rows and about the bytes of their files (100 a row where unknown).
+-- The number of jobs that could be taken, by a run or without one, the rows of their files, and an estimate of the bytes (100
+-- a row where unknown).
 select count(distinct j.job_id), coalesce(sum(r.row_count), 0),
     coalesce(sum(r.row_count::float8 * coalesce(f.byte_count / nullif(f.row_count, 0)::float8, 100)), 0)
 from compaction_job j
@@ -350,13 +351,13 @@ left join lateral (select * from ({file_facts}) f where f.file_id = r.file_id of
 where j.table_id = %(table_id)s and j.leased_until < clock_timestamp() and {is_open};
 
 -- name: count
--- How many jobs there are, and how many are being run.
+-- The number of jobs, and of those that are running.
 select count(*), count(*) filter (where leased_until > clock_timestamp())
 from compaction_job
 where table_id = %(table_id)s;
 
 -- name: page
--- The next jobs by their ids, whether they are being run, by which run of Spark they were taken, and what went wrong last.
+-- A page of the jobs by id: whether each is running, the run of Spark that has it, and its last error.
 select job_id, partition_id, created_at, attempts, leased_until > clock_timestamp(), run_id::text, last_error
 from compaction_job
 where table_id = %(table_id)s and (job_id, partition_id) > (%(job_id)s, %(partition_id)s)
@@ -364,9 +365,9 @@ order by job_id, partition_id
 limit %(limit)s;
 
 -- name: beside_job
--- What may have older rows of the keys of a job's files: the smallest place of a load that is still open, and the other
--- files of the partition and of those above it, with their keys. And whether the partition is a leaf, as the files of one
--- that is not may be those of others, too; and between which keys the job's files are.
+-- The files and loads that may have older rows of the keys of a job's files: the smallest place of an open load, and the
+-- other files of the partition and of those above it, with their keys. Also whether the partition is a leaf, as otherwise
+-- its files may belong to other partitions, too; and the smallest and largest keys of the job's files.
 with recursive upwards as (
     select p.partition_id, p.parent_id, p.sealed_epoch is null and p.merged_epoch is null as is_leaf
     from partition p

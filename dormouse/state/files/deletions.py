@@ -1,7 +1,7 @@
-"""The deletions of one table: each is one row, whatever it deletes, and has its place among the files.
+"""The deletions of one table: each is one row of metadata, however many rows it deletes.
 
-A deletion and what adds references come one after the other: it keeps the others out for the moment in which
-it is recorded. So each file was there before it, and its rows are deleted, or came after it, and they stay.
+A deletion locks out writers that add references while it is recorded. So each file was there before it, and
+its matching rows are deleted, or came after it, and its rows stay.
 
 An erasure is a deletion after which the files that had its rows leave the history, too.
 """
@@ -37,7 +37,7 @@ _CANDIDATES = _QUERIES["candidates"].including(may_be_of=MAY_BE_OF)
 
 @dataclass(frozen=True, slots=True)
 class RecordedDeletion:
-    """A deletion; `condition` is what its `where` said, as JSON. `pending`: readers apply it."""
+    """A deletion. `condition` is its `where` as JSON. Readers apply it while it is `pending`."""
 
     deletion_id: int
     condition: str
@@ -48,7 +48,7 @@ class RecordedDeletion:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """A file that was looked at: of the deletions up to number `till` it has rows of those `left` alone."""
+    """The result of a look at a file: of the deletions up to number `till`, only `left` match its rows."""
 
     filename: str
     till: int
@@ -68,14 +68,16 @@ class Deletions:
         bounds: KeyBounds,
         *,
         by_values: bool,
-        also: Callable[[psycopg.Connection[Any], int], object] = lambda conn, deletion_id: None,
+        on_recorded: Callable[[psycopg.Connection[Any], int], object] = lambda conn, deletion_id: None,
     ) -> tuple[int, datetime]:
-        """Deletes what is there and matches; gives its number, and when it was.
+        """Records a deletion of the current rows that match; returns its number and time.
 
-        `by_values`: whether it names columns that are no keys. Waits for a moment in which no transaction
-        adds references; `also` is part of its transaction, once it has its number. Raises `InvalidQuery` for
-        one by values where rows of equal key are merged, `SchemaMoved` when the columns are not those of the
-        condition, `TableNotFound`, `TableBusy`.
+        `by_values` means that the condition names columns that are no keys. Waits until no transaction adds
+        references. Calls `on_recorded` with the number inside the transaction. Raises:
+
+        - `InvalidQuery` for a deletion by values where rows of equal key are merged;
+        - `SchemaMoved` when the columns are no longer those of the condition;
+        - `TableNotFound`, and `TableBusy` when the wait takes too long.
         """
         name, key = self._own.table.name, {"table_id": self._own.table.table_id}
         values = {**key, **bounds.arrays(), "condition": condition, "by_values": by_values}
@@ -88,14 +90,14 @@ class Deletions:
             self._store.keep_writers_out(conn)
             if is_merged and by_values:
                 raise InvalidQuery(
-                    f"rows of equal key of table {name!r} are merged, so that a value is not that of a row: "
+                    f"table {name!r} merges rows of equal key, so that a value is not that of one row: "
                     "delete by row keys and sort keys"
                 )
             rows = conn.execute(_QUERIES["record"].on(), values).fetchall()
             if not rows:
                 raise TableNotFound.gone(name)
             [(deletion_id, deleted_at)] = rows
-            also(conn, deletion_id)
+            on_recorded(conn, deletion_id)
             return deletion_id, deleted_at
 
         return self._own.following(
@@ -103,39 +105,39 @@ class Deletions:
         )
 
     def list(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
-        """By number."""
+        """Returns the pending deletions, or all, sorted by number."""
         rows = self._own.rows(_QUERIES["list"], {"all": not pending_only}, operation="list deletions")
         return [RecordedDeletion(row[0], shown(row[1]), *row[2:]) for row in rows]
 
     def note(
         self,
         looks: Sequence[Noted],
-        also: Callable[[psycopg.Connection[Any]], object] = lambda conn: None,
+        on_noted: Callable[[psycopg.Connection[Any]], object] = lambda conn: None,
     ) -> None:
-        """Records what looks at files have found; of a file that was looked at later, nothing is changed.
+        """Records the results of looks at files, except for files for which a later look is recorded.
 
-        `also` is part of the transaction.
+        Calls `on_noted` inside the transaction.
         """
         values = {
-            "file_ids": Uuids([narrow_bytes(one.filename) for one in looks]),
-            "till": [one.till for one in looks],
-            "left": [f"{{{','.join(map(str, one.left))}}}" if one.left else None for one in looks],
+            "file_ids": Uuids([narrow_bytes(look.filename) for look in looks]),
+            "till": [look.till for look in looks],
+            "left": [f"{{{','.join(map(str, look.left))}}}" if look.left else None for look in looks],
         }
 
         def work(conn: psycopg.Connection[Any]) -> None:
-            # stage one of collection finds files by their places, which this changes
+            # garbage collection finds files by row ids (ctid), which this update changes
             lock_history(conn, self._own.table.table_id)
             conn.execute(self._own.on("note_deletions"), values)
-            also(conn)
+            on_noted(conn)
 
         self._own.run(work, operation="note deletions")
 
     def count_restored(self, snapshot: str, conn: psycopg.Connection[Any]) -> int:
-        """How many a restore to a snapshot undoes, or makes pending again."""
+        """Returns how many deletions a restore to a snapshot undoes, or makes pending again."""
         return int(self._of_snapshot("count_restored", snapshot, conn).fetchall()[0][0])
 
     def check_restorable(self, schema: Schema, snapshot: str, conn: psycopg.Connection[Any]) -> None:
-        """`InvalidCut` when a deletion that was pending in a snapshot names a column that is gone."""
+        """Raises `InvalidCut` if a deletion that was pending in a snapshot names a dropped column."""
         for deletion_id, condition in self._of_snapshot("then_pending", snapshot, conn).fetchall():
             try:
                 as_now(schema, condition)
@@ -146,7 +148,7 @@ class Deletions:
                 ) from None
 
     def restore(self, snapshot: str, conn: psycopg.Connection[Any]) -> None:
-        """Part of a restore, while writers are kept out: those are pending that were in a snapshot."""
+        """Makes those deletions pending that were pending in a snapshot; the caller keeps writers out."""
         self._of_snapshot("restore", snapshot, conn)
 
     def _of_snapshot(self, name: str, snapshot: str, conn: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
@@ -154,17 +156,17 @@ class Deletions:
         return conn.execute(query.on(), {"table_id": self._own.table.table_id, "snapshot": snapshot})
 
     def check_mergeable(self) -> None:
-        """`InvalidProperties` while one by values is pending: of merged rows it could not be told."""
-        for one in self.list():
-            if one.by_values:
+        """Raises `InvalidProperties` while a deletion by values is pending: merged rows lose their values."""
+        for deletion in self.list():
+            if deletion.by_values:
                 raise InvalidProperties(
-                    f"aggregate: deletion {one.deletion_id} of table {self._own.table.name!r} names values, "
-                    "which merged rows cannot tell; compact the table and collect its garbage first, until "
-                    "'dormouse table deletions' has it no more"
+                    f"aggregate: deletion {deletion.deletion_id} of table {self._own.table.name!r} names "
+                    "values, which merged rows lose; first compact the table and collect its garbage, until "
+                    "'dormouse table deletions' no longer lists it"
                 )
 
     def _beginning(self, values: Sequence[bytes | None]) -> bytes:
-        """The key that bounds of row keys begin with, as far as they are bounds."""
+        """Returns the encoded key of the leading bounds, up to the first unbounded row key."""
         fields = self._own.table.schema.row_keys
         known = takewhile(lambda pair: pair[1] is not None, zip(fields, values, strict=False))
         return encode_key(fields, [decode_value(field.type, value or b"") for field, value in known])
@@ -174,7 +176,7 @@ class Deletions:
 
 
 class Candidate(NamedTuple):
-    """A file that may have rows of an erasure; `is_found`: it has."""
+    """A file that may have rows of an erasure; `is_found` if such rows were found in it."""
 
     file_id: UUID
     filename: str
@@ -183,7 +185,7 @@ class Candidate(NamedTuple):
 
 
 class ErasedBy(NamedTuple):
-    """An erasure that took files out of the history: what it began and ended, by the database's clock."""
+    """An erasure that took files out of the history, with its start and end by the database's clock."""
 
     deletion_id: int
     began_at: datetime
@@ -191,7 +193,7 @@ class ErasedBy(NamedTuple):
 
 
 class Erasure:
-    """One erasure. Whatever step it was ended at, each of its methods goes on where it was."""
+    """One erasure. An interrupted erasure can be continued at any step with the same methods."""
 
     def __init__(self, store: FileReferenceStore, deletion_id: int) -> None:
         self._store = store
@@ -200,11 +202,11 @@ class Erasure:
 
     @property
     def run_id(self) -> str:
-        """Under which its compaction jobs run: always the same, so that it finds those that it left."""
+        """The run id of its compaction jobs, which never changes, so that it finds jobs from before."""
         return str(uuid.uuid5(UUID(self._own.table.uuid), f"erasure {self.deletion_id}"))
 
     def candidates(self) -> Iterator[list[Candidate]]:
-        """The files that may have rows, in pages; streamed."""
+        """Yields pages of the files that may have rows."""
         after = UUID(int=0)
         while True:
             page = [Candidate(*row) for row in self._rows(_CANDIDATES, after=after, limit=PAGE_FILES)]
@@ -222,12 +224,15 @@ class Erasure:
         *,
         is_freed: bool = False,
     ) -> None:
-        """So many files were looked at; `rows` are those of files that have some."""
-        found = {name: count for name, count in rows.items() if count}
+        """Records that `looked` files were looked at, and how many matching `rows` each file has.
+
+        `is_freed` means that the objects of these files were deleted already.
+        """
+        matches = {name: count for name, count in rows.items() if count}
         values = {
-            "file_ids": [narrow_id(name) for name in found],
-            "filenames": list(found),
-            "row_counts": list(found.values()),
+            "file_ids": [narrow_id(name) for name in matches],
+            "filenames": list(matches),
+            "row_counts": list(matches.values()),
             "looked": looked,
             "is_freed": is_freed,
         }
@@ -237,18 +242,18 @@ class Erasure:
             conn.execute(_QUERIES["looked"].on(), self._values(values))
 
     def referenced(self) -> tuple[int, int]:
-        """How many references there are to files with rows; and how many of them no job holds."""
+        """Returns the number of references to files with rows, and how many of them no job holds."""
         [(all_of_them, free)] = self._rows("referenced")
         return all_of_them, free
 
     def is_undone(self) -> bool:
-        """Whether a restore to a moment before it took its deletion back."""
+        """Returns whether a restore to an earlier moment has undone its deletion."""
         return bool(self._rows("is_undone")[0][0])
 
     def release_others(self, *, running_too: bool) -> int:
-        """Takes files with rows from jobs that no process runs, or from all others; how many still hold some.
+        """Releases files with rows from idle jobs, or all if `running_too`; returns how many jobs are left.
 
-        From its own, too, that it did not run in time. Such a job commits nothing.
+        Also releases those of its own jobs that expired. A job that lost its files can commit nothing.
         """
         left = 0
         for job_id, partition_id, is_running in self._rows("held_by_others", run_id=self.run_id):
@@ -259,7 +264,7 @@ class Erasure:
         return left
 
     def to_free(self) -> list[str]:
-        """Some of the files that had rows, and that nothing refers to; none when all are freed."""
+        """Returns some of the unreferenced files that had rows; none when all are freed."""
         return [row[0] for row in self._rows("to_free", limit=PAGE_FILES)]
 
     def freed(self, filenames: Sequence[str]) -> None:
@@ -269,11 +274,11 @@ class Erasure:
         return [row[0] for row in self._rows("consumers_behind")]
 
     def writers(self) -> list[tuple[str, str]]:
-        """Attempts that were begun before and go on: their ids, and where their objects are."""
+        """Returns open write attempts that began before the erasure: their ids and object prefixes."""
         return [(row[0], row[1]) for row in self._rows("writers")]
 
     def counts(self) -> tuple[int, int, int]:
-        """How many files were looked at, how many had rows, and how many rows these were."""
+        """Returns how many files were looked at, how many had rows, and how many rows."""
         [(looked, files, rows)] = self._rows("counts")
         return looked, files, rows
 
@@ -294,33 +299,36 @@ class Erasure:
 def begin_erasure(
     store: FileReferenceStore, deletions: Deletions, condition: str, bounds: KeyBounds, *, by_values: bool
 ) -> tuple[Erasure, datetime, list[Erasure]]:
-    """Records a deletion and its erasure, in one transaction; gives it, when it was, and those it takes over.
+    """Records a deletion and its erasure in one transaction.
 
-    These are of the same condition, and were not finished. The deletion is a new one, for what was committed
-    since theirs is to be erased, too.
+    Returns the erasure, its time, and the erasures that it takes over: unfinished ones with the same
+    condition. It has a deletion of its own, so that rows committed since theirs are erased, too.
     """
     older: list[Erasure] = []
 
-    def also(conn: psycopg.Connection[Any], deletion_id: int) -> None:
+    def begin(conn: psycopg.Connection[Any], deletion_id: int) -> None:
         key = {"table_id": store.table.table_id, "deletion_id": deletion_id, "condition": condition}
         older[:] = [Erasure(store, row[0]) for row in conn.execute(_QUERIES["begin"].on(), key).fetchall()]
 
-    deletion_id, at = deletions.record(condition, bounds, by_values=by_values, also=also)
+    deletion_id, at = deletions.record(condition, bounds, by_values=by_values, on_recorded=begin)
     return Erasure(store, deletion_id), at, older
 
 
 def erasure_proofs(store: FileReferenceStore) -> list[str]:
-    """What the table's erasures told at their ends, as JSON, the oldest first."""
+    """Returns the reports of the table's erasures, as JSON, the oldest first."""
     return [row[0] for row in store.own.rows(_QUERIES["proofs"], operation="list erasures")]
 
 
 def erased_by(store: FileReferenceStore, files: Sequence[str] | None, at: datetime) -> ErasedBy | None:
-    """The erasure that took files, given by names or ids; without any, the last that went on after a time."""
+    """Returns the erasure that took `files`, given by names or ids, out of the history, if any.
+
+    Without files, returns the last erasure that was still active after the time `at`.
+    """
     values = {"files": None if files is None else list(files), "at": at}
     rows = store.own.rows(_QUERIES["erased"], values, operation="look for erasures")
     return ErasedBy(*rows[0]) if rows else None
 
 
 def backups_taken(supplier: Supplier) -> dict[str, list[str]]:
-    """Returns the places that backups of the instance were begun in, each with their names."""
+    """Returns the names of the backups that were begun, by the place that they are in."""
     return dict(run_lookup(supplier, rows_of(_QUERIES["backups_taken"]), operation="look for backups"))

@@ -1,9 +1,9 @@
 -- name: aggregates
--- Whether rows of equal key are merged, and the version of the schema; nobody changes them until the transaction ends.
+-- Whether rows of equal key are merged, and the version of the schema; locks both until the transaction ends.
 select properties ->> 'aggregate' is not null, schema_version from tables where table_id = %(table_id)s for share;
 
 -- name: record
--- Records a deletion, while references are added by nobody.
+-- Records a deletion, while writers are kept out.
 insert into deletion (table_id, deletion_id, condition, min_keys, max_keys, min_key, max_key, by_values, epoch)
 select t.table_id, 1 + coalesce((select max(deletion_id) from deletion where table_id = %(table_id)s), 0), %(condition)s,
     %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(min_key)s, %(max_key)s, %(by_values)s, t.epoch
@@ -12,14 +12,14 @@ where t.table_id = %(table_id)s
 returning deletion_id, deleted_at;
 
 -- name: list
--- A table's deletions by number, pending ones or all, each with whether it is pending.
+-- A table's deletions, pending ones or all, sorted by number.
 select deletion_id, condition, by_values, deleted_at, retired_xid is null
 from deletion
 where table_id = %(table_id)s and (retired_xid is null or %(all)s)
 order by deletion_id;
 
 -- name: count_pending
--- How many deletions readers apply.
+-- The number of pending deletions, which readers apply.
 select count(*) from deletion where table_id = %(table_id)s and retired_xid is null;
 
 -- name: pending_then
@@ -37,7 +37,7 @@ with {pending_then}
 select deletion_id, condition from pending_then order by deletion_id;
 
 -- name: count_restored
--- How many deletions a restore to a snapshot undoes, or makes pending again.
+-- The number of deletions that a restore to a snapshot undoes or makes pending again.
 with {pending_then}
 select count(*)
 from (select deletion_id from deletion d where d.table_id = %(table_id)s and d.retired_xid is null) n
@@ -45,7 +45,7 @@ full join pending_then t using (deletion_id)
 where n.deletion_id is null or t.deletion_id is null;
 
 -- name: restore
--- Part of a restore: undoes the deletions that were not pending in a snapshot, and makes those pending again that were.
+-- Part of a restore: undoes the deletions that were not pending in a snapshot, and makes pending again those that were.
 with {pending_then}, undone as (
     update deletion d
     set retired_xid = pg_current_xact_id(), retired_at = clock_timestamp()
@@ -63,8 +63,8 @@ where not exists (
 );
 
 -- name: begin
--- Begins the erasure of a deletion, and ends those of the same condition that were not finished, unless they were undone
--- since: the files that they found are of this one. Gives their numbers.
+-- Begins the erasure of a deletion. It takes over unfinished erasures with the same condition that were not undone, with the
+-- files that they found, and ends them. Returns their numbers.
 with older as (
     update erasure e
     set finished_at = clock_timestamp()
@@ -84,7 +84,7 @@ with older as (
 select deletion_id from older;
 
 -- name: is_undone
--- Whether a restore took an erasure's deletion back.
+-- Whether a restore has undone the deletion of an erasure.
 select exists (
     select from deletion d
     join restored r on r.table_id = d.table_id and r.restored_xid = d.retired_xid
@@ -92,7 +92,7 @@ select exists (
 );
 
 -- name: candidates
--- A page of the files, referenced or not, that may have rows of an erasure, as their keys and looks at them tell; each with
+-- A page of the files, referenced or not, that may have rows of an erasure, judged by their keys and earlier looks; each with
 -- whether it was found to have some.
 select f.file_id, f.filename, f.byte_count, e.file_id is not null
 from ({file_facts}) f
@@ -105,7 +105,7 @@ order by f.file_id
 limit %(limit)s;
 
 -- name: looked
--- Remembers files that were read, and those that have rows.
+-- Records how many files were read, and those that have rows.
 with looked as (
     update erasure
     set files_looked_at = files_looked_at + %(looked)s
@@ -117,7 +117,7 @@ from unnest(%(file_ids)s::uuid[], %(filenames)s::text[], %(row_counts)s::bigint[
 on conflict do nothing;
 
 -- name: referenced
--- The references to files that have rows: how many no job holds.
+-- The number of references to files that have rows, and how many of them no job holds.
 select count(*), count(*) filter (where r.job_id is null)
 from erased_file e
 cross join lateral (
@@ -129,8 +129,8 @@ cross join lateral (
 where e.table_id = %(table_id)s and e.freed_at is null;
 
 -- name: held_by_others
--- The jobs that hold files with rows, and are not those of the erasure, or too old for it to take them; each with whether a
--- process runs it.
+-- The jobs that hold files with rows and are not the erasure's, or whose deadline is over; each with whether a process runs
+-- it.
 select distinct r.job_id, r.partition_id, coalesce(j.leased_until > clock_timestamp(), false)
 from erased_file e
 cross join lateral (
@@ -145,7 +145,7 @@ where e.table_id = %(table_id)s and e.freed_at is null
     and (j.run_id is distinct from %(run_id)s::uuid or j.run_until < clock_timestamp());
 
 -- name: to_free
--- Files that had rows, and that nothing refers to.
+-- Unreferenced files that had rows.
 select e.filename
 from erased_file e
 where e.table_id = %(table_id)s and e.freed_at is null and not exists (
@@ -157,12 +157,12 @@ order by e.file_id
 limit %(limit)s;
 
 -- name: freed
--- Remembers files whose objects are deleted.
+-- Records files whose objects were deleted.
 update erased_file set freed_at = clock_timestamp()
 where table_id = %(table_id)s and filename = any(%(filenames)s) and freed_at is null;
 
 -- name: consumers_behind
--- The consumers that did not read a deletion yet, and whose files are held.
+-- The consumers that have not read a deletion yet, and hold files.
 select c.name
 from consumer c
 join hold h on h.holder = concat('consumer ', c.table_id, '/', c.name) and h.until > clock_timestamp()
@@ -174,8 +174,8 @@ where c.table_id = %(table_id)s and c.snapshot is not null and exists (
 order by c.name;
 
 -- name: writers
--- The attempts that were begun before a deletion, or have their place before it, and have not ended: where their objects
--- are. A load that began while the deletion was not committed did not see it.
+-- The open attempts that began before a deletion, or have their place before it, with the prefixes of their objects. A load
+-- that began before the deletion was committed did not see it.
 select replace(attempt_id::text, '-', ''), object_prefix
 from write_attempt
 where table_id = %(table_id)s and abandoned_at is null and finished_at is null
@@ -188,7 +188,7 @@ where table_id = %(table_id)s and abandoned_at is null and finished_at is null
 order by started_at;
 
 -- name: counts
--- Of an erasure how many files were read, how many of them had rows, and how many rows these were.
+-- The number of files that an erasure read, of those that had rows, and of the rows.
 select e.files_looked_at, count(f.file_id), coalesce(sum(f.row_count), 0)::bigint
 from erasure e
 left join erased_file f on f.table_id = e.table_id and f.deletion_id = e.deletion_id
@@ -200,7 +200,7 @@ group by e.files_looked_at;
 select filename from erased_file where table_id = %(table_id)s and deletion_id = %(deletion_id)s order by filename;
 
 -- name: finish
--- Keeps the proof; an erasure that left nothing open is finished.
+-- Stores the proof of an erasure, and ends it if it is finished.
 update erasure
 set report = %(report)s, finished_at = case when %(is_finished)s then coalesce(finished_at, clock_timestamp()) end
 where table_id = %(table_id)s and deletion_id = %(deletion_id)s;
@@ -210,7 +210,7 @@ where table_id = %(table_id)s and deletion_id = %(deletion_id)s;
 select report from erasure where table_id = %(table_id)s and report is not null order by deletion_id;
 
 -- name: erased
--- The last erasure that took some files, named or by their ids, or, without any, that went on after a time; and when it ended.
+-- The last erasure that erased some files, given by names or ids; without files, the last one active after a time.
 select e.deletion_id, e.began_at, coalesce(e.finished_at, clock_timestamp())
 from erasure e
 where e.table_id = %(table_id)s and case
@@ -225,5 +225,5 @@ order by e.deletion_id desc
 limit 1;
 
 -- name: backups_taken
--- Where backups of the instance were begun, and their names.
+-- The places in which backups of the instance were begun, and the names of the backups.
 select place, array_agg(name order by name) from backup_taken group by place order by place;

@@ -1,13 +1,13 @@
 -- name: create_files
--- Part of making a table: finds the markers of files that nothing refers to.
+-- Part of creating a table: makes the index that finds the markers of unreferenced files.
 create index {unreferenced} on {file_reference} (file_id) where file_unreferenced
 
 -- name: attach_files
--- Part of making a table: the files are among the references.
+-- Part of creating a table: nothing to do, as this layout keeps the files among the references.
 select
 
 -- name: drop_files
--- What of the files is gone after a conversion to another layout.
+-- Part of a conversion: deletes what this layout kept of the files.
 delete from {file_reference} where partition_id = '';
 drop index {unreferenced};
 
@@ -24,7 +24,7 @@ select %(table_id)s, '', file_id, filename, 0, false, false, coalesce(unreferenc
 from fact
 
 -- name: lock
--- Waits for all transactions that use a table's own tables, and keeps others out.
+-- Locks a table's own PostgreSQL tables, after waiting for all transactions that use them.
 lock table {file_reference} in access exclusive mode;
 
 -- name: drop
@@ -34,7 +34,7 @@ lock table {file_reference} in access exclusive mode;
 drop table {file_reference};
 
 -- name: live
--- Part of a query: whether the reference r is one, and no marker, which is on the partition that none can be.
+-- Part of a query: whether the row r is a reference, and not a marker, whose partition id is empty.
 r.partition_id <> ''
 
 -- name: file_facts
@@ -64,47 +64,48 @@ order by file_id
 select from {file_reference} f where f.partition_id = '' and f.file_id = o.file_id offset 0
 
 -- name: lock_file
--- Part of an update: holds the file i.file_id, if it is tracked.
+-- Part of an update: locks the file i.file_id, if it is tracked.
 select f.ctid as place from {file_reference} f where f.partition_id = '' and f.file_id = i.file_id for update
 
 -- name: note_digests
--- Of files that were written without one.
+-- Records the digests of files that were written without one.
 update {file_reference} f set file_digest = n.digest
 from unnest(%(file_ids)s::uuid[], %(digests)s::uuid[]) as n (file_id, digest)
 where f.file_id = n.file_id and f.partition_id = '' and f.file_digest is null;
 
 -- name: note_deletions
--- Of files that were looked at since, up to which deletion, and of which of those they have rows.
+-- Records for files that were looked at up to which deletion, and which of these deletions still have rows in them.
 update {file_reference} f set file_deletions_till = n.till, file_deletions_left = n.left_of::bigint[]
 from unnest(%(file_ids)s::uuid[], %(till)s::bigint[], %(left)s::text[]) as n (file_id, till, left_of)
 where f.file_id = n.file_id and f.partition_id = '' and coalesce(f.file_deletions_till, 0) < n.till;
 
 -- name: forget_files
--- Part of an update: forgets the files of gone.
+-- Part of an update: deletes the records of the files in gone.
 delete from {file_reference} f where f.ctid = any(array(select place from gone)) returning f.file_id
 
 -- name: forget_all
--- Part of a query: forgets every file.
+-- Part of a query: deletes the records of all files.
 delete from {file_reference} where partition_id = ''
 
 -- name: mark_referenced
--- Part of a restore: files that are referenced again are not stamped as free any more.
+-- Part of a restore: removes the stamps of files that are referenced again.
 update {file_reference} f set last_updated = 'infinity', file_unreferenced = false
 where f.partition_id = '' and f.file_id = any(%(ref_file_ids)s::uuid[]) and f.file_unreferenced
 
 -- name: counts_added
--- Part of an update: counts what was added; this layout has no counts.
+-- Part of an update: counts added references; this layout has no counts.
 counted as (select 1 where false)
 
 -- name: counts_changed
--- Part of an update: counts what was removed and added; this layout has no counts.
+-- Part of an update: counts removed and added references; this layout has no counts.
 counted as (select 1 where false)
 
 -- name: stamp_unreferenced
--- Garbage collection, stage one: stamps the markers of files whose last reference went since the last run, with now: who
--- plans from here on sees that it went, whenever its removal was committed.
+-- Garbage collection, stage one: stamps the markers of files that lost their last reference since the last run. The stamp is
+-- the current time, not that of the removal, which may have been committed later: every plan after the stamp sees the
+-- removal.
 with {alone}, {gone}, free as materialized (
-    -- "offset 0" keeps to the indexes, where joins would read whole tables
+    -- "offset 0" makes PostgreSQL use the indexes, where joins would read whole tables
     select l.place
     from gone g
     cross join lateral (
@@ -127,11 +128,11 @@ with {alone}, {gone}, free as materialized (
 select count(*) from stamped;
 
 -- name: orphaned
--- How many files nothing refers to, as far as stage one has seen, and their bytes.
+-- The number of unreferenced files that stage one has stamped, and their bytes.
 select count(*), coalesce(sum(file_byte_count), 0) from {file_reference} where file_unreferenced;
 
 -- name: count_unreferenced
--- Part of a query: how many files nothing refers to: those that are marked so, and those that will be.
+-- Part of a query: the number of unreferenced files, stamped or not yet.
 select count(*)
 from (
     select f.file_id from {file_reference} f where f.file_unreferenced
@@ -146,7 +147,7 @@ where not exists (
 )
 
 -- name: ready_for_gc
--- A page of the files whose markers were stamped before a time, by id.
+-- A page of the files whose markers were stamped before a time, sorted by id.
 select f.file_id, f.filename
 from {file_reference} f
 where f.file_unreferenced and f.last_updated < %(before)s and f.file_id > %(after)s

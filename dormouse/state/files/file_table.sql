@@ -1,13 +1,13 @@
 -- name: create_files
--- Part of making a table: its own table of the files.
+-- Part of creating a table: creates its own table of the files.
 create table {file} (like file including all) with (fillfactor = 90)
 
 -- name: attach_files
--- Part of making a table: makes it a partition; other tables are made after the transaction.
+-- Part of creating a table: attaches its table to the parent, which other creations wait for until the transaction ends.
 alter table file attach partition {file} for values in ({table_id})
 
 -- name: drop_files
--- What of the files is gone after a conversion to another layout.
+-- Part of a conversion: deletes what this layout kept of the files.
 drop table {file};
 
 -- name: adopt
@@ -21,7 +21,7 @@ select %(table_id)s, file_id, filename, byte_count, row_count, min_key, max_key,
 from fact
 
 -- name: lock
--- Waits for all transactions that use a table's own tables, and keeps others out.
+-- Locks a table's own PostgreSQL tables, after waiting for all transactions that use them.
 lock table {file_reference}, {file} in access exclusive mode;
 
 -- name: drop
@@ -51,51 +51,51 @@ order by file_id
 select from {file} f where f.file_id = o.file_id offset 0
 
 -- name: live
--- Part of a query: whether the reference r is one, and no marker.
+-- Part of a query: whether the row r is a reference, and not a marker; this layout has no markers.
 true
 
 -- name: lock_file
--- Part of an update: holds the file i.file_id, if it is tracked.
+-- Part of an update: locks the file i.file_id, if it is tracked.
 select f.ctid as place from {file} f where f.file_id = i.file_id for update
 
 -- name: note_digests
--- Of files that were written without one.
+-- Records the digests of files that were written without one.
 update {file} f set digest = n.digest
 from unnest(%(file_ids)s::uuid[], %(digests)s::uuid[]) as n (file_id, digest)
 where f.file_id = n.file_id and f.digest is null;
 
 -- name: note_deletions
--- Of files that were looked at since, up to which deletion, and of which of those they have rows.
+-- Records for files that were looked at up to which deletion, and which of these deletions still have rows in them.
 update {file} f set deletions_till = n.till, deletions_left = n.left_of::bigint[]
 from unnest(%(file_ids)s::uuid[], %(till)s::bigint[], %(left)s::text[]) as n (file_id, till, left_of)
 where f.file_id = n.file_id and f.deletions_till < n.till;
 
 -- name: forget_files
--- Part of an update: forgets the files of gone.
+-- Part of an update: deletes the records of the files in gone.
 delete from {file} f where f.ctid = any(array(select place from gone)) returning f.file_id
 
 -- name: mark_referenced
--- Part of a restore: files that are referenced again are not stamped as free any more.
+-- Part of a restore: removes the stamps of files that are referenced again.
 update {file} f set unreferenced_at = 'infinity'
 where f.file_id = any(%(ref_file_ids)s::uuid[]) and f.unreferenced_at < 'infinity'
 
 -- name: counts_added
--- Part of an update: counts what was added; this layout has no counts.
+-- Part of an update: counts added references; this layout has no counts.
 counted as (select 1 where false)
 
 -- name: counts_changed
--- Part of an update: counts what was removed and added; this layout has no counts.
+-- Part of an update: counts removed and added references; this layout has no counts.
 counted as (select 1 where false)
 
 -- name: forget_all
--- Part of a query: forgets every file.
+-- Part of a query: deletes the records of all files.
 delete from {file}
 
 -- name: stamp_unreferenced
--- Garbage collection, stage one: stamps files whose last reference went since the last run, with now: who plans from
--- here on sees that it went, whenever its removal was committed.
+-- Garbage collection, stage one: stamps files that lost their last reference since the last run. The stamp is the current
+-- time, not that of the removal, which may have been committed later: every plan after the stamp sees the removal.
 with {alone}, {gone}, free as materialized (
-    -- "offset 0" keeps to the indexes, where joins would read whole tables
+    -- "offset 0" makes PostgreSQL use the indexes, where joins would read whole tables
     select l.place
     from gone g
     cross join lateral (
@@ -115,11 +115,11 @@ with {alone}, {gone}, free as materialized (
 select count(*) from stamped;
 
 -- name: orphaned
--- How many files nothing refers to, as far as stage one has seen, and their bytes.
+-- The number of unreferenced files that stage one has stamped, and their bytes.
 select count(*), coalesce(sum(byte_count), 0) from {file} where unreferenced_at < 'infinity';
 
 -- name: count_unreferenced
--- Part of a query: how many files nothing refers to: those that are stamped, and those that will be.
+-- Part of a query: the number of unreferenced files, stamped or not yet.
 select count(*)
 from (
     select f.file_id from {file} f where f.unreferenced_at < 'infinity'
@@ -131,7 +131,7 @@ where not exists (
 )
 
 -- name: ready_for_gc
--- A page of the files that were stamped before a time, by id.
+-- A page of the files that were stamped before a time, sorted by id.
 select f.file_id, f.filename
 from {file} f
 where f.unreferenced_at < %(before)s and f.unreferenced_at < 'infinity' and f.file_id > %(after)s

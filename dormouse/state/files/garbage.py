@@ -1,13 +1,16 @@
-"""Garbage collection: files go, a while after their last reference went.
+"""Garbage collection: deletes files a while after their last reference was removed.
 
-Stage one stamps what was unreferenced since the last run, and costs in proportion to it. Stage two deletes
-what was stamped long enough ago: first the object, then the row, so that a crash leaves a row to try again.
+Stage one stamps the files that lost their last reference since the last run, at a cost in proportion to them.
+Stage two deletes files that were stamped long enough ago: first the object, then the row, so that after a
+crash the row is left for a retry.
 
-Old epochs go, too: what a table's history has of before its truncation, and cannot be read any more. They go
-piece by piece, each a transaction that is short, whatever the length of the history; a round that stops in
-between goes on later. Kept are the partitions that were in the tree at the truncation or came later, the
-epochs from it on, and of those before it the ones that made its leaves. Ids are not given again: each has its
-epoch.
+Garbage collection also forgets old epochs: those before a truncation, which can no longer be read. It deletes
+them piece by piece, each in a short transaction; a round that stops in between continues later. It keeps:
+
+- the partitions that were in the tree at the truncation or were added later;
+- the epochs from the truncation on, and those before it that made its leaves.
+
+Ids of partitions are never reused, since each contains its epoch.
 """
 
 from __future__ import annotations
@@ -42,24 +45,25 @@ from dormouse.state.files.totals import Difference
 
 NAMES_MAX = 10_000
 EPOCHS_SECONDS_MAX = 30.0
-"""How long one round forgets epochs: a long history that is truncated holds up nothing else."""
+"""The longest time, in seconds, that one round spends on old epochs, so that it delays nothing else."""
 PIECE_EPOCHS = 1_000
 PIECE_PARTITIONS = 10_000
-"""What ends or begins in one piece, unless one epoch alone does more."""
+"""The number of partitions sealed or created in one piece; a single epoch may have more."""
 MARGIN_SECONDS = 60.0
-"""Longer than it takes from an epoch's time to its commit, and from a look at the tree to a write attempt."""
+"""A time longer than from an epoch's time to its commit, and from reading the tree to a write attempt."""
 RETIRED_MAX = 100
-"""Deletions of which one round looks whether they are still needed."""
+"""The number of deletions for which one round checks whether they are still needed."""
 _QUERIES = load(__package__ or "", "garbage")
 _NOT_NEEDED = _QUERIES["not_needed"].including(may_be_of=MAY_BE_OF)
 
 
 @dataclass(frozen=True, slots=True)
 class GarbageReport:
-    """What a round did; `failed` names objects that could not be deleted, to be tried again next time.
+    """The results of a round of garbage collection.
 
-    `deleted_files` and `failed` name the first 10,000 of each; `deleted` and `failures` tell how many.
-    `epochs` and `partitions` of before the truncation were forgotten; of `epochs_left` it is to be seen.
+    - `deleted_files` and `failed` name the first 10,000 of each; `deleted` and `failures` are the counts.
+    - `failed` are objects that could not be deleted, with the reasons. The next round retries them.
+    - `epochs` and `partitions` from before the truncation were forgotten; `epochs_left` are still to check.
     """
 
     newly_unreferenced: int
@@ -67,7 +71,7 @@ class GarbageReport:
     failed: tuple[tuple[str, str], ...]
     abandoned_attempts: int
     whole: bool = True
-    """Whether all was done that was due; False when the time was over."""
+    """False if the round ran out of time before all was done."""
     deleted: int = 0
     failures: int = 0
     epochs: int = 0
@@ -75,7 +79,7 @@ class GarbageReport:
     epochs_left: int = 0
 
     def with_more(self, deleted: Sequence[str], failed: Sequence[tuple[str, str]]) -> GarbageReport:
-        """The report after another batch, in bounded memory."""
+        """Returns the report with another batch added, in bounded memory."""
         return replace(
             self,
             deleted_files=(*self.deleted_files, *deleted)[:NAMES_MAX],
@@ -86,7 +90,7 @@ class GarbageReport:
 
 
 class GarbageCollector:
-    """Collects the garbage of one table, and ends the deletions that no file of it needs."""
+    """A collector of one table's garbage, which also retires the deletions that no file needs."""
 
     def __init__(
         self, supplier: Supplier, store: FileReferenceStore, objects: ObjectStore, attempts: WriteAttempts
@@ -103,12 +107,12 @@ class GarbageCollector:
         *,
         rolls_log: bool = True,
     ) -> GarbageReport:
-        """One round: both stages, dead writers' objects, expired commits, the log of removals, old epochs.
+        """Runs one round: both stages, dead writers' objects, expired commits, log of removals, old epochs.
 
-        It ends after the batch of files during which `is_over` becomes true. `progress` is told how many old
-        epochs are done, and of how many. A round of all tables rolls the log itself, once, and no table
-        `rolls_log`. While references are lost it deletes no file, as their rows may be in no other, and
-        raises `CheckFailed`.
+        Stops after the batch of files during which `is_over` becomes true. Calls `progress` with the number
+        of old epochs done and in all. A round over all tables rolls the log once itself, and passes False for
+        `rolls_log`. While references are lost, deletes no file, as their rows may be in no other, and raises
+        `CheckFailed`.
         """
         with LastRounds(self._supplier, self._store.table).round("collection") as current:
             report = self._collect(is_over, progress, rolls_log)
@@ -122,7 +126,7 @@ class GarbageCollector:
         return report
 
     def _collect(self, is_over: Callable[[], bool], progress: Progress, rolls_log: bool) -> GarbageReport:
-        # while what is about to go can be looked up
+        # first, while the files about to be deleted can still be looked up
         self._store.totals.bring_forward(daily=True)
         report = GarbageReport(self._store.stamp_unreferenced(), (), (), 0)
         lost = self._store.differences.remembered()
@@ -145,7 +149,7 @@ class GarbageCollector:
         is_over: Callable[[], bool],
         progress: Progress,
     ) -> GarbageReport:
-        """Old epochs for a while; the report with how many."""
+        """Forgets old epochs for at most `EPOCHS_SECONDS_MAX`; returns the report with their numbers."""
         ends, first = time.monotonic() + EPOCHS_SECONDS_MAX, None
         for piece in forget_epochs(self._supplier, self._store.table):
             first = piece.since if first is None else first
@@ -162,9 +166,10 @@ class GarbageCollector:
         return report
 
     def retire_deletions(self) -> int:
-        """Ends deletions that no file needs any more, of some; forgets those that the history needs no more.
+        """Retires deletions that no file needs, and deletes retired ones that the history does not need.
 
-        Each that may be of the rows of a file that came before it is needed. Returns how many were retired.
+        A file needs a deletion that came after it and may match its rows. Checks at most `RETIRED_MAX`
+        deletions. Returns how many were retired.
         """
         own = self._store.own
         key, rows = {"table_id": own.table.table_id}, partial(own.rows, operation="retire deletions")
@@ -173,7 +178,7 @@ class GarbageCollector:
         if free:
 
             def work(conn: psycopg.Connection[Any]) -> None:
-                # what came meanwhile is seen, whatever it began with
+                # checked again without writers, so that files added meanwhile are seen
                 self._store.keep_writers_out(conn)
                 still = conn.execute(own.on(_NOT_NEEDED), {**key, "deletion_ids": free}).fetchall()
                 conn.execute(_QUERIES["retire"].on(), {**key, "deletion_ids": _first_column(still)})
@@ -198,31 +203,34 @@ class GarbageCollector:
         run_transaction(self._supplier, work, operation="forget deletions")
 
     def ready(self) -> Iterator[str]:
-        """What `collect` would delete now, of what an earlier round has stamped; raises as it does."""
+        """Returns the names of stamped files that `collect` would delete now; raises as it does."""
         self._refuse(self._store.differences.remembered())
         return self._store.files_ready_for_gc(self._due_before())
 
     def look(self) -> None:
-        """Sees which files lost their last reference, as `collect` does first. `CheckFailed` as there."""
+        """Stamps files that lost their last reference, as the first part of `collect`.
+
+        Raises `CheckFailed` while references are lost.
+        """
         self._store.totals.bring_forward(daily=True)
         self._store.stamp_unreferenced()
         self._refuse(self._store.differences.remembered())
 
     def free(self, filenames: list[str]) -> list[tuple[str, str]]:
-        """Deletes files that nothing refers to, whoever holds them; gives what could not be deleted."""
+        """Deletes unreferenced files in spite of holds; returns those it could not delete, with reasons."""
         return self._delete(filenames)[1]
 
     def _refuse(self, lost: Sequence[Difference]) -> None:
         if lost:
             table = self._store.table.name
             raise CheckFailed(
-                [Problem("totals", table, one.partition_id, one.filename, one.detail) for one in lost],
-                f"no file of the table is deleted until 'dormouse check --table {table} --accept' says that "
-                "what is there is right",
+                [Problem("totals", table, each.partition_id, each.filename, each.detail) for each in lost],
+                "no file of the table is deleted until 'dormouse check --table "
+                f"{table} --accept' accepts what is there as right",
             )
 
     def _due_before(self) -> datetime:
-        # the database's clock stamps removals, so it also tells how long ago they were
+        # by the database's clock, which stamped the removals
         return deletable_before(self._supplier, self._store.table)
 
     def _forget_commits(self) -> None:
@@ -247,7 +255,7 @@ class GarbageCollector:
                     check_file_name(filename, self._store.table.object_prefixes),
                     filename + SKETCHES_SUFFIX,
                 ]
-            except InvalidName as error:  # tracked by a Dormouse that did not check
+            except InvalidName as error:  # tracked by an older version, which did not check names
                 errors.append((filename, str(error)))
         errors += [(name, str(error)) for name, error in self._objects.delete(names)]
         kept = {name for name, _ in errors}
@@ -258,7 +266,7 @@ class GarbageCollector:
         try:
             self._store.delete_collected_files(filenames)
         except (FileNotFound, FileHasReferences):
-            # another collector was faster with some of them
+            # another collector deleted some of them first
             return [filename for filename in filenames if self._forget_one(filename)]
         return filenames
 
@@ -274,7 +282,10 @@ def _first_column(rows: Sequence[Any]) -> list[int]:
 
 
 class Piece(NamedTuple):
-    """How many went. Of the epochs up to `bound` those up to `till` are done, `since` of them before."""
+    """The numbers of epochs and partitions that one piece deleted, and its progress.
+
+    Epochs up to `since` were done before, those up to `till` are done now, and `bound` is the last one to do.
+    """
 
     epochs: int
     partitions: int
@@ -284,7 +295,10 @@ class Piece(NamedTuple):
 
 
 def forget_epochs(supplier: Supplier, table: TableRecord) -> Iterator[Piece]:
-    """Forgets piece by piece, as they are asked for, until nothing is left that can go."""
+    """Deletes old epochs piece by piece, and yields each piece, until nothing is left to delete.
+
+    A piece is deleted only when the caller asks for it.
+    """
     values: dict[str, Any] = {
         "table_id": table.table_id,
         "delay_seconds": table.properties.gc_delay_seconds,

@@ -1,7 +1,7 @@
 -- name: forget
--- Forgets the next epochs before the truncation, and the partitions that left the tree in them: as many as are quick to
--- forget. Nothing that a holder, a writer, or a look at what has changed may still ask for. What the epochs did is added to
--- the running total that those after them begin with. Gives how much went, how far it came, and how far it is to go.
+-- Deletes a limited number of the next epochs before the truncation, and the partitions that left the tree in them. Keeps
+-- those that a holder, a writer, or a look may still need. Adds the sums of the deleted epochs to the running total before
+-- the first kept one. Returns the numbers of deleted epochs and partitions, and the epochs since, till and bound (Piece).
 with bound as materialized (
     select u.forgotten_epoch as since, least(u.epoch, e.epoch, w.epoch) as till
     from truncation u
@@ -9,11 +9,11 @@ with bound as materialized (
         select least(
             clock_timestamp() - make_interval(secs => %(delay_seconds)s),
             (
-                -- a moment of after the truncation is of an epoch of after it
+                -- holds of moments after the truncation need no epoch before it
                 select min(since) from hold
                 where until > clock_timestamp() and (table_id is null or table_id = %(table_id)s) and since < u.recorded_at
             ),
-            -- a commit that was planned then names the partitions of then
+            -- a commit that was planned then names partitions of that time
             (
                 select min(started_at) from write_attempt
                 where table_id = %(table_id)s and abandoned_at is null and finished_at is null
@@ -26,7 +26,7 @@ with bound as materialized (
         order by created_at desc
         limit 1
     ) e
-    -- an older look reads everything anew
+    -- a look that is older than a day reads everything anew, and needs no epochs
     cross join (
         select min(epoch) as epoch from watermark
         where table_id = %(table_id)s
@@ -72,7 +72,7 @@ with bound as materialized (
         where table_id = %(table_id)s and epoch = d.epoch
         offset 0
     ) e
-    -- the epochs that made what is a leaf still tell since when it is one
+    -- epochs that made partitions which were leaves after the piece are kept: they have the times of these leaves
     where not exists (
         select from unnest(e.created) as m (partition_id)
         cross join lateral (
@@ -120,7 +120,7 @@ select (select count(*) from epochs_gone), (select count(*) from partitions_gone
 from piece c;
 
 -- name: some_pending
--- Some of the pending deletions, other ones each time where there are many.
+-- Some of the pending deletions, at random, so that each is checked sooner or later.
 select deletion_id
 from deletion
 where table_id = %(table_id)s and retired_xid is null
@@ -128,7 +128,7 @@ order by random()
 limit %(limit)s;
 
 -- name: not_needed
--- Which of some deletions are of no rows that a partition refers to: each walks down the tree where its keys may be.
+-- Those of some deletions that match no row of a referenced file. For each, walks down the tree where its keys may be.
 select o.deletion_id
 from unnest(%(deletion_ids)s::bigint[]) as o (deletion_id)
 where not exists (
@@ -148,7 +148,7 @@ where not exists (
             (w.right_id, d.max_keys[w.split_key + 1] >= w.split_point)
         ) as child (partition_id, is_reached)
         join partition p on p.table_id = %(table_id)s and p.partition_id = child.partition_id
-        -- an open end reaches it: null
+        -- null means that the deletion has an open end there, which reaches the half
         where child.is_reached is not false and w.left_id is not null
     )
     select from walk w
@@ -157,10 +157,10 @@ where not exists (
         select r.file_id from {file_reference} r where r.partition_id = w.partition_id offset 0
     ) r
     left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
-    -- a file whose row is lost may be one
+    -- a file whose row is lost may have matching rows
     where f.file_id is null or {may_be_of}
 )
--- nor of rows that a load of a keyed table may still bring, which came before it
+-- and no open load of a keyed table with a place before the deletion may still add rows
 and not exists (
     select from write_attempt a
     where a.table_id = %(table_id)s and a.deletions_till < o.deletion_id
@@ -168,14 +168,14 @@ and not exists (
 );
 
 -- name: retire
--- No reader applies them from here on; moments of before still do.
+-- Retires deletions: readers no longer apply them, except readers of earlier moments.
 update deletion
 set retired_xid = pg_current_xact_id(), retired_at = clock_timestamp()
 where table_id = %(table_id)s and deletion_id = any(%(deletion_ids)s) and retired_xid is null;
 
 -- name: forget_deletions
--- Forgets deletions that were retired so long ago that no moment is kept which needs them: moments of before cannot be
--- read from here on. The last number of all stays, as it is not given again.
+-- Deletes deletions that were retired so long ago that no readable moment needs them, and records that earlier moments cannot
+-- be read from now on. Keeps the last number, so that it is not used again.
 with gone as (
     delete from deletion d
     where d.table_id = %(table_id)s

@@ -1,8 +1,9 @@
-"""Holds: the files of a moment stay while somebody reads them, such as a backup.
+"""Holds: leases that keep the files of a moment while a reader, such as a backup, needs them.
 
-Collection deletes nothing that lost its last reference since the oldest hold began, nor the objects of tables
-that are dropped meanwhile. A hold is a lease: that of a holder that died ends by itself, and of one that was
-frozen for longer: what it relied on may be gone, so it is told.
+Garbage collection deletes no file that lost its last reference since the oldest hold began, and no objects of
+tables that were dropped meanwhile. A hold is a lease, so that it ends by itself when its holder dies. A
+holder that was frozen for longer than the lease gets an error, since files that it needs may have been
+deleted.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 LEASE_SECONDS = HOLD_SECONDS
 MARGIN_SECONDS = HOLD_MARGIN_SECONDS
-"""Longer than a transaction that removes references takes."""
+"""A time, in seconds, longer than any transaction that removes references."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What lost its last reference after `since` is kept for `holder`, until it is released, or `until`."""
+    """A hold by `holder` on files that lost their last reference after `since`; it ends at `until`."""
 
     holder: str
     since: datetime
@@ -39,7 +40,7 @@ class Hold:
 
     @property
     def is_of_history(self) -> bool:
-        """Whether a cut or a consumer holds, which their table tells by name."""
+        """True if the holder is a cut or a consumer; the table lists these by name."""
         return self.holder.startswith(("cut ", "consumer "))
 
 
@@ -48,9 +49,9 @@ _QUERIES = load(__package__ or "", "holds")
 
 @contextmanager
 def held(supplier: Supplier, holder: str) -> Iterator[None]:
-    """Holds the files of now until the end; `holder` says for what.
+    """Holds all files that are referenced now until the end of the context; `holder` names the purpose.
 
-    Raises `InstanceError` at the end when the hold had ended before, as that of a process that was frozen.
+    Raises `InstanceError` at the end if the hold had ended before, because this process was frozen.
     """
     lease = _lease(supplier, holder)
     begin = rows_of(_QUERIES["hold"], {**lease.values, "margin_seconds": MARGIN_SECONDS})
@@ -66,7 +67,10 @@ def held(supplier: Supplier, holder: str) -> Iterator[None]:
 
 @contextmanager
 def moment_held(supplier: Supplier, table_id: int, since: datetime, snapshot: str) -> Iterator[bool]:
-    """Holds what a moment needs of a table until the end; False: some may be gone already."""
+    """Holds the files of a table at a moment until the end of the context.
+
+    Yields False if some of them may have been deleted already.
+    """
     lease = _lease(supplier, "reader")
     values = {**lease.values, "table_id": table_id, "since": since, "snapshot": snapshot}
     [(is_held,)] = run_transaction(
@@ -80,33 +84,33 @@ def moment_held(supplier: Supplier, table_id: int, since: datetime, snapshot: st
 
 
 def _lease(supplier: Supplier, holder: str) -> Lease:
-    # of one name there may be two
+    # a name may be held twice at the same time
     values = {"holder": f"{holder} {uuid.uuid4().hex}", "lease_seconds": LEASE_SECONDS}
     lost = partial(
         InstanceError,
-        f"the {holder} did not go on for {LEASE_SECONDS:,.0f} s, and files that it needs may be gone: "
-        "nothing is made of it; run it again",
+        f"the {holder} was stopped for more than {LEASE_SECONDS:,.0f} s, so files that it needs may have "
+        "been deleted; its result was discarded: run it again",
     )
     return Lease(supplier, "hold", repr(holder), _QUERIES, values, lost)
 
 
 def _after_others(conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]) -> list[Any]:
-    """A statement that sees what others that let the table's files go, or hold them, did before."""
+    """Runs a statement that sees all earlier holds and deletions of the table's files; returns its rows."""
     lock_history(conn, values["table_id"])
     return conn.execute(_whole(name).on(), values).fetchall()
 
 
 def lock_history(conn: psycopg.Connection[Any], table_id: int) -> bool:
-    """Waits for what lets a table's files go, holds them or brings some back, and keeps others out.
-
-    Returns whether the table is there.
-    """
+    """Locks a table against transactions that delete, hold or restore its files; returns if it exists."""
     return conn.execute(_QUERIES["lock_history"].on(), {"table_id": table_id}).rowcount > 0
 
 
 @contextmanager
 def held_until_next(supplier: Supplier, holder: str, seconds_max: float) -> Iterator[None]:
-    """Holds the files of now until the next such hold of this holder is there, for so long at the most."""
+    """Holds all files that are referenced now until the holder's next such hold, at most `seconds_max`.
+
+    Releases the holder's earlier holds at the end of the context, or this one if the context raises.
+    """
     name = f"{holder} {uuid.uuid4().hex}"
     values = {"holder": name, "margin_seconds": MARGIN_SECONDS, "lease_seconds": seconds_max}
     run_transaction(supplier, rows_of(_QUERIES["hold"], values), operation="hold files")
@@ -120,29 +124,32 @@ def held_until_next(supplier: Supplier, holder: str, seconds_max: float) -> Iter
 
 
 def holds(supplier: Supplier) -> list[Hold]:
-    """Those that have not ended, by their ends."""
+    """Returns the holds that have not ended, sorted by their ends."""
     rows = run_lookup(supplier, rows_of(_QUERIES["holds"]), operation="look for holds")
     return [Hold(*row) for row in rows]
 
 
 def release(supplier: Supplier, holder: str) -> bool:
-    """Ends one before its time; False: there is none."""
+    """Ends a hold; returns False if there is none or it had ended."""
     work = rows_of(_QUERIES["release"], {"holder": holder})
     return bool(run_transaction(supplier, work, operation="release files")[0][0])
 
 
 def deletable_before(supplier: Supplier, table: TableRecord) -> datetime:
-    """What of a table lost its last reference before can be deleted: so long ago, and held by nobody."""
-    found: datetime = run_lookup(
+    """Returns the time before which files must have lost their last reference to be deleted.
+
+    Depends on the table's properties and on the holds.
+    """
+    before: datetime = run_lookup(
         supplier, rows_of(_whole("before"), _kept(table)), operation="look for holds"
     )[0][0]
-    return found
+    return before
 
 
 def let_go(supplier: Supplier, table: TableRecord) -> datetime | None:
-    """As `deletable_before`, for who deletes it then: no moment before can be read from here on.
+    """Returns what `deletable_before` does, and records it: no earlier moment can be read from now on.
 
-    None: the table was dropped.
+    The caller then deletes the files. Returns None if the table was dropped.
     """
     rows = run_transaction(
         supplier, lambda conn: _after_others(conn, "let_go", _kept(table)), operation="let files go"
@@ -165,6 +172,6 @@ def _whole(name: str) -> Query:
 
 
 def is_held(supplier: Supplier, table_id: int, snapshot: str, seconds: float) -> bool:
-    """Whether a moment of a table is held for so long, as named cuts are."""
+    """Returns whether a moment of a table is held for at least `seconds` more, as named cuts are."""
     values = {"table_id": table_id, "snapshot": snapshot, "seconds": seconds}
     return bool(run_lookup(supplier, rows_of(_QUERIES["is_held"], values), operation="look for holds")[0][0])

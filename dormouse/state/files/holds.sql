@@ -1,5 +1,5 @@
 -- name: hold
--- Holds the files of now. A transaction that began before may not have committed yet: what it removes is held, too.
+-- Holds all files that are referenced now. The margin covers the removals of transactions that have not committed yet.
 insert into hold (holder, since, until)
 values (
     %(holder)s,
@@ -8,14 +8,14 @@ values (
 );
 
 -- name: renew
--- Goes on holding; one that has ended stays ended: what it held may be gone.
+-- Renews a hold. A hold that has ended stays ended, since its files may have been deleted.
 update hold
 set until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
 where holder = %(holder)s and until > clock_timestamp()
 returning holder;
 
 -- name: release
--- Ends a hold, and those of the dead; gives whether it had not ended before.
+-- Ends a hold, and deletes expired ones; returns whether the hold had not ended before.
 with ended as (
     delete from hold
     where holder = %(holder)s or until < clock_timestamp()
@@ -24,16 +24,16 @@ with ended as (
 select exists (select from ended where holder = %(holder)s and until > clock_timestamp());
 
 -- name: release_others
--- Ends the holds of holders of this name but one.
+-- Ends all holds whose holders have this prefix, except one.
 delete from hold where starts_with(holder, %(prefix)s) and holder <> %(kept)s;
 
 -- name: holds
--- Those that have not ended, by their ends.
+-- The holds that have not ended, sorted by their ends.
 select holder, since, least(until, '9999-12-31') from hold where until > clock_timestamp() order by until, holder;
 
 -- name: deletable
--- Part of a query: what lost its last reference before this time can be deleted: it is as old as history is kept, or lies
--- before the truncation and no query of now needs it; and nobody holds it.
+-- Part of a query: the time before which files must have lost their last reference to be deleted. They must be older than the
+-- history that is kept, or older than the truncation and than any running query; and no hold may cover them.
 select least(
     greatest(
         clock_timestamp() - make_interval(secs => %(kept_seconds)s),
@@ -50,16 +50,16 @@ select least(
 ) as before
 
 -- name: before
--- What lost its last reference before this time can be deleted.
+-- The time before which files must have lost their last reference to be deleted.
 {deletable};
 
 -- name: lock_history
--- What changes a table's leaves, lets its files go, or holds those of a moment, comes one after the other: no file that a cut
--- needs is stamped as free before the cut was recorded.
+-- Serializes transactions that change a table's leaves, delete its files, or hold those of a moment. So no file that a cut
+-- needs is stamped before the cut is recorded.
 select from tables where table_id = %(table_id)s for no key update;
 
 -- name: let_go
--- Likewise, and remembers that moments before cannot be read any more.
+-- The same time; records that earlier moments cannot be read from now on.
 update tables t
 set history_since = greatest(t.history_since, b.before)
 from ({deletable}) b
@@ -67,7 +67,7 @@ where t.table_id = %(table_id)s
 returning b.before;
 
 -- name: hold_moment
--- Holds a table's files of a moment, if it can be read still; gives whether it can.
+-- Holds a table's files of a moment if the moment can still be read; returns whether it can.
 with held as (
     insert into hold (holder, table_id, since, snapshot, until)
     select %(holder)s, table_id, %(since)s, %(snapshot)s::pg_snapshot,
@@ -80,7 +80,7 @@ with held as (
 select exists (select from held);
 
 -- name: is_held
--- Whether a moment of a table is held for some time, as named cuts are.
+-- Whether a moment of a table is held for some more time, as named cuts are.
 select exists (
     select from hold
     where table_id = %(table_id)s and snapshot::text = %(snapshot)s

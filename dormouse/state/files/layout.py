@@ -1,12 +1,16 @@
-"""The points where layouts differ, and a table's own PostgreSQL tables.
+"""The SQL of each layout, and access to a table's own PostgreSQL tables.
 
-A layout supplies parts of the store's SQL, and the statements that are its alone. The users of a table's own
-tables follow when the layout is converted.
+A layout supplies parts of the store's statements, and some whole statements. `OwnTables` runs statements on
+the PostgreSQL tables of one table, and follows when the table is converted to another layout.
 
-Maintenance finds its work by looks at what has changed, without reading all that is there. A look finds the
-partitions to which references were added since the last one, by the transactions that the last one's snapshot
-did not see, and those that are marked. It marks again what is due, and remembers its own snapshot. Once a
-day, and when the table's properties are others, it looks at everything.
+Maintenance finds its work with looks (`OwnTables.look`), which read only what has changed. A look reads:
+
+- the partitions to which references were added since the last look: by transactions that its snapshot did
+  not see;
+- the partitions that are marked.
+
+It marks those that need work, and records its own snapshot. Once a day, and when the table's properties have
+changed, it looks at everything.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ from dormouse.postgres.queries import (
 from dormouse.postgres.session import PAGED, Isolation
 from dormouse.postgres.transaction import allow_scans, bounded, fetched, rows_of, run_lookup, run_transaction
 
-# Values of the store as arrays for its SQL, and its rows as values.
+# Conversions of values to arrays for the SQL, and of rows to values.
 
 Parameters = dict[str, Any]
 _REFERENCE_FIELDS = tuple(field.name for field in fields(FileReference))
@@ -59,7 +63,7 @@ _PARTS = (
     "forget_all", "file_facts", "create_files", "attach_files", "lock", "count_unreferenced",
     "mark_referenced",
 )  # fmt: skip
-# names that differ: a writer that does not know of a conversion cannot write into the wrong tables
+# the names differ, so that a writer that missed a conversion cannot write into the wrong tables
 _TABLES = {
     "file_table": {"file_reference": "file_reference", "file": "file"},
     "salted_counts": {"file_reference": "salted_reference", "file_count": "file_count"},
@@ -76,7 +80,7 @@ MAY_BE_OF = _SHARED_PARTS["may_be_of"]
 T = TypeVar("T")
 LOOKUPS_MAX = 20
 ATTEMPTS_MAX = 30
-"""Of a transaction that loses to others: enough when hundreds want the same rows, and serializable."""
+"""Attempts of a transaction that conflicts with others: enough for hundreds of serializable writers."""
 logger = logging.getLogger(__name__)
 Purpose = Literal["jobs", "splits", "pushes", "merges"]
 ITS_PARTITION = _WATERMARKS["its_partition"]
@@ -85,7 +89,7 @@ ITS_PARTITION = _WATERMARKS["its_partition"]
 def reference_arrays(
     prefix: str, references: Sequence[FileReference], ids: Mapping[str, bytes] | None = None
 ) -> Parameters:
-    """References as columns; `ids` has the narrow ids of their files, where they are known."""
+    """Returns references as columns; `ids` has the narrow ids of their files if the caller knows them."""
     names = [r.filename for r in references]
     columns = {
         "partition_ids": texts([r.partition_id for r in references]),
@@ -99,9 +103,9 @@ def reference_arrays(
 
 
 def file_arrays(commits: Sequence[int], files: Sequence[FileWithReferences]) -> Parameters:
-    """Files, each of the commit of its number."""
+    """Returns files and their references as columns; `commits` has the number of each file's commit."""
     references = [(n, reference) for n, f in zip(commits, files, strict=True) for reference in f.references]
-    references.sort(key=lambda pair: pair[1].partition_id)  # neighbours in the index come together
+    references.sort(key=lambda pair: pair[1].partition_id)  # inserts neighbours in the index together
     ids = {f.filename: narrow_bytes(f.filename) for f in files}
     return {
         "commits": integers(commits),
@@ -120,7 +124,7 @@ def file_arrays(commits: Sequence[int], files: Sequence[FileWithReferences]) -> 
 
 
 def key_arrays(keys: Iterable[tuple[str, str]]) -> Parameters:
-    """(partition id, filename) pairs."""
+    """Returns (partition id, filename) pairs as columns."""
     listed = list(keys)
     return {
         "partition_ids": texts([p for p, _ in listed]),
@@ -180,12 +184,12 @@ def forget_arrays(commits: Sequence[int], filenames: Sequence[str]) -> Parameter
 
 
 def reference_from_row(row: Sequence[Any]) -> FileReference:
-    """The columns of the query `reference_columns`, which are the fields."""
+    """Returns the reference of a row with the columns of the query `reference_columns`."""
     return FileReference(**dict(zip(_REFERENCE_FIELDS, row, strict=True)))
 
 
 def _input_arrays(groups: Sequence[Sequence[str]]) -> Parameters:
-    """Files by request: the ids of all, and from which to which each has."""
+    """Returns the ids of all groups' files, and the first and last position of each group, from 1."""
     sizes = list(map(len, groups))
     lasts = list(accumulate(sizes))
     return {
@@ -197,7 +201,7 @@ def _input_arrays(groups: Sequence[Sequence[str]]) -> Parameters:
 
 @dataclass(frozen=True)
 class Layout:
-    """The SQL of one layout: `layout["replace"]` is the store's statement with the layout's parts in it."""
+    """The SQL of one layout: `queries["replace"]` is the store's statement with the layout's parts in it."""
 
     name: str
     own: Queries
@@ -208,19 +212,19 @@ class Layout:
 
     @cached_property
     def older(self) -> dict[str, Query]:
-        """Likewise, for servers before `WALKS_ARRAYS`."""
+        """The same queries for servers older than `WALKS_ARRAYS`."""
         return self._queries("found_one_by_one")
 
     @cached_property
     def parts(self) -> dict[str, Query]:
-        """What the layout supplies to statements, also of other rooms."""
+        """The parts that the layout supplies to statements, also to those of other modules."""
         return {name: self.own[name] for name in _PARTS}
 
-    def _queries(self, found: str) -> dict[str, Query]:
+    def _queries(self, found_part: str) -> dict[str, Query]:
         parts = {**self.parts, **_SHARED_PARTS, "reference_columns": _READS["reference_columns"]}
         parts |= {name: _JOBS[name] for name in ("claim", "claimed", "jobs_claimed", "is_open")}
         parts |= {name: _WATERMARKS[name] for name in ("mark_freed", "remembered")}
-        parts["found"] = _SHARED_PARTS[found]
+        parts["found"] = _SHARED_PARTS[found_part]
         merged = _SHARED_PARTS["merged"]
         parts["merged_of_refs"] = merged.including(named=_SHARED_PARTS["named_by_refs"])
         parts["merged_of_targets"] = merged.including(named=_SHARED_PARTS["named_by_targets"])
@@ -234,29 +238,29 @@ class Layout:
         return {name: query.including(**parts) for name, query in whole.items()}
 
     def tables(self, table_id: int) -> dict[str, str]:
-        """The names of one table's own PostgreSQL tables, by the identifiers that stand for them in SQL."""
+        """Returns the names of one table's PostgreSQL tables, by the identifiers used in the SQL files."""
         return {kind: f"{name}_{table_id}" for kind, name in _TABLES[self.name].items()}
 
     def names(self, table_id: int) -> dict[str, str]:
-        """As `tables`, with the names of what else is made with them."""
+        """Returns the names of `tables`, and those of the other objects that are made with them."""
         tables = self.tables(table_id)
         return {**tables, "unreferenced": f"{tables['file_reference']}_unreferenced"}
 
     def on(self, name: str, table_id: int) -> sql.Composed:
-        """A statement on one table's own PostgreSQL tables."""
+        """Returns a statement on one table's PostgreSQL tables."""
         return composed(self.queries[name], self.names(table_id))
 
     def statement(self, name: str, table_id: int) -> Statement:
-        """As `on`, for what runs often."""
+        """Returns the cached form of the statement `on`, for statements that run often."""
         return _statement(self.name, name, table_id)
 
     def create(self, table_id: int) -> sql.Composed:
-        """Makes one table's own PostgreSQL tables."""
+        """Returns the statements that create one table's PostgreSQL tables."""
         return composed(self.queries["create"].literally(table_id=table_id), self.names(table_id))
 
 
 def composed(query: Query, names: Mapping[str, str]) -> sql.Composed:
-    """A query on those of the names that stand in it."""
+    """Returns a query with the names filled in for its identifiers."""
     return query.on(**{kind: names[kind] for kind in query.identifiers})
 
 
@@ -275,7 +279,7 @@ def _statement(layout_name: str, name: str, table_id: int) -> Statement:
 
 
 class OwnTables:
-    """The own PostgreSQL tables of one table, as its layout names them. Safe to share between threads."""
+    """The PostgreSQL tables of one table, named by its layout. Safe to share between threads."""
 
     def __init__(self, supplier: Supplier, table: TableRecord) -> None:
         self.supplier = supplier
@@ -285,7 +289,7 @@ class OwnTables:
 
     @property
     def table(self) -> TableRecord:
-        """The table, with the layout that it has as far as is known here."""
+        """The table, with its layout as this process last saw it."""
         return self._state[0]
 
     @property
@@ -293,21 +297,22 @@ class OwnTables:
         return self._state[1]
 
     def on(self, query: str | Query) -> sql.Composed:
-        """A statement of the layout, by its name, or another query with its parts, on the own tables."""
+        """Returns a statement of the layout, given by name, or another query with the layout's parts."""
         table, known = self._state
         if isinstance(query, Query):
             return composed(query.including(**known.parts), known.names(table.table_id))
         return known.on(query, table.table_id)
 
     def statement(self, name: str) -> Statement:
-        """As `on`, for what runs often."""
+        """Returns the cached form of the statement `on`, for statements that run often."""
         table, known = self._state
         return known.statement(name, table.table_id)
 
     def following(self, work: Callable[[], T], conn: psycopg.Connection[Any] | None = None) -> T:
-        """Does the work, again when the layout was converted meanwhile; `TableNotFound` when it is gone.
+        """Runs `work`, and again when the table was converted to another layout meanwhile.
 
-        With `conn`, of the caller's transaction, that is tried again: `SerializationFailure` tells so.
+        With `conn`, of the caller's transaction, raises `SerializationFailure` instead: the caller's
+        transaction is retried. Raises `TableNotFound` when the table was dropped.
         """
         if conn is not None:
             return self._following_within(conn, work)
@@ -316,7 +321,7 @@ class OwnTables:
                 try:
                     return work()
                 except pg.UndefinedTable:
-                    # outside the transaction that failed: its connection is back
+                    # the failed transaction has returned its connection, so this thread holds only one
                     with self.supplier.connection() as other:
                         self._look_up(other)
             return work()
@@ -330,7 +335,7 @@ class OwnTables:
         read_only: bool = False,
         scans: bool = False,
     ) -> T:
-        """As `run_transaction`; again when the layout was converted meanwhile."""
+        """Runs `work` as `run_transaction` does, and again when the layout was converted meanwhile."""
 
         def once() -> T:
             return run_transaction(
@@ -352,11 +357,11 @@ class OwnTables:
         operation: str,
         scans: bool = False,
     ) -> list[Any]:
-        """What one statement, as of `on`, gives; its values have `table_id` too."""
+        """Returns the rows of one statement, found as `on` does; adds `table_id` to its values."""
         return self.run(lambda conn: self.rows_in(conn, query, values), operation=operation, scans=scans)
 
     def looked_up(self, query: str | Query, values: Mapping[str, Any], *, operation: str) -> list[Any]:
-        """As `rows`, of a query that only looks rows up: in one round trip."""
+        """Returns the rows of a query that only looks rows up, in one round trip."""
         return self.following(
             lambda: run_lookup(
                 self.supplier, lambda conn: self.rows_in(conn, query, values), operation=operation
@@ -366,7 +371,8 @@ class OwnTables:
     def rows_in(
         self, conn: psycopg.Connection[Any], query: str | Query, values: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """As `rows`, in the caller's transaction; composed at each try, as the names may be others."""
+        """Returns the rows of one statement, as `rows` does, in the caller's transaction."""
+        # composed at each try, as a conversion changes the names
         return fetched(conn.execute(self.on(query), self.values(values or {})))
 
     def following_in(
@@ -377,7 +383,7 @@ class OwnTables:
         *,
         run: Callable[..., T] = run_transaction,
     ) -> T:
-        """Does the work with the table's isolation, in a transaction of its own unless `conn` is in one."""
+        """Runs `work` with the table's isolation, in the transaction of `conn` or else in one of its own."""
 
         def once() -> T:
             if conn is not None:
@@ -409,7 +415,7 @@ class OwnTables:
         return self.following_in(work, operation or name, conn, run=run)
 
     def stream(self, name: str, values: Parameters, page_rows: int) -> Iterator[Sequence[Any]]:
-        """Yields the rows of one statement of the layout, so many at a time in memory."""
+        """Yields the rows of one statement of the layout, with at most `page_rows` in memory at a time."""
         cursor, stack = self.following(lambda: self._open(name, values, page_rows))
         with dropped_tables(self.table), stack:
             yield from cursor
@@ -432,12 +438,15 @@ class OwnTables:
         return self.statement(name).execute(conn, self.values(values))
 
     def values(self, values: Mapping[str, Any]) -> Parameters:
-        """Returns the values with those that the parts of every layout take."""
+        """Returns the values with those added that the parts of every layout take."""
         table = self.table
         return {**values, "table_id": table.table_id, "salt_buckets": table.properties.salt_buckets}
 
     def wait_for_deletions(self, conn: psycopg.Connection[Any]) -> None:
-        """First in a transaction that is serializable: its snapshot would be of before it waits for one."""
+        """Waits for transactions that add deletions, if the table's isolation is serializable.
+
+        Call it first in the transaction: a snapshot taken before the wait would miss the deletions.
+        """
         if self.isolation is Isolation.SERIALIZABLE:
             conn.execute(self.on("wait_for_deletions"))
 
@@ -448,11 +457,12 @@ class OwnTables:
         query: Callable[[], Query],
         values: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Looks at what has changed, by one statement in one transaction; gives the first value of its row.
+        """Looks at what has changed, and returns the first value of the statement's row.
 
-        The statement is given the partitions to look at (`changed`), and what it remembers (`remembered`); it
-        takes `facts` and `values`. Looks of one purpose wait for each other. `facts` is how it looks: when
-        that is another than last time, it looks at everything.
+        Runs one statement in one transaction. The statement gets two parts: `changed`, the partitions to look
+        at, and `remembered`, which records the look. Its values are `facts` and `values`. `facts` are the
+        criteria of the look: when they differ from those of the last look, it looks at everything. Looks with
+        the same purpose wait for each other.
         """
         key = {"table_id": self.table.table_id, "purpose": purpose, "facts": Jsonb(facts)}
 
@@ -467,19 +477,19 @@ class OwnTables:
                 "remembered": _WATERMARKS["remembered"],
             }
             statement = self.on(query().including(**parts))
-            found = {**facts, **(values or {}), **key, "till": till, "epoch": epoch, "whole": not is_fresh}
-            return rows_of(statement, found)(conn)[0][0]
+            given = {**facts, **(values or {}), **key, "till": till, "epoch": epoch, "whole": not is_fresh}
+            return rows_of(statement, given)(conn)[0][0]
 
         return self.run(once, operation=f"look for {purpose}")
 
     def still(self, conn: psycopg.Connection[Any]) -> None:
-        """At the begin of a transaction: its snapshots see all of the layout's tables and of the log.
+        """Locks the layout's tables and the log of removals against conversion and drop.
 
-        None is converted, or dropped, until it ends.
+        Call it at the start of a transaction. Until that ends, its snapshots see all of these tables.
         """
         tables = self.layout.tables(self.table.table_id).values()
         names = sql.SQL(", ").join(map(sql.Identifier, tables))
-        # a day of the log is dropped only by who locks all of it
+        # a day of the log is dropped only under a lock of the whole log
         conn.execute(sql.SQL("lock table only removal, {} in access share mode").format(names))
 
     def _following_within(self, conn: psycopg.Connection[Any], work: Callable[[], T]) -> T:
@@ -490,10 +500,10 @@ class OwnTables:
             try:
                 return work()
             except pg.UndefinedTable as error:
-                # the transaction is over: the layout is looked up when it is tried again
+                # the transaction is aborted: look the layout up when it is retried
                 self._outdated = True
                 raise pg.SerializationFailure(
-                    f"table {self.table.name!r} was dropped, or its layout was converted meanwhile"
+                    f"table {self.table.name!r} was dropped or converted to another layout meanwhile"
                 ) from error
 
     def _look_up(self, conn: psycopg.Connection[Any]) -> None:
@@ -508,7 +518,7 @@ class OwnTables:
 
 @contextmanager
 def dropped_tables(table: TableRecord) -> Iterator[None]:
-    """Says that the table is gone, when its PostgreSQL tables are."""
+    """Raises `TableNotFound` in place of the errors of PostgreSQL tables that no longer exist."""
     try:
         yield
     except (pg.UndefinedTable, pg.ForeignKeyViolation):

@@ -1,5 +1,5 @@
 -- name: create
--- Makes a table's own partition of the references, and what its layout keeps beside it.
+-- Creates a table's own partition of the references, and the tables that its layout needs beside it.
 create table {file_reference} (like file_reference including all)
 -- room for a second version of each row on its page: a job's claim then touches no index
 with (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.05);

@@ -1,5 +1,5 @@
 -- name: sealed_sizes
--- The rows of some partitions as their references tell, and their bytes, by their share of each file's rows.
+-- The rows of some partitions, summed over their references, and their bytes, by their shares of each file's rows.
 select l.partition_id, least(coalesce(s.row_count, 0), 9223372036854775807)::bigint,
     least(coalesce(s.byte_count, 0), 9223372036854775807)::bigint
 from unnest(%(partition_ids)s::text[]) as l (partition_id)
@@ -12,7 +12,7 @@ cross join lateral (
 ) s;
 
 -- name: first_that_stays
--- Of the references of some partitions one that cannot be moved: a job holds it, or it is to a file with others' rows.
+-- One reference of some partitions that cannot be moved: a job holds it, or its file has rows of other partitions.
 select r.partition_id, r.filename, r.job_id
 from {file_reference} r
 where r.partition_id = any(%(partition_ids)s)
@@ -21,7 +21,7 @@ order by r.job_id is null, r.partition_id, r.filename
 limit 1;
 
 -- name: move
--- Moves all references of some partitions to the one that takes their place.
+-- Moves all references of some partitions to the partition that takes their place.
 with removed as (
     delete from {file_reference} r
     where r.partition_id = any(%(partition_ids)s)
@@ -37,7 +37,7 @@ with removed as (
 select count(*) from removed;
 
 -- name: places
--- The partitions that took the places of some that left the tree.
+-- For some partitions that left the tree, the partitions that took their places.
 with recursive taken as (
     select partition_id, merged_id
     from partition
@@ -52,7 +52,7 @@ with recursive taken as (
         offset 0
     ) p
 )
--- the last one is in the tree
+-- only the last one of each chain is in the tree
 select t.partition_id, t.merged_id
 from taken t
 where not exists (
@@ -62,7 +62,7 @@ where not exists (
 );
 
 -- name: restore_remove
--- Part of a restore, while writers are kept out: removes the references that came since a snapshot.
+-- Part of a restore, while writers are kept out: removes the references that were added since a snapshot.
 with removed as (
     delete from {file_reference} r
     where r.partition_id <> '' and r.added_xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
@@ -74,7 +74,8 @@ with removed as (
 select count(*) from removed;
 
 -- name: restore_add
--- Part of a restore: adds references of before, which make nothing new; releases those that jobs hold, and forgets the jobs.
+-- Part of a restore: adds references from before, not counted as ingested; releases references that jobs hold, and deletes
+-- the jobs.
 with added as (
     {into_references}
     select %(table_id)s, *, false

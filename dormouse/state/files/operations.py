@@ -1,10 +1,10 @@
-"""The five kinds of updates: how each travels to its statement, and why a part of it was refused.
+"""The five kinds of updates: the parameters of their statements, and the errors of refused parts.
 
-Reasons are looked up only after the statement has refused a part. A reason of `None` means that nothing
-speaks against the part any more: the state has changed meanwhile, and it is worth another try.
+The error of a refused part is looked up only after the statement refused it. If the look-up finds no error
+(None), the state has changed meanwhile, and the part is retried.
 
-A commit may have been planned on an older tree, and name partitions that are gone. The statements that add
-references refuse it; then it is sent again, with the partitions that took their places.
+A commit may have been planned on an older tree, and name partitions that have left it. Statements that add
+references refuse such a commit. It is then sent again with the partitions that took their places.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from dormouse.state.files.layout import (
 )
 
 Places = Mapping[str, str]
-"""Partitions that are gone, and those that took their places."""
+"""Partitions that left the tree, with those that took their places."""
 ReferenceState = tuple[bool, bool, str | None, bool]
-"""Whether the file is tracked, the reference there, its job; whether a pending deletion is of the file."""
-# A commit: changes that are applied together, once for each commit id; and what became of it.
+"""The state of a reference: is the file tracked, does the reference exist, its job, and is there a pending
+deletion that applies to the file."""
 
 Kind = Literal[
     "add_files",
@@ -65,40 +65,46 @@ Keys = list[tuple[str, str]]
 def of_forgotten(
     table: str, items: Sequence[FileWithReferences | SplitFileReferenceRequest], forgotten: Collection[str]
 ) -> dict[int, PartitionForgotten]:
-    """Which items add references to partitions of which it is forgotten what took their places; by number."""
+    """Returns the errors, by number, of items that add references to forgotten partitions.
+
+    A forgotten partition left the tree so long ago that the partition in its place is no longer known.
+    """
     return {
-        number: PartitionForgotten(table, one.filename, one.partition_id)
+        number: PartitionForgotten(table, new.filename, new.partition_id)
         for number, item in enumerate(items if forgotten else ())
-        for one in (item.references if isinstance(item, FileWithReferences) else item.new_references)
-        if one.partition_id in forgotten
+        for new in (item.references if isinstance(item, FileWithReferences) else item.new_references)
+        if new.partition_id in forgotten
     }
 
 
 def file_in_place(file: FileWithReferences, places: Places) -> FileWithReferences:
-    """A file whose references name the partitions that there are."""
+    """Returns a file with references to the partitions that took the places of those it names."""
     return replace(file, references=_in_place(file.references, places))
 
 
 def split_in_place(request: SplitFileReferenceRequest, places: Places) -> SplitFileReferenceRequest:
-    """A split to the partitions that there are."""
+    """Returns a split into the partitions that took the places of those it names."""
     return replace(request, new_references=_in_place(request.new_references, places))
 
 
 def _in_place(references: Iterable[FileReference], places: Places) -> tuple[FileReference, ...]:
-    """References to one file, those that became one with their counts added up."""
+    """Returns references to one file in their new places; those in the same place become one reference.
+
+    Their row counts are added up.
+    """
     of_partition: dict[str, list[FileReference]] = defaultdict(list)
     for reference in references:
         of_partition[places.get(reference.partition_id, reference.partition_id)].append(reference)
     return tuple(
         replace(
-            found[0],
+            group[0],
             partition_id=partition_id,
-            row_count=min(sum(each.row_count for each in found), COUNT_MAX),
-            count_approximate=any(each.count_approximate for each in found),
-            only_contains_data_for_this_partition=len(found) == 1
-            and found[0].only_contains_data_for_this_partition,
+            row_count=min(sum(each.row_count for each in group), COUNT_MAX),
+            count_approximate=any(each.count_approximate for each in group),
+            only_contains_data_for_this_partition=len(group) == 1
+            and group[0].only_contains_data_for_this_partition,
         )
-        for partition_id, found in of_partition.items()
+        for partition_id, group in of_partition.items()
     )
 
 
@@ -113,16 +119,16 @@ def _outputs_among_inputs(
 
 
 def _impossible_names(table: str, filenames: Sequence[str]) -> dict[int, DormouseError]:
-    """Files that cannot be: PostgreSQL could not hold their names."""
+    """Returns the errors, by number, of names that PostgreSQL cannot store, so that no such file exists."""
     return {n: FileNotFound(table, name) for n, name in enumerate(filenames) if not is_text(name)}
 
 
 def refused_assignment(
     table: str, request: AssignJobIdRequest, states: Sequence[ReferenceState]
 ) -> DormouseError | None:
-    """The states are of the request's references."""
-    for name, (_, found, job_id, _) in zip(request.filenames, states, strict=True):
-        if not found:
+    """Returns the error of a refused assignment; `states` are those of its references."""
+    for name, (_, exists, job_id, _) in zip(request.filenames, states, strict=True):
+        if not exists:
             return FileReferenceNotFound(table, name, request.partition_id, request.job_id)
         if job_id is not None:
             return FileReferenceAssignedToJob(table, name, request.partition_id, job_id)
@@ -132,12 +138,13 @@ def refused_assignment(
 def refused_replacement(
     table: str, request: ReplaceFileReferencesRequest, states: Sequence[ReferenceState]
 ) -> DormouseError | None:
-    """The states are of the inputs, and then of the output when there is one."""
+    """Returns the error of a refused replacement; `states` are those of its inputs, then of its output."""
     about = (request.partition_id, request.job_id)
-    for name, (tracked, found, job_id, is_deleted_from) in zip(request.input_filenames, states, strict=False):
+    for name, state in zip(request.input_filenames, states, strict=False):
+        tracked, exists, job_id, is_deleted_from = state
         if not tracked:
             return FileNotFound(table, name, *about)
-        if not found:
+        if not exists:
             return FileReferenceNotFound(table, name, *about)
         if job_id != request.job_id:
             return FileReferenceNotAssignedToJob(table, name, *about)
@@ -151,12 +158,12 @@ def refused_replacement(
 def refused_split(
     table: str, request: SplitFileReferenceRequest, states: Sequence[ReferenceState]
 ) -> DormouseError | None:
-    """The states are of the old reference, and then of the new ones."""
+    """Returns the error of a refused split; `states` are those of the old reference, then of the new ones."""
     old = request.old_reference
-    (tracked, found, job_id, _), *targets = states
+    (tracked, is_there, job_id, _), *targets = states
     if not tracked:
         return FileNotFound(table, old.filename, old.partition_id)
-    if not found:
+    if not is_there:
         return FileReferenceNotFound(table, old.filename, old.partition_id)
     if job_id is not None:
         return FileReferenceAssignedToJob(table, old.filename, old.partition_id, job_id)
@@ -168,12 +175,14 @@ def refused_split(
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Changes of one kind to one table.
+    """Changes of one kind to one table, applied together, and once for each commit id.
 
-    `items` are FileWithReferences, AssignJobIdRequest, ReplaceFileReferencesRequest,
-    SplitFileReferenceRequest or filenames, as the kind says. The id is kept for ever, unless the commit
-    `expires`: then garbage collection forgets it after `history_retention_seconds`. When the id was applied
-    before, `same_content` tells a repetition from another commit that was given the same id by mistake.
+    - `items` are FileWithReferences, AssignJobIdRequest, ReplaceFileReferencesRequest,
+      SplitFileReferenceRequest or filenames, depending on the kind.
+    - `commit_id` is kept without limit. If the commit `expires`, garbage collection deletes the id after
+      `history_retention_seconds`.
+    - `same_content`: if the id was applied before with other content, refuse this commit. It was given the
+      same id by mistake.
     """
 
     items: Sequence[Any]
@@ -181,18 +190,18 @@ class Commit:
     expires: bool = True
     same_content: bool = True
     source: bytes | None = None
-    """A digest of 16 bytes of the data that the items were made of, which is recorded with the id."""
+    """A digest, 16 bytes, of the data that the items were made from. It is recorded with the id."""
     attempt_id: str | None = None
-    """The write attempt that the commit ends; one that was abandoned commits nothing."""
+    """The write attempt that the commit ends. An abandoned attempt can commit nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What became of a commit.
+    """The outcome of a commit.
 
-    `failed` has the items that were refused, by number, with the error of each, also when the commit was
-    applied before. A commit is refused when nothing of it was applied; replacements and splits succeed alone,
-    all else of a commit together.
+    `failed` has the number and error of each refused item, also when the commit was applied before. The state
+    is "refused" when no item was applied. Replacements and splits succeed or fail one by one; all other items
+    of a commit together.
     """
 
     state: State
@@ -205,15 +214,15 @@ class CommitResult:
 
 @dataclass(frozen=True, slots=True)
 class RefusedPart:
-    """What was refused of a commit of so many items that is applied: `failed` as in `CommitResult`."""
+    """The refused items of an applied commit; `items` is the number of all its items."""
 
     items: int
     failed: tuple[tuple[int, DormouseError], ...]
     marks: tuple[str, ...] = ()
-    """By which those that failed are known, in whatever order they come again."""
+    """Marks by which failed items are recognized when the commit is repeated in another order."""
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept with the commit."""
+        """Returns the JSON that is stored with the commit."""
         failed = [
             [
                 n,
@@ -226,25 +235,28 @@ class RefusedPart:
 
     @classmethod
     def from_json(cls, kept: dict[str, Any], table: str) -> RefusedPart:
-        """What `to_json` made, of a table that may have another name by now."""
+        """Returns the object that `to_json` stored; `table` is the table's current name, for the errors."""
         failed = [(n, getattr(errors, kind)(table, *about)) for n, kind, *about in kept["failed"]]
         return cls(kept["items"], tuple(failed), tuple(kept["marks"]))
 
     def __str__(self) -> str:
-        said = "; ".join(f"number {number + 1}: {error}" for number, error in self.failed)
-        return f"{len(self.failed)} of {self.items} requests failed, the others are applied: {said}"
+        reasons = "; ".join(f"number {number + 1}: {error}" for number, error in self.failed)
+        return f"{len(self.failed)} of {self.items} requests failed, the others are applied: {reasons}"
 
 
 @dataclass(frozen=True)
 class Operation:
     """One kind of update.
 
-    `alone`: items of a commit succeed alone, else all of them or none. `names_refused`: the statement itself
-    names the files that it refused, in its last column. `whole_statement`: a quicker one for batches in which
-    nothing is refused. `order`: by what items are sorted, where the statement does not sort. `touches` gives
-    what an item changes: two items that touch the same cannot be in one statement. `keys` are the references
-    (partition id, filename) whose states explain a refusal, to `diagnose`. `in_place`: an item as it is where
-    partitions that it adds references to are merged; the statement tells them after its outcome.
+    - `alone`: items of a commit succeed or fail one by one; otherwise all or none are applied.
+    - `names_refused`: the last column of the statement names the files that it refused.
+    - `whole_statement`: a faster statement for batches in which nothing is refused.
+    - `order`: the sort key of items, if the statement does not sort them.
+    - `touches`: returns what an item changes. Two items that change the same cannot be in one statement.
+    - `keys`: returns the references (partition id, filename) whose states `diagnose` needs.
+    - `diagnose`: returns the error of a refused item, or None when nothing prevents it now.
+    - `in_place`: returns an item with the partitions that took the places of merged ones. The statement
+      returns these after its outcome.
     """
 
     name: Kind
@@ -346,7 +358,7 @@ def _split_fingerprint(request: SplitFileReferenceRequest) -> list[str]:
 
 
 def first_doubled(items: Sequence[Any]) -> Any:
-    """The first item that was there before; None when all differ."""
+    """Returns the first item that repeats an earlier one, or None when all differ."""
     seen: set[Any] = set()
     for item in items:
         if item in seen:

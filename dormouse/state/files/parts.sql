@@ -9,7 +9,7 @@ sent as materialized (
 )
 
 -- name: before
--- Part of an update: the commits that are applied already.
+-- Part of an update: the commits that were applied before.
 before as materialized (
     select s.commit, coalesce(s.content = b.content, true) as same, b.refused
     from sent s
@@ -17,13 +17,13 @@ before as materialized (
         select a.content, a.refused
         from applied_commit a
         where a.table_id = %(table_id)s and a.commit_key = s.commit_key
-        offset 0  -- so that it stays a look-up for each
+        offset 0  -- keeps this a look-up for each commit
     ) b
 )
 
 -- name: merged
--- Part of an update: of the partitions that get references those that left the tree by a merge, and, once some of these are
--- forgotten, all that are not there. Most tables have none.
+-- Part of an update: those partitions that get references but left the tree in a merge; once some merged partitions were
+-- forgotten, also partitions that do not exist. Most tables have none.
 merged as materialized (
     select n.partition_id
     from (
@@ -51,7 +51,7 @@ merged as materialized (
 array(select partition_id from target)
 
 -- name: verdict_of_commits
--- Part of an update: of each commit whether all of its checks are, and no commit was applied before.
+-- Part of an update: for each commit, whether all of its checks succeeded, and no commit of the batch was applied before.
 verdict as materialized (
     select array_agg(ok order by commit) as ok
     from (
@@ -62,7 +62,7 @@ verdict as materialized (
 )
 
 -- name: verdict_of_requests
--- Part of an update: likewise of each request, which succeeds alone.
+-- Part of an update: the same for each request, since requests succeed one by one.
 verdict as materialized (
     select array_agg(ok order by number) as ok
     from (
@@ -71,7 +71,7 @@ verdict as materialized (
 )
 
 -- name: recorded
--- Part of an update: records what was applied, but for what another transaction has recorded meanwhile.
+-- Part of an update: records the applied commits, except those that another transaction has recorded meanwhile.
 recorded as (
     {record}
     where (select ok from applied)[commit]
@@ -88,7 +88,7 @@ select %(table_id)s, commit_key, commit_id, content, source,
 from sent
 
 -- name: outcome
--- Part of an update: what became of each unit and commit. Nothing is applied when a commit was applied before.
+-- Part of an update: the outcome of each unit and commit. Nothing is applied when any commit was applied before.
 (select ok from verdict) as applied,
 array(select commit from before where same) as before,
 array(select commit from before where not same) as reused,
@@ -98,7 +98,7 @@ case when (select count(*) from recorded) < (select count(*) from sent where (se
 
 -- name: replacements
 -- Part of an update: the requests to replace references, with the ids of their inputs, and their outputs. Requests come
--- in the order of their partitions, and the inputs of each are found in that of their ids: all lock in one order.
+-- in the order of their partitions, and inputs in the order of their ids, so that all transactions lock in one order.
 request as materialized (
     select number, partition_id, job_id, (%(inputs)s::uuid[])[first : last] as file_ids, deletions_till
     from unnest(
@@ -117,7 +117,7 @@ request as materialized (
 )
 
 -- name: deletions_seen
--- Part of an update: the number of the last deletion; what it adds came after it.
+-- Part of an update: the number of the last deletion; files that the update adds come after it.
 (select coalesce(max(deletion_id), 0) from deletion where table_id = %(table_id)s)
 
 -- name: deletions_pending
@@ -125,13 +125,13 @@ request as materialized (
 (select coalesce(max(deletion_id), 0) from deletion where table_id = %(table_id)s and retired_xid is null)
 
 -- name: may_meet
--- Part of a query: whether a deletion d may be of rows whose row keys lie within some bounds, as the first keys tell.
+-- Part of a query: whether a deletion d may match rows within some bounds, judged by their first three row keys.
 ((%(max_keys)s::bytea[])[1] < d.min_keys[1]) is not true and (d.max_keys[1] < (%(min_keys)s::bytea[])[1]) is not true
 and ((%(max_keys)s::bytea[])[2] < d.min_keys[2]) is not true and (d.max_keys[2] < (%(min_keys)s::bytea[])[2]) is not true
 and ((%(max_keys)s::bytea[])[3] < d.min_keys[3]) is not true and (d.max_keys[3] < (%(min_keys)s::bytea[])[3]) is not true
 
 -- name: without_deletions
--- Part of an update: the requests that do not know a pending deletion of their inputs, whose rows the output may have.
+-- Part of an update: requests that missed a pending deletion of their inputs, so that their output may have its rows.
 select q.number, false
 from request q
 where q.deletions_till is null and {deletions_pending} > 0 and exists (
@@ -141,7 +141,7 @@ where q.deletions_till is null and {deletions_pending} > 0 and exists (
     )
 
 -- name: has_pending
--- Part of a query: whether a file f may have rows of a pending deletion, as far as numbers tell.
+-- Part of a query: whether a file f may have rows of a pending deletion, judged by the deletions' numbers.
 (
     f.deletions_till < {deletions_pending}
     or exists (
@@ -150,24 +150,25 @@ where q.deletions_till is null and {deletions_pending} > 0 and exists (
     )
 )
 
--- name: deletions_told
--- Part of a query: deletions d, each with its condition, and whether it is an erasure.
+-- name: deletions_listed
+-- Part of a query: the deletions d as JSON, each with its number, its condition, and whether it is an erasure.
 json_agg(json_build_array(d.deletion_id, d.condition, exists (
     select from erasure e where e.table_id = d.table_id and e.deletion_id = d.deletion_id
 )))
 
 -- name: may_be_of
--- Part of a query: whether a pending deletion d is to be applied to a file f, and may be of its rows, as the keys tell.
+-- Part of a query: whether a pending deletion d must be applied to a file f, and may match its rows, judged by the keys.
 (d.deletion_id > f.deletions_till or d.deletion_id = any(f.deletions_left)) and (f.max_key < d.min_key) is not true
 and (substring(f.min_key for length(d.max_key)) > d.max_key) is not true
 
 -- name: found
--- Part of an update: a request's inputs, by one walk through the index.
+-- Part of an update: a request's inputs, found with one walk through the index.
 from {file_reference} r
 where r.partition_id = q.partition_id and r.file_id = any(q.file_ids) and r.job_id = q.job_id
 
 -- name: found_one_by_one
--- As found, for servers that look an array up one by one, or, as statistics of one file a partition say, read all of it.
+-- The same as found, for older servers: they look up the elements of an array one by one, or read the whole partition if
+-- statistics say that it has one file.
 from unnest(q.file_ids) as i (file_id)
 cross join lateral (
     select s.ctid
@@ -188,14 +189,14 @@ applied as materialized (
 )
 
 -- name: taken
--- Part of an update: where the references are that valid requests take.
+-- Part of an update: the places (ctid) of the references that valid requests take.
 taken as materialized (
     select place from locked where place is not null and (select ok from verdict)[number]
 )
 
 -- name: removed
--- Part of an update: removes what is taken. A reference that was changed just before it was locked is elsewhere
--- in this snapshot, and stays: the statement must compare the numbers.
+-- Part of an update: removes the references that are taken. One that was changed just before it was locked has another
+-- place in this snapshot, and is not removed: the statement must compare the numbers.
 removed as (
     delete from {file_reference} r
     where r.ctid = any(array(select place from taken))
@@ -203,17 +204,17 @@ removed as (
 )
 
 -- name: finished
--- Part of an update: forgets the jobs of valid requests; one that was leased anew just before, too.
+-- Part of an update: deletes the jobs of valid requests, even a job that was just leased again.
 finished as (
     delete from compaction_job
     where job_id = any(array(select job_id from valid))
-        -- no condition of an index: by one all jobs of the table are read where statistics say that there are few
+        -- "+ 0" keeps this from an index condition: with one, all jobs of the table are read if statistics say they are few
         and table_id + 0 = %(table_id)s
 )
 
 -- name: ended
--- Part of an update: ends write attempts, if they were not abandoned. Older servers find one by its place also when it was
--- abandoned just before: what is returned tells.
+-- Part of an update: ends write attempts that were not abandoned. Older servers find an attempt by its place even when it
+-- was abandoned just before: ok is then false.
 ended as (
     delete from write_attempt
     where ctid = any(array(
@@ -231,14 +232,14 @@ ended as (
 )
 
 -- name: renamed
--- Part of an update: whether the table has not the name that senders know, where they say one.
+-- Part of an update: whether the table has another name than one that the senders gave, if they gave any.
 exists (
     select from unnest(%(names)s::text[]) as known (name)
     where known.name is distinct from (select t.name from tables t where t.table_id = %(table_id)s)
 )
 
 -- name: freed
--- Part of an update: releases the references that are locked, by their places.
+-- Part of an update: releases the locked references, found by their places (ctid).
 freed as (
     update {file_reference} r
     set job_id = null, last_updated = clock_timestamp()
@@ -247,17 +248,18 @@ freed as (
 )
 
 -- name: freed_whole
--- Part of an update: how many references are released. One that was changed just before it was locked is elsewhere.
+-- Part of an update: how many references were released. Fails if one was changed just before it was locked, as its place
+-- is then another.
 (select count(*) from freed) + case when (select count(*) from freed) < (select count(*) from locked)
     then lost_race('another transaction changed a reference')::integer else 0 end
 
 -- name: removed_columns
--- Part of an update: what the log keeps of a reference r, and its job.
+-- Part of an update: the columns of a reference r that the log keeps, and its job.
 r.partition_id, r.job_id, r.file_id, r.row_count, r.count_approximate, r.only_contains_data_for_this_partition,
 r.added_xid, r.ingested
 
 -- name: logged
--- Part of an update: logs the references that were removed, those of a job and a partition together.
+-- Part of an update: logs the removed references, one row for each job and partition.
 of_job as materialized (
     select partition_id, job_id, array_agg(file_id) as file_ids, array_agg(row_count) as row_counts,
         array_agg(count_approximate) as counts_approximate,
@@ -276,19 +278,19 @@ of_job as materialized (
 )
 
 -- name: alone
--- Part of garbage collection: lets no other run, and no cut be recorded, until the files that went are stamped.
+-- Part of garbage collection: locks out other collectors and the recording of cuts until the files are stamped.
 state as materialized (
-    -- not "for update": commits with an id take the row's key in share mode
+    -- not "for update": commits with an id lock the row's key in share mode, and must not wait
     select collected_till from tables where table_id = %(table_id)s for no key update
 )
 
 -- name: stamp
--- Part of garbage collection: the time of now; not before the last cut, which needs what goes after it, also where the clock
--- was set back since.
+-- Part of garbage collection: the current time, but not before the last cut, even if the clock was set back: the cut needs
+-- files that are stamped after it.
 greatest(clock_timestamp(), (select max(recorded_at) from cut where table_id = %(table_id)s))
 
 -- name: gone
--- Part of garbage collection: the files of references that went since the last run.
+-- Part of garbage collection: the files of references that were removed since the last run.
 gone as (
     select distinct unnest(g.file_ids) as file_id
     from state s
@@ -303,15 +305,15 @@ gone as (
 )
 
 -- name: is_logged
--- Part of a query: whether the log of removals has all that was removed from a table t since a snapshot; what was dropped
--- before the snapshot, or was seen by it, is not missing.
+-- Part of a query: whether the log of removals has all removals from a table t since a snapshot. Dropped days of the log are
+-- not missing if they were dropped before the snapshot, or if the snapshot saw all their removals.
 (
     pg_visible_in_snapshot(t.log_dropped_by, %(snapshot)s::pg_snapshot)
     or t.log_dropped_xid < pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
 ) is not false
 
 -- name: gone_since
--- Part of a query: the files r of references that went since garbage collection has run.
+-- Part of a query: the files r of references that were removed since the last garbage collection.
 select r.file_id
 from tables t
 cross join lateral (
@@ -324,7 +326,7 @@ cross join lateral (
 where t.table_id = %(table_id)s
 
 -- name: into_references
--- Part of an update: where new references go, and their columns.
+-- Part of an update: the table and columns of new references.
 insert into {file_reference} (
     table_id, partition_id, file_id, filename, row_count, count_approximate, only_contains_data_for_this_partition,
     ingested

@@ -1,16 +1,16 @@
 -- name: referenced_files
--- Every referenced file with its facts and references, by filename and partition.
+-- Every referenced file with its facts and references, sorted by filename and partition.
 select f.filename as f_filename, f.byte_count, f.row_count as f_row_count, f.min_key, f.max_key,
     f.added_at, uuid_send(f.digest), {reference_columns}
 from {file_reference} r
--- looked up by key, whatever the statistics say; a snapshot from before a conversion has the references, but not the
--- facts: that must show
+-- "offset 0" forces a look-up by key, whatever the statistics say. A left join, as a snapshot from before a conversion has
+-- the references without the facts, which the caller must notice
 left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where {live}
 order by f.filename, r.partition_id;
 
 -- name: files_in
--- The files of some partitions with their facts and their references there, by filename and partition.
+-- The files of some partitions with their facts and their references there, sorted by filename and partition.
 select f.filename as f_filename, f.byte_count, f.row_count as f_row_count, f.min_key, f.max_key,
     f.added_at, uuid_send(f.digest), {reference_columns}
 from {file_reference} r
@@ -19,12 +19,13 @@ where r.partition_id = any(%(partition_ids)s) and {live}
 order by f.filename, r.partition_id;
 
 -- name: plan
--- What a query is planned on, of one moment: first the table's epoch, the snapshot, and for bytes when the epoch was
--- made, in microseconds, the pending deletions that may meet some keys, whether the properties of reading are those known,
--- and last the version of the schema; then the references of some partitions with what is known of their files.
+-- The facts from which a query is planned, in one snapshot. The first row has the table's epoch, the snapshot, the pending
+-- deletions that may match some keys, whether the properties that readers apply are those known to the caller (as
+-- only_contains_data), the time of the epoch in microseconds since 1970 (as byte_count), and the version of the schema (as
+-- deletions_till). The other rows have the references of some partitions, with the facts of their files.
 select t.epoch,
     (case when pg_is_in_recovery() then replayed_snapshot(t.table_id) else pg_current_snapshot() end)::text as snapshot, (
-        select {deletions_told}
+        select {deletions_listed}
         from deletion d
         where d.table_id = %(table_id)s and d.retired_xid is null and {may_meet}
     ) as deletions, null as partition_id, null as filename,
@@ -44,7 +45,7 @@ left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id 
 where r.partition_id = any(%(partition_ids)s) and {live};
 
 -- name: lost_file
--- A file that some partitions refer to, and whose row is lost: the snapshot has the layout that the table has.
+-- A file that some partitions refer to and whose row is lost, if the table still has the layout of the snapshot.
 select r.filename, r.partition_id
 from {file_reference} r
 where r.partition_id = any(%(partition_ids)s) and {live}
@@ -53,20 +54,20 @@ where r.partition_id = any(%(partition_ids)s) and {live}
 limit 1;
 
 -- name: count_files
--- How many files some partitions refer to, of the first so many references.
+-- The number of files in the first references of some partitions.
 select count(distinct file_id)
 from (
     select r.file_id from {file_reference} r where r.partition_id = any(%(partition_ids)s) and {live} limit %(limit)s
 ) first;
 
 -- name: plan_at
--- The references of some partitions as a snapshot had them: those of now that it saw, and those that were removed
--- since. The file of one that was collected is not known any more: its id stands for its name. First, for bytes, from when
--- on the log and the files are whole, in microseconds, the deletions of the snapshot, whether what is remembered of a cut still
--- holds: that it is there and can be read, and the columns and properties of the table; and last whether the log has all that
--- was removed since the snapshot.
+-- The references of some partitions in a snapshot: the current ones that it saw, and those that were removed since. A
+-- collected file is no longer known: its id stands for its name. The first row has the deletions of the snapshot; whether
+-- what the caller remembers of a cut still holds (as only_contains_data): the cut exists and can be read, and the columns
+-- and properties of the table are the same; the time from which the log and the files are complete, in microseconds since
+-- 1970 (as byte_count); and whether the log has all removals since the snapshot (as is_known).
 select (
-        select {deletions_told}
+        select {deletions_listed}
         from deletion d
         where d.table_id = %(table_id)s and pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
             and pg_visible_in_snapshot(d.retired_xid, %(snapshot)s::pg_snapshot) is not true and {may_meet}
@@ -103,11 +104,10 @@ where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(%(snapshot
     and g.partition_id = any(%(partition_ids)s);
 
 -- name: has_same_rows
--- Whether some partitions have the rows that they had at a snapshot, as far as that can be told: nothing was ingested
--- since, and what was removed was only moved elsewhere, or replaced by as many rows of its partition in the same
--- transaction. Where rows are estimated, or compaction changes how many there are, any number may replace others: as a
--- restore may take any away, too, none is since. And the deletions since then that may meet some keys, or that were undone
--- since.
+-- Whether some partitions certainly have the rows of a snapshot: since then nothing was ingested or restored, and every
+-- removed reference was moved to another partition, or replaced in the same transaction by as many rows of its partition.
+-- Where row counts are estimated, or compaction changes them, any number of rows may replace others. The second column has
+-- the deletions since the snapshot that may match some keys, or that a restore undid since.
 with change as materialized (
     select r.added_xid as xid, r.partition_id, r.file_id, 1 as sign, r.row_count, r.count_approximate, r.ingested
     from {file_reference} r
@@ -124,7 +124,7 @@ with change as materialized (
 ), concerned as (
     select unnest(%(partition_ids)s::text[]) as partition_id
     union all
-    -- what was there when they were merged is in a leaf that has taken their place
+    -- the rows of partitions that were merged since are in the leaf that took their place
     select p.partition_id
     from partition p
     join epoch e on e.table_id = p.table_id and e.epoch = p.merged_epoch
@@ -162,8 +162,8 @@ select coalesce(bool_and(is_same), true) and exists (select from tables t where 
 from replaced;
 
 -- name: deletions_of
--- What a job must know of the deletions before it reads some files: the last number, the pending ones that may be of their
--- rows; and up to which number they are done with in each file, and its smallest and largest key, and which are left.
+-- The deletions that a job needs before it reads some files: the last number, and the pending ones that may match their
+-- rows; and for each file, the number up to which deletions are done, its smallest and largest key, and those still left.
 with input as materialized (
     select i.number, f.deletions_till, f.min_key, f.max_key, f.deletions_left
     from unnest(%(file_ids)s::uuid[]) with ordinality as i (file_id, number)
@@ -172,7 +172,7 @@ with input as materialized (
     ) f on true
 )
 select {deletions_seen}, (
-        select {deletions_told}
+        select {deletions_listed}
         from deletion d
         where d.table_id = %(table_id)s and (d.retired_xid is null or %(retired_too)s)
             and (
@@ -183,7 +183,7 @@ select {deletions_seen}, (
     array(select max_key from input order by number), (select json_agg(deletions_left order by number) from input);
 
 -- name: unreferenced_files
--- The first files by name that nothing refers to.
+-- The first unreferenced files by name.
 select f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.unreferenced_at, uuid_send(f.digest)
 from ({file_facts}) f
 where not exists (
@@ -208,11 +208,11 @@ r.filename, r.partition_id, r.row_count, r.job_id, r.last_updated, r.count_appro
 r.only_contains_data_for_this_partition
 
 -- name: tracked
--- Which of some files the table has.
+-- Those of some files that the table tracks.
 select o.file_id from unnest(%(file_ids)s::uuid[]) as o (file_id) where exists ({is_tracked});
 
 -- name: reference_states
--- What is known of some references: whether the file is tracked, the reference is there, its job, and whether a pending
+-- The states of some references: whether the file is tracked, whether the reference exists, its job, and whether a pending
 -- deletion applies to the file.
 select exists ({is_tracked}) as tracked, r.file_id is not null as found, r.job_id, {deletions_pending} > 0 and exists (
         select from ({file_facts}) f where f.file_id = o.file_id and {has_pending} offset 0
@@ -249,13 +249,13 @@ where {live}
 group by partition_id;
 
 -- name: digests
--- The digests of some files; null: it has none.
+-- The digests of some files; null for a file without one.
 select f.filename, uuid_send(f.digest)
 from unnest(%(file_ids)s::uuid[]) as w (file_id)
 cross join lateral (select f.* from ({file_facts}) f where f.file_id = w.file_id offset 0) f;
 
 -- name: file_page
--- The files after one with their facts, by id, which is a hash of the name.
+-- A page of the files after one with their facts, sorted by id, which is a hash of the name.
 select f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.added_at, f.unreferenced_at, uuid_send(f.digest)
 from ({file_facts}) f
 where f.file_id > %(after)s
@@ -276,7 +276,7 @@ where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(%(snapshot
     and pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot);
 
 -- name: come_since_snapshot
--- How many references came since a snapshot, their rows, and whether these are all exact.
+-- The number of references added since a snapshot, their rows, and whether these are all exact.
 select count(*), coalesce(sum(r.row_count), 0)::bigint, not coalesce(bool_or(r.count_approximate), false)
 from {file_reference} r
 where r.partition_id <> '' and r.added_xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)

@@ -1,4 +1,7 @@
-"""The log of removed references, a partition a day: made ahead, and dropped when no table needs it."""
+"""The log of removed references, with a partition for each day.
+
+Partitions are made some days ahead, and dropped when no table needs them.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +24,23 @@ _QUERIES = load(__package__ or "", "removal_log")
 
 
 def roll(supplier: Supplier) -> None:
-    """Makes the coming days' partitions and drops those that are not needed; busy days wait for next time.
+    """Makes the partitions of the coming days, and drops those that are not needed.
 
-    A session that does not own the log leaves it to those that do, such as the maintenance of a deployment.
+    Leaves days that are in use for the next time. Does nothing for a role that does not own the log: the
+    owner's role does it, for example in the maintenance of a deployment.
     """
     if not DAYS.may_roll(supplier):
         return
     today = DAYS.today(supplier)
     ahead = days_ahead(today)
     have = set(DAYS.days(supplier))
-    found = run_lookup(supplier, rows_of(_QUERIES["days_without_partition"]), operation="removal log")
-    late = {day for (day,) in found}
+    rows = run_lookup(supplier, rows_of(_QUERIES["days_without_partition"]), operation="removal log")
+    late = {day for (day,) in rows}
     if late and max(late) > max(ahead):
         DAYS.attempt(supplier, lambda conn: _date_back(conn, max(ahead)))
     DAYS.make(supplier, sorted((ahead | {day for day in late if day < today}) - have))
     for day in sorted(day for day in have if day < today):
-        # the log is locked for a moment: only where it is likely to be of use
+        # dropping locks the log briefly, so try it only where it is likely to succeed
         if not _seems_needed(supplier, day):
             DAYS.attempt(supplier, partial(_drop_unless_needed, day=day))
 
@@ -46,18 +50,18 @@ def _date_back(conn: psycopg.Connection[Any], last: date) -> None:
 
 
 def _drop_unless_needed(conn: psycopg.Connection[Any], day: date) -> None:
-    # first the lock, then the look: what a transaction commits between the two would be lost
+    # lock before looking: rows that a transaction commits between the two would be lost
     conn.execute(_QUERIES["lock_day"].on(day=DAYS.name(day)))
     if _is_needed(conn, day):
         return
-    # who holds a moment looks whether it can be read: before this, and then is seen, or after it
+    # a new hold checks if its moment can be read: before this lock, so that it is seen here, or after it
     conn.execute(_QUERIES["lock_tables"].on(day=DAYS.name(day)))
     if _is_needed(conn, day):
         return
     end = _midnight(day + timedelta(days=1))
     conn.execute(_QUERIES["note_dropped"].literally(to_day=end).on(day=DAYS.name(day)))
     conn.execute(_QUERIES["note_history"].on(day=DAYS.name(day)), {"margin_seconds": MARGIN_SECONDS})
-    # who reads the log locks it first, and its days then: they have waited for none of the looks
+    # locked last, so that readers, which lock the log before its days, did not wait for the checks above
     conn.execute(_QUERIES["lock_log"].on())
     DAYS.drop(conn, day)
 
@@ -65,7 +69,7 @@ def _drop_unless_needed(conn: psycopg.Connection[Any], day: date) -> None:
 def _seems_needed(supplier: Supplier, day: date) -> bool:
     try:
         return run_lookup(supplier, partial(_is_needed, day=day), operation="removal log")
-    except pg.UndefinedTable:  # another has dropped it
+    except pg.UndefinedTable:  # another process has dropped it
         return True
 
 

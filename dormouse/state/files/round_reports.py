@@ -1,8 +1,8 @@
-"""Reports of ingests and rounds: what each did, listed among the jobs, and how the last of each kind ended.
+"""Reports of ingests and rounds, which are listed among the jobs, and the end of the last round of each kind.
 
-Ingests are reported many in one statement, a moment later; none waits for it. How a round of a table ended is
-remembered at its end, wherever it runs. Rounds that find nothing to do are remembered once a minute at most;
-what cannot be remembered is logged, and fails no round.
+A background thread writes the reports of many ingests in one statement; no ingest waits for it. The end of a
+round is recorded wherever the round runs; of rounds that find nothing to do, at most one a minute is
+recorded. If it cannot be recorded, that is logged, and the round does not fail.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 
 WAIT_SECONDS = 1.0
 PENDING_MAX = 10_000
-"""While the database does not take them, no more than so many are kept."""
+"""The number of reports kept while the database cannot be reached; later ones are dropped."""
 CHARACTERS_MAX = 1_000
 logger = logging.getLogger(__name__)
 _QUERIES = load(__package__ or "", "round_reports")
@@ -55,14 +55,14 @@ class _Report:
 
 @dataclass(slots=True)
 class Reported:
-    """An ingest while it runs; `message` is what came of it."""
+    """An ingest while it runs; it sets `message` to its result."""
 
     message: str | None = None
 
 
 @dataclass
 class RoundReports:
-    """The reports of one process; threads share it."""
+    """The reports of one process. Threads share it."""
 
     supplier: Supplier
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -72,7 +72,7 @@ class RoundReports:
 
     @contextmanager
     def ingest(self, table: str) -> Iterator[Reported]:
-        """One of a table: told of with its message, or with what it raises."""
+        """Reports an ingest of a table at its end, with the message that it set or its error."""
         current, began = Reported(), time.monotonic()
         try:
             yield current
@@ -85,7 +85,7 @@ class RoundReports:
             self._add(_Report(table, began, time.monotonic(), _storable(current.message), None))
 
     def close(self) -> None:
-        """Writes what is left; an ingest that ends later is not told of."""
+        """Writes the pending reports. Ingests that end later are not reported."""
         self._closed.set()
         self._write()
 
@@ -96,7 +96,7 @@ class RoundReports:
             if self._is_writing or self._closed.is_set():
                 return
             self._is_writing = True
-        with suppress(RuntimeError):  # no thread starts while the program ends
+        with suppress(RuntimeError):  # no thread can start while the interpreter shuts down
             threading.Thread(target=self._write_soon, name="round reports", daemon=True).start()
 
     def _write_soon(self) -> None:
@@ -115,21 +115,21 @@ class RoundReports:
         now = time.monotonic()
         values = {
             "kind": "round:ingest",
-            "worker": who(),
-            "tables": [one.table for one in reports],
-            "seconds": [one.ended - one.began for one in reports],
-            "ages": [now - one.ended for one in reports],
-            "messages": [one.message for one in reports],
-            "errors": [one.error for one in reports],
+            "worker": process_name(),
+            "tables": [report.table for report in reports],
+            "seconds": [report.ended - report.began for report in reports],
+            "ages": [now - report.ended for report in reports],
+            "messages": [report.message for report in reports],
+            "errors": [report.error for report in reports],
         }
         try:
             run_statement(self.supplier, rows_of(_QUERIES["report"], values), operation="report ingests")
         except Exception as error:
-            logger.warning("%d ingests are not told of: %s", len(reports), one_line(error))
+            logger.warning("%d ingests could not be reported: %s", len(reports), one_line(error))
 
 
-def who() -> str:
-    """The process that works, for people."""
+def process_name() -> str:
+    """Returns a name of this process for people: its id and host."""
     return f"process {os.getpid()} on host {socket.gethostname()}"
 
 
@@ -139,10 +139,10 @@ def _storable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LastRound:
-    """How the last round of a kind ended, with times of the database's clock; None before one has ended.
+    """The end of the last round of a kind, with times by the database's clock, None before one has ended.
 
-    `error` is why it failed, or a job was given up since, in one line; None when all is well. `failures`
-    counts the rounds that failed one after the other.
+    `error` is the reason in one line for which it failed or a job was given up since; None when all is well.
+    `failures` counts consecutive rounds that failed.
     """
 
     kind: RoundKind
@@ -155,7 +155,7 @@ class LastRound:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """Compaction jobs that were given up in all, and why and when the last one was."""
+    """The number of compaction jobs given up so far, with the reason and time of the last one."""
 
     jobs: int = 0
     reason: str | None = None
@@ -164,14 +164,14 @@ class GivenUp:
 
 @dataclass(slots=True)
 class Round:
-    """A round while it runs: whether it did anything, and what failed in it though it went on."""
+    """A round while it runs: `worked` if it did anything, and the errors in spite of which it went on."""
 
     worked: bool = False
     errors: list[str] = field(default_factory=list)
     outcome: str | None = None
-    """What came of it, in a line for people."""
+    """The result of the round, in a line for people."""
     goes_on: bool = False
-    """Its work is done elsewhere, where its end is remembered."""
+    """True if another process does the work, and records its end."""
 
 
 class LastRounds:
@@ -183,10 +183,10 @@ class LastRounds:
 
     @contextmanager
     def round(self, kind: RoundKind) -> Iterator[Round]:
-        """A round, whose end is remembered: with what it raises, or with the errors that it tells.
+        """Runs a round, and records its end with the error that it raised or those that it collected.
 
-        It begins by restarting the leases that a wrong clock made too long. The end of a round that was
-        interrupted or cancelled is not remembered, nor where there is nothing to remember it in.
+        First restarts leases that a wrong clock made too long. The end is not recorded when the round was
+        interrupted or cancelled, or when the table or the database is not available.
         """
         current, started = Round(), time.monotonic()
         try:
@@ -203,11 +203,11 @@ class LastRounds:
     def _restart_leases(self) -> None:
         try:
             restart_leases(self._supplier)
-        except Exception as failure:  # the round itself says what is wrong
-            logger.warning("leases were not looked at: %s", one_line(failure))
+        except Exception as failure:  # the round itself raises if the database fails
+            logger.warning("leases could not be checked: %s", one_line(failure))
 
     def read(self) -> tuple[tuple[LastRound, ...], GivenUp]:
-        """The last round of each kind that there was, and the jobs that were given up."""
+        """Returns the last round of each kind, and the jobs that were given up."""
         work = rows_of(_QUERIES["rounds"], {"table_id": self._table.table_id})
         rows = run_lookup(self._supplier, work, operation="look up the last rounds")
         given_up = [GivenUp(*row[6:]) for row in rows if row[0] == "compaction"]
@@ -223,31 +223,34 @@ class LastRounds:
             "idle_seconds": IDLE_SECONDS,
             "job_kind": f"round:{kind}",
             "outcome": ended.outcome and _without_nul(ended.outcome),
-            "worker": who(),
+            "worker": process_name(),
         }
         try:
             work = rows_of(_QUERIES["record"], values)
             run_statement(self._supplier, work, operation="remember a round")
         except Exception as failure:
             logger.warning(
-                "the end of a %s of table %s is not remembered: %s", kind, self._table.name, one_line(failure)
+                "the end of a %s of table %s could not be recorded: %s",
+                kind,
+                self._table.name,
+                one_line(failure),
             )
 
 
 def count_given_up(conn: psycopg.Connection[Any], table: TableRecord, reason: str) -> None:
-    """Counts a compaction job in the transaction that gives it up, so that it is never lost."""
+    """Counts a given-up compaction job, in the transaction that gives it up, so that the count is exact."""
     values = {"table_id": table.table_id, "error": _without_nul(" ".join(reason.split()))}
     conn.execute(_QUERIES["count_given_up"].on(), values)
 
 
 def jobs_given_up(supplier: Supplier, table_ids: Iterable[int]) -> dict[int, int]:
-    """How many jobs of these tables were given up in all, by id; tables without any may be absent."""
+    """Returns how many jobs were given up so far, by table id; tables without any may be absent."""
     work = rows_of(_QUERIES["given_up"], {"table_ids": list(table_ids)})
     return dict(run_lookup(supplier, work, operation="count jobs given up"))
 
 
 def rounds_failing(supplier: Supplier) -> int:
-    """How many kinds of rounds fail, of all tables: their last one did, or gave up jobs."""
+    """Returns how many kinds of rounds fail, over all tables: their last round failed or gave up jobs."""
     work = rows_of(_QUERIES["failing"])
     return int(run_lookup(supplier, work, operation="count rounds that fail")[0][0])
 

@@ -1,5 +1,5 @@
 -- name: report
--- Tells of ingests that ended so long ago.
+-- Lists ingests among the ended jobs; ages are the seconds since their ends.
 insert into ended_job (job_key, ended_at, kind_id, state, started_at, claimed_at, about, message, error, worker)
 select gen_random_uuid(), r.ended_at, k.kind_id, case when r.error is null then 'COMPLETE' else 'FAILED' end,
     r.ended_at - make_interval(secs => r.seconds), r.ended_at - make_interval(secs => r.seconds), r.name, r.message, r.error,
@@ -14,8 +14,8 @@ cross join lateral (
 where k.name = %(kind)s;
 
 -- name: record
--- Remembers how a round ended; of rounds that had nothing to do while all was well, one in so many seconds. One that is
--- left out costs no write, so the row is looked at before. Those that did something, or failed, are told of among the jobs.
+-- Records how a round ended. Of successful rounds that had nothing to do, records only one in idle_seconds; the row is read
+-- first, so that the others cost no write. Lists rounds that did something or failed among the ended jobs.
 with remembered as (
     insert into last_round as r (table_id, kind, began_at, ended_at, error, failures, failing_since)
     select t.table_id, %(kind)s, n.now - make_interval(secs => %(seconds)s), n.now, %(error)s::text,
@@ -45,8 +45,8 @@ join job_kind k on k.name = %(job_kind)s
 where %(worked)s or %(error)s::text is not null;
 
 -- name: count_given_up
--- Counts a compaction job that is given up, whatever becomes of its round; its reason is what is wrong until a round
--- goes well.
+-- Counts a compaction job that is given up, even if its round fails. Its reason is the error of the table's compactions until
+-- a round succeeds.
 insert into last_round as r (table_id, kind, error, failing_since, given_up, given_up_reason, given_up_at)
 select %(table_id)s, 'compaction', %(error)s, n.now, 1, %(error)s, n.now
 from (select clock_timestamp() as now) n
@@ -58,18 +58,18 @@ on conflict (table_id, kind) do update set
     given_up_at = excluded.given_up_at;
 
 -- name: rounds
--- How the last rounds of a table ended, and its jobs that were given up.
+-- The ends of the last rounds of a table, and its given-up jobs.
 select kind, began_at, ended_at, error, failures, failing_since, given_up, given_up_reason, given_up_at
 from last_round
 where table_id = %(table_id)s
 order by kind;
 
 -- name: failing
--- How many kinds of rounds fail, of all tables.
+-- The number of kinds of rounds that fail, over all tables.
 select count(*) from last_round where error is not null;
 
 -- name: given_up
--- How many compaction jobs of tables were given up in all.
+-- The number of compaction jobs of some tables that were given up so far.
 select table_id, given_up
 from last_round
 where kind = 'compaction' and table_id = any(%(table_ids)s::integer[]);

@@ -1,14 +1,14 @@
 -- name: create_files
--- Part of making a table: its own table of the counts.
+-- Part of creating a table: creates its own table of the counts.
 create table {file_count} (like file_count including all)
 with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05)
 
 -- name: attach_files
--- Part of making a table: makes it a partition; other tables are made after the transaction.
+-- Part of creating a table: attaches its table to the parent, which other creations wait for until the transaction ends.
 alter table file_count attach partition {file_count} for values in ({table_id})
 
 -- name: drop_files
--- What of the files is gone after a conversion to another layout.
+-- Part of a conversion: deletes what this layout kept of the files.
 drop table {file_count};
 
 -- name: adopt
@@ -36,7 +36,7 @@ where partition_id <> ''
 group by file_id, salt
 
 -- name: lock
--- Waits for all transactions that use a table's own tables, and keeps others out.
+-- Locks a table's own PostgreSQL tables, after waiting for all transactions that use them.
 lock table {file_reference}, {file_count} in access exclusive mode;
 
 -- name: drop
@@ -46,7 +46,7 @@ lock table {file_reference}, {file_count} in access exclusive mode;
 drop table {file_reference}, {file_count};
 
 -- name: live
--- Part of a query: whether the reference r is one, and no marker.
+-- Part of a query: whether the row r is a reference, and not a marker; this layout has no markers.
 true
 
 -- name: file_facts
@@ -72,36 +72,36 @@ order by file_id
 select from {file_count} f where f.file_id = o.file_id and f.salt = -1 offset 0
 
 -- name: lock_file
--- Part of an update: holds the file i.file_id, if it is tracked.
+-- Part of an update: locks the file i.file_id, if it is tracked.
 select f.ctid as place from {file_count} f where f.file_id = i.file_id and f.salt = -1 for update
 
 -- name: note_digests
--- Of files that were written without one.
+-- Records the digests of files that were written without one.
 update {file_count} f set digest = n.digest
 from unnest(%(file_ids)s::uuid[], %(digests)s::uuid[]) as n (file_id, digest)
 where f.file_id = n.file_id and f.salt = -1 and f.digest is null;
 
 -- name: note_deletions
--- Of files that were looked at since, up to which deletion, and of which of those they have rows.
+-- Records for files that were looked at up to which deletion, and which of these deletions still have rows in them.
 update {file_count} f set deletions_till = n.till, deletions_left = n.left_of::bigint[]
 from unnest(%(file_ids)s::uuid[], %(till)s::bigint[], %(left)s::text[]) as n (file_id, till, left_of)
 where f.file_id = n.file_id and f.salt = -1 and coalesce(f.deletions_till, 0) < n.till;
 
 -- name: forget_files
--- Part of an update: forgets the files of gone.
+-- Part of an update: deletes the records of the files in gone.
 delete from {file_count} f where f.file_id = any(array(select file_id from gone)) returning f.file_id
 
 -- name: forget_all
--- Part of a query: forgets every file.
+-- Part of a query: deletes the records of all files.
 delete from {file_count}
 
 -- name: mark_referenced
--- Part of a restore: files that are referenced again are not stamped as free any more.
+-- Part of a restore: removes the stamps of files that are referenced again.
 update {file_count} f set count = null
 where f.salt = -1 and f.file_id = any(%(ref_file_ids)s::uuid[]) and f.count = 0
 
 -- name: counts_added
--- Part of an update: counts the references that were added, in the order of the counts, as none may deadlock.
+-- Part of an update: counts the added references; updates the counts in one order, so that none deadlock.
 counted as (
     insert into {file_count} as f (table_id, file_id, salt, count)
     select %(table_id)s, file_id,
@@ -114,7 +114,7 @@ counted as (
 )
 
 -- name: counts_changed
--- Part of an update: counts the references that were removed and added, in the order of the counts.
+-- Part of an update: counts the removed and added references; updates the counts in one order.
 counted as (
     insert into {file_count} as f (table_id, file_id, salt, count)
     select %(table_id)s, file_id, salt, sum(change)
@@ -135,8 +135,8 @@ counted as (
 )
 
 -- name: stamp_unreferenced
--- Garbage collection, stage one: files whose counts add up to 0 get the count 0 themselves, and their other counts the
--- time of now: who plans from here on sees that the last reference went, whenever its removal was committed.
+-- Garbage collection, stage one: files whose counts add up to 0 get the count 0, and their salted counts get the current
+-- time. That is not the time of the removal, which may have been committed later: every plan after it sees the removal.
 with {alone}, free as materialized (
     select s.places
     from state
@@ -156,13 +156,13 @@ with {alone}, free as materialized (
     where f.ctid = any(array(select unnest(places) from free)) and (salt >= 0 or count is null)
     returning salt
 ), remembered as (
-    -- the log of removals is not needed for it
+    -- this layout does not need the log of removals to find the files
     update tables set collected_till = pg_current_snapshot() where table_id = %(table_id)s
 )
 select count(*) from stamped where salt = -1;
 
 -- name: orphaned
--- How many files nothing refers to, and their bytes.
+-- The number of unreferenced files, and their bytes.
 select count(*), coalesce(sum(s.byte_count), 0)
 from (select distinct file_id from {file_count} where is_zero) z
 cross join lateral (
@@ -171,18 +171,18 @@ cross join lateral (
 where s.count = 0;
 
 -- name: count_unreferenced
--- Part of a query: how many files nothing refers to: their counts add up to 0.
+-- Part of a query: the number of unreferenced files: their counts add up to 0.
 select count(*)
 from (select distinct file_id from {file_count} where is_zero) z
 cross join lateral (select sum(count) as count from {file_count} f where f.file_id = z.file_id) s
 where s.count = 0
 
 -- name: ready_for_gc
--- A page of the files that were stamped before a time, by id.
+-- A page of the files that were stamped before a time, sorted by id.
 select f.file_id, f.filename
 from {file_count} f
 cross join lateral (
-    -- one snapshot decides: what has no reference never gets one again
+    -- one snapshot is enough: a file that has no reference never gets one again
     select sum(count) as count, max(changed_at) as changed_at from {file_count} c where c.file_id = f.file_id offset 0
 ) s
 where f.is_zero and f.salt = -1 and f.file_id > %(after)s and s.count = 0 and s.changed_at < %(before)s
@@ -200,7 +200,7 @@ where coalesce(c.count, 0) <> coalesce(r.count, 0)
 limit %(limit)s;
 
 -- name: uncount
--- Forgets the counts of files that do not add up to their references, while no other changes any; gives the files.
+-- Deletes the counts of files that do not add up to their references; returns the files. Runs while writers are kept out.
 delete from {file_count} f
 where salt >= 0 and file_id in (
     select file_id

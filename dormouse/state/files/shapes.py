@@ -1,4 +1,4 @@
-"""The versions of one table's schema, as the database has them."""
+"""The versions of one table's schema, as the database stores them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _QUERIES = load(__package__ or "", "shapes")
 
 @dataclass(frozen=True, slots=True)
 class SchemaChange:
-    """A change of a table's columns, in words, and the version of the schema that it made."""
+    """A change of a table's columns: the version of the schema that it made, and a description in words."""
 
     version: int
     change: str
@@ -32,7 +32,7 @@ class SchemaChange:
 
 
 class Then(NamedTuple):
-    """A table as it was; the version of its columns that is newest, and its properties of now, as JSON."""
+    """A table as it was in a snapshot, the newest version of its schema, and its current properties, JSON."""
 
     table: TableRecord
     version: int
@@ -40,7 +40,7 @@ class Then(NamedTuple):
 
 
 class NextShape(NamedTuple):
-    """A table as a change makes it, and the change in words."""
+    """A table as a change makes it, and a description of the change in words."""
 
     table: TableRecord
     change: str
@@ -58,16 +58,19 @@ class Shapes:
         self._key = {"table_id": table.table_id}
 
     def now(self) -> TableRecord | None:
-        """The table as it is now; None when it was dropped."""
+        """Returns the table as it is now, or None when it was dropped."""
         rows = self._rows("now")
         return table_of(rows[0]) if rows else None
 
     def of(self, conn: psycopg.Connection[Any]) -> TableRecord:
-        """The table as a transaction sees it."""
+        """Returns the table as a transaction sees it; raises `TableNotFound`."""
         return self._held("now", conn)
 
     def at(self, snapshot: str) -> Then:
-        """The table with the columns that it had in a snapshot, and the properties of now, for these."""
+        """Returns the table with the columns of a snapshot, and its current properties.
+
+        The properties name the columns as they were named then. Raises `TableNotFound`.
+        """
         rows = self._rows("then", snapshot=snapshot)
         if not rows:
             raise TableNotFound.gone(self._table.name)
@@ -79,34 +82,34 @@ class Shapes:
         return Then(table, now.version, json.dumps(rows[0][2]))
 
     def changes(self) -> list[SchemaChange]:
-        """What was changed, in its order."""
+        """Returns the changes of the table's columns, in order."""
         return [SchemaChange(*row) for row in self._rows("changes")]
 
     def change(self, change: Change) -> TableRecord:
-        """Makes the next version, in one transaction: of the table as it is, whatever is known of it here.
+        """Applies a change to the current columns of the table, in one transaction; returns the new table.
 
-        Raises `TableNotFound`, `TableBusy`, and what `change` does; then nothing is changed.
+        Raises `TableNotFound`, `TableBusy`, or what `change` raises; then nothing has changed.
         """
 
         operation = f"change the columns of table {self._table.name!r}"
         return run_alone(self._supplier, lambda conn: self.change_in(conn, change), operation=operation)
 
     def change_in(self, conn: psycopg.Connection[Any], change: Change) -> TableRecord:
-        """As `change`, as a part of a transaction."""
+        """Applies a change as `change` does, in the caller's transaction."""
         now = self._held("held", conn)
-        made, said = change(now, conn)
+        made, description = change(now, conn)
         values = {
             "schema": Jsonb(made.schema.to_record()),
             "properties": Jsonb(made.properties.model_dump(exclude_defaults=True)),
             "version": made.schema.version,
             "was": Jsonb(now.schema.to_record()),
-            "change": said,
+            "change": description,
         }
         conn.execute(_QUERIES["change"].on(), {**self._key, **values})
         return made
 
     def try_change(self, change: Change) -> None:
-        """Whether a change could be made now; raises what it would."""
+        """Checks whether a change could be made now; raises what it would raise."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
             change(self.of(conn), conn)
@@ -120,7 +123,7 @@ class Shapes:
         return table_of(row)
 
     def pending_conditions(self, conn: psycopg.Connection[Any]) -> list[tuple[int, str]]:
-        """The numbers and conditions of deletions that readers apply."""
+        """Returns the numbers and conditions of the pending deletions, which readers apply."""
         return conn.execute(_QUERIES["conditions"].on(), self._key).fetchall()
 
     def _rows(self, query: str, **values: Any) -> list[Any]:

@@ -5,14 +5,14 @@ from tables
 where table_id = %(table_id)s;
 
 -- name: held
--- One table, until a change of its columns is committed; new writers, and deletions, wait to see it.
+-- One table, whose row stays locked until a change of its columns is committed; new writers and deletions wait for it.
 select table_id, name, schema, properties, layout, created_at, table_uuid, numbered
 from tables
 where table_id = %(table_id)s
 for update;
 
 -- name: then
--- The schema that a snapshot had: what was there before the first change that it does not see.
+-- The schema of a table in a snapshot: the one before the first change that the snapshot does not see.
 select coalesce(
         (
             select c.was
@@ -27,7 +27,7 @@ from tables t
 where t.table_id = %(table_id)s;
 
 -- name: change
--- Makes another version of a table's schema, and notes what it was.
+-- Stores a new version of a table's schema, and records the one before.
 with changed as (
     update tables
     set schema = %(schema)s, schema_version = %(version)s, properties = %(properties)s
@@ -37,7 +37,7 @@ insert into schema_change (table_id, version, was, change)
 values (%(table_id)s, %(version)s, %(was)s, %(change)s);
 
 -- name: conditions
--- The conditions of deletions that readers apply.
+-- The numbers and conditions of pending deletions, which readers apply.
 select deletion_id, condition from deletion where table_id = %(table_id)s and retired_xid is null order by deletion_id;
 
 -- name: changes

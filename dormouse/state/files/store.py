@@ -1,8 +1,8 @@
-"""The file reference store: which files hold a table, and which partitions refer to them.
+"""The file reference store: the files of a table, and the partitions that refer to them.
 
-The semantics are those of GCHQ Sleeper's FileReferenceStore; every update is one set-based statement whose
-checks are part of it, in a transaction of its own unless it is given one. Each read sees one consistent
-snapshot.
+The semantics are those of GCHQ Sleeper's FileReferenceStore. Every update is one set-based statement that
+includes its checks. It runs in a transaction of its own unless the caller gives one. Each read sees one
+consistent snapshot.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ from dormouse.state.files.totals import Differences, TableTotals
 from dormouse.state.files.updates import Whole, apply_commits, whole_statement
 
 DeletionRows = Sequence[tuple[int, str] | tuple[int, str, bool]]
-"""Deletions by their numbers, in no order, each with its condition as JSON, and whether it is an erasure."""
+"""Deletions in no order: number, condition as JSON, and True if it is an erasure."""
 PAGE_ROWS = 10_000
 _FACTS = ("filename", "byte_count", "row_count", "min_key", "max_key", "last_updated", "digest")
 
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What is known of a file. `unreferenced_at`: when its last reference went, if collection knows."""
+    """The facts of a file. `unreferenced_at` is when garbage collection saw its last reference removed."""
 
     filename: str
     byte_count: int | None
@@ -81,7 +81,7 @@ class FileFacts:
 
 
 class KeyBounds(NamedTuple):
-    """What some rows' row keys lie between, each encoded; None: unbounded. Without any, they are all rows."""
+    """The bounds of some rows' row keys, each encoded; None is unbounded. Empty bounds mean all rows."""
 
     min_keys: Sequence[bytes | None] = ()
     max_keys: Sequence[bytes | None] = ()
@@ -91,11 +91,11 @@ class KeyBounds(NamedTuple):
 
 
 class PlannedRows(NamedTuple):
-    """What a plan is made of, of one moment.
+    """The references and deletions, in one snapshot, from which a query is planned.
 
-    Of each reference: partition, filename, whether the file has rows of it alone; the file's bytes, smallest
-    and largest key, the number of the last deletion that is not to be applied to it, and those up to that
-    which are.
+    Each reference has: partition id, filename, True if the file has rows of this partition alone, the file's
+    bytes, smallest and largest key, the last deletion number that the file does not need (`till`), and the
+    deletions up to `till` that it still needs.
     """
 
     references: list[Sequence[Any]]
@@ -103,9 +103,9 @@ class PlannedRows(NamedTuple):
 
 
 class FileDeletions(NamedTuple):
-    """Of a file the number of the last deletion that is not to be applied to it, and its outermost keys.
+    """The deletions that readers need not apply to a file, and its smallest and largest key.
 
-    And the deletions up to that number which are `left` to be. All None for one that is not tracked.
+    Those up to number `till` need not be applied, except those in `left`. All None for an untracked file.
     """
 
     till: int | None
@@ -115,7 +115,7 @@ class FileDeletions(NamedTuple):
 
 
 class FilesDeletions(NamedTuple):
-    """The number of the last deletion of a table, deletions, and files by turn."""
+    """The number of a table's last deletion, deletions, and some files in the order of the request."""
 
     till: int
     deletions: DeletionRows
@@ -123,12 +123,12 @@ class FilesDeletions(NamedTuple):
 
 
 class FileReferenceStore:
-    """Every operation on the files of one table.
+    """The file reference store of one table.
 
-    Updates take `commit_id`: a commit that is applied already is not applied again, and the update returns
-    False, or raises again what was refused of it. It is kept for ever, unless the commit `commit_expires`:
-    then garbage collection forgets it after `history_retention_seconds`. They also take `conn`, a connection
-    inside a transaction that the update becomes part of.
+    Updates take a `commit_id`. When that commit was applied before, the update changes nothing and returns
+    False, or raises again the errors of its refused items. The id is kept without limit, unless
+    `commit_expires`: then garbage collection deletes it after `history_retention_seconds`. With `conn`, a
+    connection inside a transaction, the update is part of that transaction.
     """
 
     def __init__(self, supplier: Supplier, table: TableRecord) -> None:
@@ -142,18 +142,18 @@ class FileReferenceStore:
     def apply(
         self, kind: Kind, commits: Sequence[Commit], *, conn: psycopg.Connection[Any] | None = None
     ) -> list[CommitResult]:
-        """Applies commits of one kind; gives what became of each.
+        """Applies commits of one kind; returns a result for each. A refused one does not affect the others.
 
-        One does not harm another. Without `conn` the batch is one transaction; with it, part of that one.
-        Raises what `run_transaction` raises; then nothing was applied, or its outcome is unknown; and
-        `AttemptAbandoned` when an attempt was, and nothing is applied.
+        The batch is one transaction, or part of that of `conn`. Raises as `run_transaction` does: then
+        nothing was applied, or the outcome is unknown. Raises `AttemptAbandoned`, and applies nothing, when a
+        commit's attempt was abandoned.
         """
         return apply_commits(self.own, kind, commits, conn=conn)
 
     def whole(self, kind: Kind, commits: Sequence[Commit], names: Sequence[str] = ()) -> Whole | None:
-        """The quicker statement for all of them, as a transaction of its own; None where that takes more.
+        """Returns a faster statement that applies all commits in its own transaction, or None if none can.
 
-        It fails, too, unless `names` are what the table is called.
+        The statement fails if the table's name is not among `names`, unless these are empty.
         """
         return whole_statement(self.own, kind, commits, names)
 
@@ -164,7 +164,7 @@ class FileReferenceStore:
         commit_id: str | None = None,
         conn: psycopg.Connection[Any] | None = None,
     ) -> bool:
-        """Adds files by their references; `FileAlreadyExists` and nothing added when one is tracked."""
+        """Adds files by their references; raises `FileAlreadyExists`, and adds none, when one is tracked."""
         return self.add_files_with_references(group_by_file(references), commit_id=commit_id, conn=conn)
 
     def add_files_with_references(
@@ -175,11 +175,12 @@ class FileReferenceStore:
         source: bytes | None = None,
         conn: psycopg.Connection[Any] | None = None,
     ) -> bool:
-        """Adds files, with references or none; `FileAlreadyExists`, and none added, when one is tracked.
+        """Adds files with their references, if any.
 
-        `source` is recorded with the commit id: see `is_of_source`.
+        Raises `FileAlreadyExists`, and adds none, when one is tracked. `source` is recorded with the commit
+        id for `is_of_source`.
         """
-        return self._whole("add_files", list(files), commit_id, conn, source=source)
+        return self._all_or_none("add_files", list(files), commit_id, conn, source=source)
 
     def assign_job_ids(
         self,
@@ -188,18 +189,18 @@ class FileReferenceStore:
         commit_id: str | None = None,
         conn: psycopg.Connection[Any] | None = None,
     ) -> bool:
-        """Claims references for jobs: all of them, or none.
+        """Assigns all the references to jobs, or none of them.
 
-        Raises `FileReferenceNotFound`, or `FileReferenceAssignedToJob` when any job has one already.
+        Raises `FileReferenceNotFound`, or `FileReferenceAssignedToJob` when a job holds one already.
         """
-        return self._whole("assign_job_ids", list(requests), commit_id, conn)
+        return self._all_or_none("assign_job_ids", list(requests), commit_id, conn)
 
     def unassign_job(
         self, job_id: str, *, partition_id: str | None = None, conn: psycopg.Connection[Any] | None = None
     ) -> None:
-        """Releases every reference that the job holds; a job that holds none is no error.
+        """Releases every reference that a job holds, if any.
 
-        With the job's partition, only that one's references are looked at.
+        With `partition_id`, the job's partition, reads only the references of that one.
         """
         self.own.fetch("unassign_job", {"job_id": job_id, "partition_id": partition_id}, conn)
 
@@ -213,11 +214,11 @@ class FileReferenceStore:
     ) -> bool:
         """Replaces jobs' inputs by their outputs.
 
-        The valid requests are applied in one transaction, the others reported in `ReplaceRequestsFailed`,
-        with the error of each and no trace of them left.
+        Applies the valid requests in one transaction. Raises `ReplaceRequestsFailed` with the others, which
+        changed nothing, and the error of each.
         """
         listed = list(requests)
-        result = self._one("replace_file_references", listed, commit_id, conn, expires=commit_expires)
+        result = self._apply_one("replace_file_references", listed, commit_id, conn, expires=commit_expires)
         if result.failed:
             raise ReplaceRequestsFailed(*_divided(listed, result))
         return result.state == "applied"
@@ -229,9 +230,12 @@ class FileReferenceStore:
         commit_id: str | None = None,
         conn: psycopg.Connection[Any] | None = None,
     ) -> bool:
-        """Replaces references by others to the same files; batches as for `replace_file_references`."""
+        """Replaces references by others to the same files.
+
+        Applies the valid requests in one transaction; raises `SplitRequestsFailed` with the others.
+        """
         listed = list(requests)
-        result = self._one("split_file_references", listed, commit_id, conn)
+        result = self._apply_one("split_file_references", listed, commit_id, conn)
         if result.failed:
             raise SplitRequestsFailed(*_divided(listed, result))
         return result.state == "applied"
@@ -243,51 +247,51 @@ class FileReferenceStore:
         commit_id: str | None = None,
         conn: psycopg.Connection[Any] | None = None,
     ) -> bool:
-        """Forgets files that nothing refers to: all, or none and `FileNotFound` or `FileHasReferences`."""
-        return self._whole("delete_collected_files", sorted(set(filenames)), commit_id, conn)
+        """Forgets unreferenced files: all, or none and raises `FileNotFound` or `FileHasReferences`."""
+        return self._all_or_none("delete_collected_files", sorted(set(filenames)), commit_id, conn)
 
     def stamp_unreferenced(self) -> int:
-        """Garbage collection, stage one: stamps files that lost their last reference; gives how many."""
+        """Stamps files that lost their last reference (garbage collection, stage one); returns how many."""
 
         def work(conn: psycopg.Connection[Any]) -> int:
-            # a statement of its own, so that the next one sees what was restored while it waited
+            # a separate statement, so that the next one sees references restored during the wait
             lock_history(conn, self.table.table_id)
             return int(self.own.execute(conn, "stamp_unreferenced", {}).fetchall()[0][0])
 
-        # at read committed, whatever the table's isolation: its snapshot is later than the lock
+        # at read committed, whatever the table's isolation: its snapshot must be later than the lock
         return self.own.run(work, operation="stamp_unreferenced")
 
     def orphaned(self) -> tuple[int, int]:
-        """How many files nothing refers to that garbage collection has not deleted yet, and their bytes."""
+        """Returns the number and bytes of unreferenced files that garbage collection has not deleted yet."""
         [(files, byte_count)] = self.own.fetch("orphaned")
         return int(files), int(byte_count)
 
     def forget_expired_commits(self, limit: int) -> int:
-        """Forgets commits that expired, at most so many; gives how many."""
+        """Deletes the ids of expired commits, at most `limit`; returns how many."""
         rows = self.own.fetch("forget_expired_commits", {"limit": limit}, operation="forget commits")
         return int(rows[0][0])
 
     def create(self, conn: psycopg.Connection[Any]) -> None:
-        """Makes the table's own PostgreSQL tables; part of creating the table."""
+        """Creates the table's PostgreSQL tables, in the transaction that creates the table."""
         conn.execute(self.own.layout.create(self.table.table_id))
 
     def is_unused(self, conn: psycopg.Connection[Any]) -> bool:
-        """Whether the table never had rows; part of dropping it, when no other can add any."""
+        """Returns whether the table never had rows; the caller's transaction must keep writers out."""
         [(unused,)] = self.own.execute(conn, "is_unused", {}).fetchall()
         return bool(unused)
 
     def drop(self, conn: psycopg.Connection[Any]) -> None:
-        """Drops what `create` made; part of dropping the table."""
+        """Drops the table's PostgreSQL tables, in the transaction that drops the table."""
         self.own.execute(conn, "forget_table", {})
         # last: it locks the parents, which all tables need
         conn.execute(self.own.layout.on("drop", self.table.table_id))
 
     def keep_writers_out(self, conn: psycopg.Connection[Any]) -> None:
-        """Waits for what adds references, and lets no other until the transaction ends; for `run_alone`."""
+        """Locks out writers that add references until the transaction ends; for `run_alone`."""
         self.own.execute(conn, "keep_writers_out", {})
 
     def clear(self) -> None:
-        """Forgets every file of this table, of no other. Updates are before it or after it, whole."""
+        """Forgets all files of this table. A concurrent update comes wholly before or after it."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
             self.keep_writers_out(conn)
@@ -302,50 +306,50 @@ class FileReferenceStore:
         references: Sequence[FileReference],
         conn: psycopg.Connection[Any],
     ) -> None:
-        """Makes the references what they were in a snapshot, in a transaction that keeps writers out.
+        """Restores the references of a snapshot, in a transaction that keeps writers out.
 
-        Jobs give up what they hold. `references` stand for those that come back, as of `gone_since`.
+        Releases the references that jobs hold. `references` are those to add again, from `gone_since`.
         """
         self.own.execute(conn, "restore_remove", {"snapshot": snapshot})
         self.own.execute(conn, "restore_add", {**reference_arrays("ref", references), "at": at})
 
     def gone_since(self, snapshot: str, conn: psycopg.Connection[Any]) -> list[FileReference]:
-        """The references that a snapshot had and that were removed since; the log must reach back to it."""
+        """Returns the references of a snapshot that were removed since; the log must reach back to it."""
         rows = self.own.execute(conn, "gone_since_snapshot", {"snapshot": snapshot}).fetchall()
         if any(row[0] is None for row in rows):
             raise MetadataDamaged(
-                f"table {self.table.name!r}: the database has lost rows of files that it had to keep: "
-                f"'dormouse check --table {self.table.name}' tells more"
+                f"table {self.table.name!r}: the database has lost rows of files that it had to keep; "
+                f"for details, run 'dormouse check --table {self.table.name}'"
             )
         return [reference_from_row(row) for row in rows]
 
     def come_since(self, snapshot: str, conn: psycopg.Connection[Any]) -> tuple[int, int, bool]:
-        """How many references came since a snapshot, their rows, and whether all of these are exact."""
+        """Returns the number of references added since a snapshot, their rows, and if these are exact."""
         [(references, rows, exact)] = self.own.execute(conn, "come_since_snapshot", {"snapshot": snapshot})
         return references, rows, exact
 
     def is_assigned(self, requests: Iterable[CheckAssignmentRequest]) -> bool:
-        """True when all are assigned to their job, False when any is unassigned.
+        """Returns True when all are assigned to their job, False when any is unassigned.
 
         Raises `FileReferenceNotFound`, or `FileReferenceAssignedToJob` when another job holds one.
         """
         keys = [(r, name) for r in requests for name in r.filenames]
         states = self.own.fetch("reference_states", key_arrays((r.partition_id, f) for r, f in keys))
-        for (request, filename), (_, found, job_id, _) in zip(keys, states, strict=True):
-            if not found:
+        for (request, filename), (_, exists, job_id, _) in zip(keys, states, strict=True):
+            if not exists:
                 raise FileReferenceNotFound(self.table.name, filename, request.partition_id, request.job_id)
             if job_id not in (None, request.job_id):
                 raise FileReferenceAssignedToJob(self.table.name, filename, request.partition_id, job_id)
         return all(job_id is not None for _, _, job_id, _ in states)
 
     def is_applied(self, commit_id: str) -> bool:
-        """Whether the commit is applied: what to ask after `CommitOutcomeUnknown`."""
+        """Returns whether a commit is applied. Call it after `CommitOutcomeUnknown`."""
         return bool(self.own.fetch("applied_source", {"commit_key": narrow_id(commit_id)}))
 
     def is_of_source(self, commit_id: str, is_source: Callable[[bytes], bool]) -> bool | None:
-        """Returns whether an applied commit may be of this data; None when it is not applied.
+        """Returns whether an applied commit may be of the caller's data; None when it is not applied.
 
-        `is_source` says whether the data has a digest. It is called only when one was recorded.
+        `is_source` returns whether the data has this digest. It is called only when one was recorded.
         """
         rows = self.own.fetch("applied_source", {"commit_key": narrow_id(commit_id)})
         if not rows:
@@ -356,15 +360,15 @@ class FileReferenceStore:
     # Reads: each sees one consistent snapshot.
 
     def file_references(self) -> Iterator[FileReference]:
-        """All references, by partition then filename; streamed, and bounded in memory."""
+        """Streams all references, sorted by partition and filename, in bounded memory."""
         return map(reference_from_row, self.own.stream("references", {}, PAGE_ROWS))
 
     def unassigned_file_references(self) -> Iterator[FileReference]:
-        """The references that no job holds, by partition then filename; streamed."""
+        """Streams the references that no job holds, sorted by partition and filename."""
         return map(reference_from_row, self.own.stream("unassigned_references", {}, PAGE_ROWS))
 
     def file_references_in(self, partition_ids: Iterable[str]) -> list[FileReference]:
-        """The references of some partitions, by partition then filename."""
+        """Returns the references of some partitions, sorted by partition and filename."""
         possible = [partition_id for partition_id in partition_ids if is_text(partition_id)]
         return [
             reference_from_row(row) for row in self.own.fetch("references_in", {"partition_ids": possible})
@@ -373,7 +377,7 @@ class FileReferenceStore:
     def files_in(
         self, partition_ids: Iterable[str], *, conn: psycopg.Connection[Any] | None = None
     ) -> list[FileWithReferences]:
-        """The files that some partitions refer to, by name, with their references on those alone."""
+        """Returns the files of some partitions, sorted by name, with their references on these alone."""
         wanted = list(partition_ids)
 
         def work(c: psycopg.Connection[Any]) -> list[FileWithReferences]:
@@ -387,12 +391,11 @@ class FileReferenceStore:
     def planned_on(
         self, partition_ids: Sequence[str], bounds: KeyBounds, conn: psycopg.Connection[Any]
     ) -> tuple[int, int, int, bool, str, PlannedRows]:
-        """The table's epoch, when that was made, the schema's version, and references.
+        """Returns what a query of some partitions is planned on, in one snapshot, with one statement.
 
-        Before these, whether the properties by which rows are merged, hidden and verified are still those
-        that are known, and the snapshot.
-        All of one moment; those of some partitions, and the pending deletions that may be of rows within the
-        bounds. One statement; `conn` is as `following` wants it.
+        Returns the table's epoch, the time of the epoch in microseconds since 1970, the schema's version,
+        True if the properties that readers apply are those known here, the snapshot, and the references with
+        the pending deletions that may affect rows within the bounds. `conn` is as for `OwnTables.following`.
         """
         known = self.table.properties
         shown_by = json.dumps([known.aggregate, known.filter, known.newest_by, known.verify_reads or None])
@@ -406,7 +409,7 @@ class FileReferenceStore:
         return head[0], head[6], head[9], head[5], head[1], planned
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
-        """How many files some partitions refer to; at least so many, when they have more references."""
+        """Returns how many files the first `references_max` references of some partitions refer to."""
         rows = self.own.fetch("count_files", {"partition_ids": partition_ids, "limit": references_max})
         return int(rows[0][0])
 
@@ -418,12 +421,12 @@ class FileReferenceStore:
         conn: psycopg.Connection[Any],
         remembered: Remembered | None = None,
     ) -> tuple[int, bool, PlannedRows]:
-        """As `planned_on`, as a snapshot had them; of references last whether the file is still known.
+        """Returns what a query of some partitions as of a snapshot is planned on.
 
-        First from when on the log of removals and the files are whole, in microseconds: of an older snapshot
-        some references may be missing; and whether the log has all that went since this one. The file of one
-        that was collected meanwhile is told by its id. `SchemaMoved` when what is `remembered` of the cut
-        with this snapshot holds no more.
+        Returns the time, in microseconds since 1970, from which the log of removals and the files are
+        complete, True if the log has all removals since the snapshot, and the references and deletions.
+        References of an older snapshot may be missing. Each ends with True if its file is still known; a
+        collected file has its id as name. Raises `SchemaMoved` when `remembered`, of the cut, is outdated.
         """
         known = remembered or Remembered(-1, -1, "{}")
         values = {"partition_ids": partition_ids, "snapshot": snapshot, **bounds.arrays(), **known._asdict()}
@@ -431,16 +434,16 @@ class FileReferenceStore:
         if head is None:
             raise TableNotFound.gone(self.table.name)
         if remembered is not None and not head[3]:
-            raise SchemaMoved(f"the columns of table {self.table.name!r} were changed, or the cut is gone")
+            raise SchemaMoved(f"the columns of table {self.table.name!r} were changed, or the cut deleted")
         return head[4], head[9], PlannedRows([row[1:] for row in rows], head[0] or ())
 
     def has_same_rows(
         self, partition_ids: Sequence[str], bounds: KeyBounds, snapshot: str
     ) -> tuple[bool, DeletionRows]:
-        """Whether some partitions still have the rows that a snapshot had; False when that cannot be told.
+        """Returns whether partitions have the rows of a snapshot, and the deletions since within the bounds.
 
-        Compactions and splits change none. As long as the log of removals reaches back. And the deletions
-        since then that may be of rows within the bounds.
+        Compactions and splits change no rows. Returns False when it cannot be known, for example because the
+        log of removals does not reach back to the snapshot.
         """
         properties = self.table.properties
         is_transformed = properties.filter or properties.aggregate or is_keyed(properties)
@@ -456,9 +459,9 @@ class FileReferenceStore:
         return bool(rows[0][0]), rows[0][1] or ()
 
     def deletions_of(self, filenames: Sequence[str], *, retired_too: bool = False) -> FilesDeletions:
-        """The deletions that may be of rows of some files, as their keys tell, as they are now.
+        """Returns the pending deletions that may affect rows of some files, judged by the files' keys.
 
-        Those that readers apply; or all that a restore could make pending again, too.
+        With `retired_too`, also the retired ones, which a restore could make pending again.
         """
         values = {
             "file_ids": Uuids(list(map(narrow_bytes, filenames))),
@@ -468,18 +471,18 @@ class FileReferenceStore:
         return FilesDeletions(till, deletions or (), list(map(FileDeletions, *facts)))
 
     def digests(self, filenames: Sequence[str]) -> dict[str, bytes | None]:
-        """Returns the digests of files by name, None for one without; a file that is not known is absent."""
+        """Returns the digests of files by name, None for one without; untracked files are absent."""
         values = {"file_ids": Uuids(list(map(narrow_bytes, filenames)))}
         return dict(self.own.fetch("digests", values, run=run_statement))
 
     def partition_to_filenames(self) -> dict[str, list[str]]:
-        """The filenames of each partition; partitions without files are absent."""
+        """Returns the filenames of each partition; partitions without files are absent."""
         return dict(self.own.fetch("partition_to_filenames", run=partial(run_transaction, scans=True)))
 
     def files_ready_for_gc(self, before: datetime) -> Iterator[str]:
-        """Files whose last reference went strictly before a time.
+        """Yields the names of files whose last reference was removed before a time.
 
-        In pages by id, so that the stream stays whole while its files are deleted.
+        Reads pages by id, so that the caller can delete the files meanwhile.
         """
         after = UUID(int=0)
         limits = {"before": before, "limit": PAGE_ROWS}
@@ -488,7 +491,7 @@ class FileReferenceStore:
             after = page[-1][0]
 
     def all_files(self, max_unreferenced: int) -> AllFiles:
-        """Every referenced file with its references, and the first unreferenced ones by name."""
+        """Returns every referenced file with its references, and the first unreferenced ones by name."""
         limit = {"limit": max_unreferenced + 1}
 
         def work(conn: psycopg.Connection[Any]) -> AllFiles:
@@ -503,7 +506,7 @@ class FileReferenceStore:
         return self.own.run(work, isolation=snapshot, read_only=True, scans=True, operation="all_files")
 
     def page(self, after: str | None, limit: int) -> list[FileFacts]:
-        """At most `limit` files after the file `after`, or from the first on, in the order of their ids."""
+        """Returns at most `limit` files in the order of their ids: those after the file `after`, if given."""
         if after is not None and not is_text(after):
             return []
         values = {"after": UUID(int=0) if after is None else narrow_id(after), "limit": limit}
@@ -515,23 +518,23 @@ class FileReferenceStore:
 
     @property
     def totals(self) -> TableTotals:
-        """How much there is of everything."""
+        """The totals of the table: files, rows, bytes and partitions."""
         return TableTotals(self.own)
 
     @property
     def differences(self) -> Differences:
-        """What was found to be lost."""
+        """The lost references that counts of the table have found."""
         return Differences(self.own)
 
     def have_several_files(self) -> bool:
-        """Whether any partition has more than one file."""
+        """Returns whether any partition has more than one file."""
         return bool(self.own.fetch("several_files", run=partial(run_transaction, scans=True))[0][0])
 
     def has_no_files(self) -> bool:
-        """Whether nothing is tracked; files without references are tracked too."""
+        """Returns whether no file is tracked; files without references are tracked, too."""
         return not self.own.fetch("has_files")[0][0]
 
-    def _whole(
+    def _all_or_none(
         self,
         kind: Kind,
         items: Sequence[Any],
@@ -540,13 +543,13 @@ class FileReferenceStore:
         *,
         source: bytes | None = None,
     ) -> bool:
-        """One commit, all or nothing; False when it was applied before."""
-        result = self._one(kind, items, commit_id, conn, source=source)
+        """Applies all items as one commit or raises its error; returns False when it was applied before."""
+        result = self._apply_one(kind, items, commit_id, conn, source=source)
         if result.error is not None:
             raise result.error
         return result.state == "applied"
 
-    def _one(
+    def _apply_one(
         self,
         kind: Kind,
         items: Sequence[Any],
@@ -556,17 +559,17 @@ class FileReferenceStore:
         expires: bool = False,
         source: bytes | None = None,
     ) -> CommitResult:
-        # an id given here means the caller's job, which may come again with files of other names
+        # the caller's id names its job, which may be repeated with files of other names
         commit = Commit(items, commit_id, expires=expires, same_content=False, source=source)
         return self.apply(kind, [commit], conn=conn)[0]
 
     def _unknown_file(self, partition_ids: Sequence[str], conn: psycopg.Connection[Any]) -> Exception:
-        """Why a file of some partitions is not known: a conversion meanwhile, or its row is lost."""
+        """Returns the error for an unknown file of some partitions: a conversion, or its row is lost."""
         values = {"partition_ids": partition_ids, "layout": self.own.layout.name}
         for filename, partition_id in self.own.execute(conn, "lost_file", values).fetchall():
             return MetadataDamaged(
-                f"table {self.table.name!r}: the database has lost its row of file {filename!r}, which "
-                f"partition {partition_id!r} refers to: 'dormouse check --table {self.table.name}' tells more"
+                f"table {self.table.name!r}: the database has lost its row of file {filename!r} of partition "
+                f"{partition_id!r}; for details, run 'dormouse check --table {self.table.name}'"
             )
         return pg.SerializationFailure("the layout was converted after the transaction's snapshot")
 
@@ -574,17 +577,17 @@ class FileReferenceStore:
 def _divided(
     requests: Sequence[Any], result: CommitResult
 ) -> tuple[list[Any], list[tuple[Any, DormouseError]]]:
-    """What succeeded, and what failed with its error."""
+    """Returns the requests that succeeded, and those that failed with their errors."""
     failed = dict(result.failed)
     succeeded = [request for number, request in enumerate(requests) if number not in failed]
     return succeeded, [(requests[number], error) for number, error in result.failed]
 
 
 def _files(rows: Iterable[Sequence[Any]]) -> list[FileWithReferences]:
-    """Of rows that have a file's facts and one of its references each, by file."""
+    """Returns the files of rows, sorted by file, that each have a file's facts and one of its references."""
     files = []
-    for (filename, *facts), found in groupby(rows, key=itemgetter(*range(len(_FACTS)))):
-        references = [reference_from_row(row[len(_FACTS) :]) for row in found]
+    for (filename, *facts), group in groupby(rows, key=itemgetter(*range(len(_FACTS)))):
+        references = [reference_from_row(row[len(_FACTS) :]) for row in group]
         files.append(_file((filename, *facts), references))
     return files
 

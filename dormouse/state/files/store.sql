@@ -1,5 +1,5 @@
 -- name: add_files
--- Adds files with their references, for the commits of which none is tracked; gives those that are.
+-- Adds the files and references of those commits of which no file is tracked yet; returns the files that are.
 with {sent}, {before}, file as materialized (
     select *
     from unnest(
@@ -43,7 +43,7 @@ select {outcome}, array(select partition_id from merged),
     (select jsonb_agg(jsonb_build_array(commit, filename) order by commit, filename) from refused) as refused;
 
 -- name: assign
--- Assigns references to jobs, in the order of their keys, for the commits of which none is missing or assigned.
+-- Assigns the references of those commits of which none is missing or assigned to jobs. Locks in the order of the keys.
 with {sent}, {before}, input as materialized (
     select q.commit, q.partition_id, q.job_id, f.file_id
     from unnest(
@@ -84,7 +84,7 @@ select {outcome},
         then lost_race('another transaction changed a reference') end;
 
 -- name: replace
--- Replaces each job's inputs by its output, for the requests that are valid.
+-- Replaces each job's inputs by its output, for valid requests.
 with {sent}, {before}, {replacements}, locked as materialized (
     select q.number, cardinality(q.file_ids) as wanted, l.place
     from request q
@@ -100,7 +100,7 @@ with {sent}, {before}, {replacements}, locked as materialized (
     union all
     {without_deletions}
 ), {verdict_of_requests}, {applied}, {taken}, {removed}, {logged}, new_file as materialized (
-    -- none that comes later is taken for one that it applied
+    -- "least" keeps a deletion with a later number from counting as applied
     select file_id, filename, byte_count, row_count, min_key, max_key, digest, true as referenced,
         least(deletions_till, {deletions_seen}) as deletions_till
     from output
@@ -126,8 +126,8 @@ select {outcome},
         then lost_race('another transaction changed a reference') end;
 
 -- name: replace_whole
--- As replace, when every request is valid; else an error, not_whole or a unique violation, and nothing is done.
--- Quicker, and when serializable with fewer conflicts: it looks at nothing but what it changes.
+-- The same as replace if every request is valid; otherwise raises not_whole or a unique violation, and changes nothing.
+-- It is faster, and if serializable has fewer conflicts, since it reads only what it changes.
 with {sent}, {replacements}, removed as (
     delete from {file_reference} r
     where r.ctid = any(array(
@@ -158,7 +158,7 @@ with {sent}, {replacements}, removed as (
     order by commit_key
 )
 select case when (select count(*) from removed) < cardinality(%(inputs)s::uuid[])
-        -- a reference that was changed just before may be another job's
+        -- a reference that was changed just before may belong to another job now
         or exists (
             select from of_job where ((partition_id, job_id) in (select partition_id, job_id from request)) is not true
         )
@@ -168,9 +168,10 @@ select case when (select count(*) from removed) < cardinality(%(inputs)s::uuid[]
     then not_whole() end;
 
 -- name: add_whole
--- As add_files, when no file is tracked; else an error, not_whole or a unique violation, and nothing is done. Quicker.
+-- The same as add_files if no file is tracked yet, but faster; otherwise raises not_whole or a unique violation, and changes
+-- nothing.
 with {sent}, new_file as materialized (
-    -- least passes over null
+    -- "least" ignores nulls
     select *, least(came_after, {deletions_seen}) as deletions_till
     from unnest(
         %(file_ids)s::uuid[], %(filenames)s::text[], %(byte_counts)s::bigint[], %(row_counts)s::bigint[],
@@ -196,7 +197,7 @@ select case when (select count(*) from ended where ok) < cardinality(%(attempt_i
     then not_whole() end;
 
 -- name: split
--- Replaces unassigned references by others to the same files, for the requests that are valid.
+-- Replaces unassigned references by others to the same files, for valid requests.
 with {sent}, {before}, input as materialized (
     select *
     from unnest(
@@ -246,7 +247,8 @@ select {outcome}, array(select partition_id from merged),
         then lost_race('another transaction changed a reference') end;
 
 -- name: forget
--- Forgets files that nothing refers to, for the commits of which none is unknown or referenced; gives those.
+-- Deletes the records of unreferenced files, for commits of which every file is tracked and unreferenced; returns the files
+-- that are not.
 with {sent}, {before}, input as materialized (
     select *
     from unnest(%(commits)s::integer[], %(file_ids)s::uuid[], %(filenames)s::text[]) as t (commit, file_id, filename)
@@ -279,15 +281,15 @@ select {outcome},
     (select jsonb_agg(jsonb_build_array(commit, filename, tracked) order by commit, filename) from refused) as refused;
 
 -- name: remember_refused
--- Keeps what was refused of commits that are applied in part; in the transaction that applies them.
+-- Records the refused items of commits that are applied in part, in the transaction that applies them.
 update applied_commit c
 set refused = r.refused::jsonb
 from unnest(%(commit_keys)s::uuid[], %(refused)s::text[]) as r (commit_key, refused)
 where c.table_id = %(table_id)s and c.commit_key = r.commit_key;
 
 -- name: unassign_job
--- Releases every reference that a job holds, and forgets the job. A job of one partition holds references there alone;
--- without a partition it is looked for on every one, as one that replaced a part of its inputs is forgotten already.
+-- Releases every reference that a job holds, and deletes the job. With a partition, reads only the references there; without
+-- one, those of all partitions, as a job that replaced a part of its inputs no longer has a row that names the partition.
 with job as (
     delete from compaction_job
     where table_id = %(table_id)s and job_id = %(job_id)s
@@ -313,11 +315,11 @@ with job as (
 select {freed_whole};
 
 -- name: applied_source
--- The digest of the data of a commit that is applied, null where none is known; no row: it is not applied.
+-- The digest of an applied commit's data, null if none was recorded; no row if the commit is not applied.
 select source from applied_commit where table_id = %(table_id)s and commit_key = %(commit_key)s;
 
 -- name: forget_expired_commits
--- Forgets commits that no client asks for any more, so many at a time; gives how many.
+-- Deletes the ids of expired commits, a limited number at a time; returns how many.
 with expired as (
     select commit_key
     from applied_commit
@@ -333,18 +335,17 @@ with expired as (
 select count(*) from forgotten;
 
 -- name: keep_writers_out
--- Waits for the transactions that change references, and keeps others out: what they add in the middle of a clear would
--- refer to files that are forgotten, and a deletion is before or after what they add. Readers go on.
+-- Locks out transactions that change references, after waiting for those that run; readers go on. A reference added in the
+-- middle of a clear would refer to a deleted file, and a deletion must come before or after each added reference.
 lock table {file_reference} in share row exclusive mode;
 
 -- name: wait_for_deletions
--- Waits as what adds references does. A statement takes its snapshot first, of which all of a serializable transaction is; to
--- lock a table takes none.
+-- Waits for keep_writers_out, as statements that add references do. A serializable transaction takes its snapshot with its
+-- first statement; locking a table takes none, so the snapshot comes after the wait.
 lock table {file_reference} in row exclusive mode;
 
 -- name: clear
--- Forgets every file, reference, job and attempt of the table, how its rounds ended, and what was found to be lost; what
--- was counted is void.
+-- Deletes every file, reference, job, deletion and report of the table, and the differences found; invalidates its totals.
 with references_gone as (delete from {file_reference}),
 jobs_gone as (delete from compaction_job where table_id = %(table_id)s),
 log_gone as (delete from removal where table_id = %(table_id)s),
@@ -356,7 +357,7 @@ history_gone as (
 ),
 looks_gone as (delete from watermark where table_id = %(table_id)s and purpose <> 'totals'),
 totals_void as (
-    -- not deleted: what is being counted is not to be remembered either
+    -- not deleted, so that a count that is running now does not record its totals either
     insert into watermark as w (table_id, purpose)
     values (%(table_id)s, 'totals')
     on conflict (table_id, purpose) do update set whole_at = null, version = w.version + 1
@@ -367,7 +368,7 @@ rounds_gone as (delete from last_round where table_id = %(table_id)s)
 {forget_all};
 
 -- name: is_unused
--- Whether the table never had rows, under a lock that keeps all others from it. A change of a row table is waited for.
+-- Whether the table never had rows; runs under a lock that keeps other transactions out. Waits for a change of a row table.
 with edited as materialized (
     select version from row_table where table_id = %(table_id)s for update
 )
@@ -377,8 +378,8 @@ select not exists ({file_facts})
     and not exists (select from edited where version > 0);
 
 -- name: forget_table
--- Forgets the commits and jobs of a table that is being dropped; no foreign keys do it, as each check of
--- theirs would lock the one row of the table that all commits would meet in.
+-- Deletes the commit ids and jobs of a table that is being dropped. Foreign keys do not do this, since their checks would
+-- make all commits lock the same row of the table.
 with jobs as (delete from compaction_job where table_id = %(table_id)s),
 marks as (delete from dirty_partition where table_id = %(table_id)s),
 expiring as (delete from applied_commit where table_id = %(table_id)s and expires_at is not null)

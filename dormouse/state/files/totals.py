@@ -1,15 +1,18 @@
-"""What a table consists of: counted whole once, and from then on by what has changed.
+"""The totals of a table: counted in full once, and from then on from the changes since.
 
-What was counted is remembered with the snapshot that it was counted in. References that this did not see are
-new, and the log of removals has those that are gone. So a count costs what has changed since the last, and is
-always exact; where it cannot be told, as a file was forgotten with its size, all is counted again. So it is
-once a day, by collection.
+The last count is stored with its snapshot. References that the snapshot did not see are new, and the log of
+removals has those that were removed. So a count costs only what has changed since the last, and is exact. If
+it cannot be exact, because a file was forgotten with its size, everything is counted again. Garbage
+collection also counts everything once a day.
 
-References are lost where they do not add up to what was added less what was removed. A reference that is gone
-without a removal is missed in two ways. Of what was counted last, the log of removals tells what should be
-there now. Of files that came since, whose removals are all in the log, their partitions must have had all of
-their rows. When all is counted again, what does not agree is remembered in the same statement, and reported
-until it is accepted: else the new count would hide it.
+References are lost if they are not those that were added less those that were removed. Two checks find lost
+references:
+
+- The last count and the log of removals since give what should be there now.
+- The partitions of a file that was added since the log is complete must have had all rows of the file.
+
+A full count records differences in the same statement, and they are reported until they are accepted.
+Otherwise the new count would hide them.
 """
 
 from __future__ import annotations
@@ -30,14 +33,14 @@ from dormouse.postgres.transaction import allow_scans
 from dormouse.state.files.layout import OwnTables
 
 FOUND_MAX = 1_000
-"""Of each statement: more of the same tell nothing more."""
+"""The number of problems that each statement returns at most."""
 _COUNTED = ("references", "row_count", "files", "byte_count", "partitions", "leaves")
 _OF_FILES = ("files", "byte_count")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that is lost, of a partition and file where these are known."""
+    """A loss that a check or a count has found, with its partition and file if they are known."""
 
     partition_id: str | None
     filename: str | None
@@ -45,19 +48,19 @@ class Difference:
 
 
 class Differences:
-    """Those of one table."""
+    """The differences of one table."""
 
     def __init__(self, own: OwnTables) -> None:
         self._own = own
 
     def remembered(self) -> list[Difference]:
-        """What was found when the table was counted again, and nobody has accepted since."""
+        """Returns the differences that full counts have found and that were not accepted since."""
         return self._own.run(self.remembered_in, read_only=True, operation="look for differences")
 
     def accept(self) -> int:
-        """Takes what is there for right from now on; gives how much was found.
+        """Accepts the current state as right; returns how many differences were open.
 
-        Files that nothing refers to are collected from now on.
+        From now on, garbage collection deletes the unreferenced files, too.
         """
         return self._own.run(self._accept, operation="accept differences")
 
@@ -67,7 +70,7 @@ class Differences:
         if "uncount" in self._own.layout.queries:
             uncounted = [row[0] for row in conn.execute(self._own.on("uncount"), values)]
             conn.execute(self._own.on("recount"), {**values, "file_ids": uncounted})
-        while lost := [narrow_id(one.filename or "") for one in self.unreferenced_in(conn)]:
+        while lost := [narrow_id(file.filename or "") for file in self.unreferenced_in(conn)]:
             conn.execute(self._own.on("let_go"), {**values, "file_ids": lost})
         return len(conn.execute(self._own.on("accept_differences"), values).fetchall())
 
@@ -79,11 +82,11 @@ class Differences:
         ]
 
     def lost_in(self, conn: psycopg.Connection[Any]) -> list[Difference]:
-        """What is lost in the snapshot of a transaction that holds the tables still, as `OwnTables.still`."""
+        """Returns the lost references, in the snapshot of a transaction that has called `OwnTables.still`."""
         return [Difference(*row) for row in conn.execute(self._own.on("lost_references"), self._values())]
 
     def unreferenced_in(self, conn: psycopg.Connection[Any]) -> list[Difference]:
-        """The files that nothing refers to, and that collection does not know of."""
+        """Returns the unreferenced files that garbage collection does not know of."""
         return [Difference(*row) for row in conn.execute(self._own.on("check_files"), self._values())]
 
     def _values(self) -> Mapping[str, Any]:
@@ -96,7 +99,7 @@ class Differences:
 
 
 def not_counted(since: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    """Where what was counted, and what has changed since, is not what there is."""
+    """Yields a difference for each total that the last count and the changes since do not explain."""
     for name in _COUNTED:
         if now[name] != since[name] and not (since["unknown"] and name in _OF_FILES):
             what = name.replace("_count", "s")
@@ -114,7 +117,7 @@ def _at(moment: datetime) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of one table at one moment; `approximate`: references whose rows are estimated."""
+    """The totals of one table in one snapshot; `approximate` counts references whose rows are estimated."""
 
     references: int
     row_count: int
@@ -132,9 +135,10 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """Totals, as of a snapshot and an epoch; `version`: of what was remembered; `whole`: counted anew.
+    """Totals in the snapshot `till` and at an epoch.
 
-    `looked_at` is not after the snapshot.
+    `version` is that of the stored totals; `whole` is True for a full count; `looked_at` is a time not after
+    the snapshot.
     """
 
     totals: Totals
@@ -148,53 +152,56 @@ class _Count:
 
 
 class TableTotals:
-    """The totals of one table. Each is of one snapshot."""
+    """A counter of one table's totals. Each count is of one snapshot."""
 
     def __init__(self, own: OwnTables) -> None:
         self._own = own
 
     def read(self) -> Totals:
-        """The totals; changes nothing, and costs what has changed since they were remembered."""
+        """Returns the totals without storing them; costs what has changed since they were last stored."""
         return self._count(compares=False).totals
 
     def current_rows(self) -> int:
         """Returns how many rows a row table has now, as the database counts them. Raises `TableNotFound`."""
-        found = self._own.looked_up("current_rows", {}, operation="count the rows of a row table")
-        if not found:
+        rows = self._own.looked_up("current_rows", {}, operation="count the rows of a row table")
+        if not rows:
             raise TableNotFound.gone(self._own.table.name)
-        return int(found[0][0])
+        return int(rows[0][0])
 
     def bring_forward(self, *, daily: bool = False) -> Totals:
-        """The totals; remembers them where anything has changed, unless the role may only read.
+        """Returns the totals, and stores them if anything has changed, unless the role may only read.
 
-        `daily`: counts all when that was not done for a day.
+        With `daily`, counts everything if that was not done for a day.
         """
-        found = self._count(daily=daily, compares=True)
-        if found.whole or found.changes:
+        counted = self._count(daily=daily, compares=True)
+        if counted.whole or counted.changes:
             with suppress(InstanceForbidden, InstanceReadOnly):
-                self._remember(found)
-        return found.totals
+                self._remember(counted)
+        return counted.totals
 
     def count_again(self) -> None:
-        """Counts all, whatever is remembered; differences are remembered."""
+        """Counts everything, and stores the totals and the differences."""
         self._remember(self._count_whole(compares=True))
 
     def _count(self, *, daily: bool = False, compares: bool) -> _Count:
-        # read committed: days of the log are dropped, whatever an older snapshot could see of them
-        found = self._own.run(self._count_since, operation="count what there is")
-        if found is None or (daily and not found[1]):
+        # read committed: days of the log may be dropped although an older snapshot could still see them
+        counted = self._own.run(self._count_since, operation="count what there is")
+        if counted is None or (daily and not counted[1]):
             return self._count_whole(compares=compares)
-        return found[0]
+        return counted[0]
 
     def _count_since(self, conn: psycopg.Connection[Any]) -> tuple[_Count, bool] | None:
-        """By what has changed, and whether all was counted within a day; None where it cannot be told."""
+        """Returns the totals counted from the changes, and whether everything was counted within a day.
+
+        Returns None if the changes are not enough to count from.
+        """
         for row in named_rows(conn.execute(self._own.on("count_since"), self._key())):
             if not row["unknown"]:
                 return _count_of(row, changes=int(row["changes"]), whole=False), row["is_fresh"]
         return None
 
     def _count_whole(self, *, compares: bool) -> _Count:
-        """All; `compares`: with what does not agree in the same snapshot."""
+        """Counts everything; with `compares`, also finds differences in the same snapshot."""
 
         def work(conn: psycopg.Connection[Any]) -> _Count:
             self._own.still(conn)
@@ -216,23 +223,23 @@ class TableTotals:
     def _key(self) -> dict[str, Any]:
         return {"table_id": self._own.table.table_id}
 
-    def _remember(self, found: _Count) -> None:
+    def _remember(self, count: _Count) -> None:
         values = {
-            "till": found.till,
-            "epoch": found.epoch,
-            "facts": Jsonb(asdict(found.totals)),
-            "version": found.version,
-            "looked_at": found.looked_at,
-            "whole": found.whole,
-            "partition_ids": [one.partition_id or "" for one in found.differences],
-            "filenames": [one.filename or "" for one in found.differences],
-            "details": [one.detail for one in found.differences],
+            "till": count.till,
+            "epoch": count.epoch,
+            "facts": Jsonb(asdict(count.totals)),
+            "version": count.version,
+            "looked_at": count.looked_at,
+            "whole": count.whole,
+            "partition_ids": [each.partition_id or "" for each in count.differences],
+            "filenames": [each.filename or "" for each in count.differences],
+            "details": [each.detail for each in count.differences],
         }
         self._own.rows("remember_totals", values, operation="remember totals")
 
 
 def named_rows(cursor: psycopg.Cursor[Any]) -> list[dict[str, Any]]:
-    """What a statement gives, by the names of its columns."""
+    """Returns the rows of a statement as dictionaries by column names."""
     names = [column.name for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in cursor]
 

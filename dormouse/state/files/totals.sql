@@ -1,5 +1,5 @@
 -- name: count_all
--- What there is, counted whole, with the snapshot that it is counted in.
+-- The totals of a table, counted in full, with the snapshot in which they are counted.
 select r.count as references, r.row_count, r.approximate, f.count as files, f.byte_count, u.count as unreferenced_files,
     p.count as partitions, p.leaves, pg_current_snapshot()::text as till,
     (select epoch from tables where table_id = %(table_id)s) as epoch,
@@ -27,9 +27,9 @@ from (
 ) p;
 
 -- name: count_since
--- What was remembered, and what has changed since: what was added, less what was there and was removed. A file counts
--- while anything refers to it. Nothing when nothing is remembered; `unknown` files are forgotten, with their sizes, or
--- were, and were added again under their names.
+-- The stored totals with the changes since: plus what was added, minus what was there and was removed. A file counts while
+-- it is referenced. No row if no totals are stored. `unknown` counts files whose sizes are lost: their records were deleted,
+-- and perhaps added again under the same names.
 with base as materialized (
     select till, epoch, facts, version, looked_at, whole_at > clock_timestamp() - interval '1 day' as is_fresh
     from watermark
@@ -63,7 +63,7 @@ with base as materialized (
         offset 0
     )
     union all
-    -- most were moved to other partitions
+    -- files that lost and got references: most of them were moved to other partitions
     select file_id, 0 from (select file_id from added intersect select file_id from removed) m
     union all
     select g.file_id, 1
@@ -78,7 +78,7 @@ with base as materialized (
     select coalesce(sum(c.files), 0) as files, coalesce(sum(c.files * f.byte_count), 0) as byte_count,
         count(*) filter (where f.file_id is null or c.files <= 0 and f.added_at > b.looked_at) as unknown
     from base b, file_change c
-    -- looked up by key, whatever the statistics say
+    -- "offset 0" forces a look-up by key, whatever the statistics say
     left join lateral (
         select f.file_id, f.byte_count, f.added_at from ({file_facts}) f where f.file_id = c.file_id offset 0
     ) f on true
@@ -101,7 +101,7 @@ select ((b.facts ->> 'references')::bigint + r.count)::bigint as references,
     ((b.facts ->> 'files')::bigint + f.files)::bigint as files,
     (b.facts ->> 'byte_count')::numeric + f.byte_count as byte_count,
     u.count as unreferenced_files,
-    -- each but the leaves has two halves
+    -- each partition but the leaves has two halves
     ((b.facts ->> 'partitions')::bigint + 2 * (e.created - e.sealed))::bigint as partitions,
     ((b.facts ->> 'leaves')::bigint + e.created - e.sealed)::bigint as leaves,
     pg_current_snapshot()::text as till, t.epoch, b.version, b.is_fresh, f.unknown, r.changes + e.created as changes,
@@ -112,8 +112,8 @@ from base b, reference_sum r, file_sum f, epoch_sum e, tables t, (
 where t.table_id = %(table_id)s;
 
 -- name: remember_totals
--- Remembers what there was at a snapshot, and what did not agree there, unless another has counted meanwhile, or made what
--- was remembered void.
+-- Stores the totals of a snapshot and the differences found, unless another transaction has stored or invalidated the totals
+-- meanwhile.
 with remembered as (
     insert into watermark (table_id, purpose, till, epoch, facts, whole_at, looked_at)
     values (%(table_id)s, 'totals', %(till)s::pg_snapshot, %(epoch)s, %(facts)s, clock_timestamp(), %(looked_at)s)
@@ -131,7 +131,7 @@ cross join lateral unnest(%(partition_ids)s::text[], %(filenames)s::text[], %(de
 on conflict do nothing;
 
 -- name: remembered_differences
--- What was found when the table was counted again, and is not accepted.
+-- The differences that full counts of the table found, and that were not accepted since.
 select nullif(partition_id, '') as partition_id, nullif(filename, '') as filename, detail, found_at
 from difference
 where table_id = %(table_id)s and accepted_at is null
@@ -139,15 +139,15 @@ order by filename = '', partition_id, filename, detail
 limit %(limit)s;
 
 -- name: accept_differences
--- Takes what is there for right from now on; gives what was found.
+-- Accepts the open differences, so that the current state counts as right; returns them.
 update difference
 set accepted_at = clock_timestamp()
 where table_id = %(table_id)s and accepted_at is null
 returning detail;
 
 -- name: let_go
--- Logs files that nothing refers to as removed, so that collection finds them; of no partition, and without rows, as totals
--- are to be changed by no reference.
+-- Logs unreferenced files as removed, so that garbage collection finds them. The log entry has no partition and no rows, so
+-- that it does not change the totals.
 insert into removal (
     table_id, partition_id, file_ids, row_counts, counts_approximate, only_contain_data_for_this_partition,
     added_xids, ingested
@@ -157,9 +157,10 @@ select %(table_id)s, '', array_agg(f.file_id), array_agg(0::bigint), array_agg(t
 from unnest(%(file_ids)s::uuid[]) as f (file_id);
 
 -- name: lost_references
--- References that are lost of files that came since the log of removals is whole: the partitions to which a file was
--- given have less than its rows, or of two halves of a partition one has no reference to it; nor did they have it before.
--- Files of callers' names may have rows that are in no partition. Grouped, not joined: whatever the statistics say.
+-- Lost references of files that were added since the log of removals is complete. Either the partitions to which a file was
+-- added never had all of its rows, or one half of a partition never had a reference to a file that the other half got. Leaves
+-- out files with names chosen by callers, as these may have rows that are in no partition. Groups instead of joins, so that
+-- the plan does not depend on statistics.
 with known as materialized (
     select r.file_id, r.partition_id, r.row_count, r.count_approximate, r.only_contains_data_for_this_partition as is_whole,
         r.ingested
@@ -182,7 +183,7 @@ with known as materialized (
         where f.added_at > i.removals_since
     ) k
     group by file_id
-    -- without any reference it is one that nothing refers to
+    -- a file without any reference is reported as unreferenced instead
     having sum(row_count) < max(wanted) and count(*) > count(wanted) and not bool_or(count_approximate)
 ), half as (
     select file_id, divided, min(half) as half
@@ -226,5 +227,5 @@ where not exists (
 limit %(limit)s;
 
 -- name: current_rows
--- How many rows a row table has now; those that were deleted have no other version any more.
+-- The current number of rows of a row table; deleted rows have no later version.
 select next_id - 1 - deleted from row_table where table_id = %(table_id)s;

@@ -1,7 +1,7 @@
-"""How updates are applied: a batch of commits is one statement, whatever its size.
+"""The application of updates: a batch of commits is one statement, whatever its size.
 
-The checks are part of the statement, and each commit of a batch is applied or refused alone. Only commits
-that want the same reference or file go into statements after each other, in one transaction.
+The checks are part of the statement, and each commit of a batch is applied or refused on its own. Commits
+that change the same reference or file need several statements, which run in one transaction.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ from dormouse.state.files.operations import (
 
 ROUNDS_MAX = 10
 _MERGED = 5
-"""The column of the partitions that are merged, after those of the outcome."""
+"""The column of the result that has the merged partitions; it follows those of the outcome."""
 NOT_WHOLE = "DM001"
 """The SQLSTATE that `not_whole` raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """What is applied or refused as one: an item of a commit, or all its items."""
+    """A unit that is applied or refused as a whole: one item of a commit, or all its items.
+
+    `commit` is the number of the commit; `first` is the number of the first item in it.
+    """
 
     commit: int
     first: int
@@ -51,7 +54,7 @@ class _Unit:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A statement that applies commits, all or, with an error, none; and their results when it does."""
+    """A statement that applies all of some commits, or none and fails; and their results on success."""
 
     statement: Statement
     values: Parameters
@@ -61,7 +64,7 @@ class Whole:
 def apply_commits(
     own: OwnTables, kind: Kind, commits: Sequence[Commit], *, conn: psycopg.Connection[Any] | None = None
 ) -> list[CommitResult]:
-    """Applies commits of one kind to a table; gives what became of each: see `FileReferenceStore.apply`."""
+    """Applies commits of one kind to a table; returns a result for each: see `FileReferenceStore.apply`."""
     operation = OPERATIONS[kind]
     batch = _Batch(own, operation, commits)
     runs = list(batch.runs())
@@ -85,7 +88,7 @@ def apply_commits(
 def whole_statement(
     own: OwnTables, kind: Kind, commits: Sequence[Commit], names: Sequence[str] = ()
 ) -> Whole | None:
-    """Returns the quicker statement for all of some commits: see `FileReferenceStore.whole`."""
+    """Returns the faster statement for some commits, or None: see `FileReferenceStore.whole`."""
     operation = OPERATIONS[kind]
     batch = _Batch(own, operation, commits)
     runs = list(batch.runs())
@@ -100,7 +103,7 @@ def whole_statement(
 def _apply_once(
     own: OwnTables, operation: Operation, values: Parameters, conn: psycopg.Connection[Any] | None
 ) -> Sequence[Any]:
-    """Returns one row: what became of each unit and commit."""
+    """Runs an operation's statement, and returns its row: the outcome of each unit and commit."""
 
     def work(c: psycopg.Connection[Any]) -> Sequence[Any]:
         own.wait_for_deletions(c)
@@ -110,14 +113,14 @@ def _apply_once(
 
 
 def _apply_whole(own: OwnTables, operation: Operation, values: Parameters) -> bool:
-    """Applies everything, or nothing and returns False."""
+    """Applies everything with the faster statement, or applies nothing and returns False."""
 
     def work(conn: psycopg.Connection[Any]) -> None:
         if own.isolation is not Isolation.READ_COMMITTED:
             own.wait_for_deletions(conn)
-            own.execute(conn, statement, values)  # inside a transaction
+            own.execute(conn, statement, values)  # the wait before has begun a transaction
             return
-        # psycopg prepares a statement that fails at its first use again each time, and forgets none
+        # not with psycopg's own preparation: it leaks a prepared statement each time its first use fails
         [answer] = execute_each(conn, [(own.statement(statement), own.values(values))])
         if isinstance(answer, psycopg.Error):
             raise answer
@@ -135,7 +138,7 @@ def _apply_whole(own: OwnTables, operation: Operation, values: Parameters) -> bo
 
 
 class _Batch:
-    """Commits of one kind on their way."""
+    """A batch of commits of one kind, and what is known of their outcomes so far."""
 
     def __init__(self, own: OwnTables, operation: Operation, commits: Sequence[Commit]) -> None:
         self._own = own
@@ -143,7 +146,7 @@ class _Batch:
         self._commits = commits
         self._applied: set[int] = set()
         self._before: set[int] = set()
-        self._asked: set[int] = set()
+        self._retried: set[int] = set()
         self._failed: dict[int, dict[int, DormouseError]] = defaultdict(dict)
         self._remembered: dict[int, int] = {}
         self._ids = {n: commit.commit_id for n, commit in enumerate(commits) if commit.commit_id is not None}
@@ -153,16 +156,16 @@ class _Batch:
 
     @property
     def may_be_applied_in_part(self) -> bool:
-        """Whether a commit may be that, of which its id must tell later what was refused."""
+        """True if a commit with an id may be applied in part: then its refused items are recorded."""
         return self._operation.alone and any(len(self._commits[number].items) > 1 for number in self._ids)
 
     @property
     def may_go_whole(self) -> bool:
-        """Whether nothing is refused already of a commit that may be applied in part."""
+        """True if the faster statement may be tried: no item of a partly applicable commit is refused yet."""
         return not (self.may_be_applied_in_part and any(self._failed.values()))
 
     def runs(self) -> Iterator[list[_Unit]]:
-        """The units in runs that touch nothing twice, almost always one."""
+        """Yields the units in runs, each of which changes nothing twice; there is almost always one run."""
         if len(self._units) == 1:
             yield self._units
             return
@@ -183,7 +186,7 @@ class _Batch:
             yield run
 
     def went_whole(self, units: list[_Unit]) -> bool:
-        """Applies everything by the quicker statement, where there is one; or nothing and gives False."""
+        """Applies all units with the faster statement; returns False if that is not possible."""
         if self._operation.whole_statement is None or not self.may_go_whole:
             return False
         if not _apply_whole(self._own, self._operation, self.values(units)):
@@ -192,37 +195,46 @@ class _Batch:
         return True
 
     def values(self, units: list[_Unit]) -> Parameters:
-        """Of the quicker statement."""
+        """Returns the parameters of the faster statement."""
         commits = list(dict.fromkeys(unit.commit for unit in units))
         return {**self._values(self._ordered(units), commits), "names": texts(())}
 
     def apply(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> None:
-        """One statement; another only for what was applied before, or has changed while it was explained."""
+        """Applies units with one statement, and repeats it for those that must be sent again.
+
+        Units are sent again when another commit of the batch was applied before, when their partitions were
+        merged, or when the state changed while the error was looked up. Raises SerializationFailure after
+        `ROUNDS_MAX` statements.
+        """
         units = self._ordered(units)
         for _ in range(ROUNDS_MAX):
             if not units:
                 self._remember_refused(conn)
                 return
             units = self._round(units, conn)
-        raise pg.SerializationFailure("what the commits change is being changed by others all the time")
+        raise pg.SerializationFailure("other transactions keep changing what these commits change")
 
     def attempts(self, commits: Iterable[int] | None = None, leftovers: bool | None = None) -> list[str]:
-        """Those that the commits end: of all, or of some; of those that are applied whole, or in part."""
-        found = {
+        """Returns the attempts that all or some of the commits end.
+
+        With `leftovers` True, only those of commits that are applied in part; with False, only those of
+        commits that are applied whole.
+        """
+        ended = {
             self._commits[n].attempt_id: None
             for n in (range(len(self._commits)) if commits is None else commits)
             if leftovers in (None, bool(self._failed[n]))
         }
-        return [attempt_id for attempt_id in found if attempt_id is not None]
+        return [attempt_id for attempt_id in ended if attempt_id is not None]
 
     def end_attempts(self, conn: psycopg.Connection[Any]) -> None:
-        """Of what is applied. What the refused items of a commit wrote is collected later."""
+        """Ends the attempts of the applied commits; objects of refused items are collected later."""
         for leftovers in (False, True):
             if ended := self.attempts(sorted(self._applied), leftovers):
                 WriteAttempts.finish(conn, self._own.table.table_id, ended, leftovers=leftovers)
 
     def results_of(self, units: list[_Unit]) -> list[CommitResult]:
-        """The results once the units are applied whole."""
+        """Records that all the units were applied, and returns the results."""
         self._applied |= {unit.commit for unit in units}
         return self.results()
 
@@ -230,7 +242,7 @@ class _Batch:
         return [self._result(number) for number in range(len(self._commits))]
 
     def _checked(self, number: int) -> list[_Unit]:
-        """The units of a commit that are worth sending."""
+        """Returns the units of a commit that pass the checks, and records the errors of the others."""
         items = self._commits[number].items
         failed = self._operation.check(self._own.table.name, items)
         self._failed[number].update(failed)
@@ -246,7 +258,7 @@ class _Batch:
         return units if order is None else sorted(units, key=lambda unit: order(unit.items[0]))
 
     def _remember_refused(self, conn: psycopg.Connection[Any] | None) -> None:
-        """Of commits that are applied in part; a later run may refuse more of them."""
+        """Records the refused items of partly applied commits; a later run may add more."""
         parts = {
             number: self._refused_part(number)
             for number in sorted(self._applied & self._ids.keys())
@@ -262,7 +274,7 @@ class _Batch:
         self._remembered |= {number: len(part.failed) for number, part in parts.items()}
 
     def _round(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> list[_Unit]:
-        """Sends units; gives those that are to be sent again."""
+        """Sends units, and returns those that must be sent again."""
         commits = list(dict.fromkeys(unit.commit for unit in units))
         row = _apply_once(self._own, self._operation, self._values(units, commits), conn)
         verdict, before, reused, refused_before = row[:4]
@@ -273,16 +285,16 @@ class _Batch:
                 self._recall(commits[n - 1], (refused_before or {}).get(str(n)))
             for number in (commits[n - 1] for n in reused):
                 commit_id, name = self._ids[number], self._own.table.name
-                said = f"commit id {commit_id!r} is that of another commit to table {name!r}, which is "
-                said += "applied; nothing of this one was applied"
-                self._failed[number][0] = CommitIdReused(said, commit_id=commit_id, table=name)
+                message = f"commit id {commit_id!r} is that of another commit to table {name!r}, which is "
+                message += "applied; nothing of this one was applied"
+                self._failed[number][0] = CommitIdReused(message, commit_id=commit_id, table=name)
             return [unit for unit in units if unit.commit not in done]
         self._applied |= {unit.commit for unit, ok in zip(units, verdict, strict=True) if ok}
         late, refused = self._in_place([u for u, ok in zip(units, verdict, strict=True) if not ok], row, conn)
-        unsure = {unit.commit for unit in refused if unit.commit in self._ids} - self._asked - self._applied
+        unsure = {unit.commit for unit in refused if unit.commit in self._ids} - self._retried - self._applied
         if unsure:
-            # the one that made this wait may have applied the same commit: a second look will see it
-            self._asked |= unsure
+            # the transaction that this statement waited for may have applied the same commit: a retry sees it
+            self._retried |= unsure
             return late + refused
         if not refused:
             return late
@@ -293,7 +305,10 @@ class _Batch:
     def _in_place(
         self, units: list[_Unit], row: Sequence[Any], conn: psycopg.Connection[Any] | None
     ) -> tuple[list[_Unit], list[_Unit]]:
-        """Of units that were refused those that came too late, with what took their partitions' places."""
+        """Splits refused units into late ones, which name merged partitions, and the rest.
+
+        The late ones are returned with the partitions that took the places of the merged ones.
+        """
         in_place = self._operation.in_place
         if in_place is None or not units or not row[_MERGED]:
             return [], units
@@ -335,11 +350,11 @@ class _Batch:
         parts = [self._operation.statement]
         for item in commit.items:
             parts += self._operation.fingerprint(item)
-            parts.append("")  # no name is empty, and none has a NUL: no two contents look alike
+            parts.append("")  # no name is empty or has a NUL, so different contents have different texts
         return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
 
     def _named(self, units: list[_Unit], refusals: Sequence[list[Any]], late: set[int]) -> list[_Unit]:
-        """The statement itself has named the files that it refused, by commit."""
+        """Records the errors of the files that the statement itself named; no unit is sent again."""
         kind = {(): FileAlreadyExists, (True,): FileHasReferences, (False,): FileNotFound}
         for number, filename, *tracked in refusals:
             unit = units[number - 1]
@@ -351,7 +366,7 @@ class _Batch:
         return []
 
     def _explained(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> list[_Unit]:
-        """Why units were refused; gives those that nothing speaks against any more."""
+        """Looks up and records why units were refused; returns those that nothing prevents now."""
         keys = [key for unit in units for item in unit.items for key in self._operation.keys(item)]
         states = iter(self._own.fetch("reference_states", key_arrays(keys), conn))
         again = []
@@ -372,14 +387,17 @@ class _Batch:
         return RefusedPart(len(items), failed, tuple(self._mark(items[n]) for n, _ in failed))
 
     def _recall(self, number: int, refused: dict[str, Any] | None) -> None:
-        """What was refused of a commit when it was applied, of the items that it comes with now."""
+        """Records the errors that a commit's items had when it was applied before.
+
+        Its items are found by their marks, as they may come in another order now.
+        """
         failed = self._failed[number] = {}
         if not refused:
             return
         part = RefusedPart.from_json(refused, self._own.table.name)
         marks = dict(enumerate(map(self._mark, self._commits[number].items)))
         for (n, error), mark in zip(part.failed, part.marks, strict=True):
-            # its own number first: another item may look alike
+            # its own number first, as another item may have the same mark
             place = n if marks.get(n) == mark else next((k for k, m in marks.items() if m == mark), None)
             if place is not None:
                 del marks[place]

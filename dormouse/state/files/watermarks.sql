@@ -1,6 +1,6 @@
 -- name: hold
--- Holds a table's watermark until the transaction ends; tells what it is, and whether all was looked at within a day
--- and as now.
+-- Locks a table's watermark until the transaction ends; returns it, and whether the last look at everything was within a day
+-- and with the same criteria.
 insert into watermark (table_id, purpose)
 values (%(table_id)s, %(purpose)s)
 on conflict (table_id, purpose) do update set version = watermark.version + 1
@@ -8,7 +8,7 @@ returning till::text, epoch,
     coalesce(whole_at > clock_timestamp() - interval '1 day' and facts = %(facts)s, false) as is_fresh;
 
 -- name: changed
--- Part of a look: the partitions that references were added to since the last, or that are to be looked at anyhow.
+-- Part of a look: the partitions to which references were added since the last look, and those that are marked.
 changed as materialized (
     select r.partition_id
     from {file_reference} r
@@ -17,27 +17,26 @@ changed as materialized (
     union
     select partition_id from dirty_partition where table_id = %(table_id)s and purpose = %(purpose)s
     union
-    -- what was divided since, and what that made
+    -- the leaves that were sealed and created since
     select unnest(e.sealed || e.created) collate "C"
     from epoch e
     where e.table_id = %(table_id)s and e.epoch > %(epoch)s
 )
 
 -- name: everything
--- Part of a look that nothing escapes: all partitions.
+-- Part of a look at everything: all partitions.
 changed as (
     select partition_id from partition where table_id = %(table_id)s and merged_epoch is null
 )
 
 -- name: its_partition
--- Part of a look: the partition of each c, looked up by its key, whatever the statistics say.
+-- Part of a look: the partition of each c. "offset 0" forces a look-up by key, whatever the statistics say.
 cross join lateral (
     select * from partition p where p.table_id = %(table_id)s and p.partition_id = c.partition_id offset 0
 ) p
 
 -- name: remembered
--- Part of a look: what it looked at is not looked at again, but for what is due; it saw what this statement's
--- snapshot sees.
+-- Part of a look: records that it saw what this statement's snapshot sees, and leaves only partitions that are due marked.
 forgotten as (
     delete from dirty_partition where table_id = %(table_id)s and purpose = %(purpose)s
 ), marked as (
@@ -52,7 +51,7 @@ forgotten as (
 )
 
 -- name: mark_freed
--- Part of an update: marks the partitions of references that jobs held and hold no more, as no snapshot tells that.
+-- Part of an update: marks the partitions of references that jobs released, as a look would not notice these by snapshot.
 mark_freed as (
     insert into dirty_partition (table_id, purpose, partition_id)
     select distinct %(table_id)s::integer, purpose, partition_id

@@ -1,4 +1,4 @@
-"""Streams that write into a table: each batch is committed once, whatever fails and is tried again."""
+"""Streams that write into a table. Each batch is committed exactly once, also after failures and retries."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, ru
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.store import FileReferenceStore
 
-# The files that were put for cells of row tables: which objects there must be, as far as it is known.
+# Records of the files that were put for FILE cells of row tables, for checks of the object store.
 
 PAGE_FILES = 10_000
 
 
 class PutFiles:
-    """The ledger of those of one table."""
+    """The ledger of the files that were put for cells of one table."""
 
     def __init__(self, supplier: Supplier, table: TableRecord) -> None:
         self._supplier = supplier
@@ -34,7 +34,7 @@ class PutFiles:
         self.prefix = f"{ROW_FILES}/{table.uuid}/"
 
     def note(self, file_id: str, byte_count: int, sha256: str) -> None:
-        """`TableNotFound` when the table was dropped."""
+        """Records a file that was put; raises `TableNotFound` when the table was dropped."""
         values = {
             "table_id": self._table.table_id,
             "file_id": UUID(file_id),
@@ -45,13 +45,13 @@ class PutFiles:
             raise TableNotFound.gone(self._table.name)
 
     def of_ids(self, file_ids: Iterable[str]) -> dict[str, tuple[int, str]]:
-        """Returns the bytes and the SHA-256 of files by id; those put before they were noted are missing."""
-        values = {"table_id": self._table.table_id, "file_ids": [UUID(one) for one in file_ids]}
+        """Returns the size in bytes and the SHA-256 of files, by id; files without a record are absent."""
+        values = {"table_id": self._table.table_id, "file_ids": [UUID(file_id) for file_id in file_ids]}
         rows = run_lookup(self._supplier, rows_of(_QUERIES["of_ids"], values), operation="look for files")
         return {file_id.hex: (size, digest.hex()) for file_id, size, digest in rows}
 
     def written(self) -> Iterator[LedgerObject]:
-        """Yields all but those that were put before they were noted, by id; none of a table that is gone."""
+        """Yields all files that have a record, sorted by id; none of a dropped table."""
         after = UUID(int=0)
         while True:
             values = {"table_id": self._table.table_id, "after": after, "limit": PAGE_FILES}
@@ -63,7 +63,7 @@ class PutFiles:
             after = page[-1][0]
 
     def unknown(self, names: Sequence[str]) -> list[str]:
-        """Returns all: a file that was put before files were noted has no row, and stays with its table."""
+        """Returns all names: a file put by an older version has no record, and stays with its table."""
         return list(names)
 
 
@@ -72,7 +72,7 @@ _QUERIES = load(__package__ or "", "write_streams")
 
 @dataclass(frozen=True, slots=True)
 class StreamBatch:
-    """A batch of the stream `name`; `query_id` is its checkpoint's, by which batches are counted from 0."""
+    """A batch of the stream `name`; `query_id` is that of its checkpoint, which counts batches from 0."""
 
     name: str
     query_id: str
@@ -86,10 +86,11 @@ def commit_batch(
     files: Sequence[FileWithReferences],
     attempt_ids: Sequence[str],
 ) -> bool:
-    """Adds a batch's files and ends the attempts that wrote them; False when it was committed before.
+    """Adds a batch's files and ends the attempts that wrote them; returns False if it was committed before.
 
-    `InvalidInput` when the stream is of another checkpoint, whose batches begin again, and would be taken for
-    those that were committed; and when batches before are missing. Else raises as an ingest does.
+    Raises `InvalidInput` when batches before it are missing, and when the stream belongs to another
+    checkpoint: that counts from 0 again, so that its batches would be taken for committed ones. Also raises
+    as an ingest does.
     """
 
     def work(conn: psycopg.Connection[Any]) -> bool:
@@ -108,8 +109,8 @@ def _advance(conn: psycopg.Connection[Any], store: FileReferenceStore, batch: St
     if rows_of(_QUERIES["advance"].on(), values)(conn):
         return True
     standing = rows_of(_QUERIES["standing"].on(), values)(conn)
-    found, last = standing[0] if standing else (batch.query_id, -1)
-    if found == batch.query_id and last < batch.batch_id:
+    query_id, last = standing[0] if standing else (batch.query_id, -1)
+    if query_id == batch.query_id and last < batch.batch_id:
         has = f"its batches up to {last}" if standing else "no batch"
         raise InvalidInput(
             f"the stream {batch.name!r} of table {store.table.name!r} has {has} here, and not all up to "
@@ -117,9 +118,9 @@ def _advance(conn: psycopg.Connection[Any], store: FileReferenceStore, batch: St
             "name, or elsewhere; read what is missing again, with a checkpoint of its own and another name "
             "in the option stream"
         )
-    if found != batch.query_id:
+    if query_id != batch.query_id:
         raise InvalidInput(
             f"the stream {batch.name!r} of table {store.table.name!r} is of another checkpoint, which counts "
-            "batches anew: go on with that one, or give the option stream another name"
+            "batches anew: continue with that one, or give the option stream another name"
         )
     return False

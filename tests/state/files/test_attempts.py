@@ -1,4 +1,4 @@
-"""Write attempts: what a dead writer left is found, and what is live is never taken away."""
+"""Tests of write attempts: a dead writer's objects are found, and live objects are never deleted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.state import Catalog, TableContext, WriteAttempt, WriteAttemp
 
 @pytest.fixture
 def table(new_table: Callable[..., TableContext]) -> TableContext:
-    """In the shared database, after what tables that other tests dropped have left there."""
+    """Returns a table in the shared database, after collecting what other tests' dropped tables have left."""
     table = new_table()
     table.attempts.collect_abandoned(0)
     return table
@@ -59,7 +59,7 @@ def test_the_objects_of_a_committed_attempt_stay(table: TableContext) -> None:
     assert names(table) == [name]
 
 
-def test_the_objects_of_a_job_that_raises_go_at_once(table: TableContext) -> None:
+def test_the_objects_of_a_job_that_raises_are_deleted_at_once(table: TableContext) -> None:
     with pytest.raises(ZeroDivisionError), table.attempts.attempt(table.table) as attempt:
         put(table, attempt)
         raise ZeroDivisionError
@@ -68,10 +68,10 @@ def test_the_objects_of_a_job_that_raises_go_at_once(table: TableContext) -> Non
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_an_error_after_the_commit_does_not_take_live_files_away(
+def test_an_error_after_the_commit_does_not_delete_live_files(
     table: TableContext, error: type[BaseException]
 ) -> None:
-    """Ctrl-C may come while COMMIT is on its way, or just after it."""
+    """KeyboardInterrupt may come while COMMIT is on its way, or just after it."""
     with pytest.raises(error), table.attempts.attempt(table.table) as attempt:
         name = put(table, attempt)
         commit(table, attempt, name)
@@ -105,7 +105,7 @@ def test_after_an_unknown_outcome_nothing_is_removed_until_it_expires(table: Tab
     assert names(table) == []
 
 
-def test_a_dead_writers_objects_go_when_it_expires_and_no_others(
+def test_expiry_deletes_a_dead_writers_objects_and_no_others(
     new_table: Callable[..., TableContext],
 ) -> None:
     table, other = new_table(), new_table()
@@ -145,7 +145,7 @@ def test_an_attempt_finishes_once(table: TableContext) -> None:
     assert len(live(table.store)) == 1
 
 
-def test_expiry_and_commit_at_once_are_one_or_the_other(table: TableContext) -> None:
+def test_of_a_concurrent_expiry_and_commit_one_succeeds(table: TableContext) -> None:
     for _ in range(10):
         attempt = table.attempts.begin(table.table)
         name = put(table, attempt)
@@ -195,10 +195,10 @@ def test_the_objects_of_a_dropped_table_are_collected_by_any_table(
 
 
 @pytest.mark.parametrize("of_all", [False, True])
-def test_of_a_dropped_table_only_what_holds_all_keeps_the_objects(
+def test_only_holds_of_all_tables_keep_the_objects_of_a_dropped_table(
     new_table: Callable[..., TableContext], of_all: bool
 ) -> None:
-    """A backup does; a cut of one table keeps nothing of another."""
+    """A backup holds the objects of all tables; a cut of one table holds nothing of another."""
     table, other = new_table(), new_table()
     attempt = table.attempts.begin(table.table)
     name = put(table, attempt)
@@ -245,7 +245,7 @@ def expire_commits(table: TableContext) -> None:
     query(table.supplier, text, table.table.table_id)
 
 
-def test_what_is_written_after_a_commit_that_expects_it_goes_when_the_attempt_expires(
+def test_leftovers_written_after_a_commit_are_deleted_when_the_attempt_expires(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LISTED_NAMES_MAX", 2)
@@ -264,7 +264,7 @@ def test_what_is_written_after_a_commit_that_expects_it_goes_when_the_attempt_ex
 
 
 @pytest.mark.parametrize("is_collected", [False, True])
-def test_what_is_written_after_an_attempt_is_given_up_goes_when_that_is_long_ago(
+def test_leftovers_written_after_an_attempt_was_discarded_are_deleted_later(
     table: TableContext, is_collected: bool
 ) -> None:
     with (
@@ -287,8 +287,8 @@ def test_what_is_written_after_an_attempt_is_given_up_goes_when_that_is_long_ago
     assert (names(table), remembered(table)) == ([], 0)
 
 
-def test_an_attempt_that_is_given_up_after_its_table_was_dropped_is_forgotten(table: TableContext) -> None:
-    """Nobody would look for it: those of a table are looked for with the table."""
+def test_an_attempt_that_is_discarded_after_its_table_was_dropped_leaves_no_row(table: TableContext) -> None:
+    """No collection would find its row, as the attempts of a table are collected with the table."""
     with (
         pytest.raises(OSError, match="a task failed"),
         table.attempts.attempt(table.table, leftovers=True) as attempt,
@@ -300,7 +300,7 @@ def test_an_attempt_that_is_given_up_after_its_table_was_dropped_is_forgotten(ta
     assert (names(table), rows) == ([], [])
 
 
-def test_an_attempt_that_finished_for_now_has_committed_for_good(table: TableContext) -> None:
+def test_an_attempt_that_finished_with_leftovers_cannot_be_abandoned(table: TableContext) -> None:
     attempt = table.attempts.begin(table.table)
     name = put(table, attempt)
     commit_for_now(table, attempt, name)

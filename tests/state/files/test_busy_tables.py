@@ -1,4 +1,4 @@
-"""One that waits stops no others: drops and conversions behind a reader, committers behind either."""
+"""Tests that waiting processes block no others: drops and conversions behind a reader, and committers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCHEMA = OF_KEYS
 
 @pytest.fixture
 def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    """What waits in it for a lock for 3 s fails."""
+    """Yields an instance whose waits for a lock fail after 3 s."""
     impatient = make_conninfo(dsn, options="-c lock_timeout=3s")
     with dm.connect(impatient, (tmp_path / "objects").as_uri()) as instance:
         instance.create_table("t", SCHEMA)
@@ -42,7 +42,7 @@ def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
 
 @contextmanager
 def held(dsn: str, instance: Instance, mode: str, table: str = "t") -> Iterator[None]:
-    """Another session keeps a lock on the references of a table."""
+    """Keeps a lock on the references of a table in another session."""
     table_id = instance.table(table).files.table.table_id
     with psycopg.connect(dsn) as conn:
         conn.execute(f"lock table dormouse.file_reference_{table_id} in {mode} mode")
@@ -59,7 +59,7 @@ CHANGES: dict[str, Callable[[Instance], object]] = {
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_waits_for_others_holds_up_none(dsn: str, instance: Instance, change: str) -> None:
+def test_an_operation_that_waits_blocks_no_others(dsn: str, instance: Instance, change: str) -> None:
     store = instance.table("t").files
     with dm.connect(dsn, instance._objects.url) as other:
         thread = threading.Thread(target=CHANGES[change], args=(other,))
@@ -75,7 +75,7 @@ def test_what_waits_for_others_holds_up_none(dsn: str, instance: Instance, chang
 
 
 @pytest.mark.parametrize("forgotten", ["applied_commit", "write_attempt"])
-def test_a_table_that_is_dropped_holds_up_none_while_its_rows_are_forgotten(
+def test_a_drop_blocks_no_others_while_its_rows_are_deleted(
     dsn: str, instance: Instance, monkeypatch: pytest.MonkeyPatch, forgotten: str
 ) -> None:
     monkeypatch.setattr(transaction, "ALONE_LOCK_SECONDS_MIN", 60)
@@ -158,7 +158,7 @@ with dm.connect(*sys.argv[1:]) as instance:
 
 
 @pytest.mark.slow
-def test_a_committer_that_is_frozen_in_its_transaction_holds_up_no_other(
+def test_a_committer_that_is_frozen_in_its_transaction_blocks_no_other(
     dsn: str, tmp_path: Path, instance: Instance
 ) -> None:
     context = instance.table("t").context
@@ -176,7 +176,7 @@ def test_a_committer_that_is_frozen_in_its_transaction_holds_up_no_other(
         finally:
             frozen.send_signal(signal.SIGCONT)
             said, _ = frozen.communicate(timeout=60)
-    # what it had begun is undone, and known to be applied by another
+    # its transaction was rolled back, and another committer has applied the request
     assert said == "['applied_before', 'applied_before']\n"
 
 

@@ -1,4 +1,4 @@
-"""Compaction jobs: chosen as a model in Python chooses, made once, leased, put back and given up."""
+"""Tests of compaction jobs: chosen as a Python model chooses, made once, leased, put back and given up."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def batches(files: Files, size: int) -> Iterable[Files]:
 
 
 def meets(files: Files, ratio: float) -> bool:
-    """Whether the others add up to at least so many times the largest; `files` are sorted."""
+    """Returns whether the other files have at least `ratio` times the rows of the largest, the last one."""
     return len(files) > 1 and sum(rows for rows, _ in files[:-1]) >= ratio * files[-1][0]
 
 
@@ -50,7 +50,7 @@ def size_ratio(files: Files, size: int, ratio: float) -> list[Files]:
 
 
 def created(table: TableContext) -> list[tuple[str, list[int]]]:
-    """The partition and sorted row counts of each job: files of equal size are as good as each other."""
+    """Returns the partition and sorted row counts of each job, as files of equal size are interchangeable."""
     by_job: dict[tuple[str, str], list[int]] = defaultdict(list)
     for partition_id, _, rows, job in live(table.store):
         if job is not None:
@@ -139,7 +139,7 @@ def test_no_more_jobs_a_run_than_the_limit(new_table: Callable[..., TableContext
     assert table.jobs.count() == (5, 0)
 
 
-def test_creation_at_once_never_makes_the_same_job_twice(table: TableContext) -> None:
+def test_concurrent_creations_never_make_the_same_job_twice(table: TableContext) -> None:
     fill(table, 60)
     made = at_once(*[table.jobs.create] * 4)
     assert sum(made) == 30
@@ -150,7 +150,7 @@ def test_creation_at_once_never_makes_the_same_job_twice(table: TableContext) ->
     assert set(per_job.values()) == {2}
 
 
-def test_creation_and_assignment_at_once_share_nothing(table: TableContext) -> None:
+def test_a_concurrent_creation_and_assignment_share_no_file(table: TableContext) -> None:
     names = fill(table, 40)
     claims = [lambda n=n: table.store.assign_job_ids([assign(f"mine {n}", "0-0", n)]) for n in names[::8]]
     at_once(table.jobs.create, *claims)
@@ -199,14 +199,14 @@ def test_a_job_is_taken_with_its_files(table: TableContext) -> None:
 
 
 def test_a_job_over_two_partitions_is_taken_as_one_for_each(table: TableContext) -> None:
-    """Only a caller of `assign_job_ids` can make it; an output has one partition."""
+    """Only a caller of `assign_job_ids` can make such a job; an output has one partition."""
     table.store.add_files([ref("a", "0-0"), ref("b", "0-1"), ref("c", "0-0")])
     table.store.assign_job_ids([assign("j", "0-0", "a", "c"), assign("j", "0-1", "b")])
     found = {job.partition_id: [i.filename for i in job.inputs] for job in table.jobs.take(10)}
     assert found == {"0-0": ["a", "c"], "0-1": ["b"]}
 
 
-def test_a_leased_job_is_nobody_elses(table: TableContext) -> None:
+def test_a_leased_job_is_not_taken_again(table: TableContext) -> None:
     fill(table, 8)
     table.jobs.create()
     assert len(table.jobs.take(3)) == 3
@@ -214,7 +214,7 @@ def test_a_leased_job_is_nobody_elses(table: TableContext) -> None:
     assert table.jobs.take(3) == []
 
 
-def test_takers_at_once_share_no_job(table: TableContext) -> None:
+def test_concurrent_takers_share_no_job(table: TableContext) -> None:
     fill(table, 80)
     table.jobs.create()
     taken = [job.job_id for jobs in at_once(*[lambda: table.jobs.take(10)] * 4) for job in jobs]
@@ -246,7 +246,7 @@ def test_a_job_that_failed_is_taken_again_and_after_its_last_attempt_given_up(ta
 
 
 def test_a_job_that_kills_its_runners_is_given_up_too(table: TableContext) -> None:
-    """A runner that ran out of memory reports nothing, but its lease ends."""
+    """A process that ran out of memory reports nothing, but its lease ends."""
     names = fill(table, 2)
     table.jobs.create()
     assert [len(table.jobs.take(1, lease_seconds=0)) for _ in range(3)] == [1, 1, 0]

@@ -1,4 +1,4 @@
-"""Converting a table to another layout: nothing changes but how files are tracked, and everyone follows."""
+"""Tests of conversions to another layout: only the tracking of files changes, and every process follows."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ FACTS["digest"] = bytes(range(16))
 
 
 def convert(table: TableContext, layout: str) -> TableContext:
-    """The table, as who converted it knows it from then on."""
+    """Converts the table, and returns it as the converting process knows it."""
     return changed(table, table=Catalog(table.supplier, table.attempts).convert_layout(table.table, layout))
 
 
 def filled(new_table: NewTable, layout: str, **properties: Any) -> TableContext:
-    """A table with files in every state: referenced once and more, assigned, split, unreferenced, stamped."""
+    """Returns a table with referenced, assigned, split, unreferenced and stamped files."""
     table = new_table(layout=layout, split_points=[10], **properties)
     leaf = table.partitions.leaves()[0].partition_id
     store = table.store
@@ -64,7 +64,7 @@ def filled(new_table: NewTable, layout: str, **properties: Any) -> TableContext:
 
 
 def state(table: TableContext) -> dict[str, Any]:
-    """All that can be seen of a table."""
+    """Returns everything of a table that callers can see."""
     store = table.store
     return {
         "references": list(store.file_references()),
@@ -93,7 +93,7 @@ def free_since(table: TableContext) -> dict[str, datetime | None]:
 @pairs
 def test_everything_is_as_it_was(new_table: NewTable, source: str, target: str) -> None:
     table = filled(new_table, source)
-    # what was removed last is not stamped yet: the conversion does it
+    # the last removed file is not stamped yet: the conversion stamps it
     before = state(table)
     assert before.pop("ready") == ["free", "gone early"]
     converted = convert(table, target)
@@ -140,7 +140,7 @@ def test_the_table_goes_on_as_before(new_table: NewTable, source: str, target: s
 
 @pairs
 def test_the_time_since_a_file_is_free_is_kept(new_table: NewTable, source: str, target: str) -> None:
-    """Also of what garbage collection's first stage had not seen yet."""
+    """Files keep the time of their last removal, even if stage one had not stamped them yet."""
     table = filled(new_table, source)
     table.store.stamp_unreferenced()
     between = clock(table.store)
@@ -193,7 +193,7 @@ def test_a_conversion_that_fails_changes_nothing(new_table: NewTable) -> None:
 )
 @pairs
 def test_other_processes_follow(new_table: NewTable, source: str, target: str, isolation: str) -> None:
-    """Each service of one that does not know of the conversion."""
+    """Each service of a process that does not know of the conversion follows it."""
     table = filled(
         new_table, source, isolation=isolation, compaction_strategy="basic", compaction_batch_files=2
     )
@@ -222,7 +222,7 @@ def test_other_processes_follow(new_table: NewTable, source: str, target: str, i
 
 
 @pairs
-def test_a_transaction_of_the_callers_is_tried_again(new_table: NewTable, source: str, target: str) -> None:
+def test_a_transaction_of_the_caller_is_retried(new_table: NewTable, source: str, target: str) -> None:
     table = filled(new_table, source)
     convert(table, target)
     runs = []
@@ -237,7 +237,7 @@ def test_a_transaction_of_the_callers_is_tried_again(new_table: NewTable, source
     assert {"x", "y"} <= {name for _, name, _, _ in live(table.store)}
 
 
-def test_a_table_that_is_dropped_is_told_from_one_that_is_converted(new_table: NewTable) -> None:
+def test_a_dropped_table_is_not_taken_for_a_converted_one(new_table: NewTable) -> None:
     table = filled(new_table, "salted_counts")
     Catalog(table.supplier, table.attempts).drop(convert(table, "file_table").table.name)
     for work in (
@@ -256,7 +256,7 @@ def test_a_table_that_is_dropped_is_told_from_one_that_is_converted(new_table: N
 
 @pairs
 def test_an_older_snapshot_is_never_half_seen(new_table: NewTable, source: str, target: str) -> None:
-    """A reader whose snapshot is older, and that knows the new layout, is tried again on a newer one."""
+    """A reader that knows the new layout and has an older snapshot is retried on a newer one."""
     table = filled(new_table, source)
     converted = changed(table, table=changed(table.table, layout=target))
     runs = []
@@ -305,7 +305,7 @@ def test_a_stream_is_read_to_its_end(new_table: NewTable) -> None:
 
 
 def test_commits_go_on_while_a_table_is_converted_again_and_again(new_table: NewTable) -> None:
-    """Nothing is lost, nothing is done twice, and no collection takes what is referenced."""
+    """Nothing is lost or applied twice, and no collection deletes a referenced file."""
     table = new_table(layout="file_table")
     steps: list[str] = []
     names: list[str] = []
@@ -313,7 +313,7 @@ def test_commits_go_on_while_a_table_is_converted_again_and_again(new_table: New
     done = threading.Event()
 
     def commits(worker: int) -> None:
-        mine = changed(table)  # with services of its own, which know the layout as it was
+        mine = changed(table)  # with services of its own, which know the old layout
         for n in count():
             if n >= 10 and (len(converted) >= 3 or n >= 500):
                 return
@@ -334,7 +334,7 @@ def test_commits_go_on_while_a_table_is_converted_again_and_again(new_table: New
             mine = changed(table)
             mine.store.stamp_unreferenced()
             assert list(mine.store.files_ready_for_gc(clock(mine.store))) == []
-            # commits get their turn, as it would be in life
+            # pause, so that commits get their turn
             wait_until(lambda seen=seen: done.is_set() or len(steps) > seen + 5, 60)  # type: ignore[misc]
             if done.is_set():
                 return

@@ -1,4 +1,4 @@
-"""Garbage collection with real objects: both stages, what fails half-way, and what it costs."""
+"""Tests of garbage collection with real objects: both stages, failures in between, and costs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.state import FileChecks, TableContext
 
 @pytest.fixture(autouse=True)
 def _no_roll(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log of removals has tests of its own; here its days would only cost time."""
+    """Skips the rolling of the log of removals, which has tests of its own and would cost time here."""
     monkeypatch.setattr(removal_log, "roll", lambda _: None)
 
 
@@ -41,7 +41,7 @@ def table(new_table: Callable[..., TableContext]) -> TableContext:
 
 
 def add(table: TableContext, *filenames: str) -> None:
-    """Files with their sketches."""
+    """Adds files, with their sketches."""
     for filename in filenames:
         table.objects.put(filename, b"rows")
         table.objects.put(f"{filename}.sketches", b"sketch")
@@ -53,7 +53,7 @@ def objects(table: TableContext) -> list[str]:
 
 
 class Wrapped:
-    """The table's objects, whose deletion does something else first, and may fail."""
+    """The table's objects, with a deletion that calls a function first, and may fail."""
 
     def __init__(
         self, table: TableContext, fails: str = "", before: Callable[[], Any] = lambda: None
@@ -74,7 +74,7 @@ def collector(table: TableContext, **how: Any) -> GarbageCollector:
     return GarbageCollector(table.supplier, table.store, Wrapped(table, **how), table.attempts)  # type: ignore[arg-type]
 
 
-def test_a_file_goes_with_its_sketches_and_its_row(table: TableContext) -> None:
+def test_a_file_is_deleted_with_its_sketches_and_its_row(table: TableContext) -> None:
     add(table, "a", "b")
     remove(table.store, "a")
     report = table.garbage.collect()
@@ -93,7 +93,9 @@ def test_in_batches(table: TableContext) -> None:
     assert table.store.has_no_files()
 
 
-def test_what_went_within_the_delay_stays(new_table: Callable[..., TableContext]) -> None:
+def test_a_file_that_was_unreferenced_within_the_delay_stays(
+    new_table: Callable[..., TableContext],
+) -> None:
     table = new_table(gc_delay_seconds=600, history_retention_seconds=600)
     add(table, "old", "new")
     remove(table.store, "old")
@@ -137,7 +139,7 @@ def test_commits_that_expired_are_forgotten_in_batches_and_others_never(
 
 
 @pytest.mark.parametrize("broken", ["b", "b.sketches"])
-def test_one_that_cannot_be_deleted_does_not_stop_the_batch_and_is_tried_again(
+def test_an_object_that_cannot_be_deleted_does_not_stop_the_batch_and_is_retried(
     table: TableContext, broken: str
 ) -> None:
     add(table, "a", "b", "c")
@@ -151,10 +153,10 @@ def test_one_that_cannot_be_deleted_does_not_stop_the_batch_and_is_tried_again(
     assert objects(table) == []
 
 
-def test_what_is_of_others_is_never_deleted(
+def test_objects_of_other_owners_are_never_deleted(
     table: TableContext, new_table: Callable[..., TableContext]
 ) -> None:
-    """Whatever a table tracks: another table's file, the instance's own records."""
+    """The table tracks another table's file and the instance's records, which collection must not delete."""
     others = f"{new_table().table.object_prefix}x/0-root.parquet"
     add(table, others, "commits/x", "own")
     remove(table.store, others, "commits/x", "own")
@@ -206,7 +208,7 @@ def test_a_name_that_no_object_can_have_does_not_stop_the_batch(table: TableCont
     assert objects(table) == []
 
 
-def test_an_object_that_is_gone_already_is_no_error(table: TableContext) -> None:
+def test_a_missing_object_is_no_error(table: TableContext) -> None:
     add(table, "a")
     remove(table.store, "a")
     table.objects.delete(["a"])
@@ -215,8 +217,8 @@ def test_an_object_that_is_gone_already_is_no_error(table: TableContext) -> None
     assert table.store.has_no_files()
 
 
-def test_the_object_goes_before_the_row(table: TableContext) -> None:
-    """A crash between the two leaves a row to try again."""
+def test_the_object_is_deleted_before_the_row(table: TableContext) -> None:
+    """A crash between the two leaves the row, so that the deletion is retried."""
     add(table, "a")
     remove(table.store, "a")
 
@@ -242,7 +244,7 @@ def test_a_referenced_file_is_never_deleted(table: TableContext) -> None:
     assert objects(table) == ["a", "a.sketches", "b", "b.sketches", "c"]
 
 
-def test_collectors_at_once_delete_each_file_once(table: TableContext) -> None:
+def test_concurrent_collectors_delete_each_file_once(table: TableContext) -> None:
     names = [f"f{n}" for n in range(20)]
     add(table, *names)
     remove(table.store, *names)
@@ -260,7 +262,7 @@ def test_a_file_that_another_collector_forgot_meanwhile(table: TableContext) -> 
 
 
 def test_a_removal_by_a_transaction_older_than_the_last_run_is_seen_next_time(table: TableContext) -> None:
-    """Its transaction id is smaller than many that the run has seen."""
+    """The removal's transaction id is smaller than many that the last run has seen."""
     add(table, "old", "new")
     table.store.assign_job_ids([assign("j", "root", "old")])
     with transaction(table) as conn:
@@ -302,7 +304,7 @@ def test_stage_one_and_commits_with_an_id_do_not_wait_for_each_other(table: Tabl
 
 
 def test_digests_are_noted_before_stage_one_or_after_it(table: TableContext) -> None:
-    """It would miss a file whose row moves meanwhile, for ever."""
+    """Otherwise stage one would never stamp a file whose row moves meanwhile."""
     add(table, "a")
     checks = FileChecks(table.store.own)
     [found] = checks.files()
@@ -317,7 +319,7 @@ def test_digests_are_noted_before_stage_one_or_after_it(table: TableContext) -> 
 
 @pytest.mark.slow
 def test_stage_one_costs_what_was_unreferenced_and_not_the_table(table: TableContext) -> None:
-    """On many files, it finds the removals since the last run, and their files, by index."""
+    """Stage one finds the removals since the last run, and their files, by index."""
     store, number = table.store, table.table.table_id
     store.add_files(ref(f"f{n}", f"p{n % 100}") for n in range(10_000))
     store.assign_job_ids(assign(f"j{n}", f"p{n % 100}", f"f{n}") for n in range(1_500))

@@ -1,4 +1,4 @@
-"""How rounds end is remembered: jobs given up, rounds that fail, and what `dormouse status` says of them."""
+"""Tests of recorded rounds: given-up jobs, failed rounds, and what `dormouse status` shows of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def last(table: TableContext, kind: str) -> LastRound:
 
 
 def damage(objects: ObjectStore, name: str) -> Callable[[], None]:
-    """Makes an object something else; gives what makes it whole again."""
+    """Replaces an object by garbage; returns a function that restores it."""
     path = Path(objects.url.removeprefix("file://")) / name
     whole = path.read_bytes()
     path.write_bytes(b"PAR1 no more")
@@ -46,7 +46,7 @@ def damage(objects: ObjectStore, name: str) -> Callable[[], None]:
 
 
 def versions(table: TableContext) -> list[Any]:
-    """Which rows there are, each with the transaction that wrote it."""
+    """Returns the rows of recorded rounds, each with the transaction that wrote it."""
     return query(
         table.supplier,
         "select kind, xmin::text from last_round where table_id = %s order by 1",
@@ -54,12 +54,12 @@ def versions(table: TableContext) -> list[Any]:
     )
 
 
-def test_nothing_is_told_of_rounds_before_there_is_one(new_table: NewTable) -> None:
+def test_there_is_no_last_round_before_the_first_one(new_table: NewTable) -> None:
     rounds, given_up = new_table().last_rounds.read()
     assert (rounds, given_up.jobs, given_up.reason, given_up.at) == ((), 0, None, None)
 
 
-def test_a_round_tells_when_it_began_and_ended(new_table: NewTable) -> None:
+def test_a_round_records_when_it_began_and_ended(new_table: NewTable) -> None:
     table = new_table(**PAIRS)
     for name in "ab":
         add_file(table, name, [1])
@@ -76,7 +76,7 @@ def test_a_round_tells_when_it_began_and_ended(new_table: NewTable) -> None:
     assert given_up.jobs == 0
 
 
-def test_a_damaged_file_is_told_until_it_is_mended(new_table: NewTable) -> None:
+def test_a_damaged_file_is_reported_until_it_is_repaired(new_table: NewTable) -> None:
     table = new_table(**PAIRS, compaction_attempts_max=2)
     damaged = add_file(table, "a", [1])
     add_file(table, "b", [2])
@@ -111,7 +111,7 @@ def test_several_jobs_that_are_given_up_in_a_round_are_one_failure(new_table: Ne
 
 
 @pytest.mark.slow
-def test_a_job_whose_runners_died_is_counted_also_when_its_round_is_never_told(instance: Instance) -> None:
+def test_a_job_whose_runners_died_is_counted_even_if_its_round_is_never_recorded(instance: Instance) -> None:
     properties = dm.TableProperties(**PAIRS, compaction_attempts_max=2)
     table = instance.create_table("t", SCHEMA, properties=properties).context
     for name in "ab":
@@ -126,7 +126,7 @@ def test_a_job_whose_runners_died_is_counted_also_when_its_round_is_never_told(i
     assert (found.ended_at, found.failures, given_up.jobs) == (None, 0, 1)
     assert found.error == given_up.reason
     assert str(found.error).endswith("died, at every attempt")
-    # one who still runs it, or learns late that it died, does not count it again
+    # a process that still runs it, or notices late that it died, does not count it again
     assert table.jobs.count() == (0, 0)
     assert compact(table).jobs_run == 1
     assert last(table, "compaction").error is None
@@ -166,7 +166,7 @@ def test_jobs_that_are_given_up_at_once_are_all_counted(new_table: NewTable) -> 
     assert table.last_rounds.read()[1].jobs == len(jobs) == 8
 
 
-def test_a_leaf_that_cannot_be_divided_is_told(new_table: NewTable) -> None:
+def test_a_leaf_that_cannot_be_divided_is_reported(new_table: NewTable) -> None:
     table = new_table(split_threshold_rows=10, split_min_rows=2)
     name = add_file(table, "a", range(100))
     mends = [damage(table.objects, one) for one in (name, name + SKETCHES)]
@@ -183,7 +183,7 @@ def test_a_leaf_that_cannot_be_divided_is_told(new_table: NewTable) -> None:
     assert last(table, "split").error is None
 
 
-def test_a_round_that_raises_is_told_and_raises(new_table: NewTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_raises_is_recorded(new_table: NewTable, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_table()
 
     def fails() -> int:
@@ -196,7 +196,7 @@ def test_a_round_that_raises_is_told_and_raises(new_table: NewTable, monkeypatch
     assert (last(table, "split").error, last(table, "split").failures) == ("no more", 1)
 
 
-def test_objects_that_cannot_be_deleted_are_told(instance: Instance) -> None:
+def test_objects_that_cannot_be_deleted_are_reported(instance: Instance) -> None:
     properties = dm.TableProperties(gc_delay_seconds=0)
     table = instance.create_table("t", SCHEMA, properties=properties).context
     name = add_file(table, "a", [1])
@@ -243,27 +243,27 @@ def test_a_round_without_work_ends_what_failed(new_table: NewTable) -> None:
     assert last(table, "split").error is None
 
 
-def test_an_interrupted_round_is_not_told(new_table: NewTable) -> None:
+def test_an_interrupted_round_is_not_recorded(new_table: NewTable) -> None:
     table = new_table()
     with pytest.raises(KeyboardInterrupt), table.last_rounds.round("split"):
         raise KeyboardInterrupt
     assert versions(table) == []
 
 
-def test_what_cannot_be_remembered_fails_no_round(
+def test_a_round_that_cannot_be_recorded_does_not_fail(
     new_table: NewTable, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = new_table()
     with closing(ConnectionSupplier("postgresql://nobody@127.0.0.1:1/none")) as nowhere:
         with LastRounds(nowhere, table.table).round("split") as current:
             current.worked = True
-        assert "is not remembered" in caplog.text
+        assert "could not be recorded" in caplog.text
         with pytest.raises(InvalidData, match="bad"), LastRounds(nowhere, table.table).round("split"):
             raise InvalidData("bad")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_conversion_keeps_them_a_clear_and_a_drop_remove_them(new_table: NewTable, layout: str) -> None:
+def test_a_conversion_keeps_last_rounds_and_a_clear_removes_them(new_table: NewTable, layout: str) -> None:
     table = new_table(**PAIRS, compaction_attempts_max=1)
     damage(table.objects, add_file(table, "a", [1]))
     add_file(table, "b", [2])
@@ -285,7 +285,7 @@ def test_a_conversion_keeps_them_a_clear_and_a_drop_remove_them(new_table: NewTa
 
 
 def broken_table(instance: Instance) -> dm.Table:
-    """A table whose only job is given up."""
+    """Returns a table whose only job was given up."""
     properties = dm.TableProperties(**PAIRS, compaction_attempts_max=1)
     table = instance.create_table("t", SCHEMA, properties=properties)
     for name in "ab":
@@ -294,7 +294,7 @@ def broken_table(instance: Instance) -> dm.Table:
     return table
 
 
-def test_a_table_tells_what_runs_what_was_given_up_and_how_rounds_end(instance: Instance) -> None:
+def test_a_tables_status_has_running_and_given_up_jobs_and_last_rounds(instance: Instance) -> None:
     table = broken_table(instance)
     table.context.jobs.create()
     table.context.jobs.take(1)

@@ -1,4 +1,4 @@
-"""The log of removed references: a partition a day, made ahead, and dropped only when nobody needs it."""
+"""Tests of the log of removed references: one partition a day, made ahead, dropped only when not needed."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ LONG_AGO = datetime.now(UTC).date() - timedelta(days=30)
 
 
 def today() -> date:
-    """A run of tests may go on over midnight."""
+    """Returns the current day; a test run may continue over midnight."""
     return datetime.now(UTC).date()
 
 
 @pytest.fixture
 def table(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Iterator[TableContext]:
-    """A table in a database of its own, in which no day was made."""
+    """Returns a table in a database of its own, in which no day was made."""
     with supplier.connection() as conn:
         for day in removal_log.DAYS.days(supplier):
             removal_log.DAYS.drop(conn, day)
@@ -54,7 +54,7 @@ def make_day(table: TableContext, day: date) -> None:
 
 
 def age(table: TableContext, day: date) -> None:
-    """Moves every removal to that day."""
+    """Moves every removal to a day."""
     query(table.supplier, "update removal set removed_at = %s::date + interval '12 hours'", day)
 
 
@@ -92,7 +92,7 @@ def in_default(table: TableContext) -> int:
 
 
 def test_removals_that_no_day_was_made_for_are_moved_and_dropped_like_others(table: TableContext) -> None:
-    """A committer that ran alone for long."""
+    """A committer that ran alone for a long time makes no days."""
     table.store.add_files([ref("a"), ref("b")])
     table.store.totals.bring_forward()
     remove(table.store, "a")
@@ -206,10 +206,10 @@ def test_the_removals_of_a_dropped_table_keep_no_day(table: TableContext) -> Non
     assert LONG_AGO not in days(table)
 
 
-def test_a_removal_that_commits_while_its_day_is_looked_at_is_not_lost(
+def test_a_removal_that_commits_while_its_day_is_checked_is_not_lost(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A transaction that began before midnight, and long ago."""
+    """The transaction began before midnight, long ago."""
     monkeypatch.setattr("dormouse.postgres.days.LOCK_WAIT_MS_MAX", 60_000)
     make_day(table, LONG_AGO)
     table.store.add_files([ref("a")])
@@ -230,8 +230,8 @@ def test_a_removal_that_commits_while_its_day_is_looked_at_is_not_lost(
     assert table.store.stamp_unreferenced() == 1
 
 
-def test_a_busy_log_waits_for_the_next_time(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writers must not queue behind it for long."""
+def test_a_day_of_a_busy_log_is_dropped_later(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers must not wait long behind a day that is dropped."""
     monkeypatch.setattr("dormouse.postgres.days.LOCK_WAIT_MS_MAX", 20)
     monkeypatch.setattr("dormouse.postgres.days.DAYS_AHEAD", 2)
     with transaction(table) as conn:
@@ -243,7 +243,7 @@ def test_a_busy_log_waits_for_the_next_time(table: TableContext, monkeypatch: py
 
 
 def test_a_day_is_kept_for_the_cuts_that_need_it(table: TableContext) -> None:
-    """When it goes, moments before cannot be read any more."""
+    """Once the day is dropped, earlier moments can no longer be read."""
     table.store.add_files([ref("a"), ref("b")])
     cut = cuts.record_cut(table, "needs it")
     remove(table.store, "a")
@@ -267,7 +267,7 @@ def test_a_day_is_kept_for_the_cuts_that_need_it(table: TableContext) -> None:
 
 
 def test_a_day_that_is_needed_is_not_locked(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that commit would wait for it, and for the look at each of its rows."""
+    """Otherwise all commits would wait for the lock, and for the check of each row."""
     record = Catalog(table.supplier, table.attempts).create("other", table.schema, TableProperties())
     other = TableContext(table.dsn, table.supplier, table.objects, record)
     other.store.add_files([ref("a")])
@@ -289,7 +289,7 @@ def test_a_day_that_is_needed_is_not_locked(table: TableContext, monkeypatch: py
     assert (tried, LONG_AGO in days(table)) == ([LONG_AGO], False)
 
 
-def test_a_reader_that_comes_while_a_day_is_dropped_has_it_whole_or_is_told(
+def test_a_reader_of_a_day_that_is_being_dropped_reads_all_of_it_or_fails(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dormouse.postgres.days.LOCK_WAIT_MS_MAX", 60_000)
@@ -302,7 +302,7 @@ def test_a_reader_that_comes_while_a_day_is_dropped_has_it_whole_or_is_told(
             assert not is_held or logged(table) == 3
 
     with transaction(table) as conn:
-        conn.execute("select from instance for update")  # between its look and the end
+        conn.execute("select from instance for update")  # between the reader's check and its end
         dropping = threading.Thread(target=removal_log.roll, args=(table.supplier,))
         dropping.start()
         wait_until(lambda: blocked(table.supplier))
@@ -310,7 +310,7 @@ def test_a_reader_that_comes_while_a_day_is_dropped_has_it_whole_or_is_told(
         reading = threading.Thread(target=noting, args=(read, failed))
         reading.start()
         wait_until(lambda: began or blocked(table.supplier) > 1)
-        conn.execute("set local lock_timeout = 100")  # the looks at a day hold up no reader
+        conn.execute("set local lock_timeout = 100")  # the checks of a day block no reader
         assert conn.execute("select count(*) from removal").fetchall() == [(1,)]
         conn.execute("commit")
     dropping.join()
@@ -326,7 +326,7 @@ def noting(work: Callable[[], None], failed: list[BaseException]) -> None:
 
 
 @pytest.mark.parametrize("what", ["changes", "references"])
-def test_a_read_whose_day_is_dropped_on_the_way_says_so(
+def test_a_read_whose_day_is_dropped_meanwhile_fails(
     table: TableContext, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(changes, "PAGE_REFERENCES", 1)
@@ -343,10 +343,10 @@ def test_a_read_whose_day_is_dropped_on_the_way_says_so(
         list(found)
 
 
-def test_what_was_just_before_a_consumers_position_cannot_be_read_when_its_day_is_gone(
+def test_moments_just_before_a_consumers_position_cannot_be_read_without_their_day(
     table: TableContext,
 ) -> None:
-    """Its files are held, but which there were then the log would have to tell."""
+    """The files are held, but only the dropped log could say which of them there were."""
     before = removed_long_ago(table)
     consumers.Consumers(table).create("etl", None)
     position_at = before.at + timedelta(hours=12, minutes=5)
@@ -358,10 +358,10 @@ def test_what_was_just_before_a_consumers_position_cannot_be_read_when_its_day_i
     assert [one.rows_behind for one in consumers.Consumers(table).statuses()] == [0]
 
 
-def test_who_holds_the_files_of_all_tables_does_not_keep_moments_whose_log_is_gone(
+def test_holds_of_all_tables_do_not_keep_moments_whose_log_was_dropped(
     table: TableContext,
 ) -> None:
-    """As an adoption does, and a backup: what was there then would be told without what was removed since."""
+    """Holds of adoptions and backups do not keep the log, which moments need."""
     before = removed_long_ago(table)
     statement = "insert into hold (holder, since, until) values ('adoption 2', 'epoch', 'infinity')"
     query(table.supplier, statement)
@@ -372,7 +372,7 @@ def test_who_holds_the_files_of_all_tables_does_not_keep_moments_whose_log_is_go
 
 
 def removed_long_ago(table: TableContext) -> Position:
-    """Three files that nobody keeps; gives when they were there."""
+    """Makes three files with no holds, and removes them; returns when they were there."""
     table.store.add_files([ref("a"), ref("b"), ref("c")])
     long_ago = datetime(LONG_AGO.year, LONG_AGO.month, LONG_AGO.day, tzinfo=UTC)
     here = moments.now(table)
@@ -387,6 +387,6 @@ def removed_long_ago(table: TableContext) -> Position:
 
 
 def count_whole(table: TableContext) -> None:
-    """Long after that day."""
+    """Counts the table in full, long after that day."""
     table.store.totals.bring_forward()
     query(table.supplier, "update watermark set whole_at = clock_timestamp() where purpose = 'totals'")

@@ -1,4 +1,7 @@
-"""Transactions whose connection, commit or process dies: applied once, not at all, or known to be unknown."""
+"""Tests of transactions whose connection, commit or process dies.
+
+Each is applied once, not at all, or raises that its outcome is unknown.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,7 @@ def test_a_deferred_check_that_fails_at_commit_is_no_unknown_outcome(counted: Co
 
 
 def at_commit(supplier: ConnectionSupplier, statement: str) -> None:
-    """Makes every commit that touches the counters run a statement as its last act."""
+    """Makes every commit that changes the counters run a statement as its last action."""
     with supplier.connection() as conn:
         conn.execute(f"""
             create function at_commit() returns trigger language plpgsql as
@@ -143,7 +146,7 @@ def test_a_death_during_commit_leaves_the_outcome_unknown(counted: ConnectionSup
 
 @contextmanager
 def interrupted_asleep(dsn: str) -> Iterator[None]:
-    """Sends SIGINT to this process when a backend of the database sleeps."""
+    """Sends SIGINT to this process once a backend of the database sleeps."""
     sleeping = "select exists (select from pg_stat_activity where wait_event = 'PgSleep' and datname = %s)"
 
     def interrupt() -> None:
@@ -166,7 +169,7 @@ def test_ctrl_c_during_commit_is_not_taken_for_a_failed_commit(dsn: str, counted
 
 @pytest.fixture
 def cut_dsn(dsn: str) -> Iterator[str]:
-    """The database behind a proxy that keeps the answer of COMMIT to itself."""
+    """Returns the database behind a proxy that drops the answer of COMMIT."""
     with closing(CuttingProxy(dsn, until(b"COMMIT\x00"))) as proxy:
         yield proxy.dsn
 
@@ -222,7 +225,7 @@ def test_a_statement_whose_connection_was_dead_before_is_sent_on_another(
 
 
 class Careless:
-    """Lends connections without looking whether they live."""
+    """A supplier that lends connections without checking whether they live."""
 
     def __init__(self, supplier: ConnectionSupplier, dsn: str) -> None:
         self._supplier = supplier
@@ -238,7 +241,7 @@ class Careless:
             yield conn
 
     def close(self) -> None:
-        """The supplier is another's."""
+        """Does nothing, since the supplier belongs to another object."""
 
 
 def test_a_statement_is_not_sent_on_a_connection_that_is_seen_to_be_dead(
@@ -252,7 +255,7 @@ def test_a_statement_is_not_sent_on_a_connection_that_is_seen_to_be_dead(
 def test_an_instance_is_opened_while_the_server_ends_its_sessions(
     dsn: str, counted: ConnectionSupplier
 ) -> None:
-    """As it does when it recovers from a crash."""
+    """The server ends sessions, for example, when it recovers from a crash."""
     supplier = Careless(counted, dsn)
     assert (migrate(supplier), supplier.lent) == ([], 2)
     supplier = Careless(counted, dsn)
@@ -281,7 +284,7 @@ def test_a_statement_that_fails_as_it_commits_is_no_unknown_outcome(counted: Con
 def test_a_death_while_a_statement_is_committed_leaves_the_outcome_unknown(
     counted: ConnectionSupplier,
 ) -> None:
-    """The server has said that the statement is complete."""
+    """The server has already sent that the statement is complete."""
     at_commit(counted, "perform pg_terminate_backend(pg_backend_pid())")
     with pytest.raises(CommitOutcomeUnknown):
         run_statement(counted, increment)
@@ -307,7 +310,7 @@ def test_a_statement_whose_answer_is_lost_is_applied_and_not_repeated(
     assert (len(runs), value(counted)) == (1, 1)
 
 
-def test_ctrl_c_during_a_statement_is_the_user_s(dsn: str, counted: ConnectionSupplier) -> None:
+def test_ctrl_c_during_a_statement_raises_keyboard_interrupt(dsn: str, counted: ConnectionSupplier) -> None:
     with interrupted_asleep(dsn), pytest.raises(KeyboardInterrupt):
         run_statement(counted, lambda conn: conn.execute("select pg_sleep(20)"))
     run_statement(counted, increment)

@@ -1,4 +1,4 @@
-"""Rounds of merges: small leaves become one, with files of their own first; a split is not undone at once."""
+"""Tests of rounds of merges: small leaves become one, and a split is not undone at once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_small_leaves_become_one_level_by_level(new_table: NewTable, layout: str
 
 
 def test_files_that_leaves_share_are_compacted_first(new_table: NewTable) -> None:
-    """Once each leaf has files of its own, they move; each row is there once, before and after."""
+    """The references move once each leaf has files of its own; no row is lost or doubled."""
     table = new_table(merge_threshold_rows=1_000)
     load(table, range(100))
     table.partitions.split("root", 50)
@@ -86,7 +86,7 @@ def test_a_leaf_whose_files_a_job_holds_waits(new_table: NewTable) -> None:
     [
         ({"merge_threshold_rows": 41}, 40, True),
         ({"merge_threshold_rows": 40}, 40, False),
-        # never what a split would soon divide again
+        # leaves that a split would soon divide again are never merged
         ({"merge_threshold_rows": 1_000, "split_threshold_rows": 40, "split_min_rows": 2}, 30, False),
         ({"merge_threshold_rows": 1_000, "split_threshold_rows": 40, "split_min_rows": 2}, 29, True),
     ],

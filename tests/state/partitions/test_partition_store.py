@@ -1,4 +1,4 @@
-"""The partition store: the tree of one table, and every change of it as an epoch."""
+"""Tests of the partition store: the tree of one table, and every change of it as an epoch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def table(new_table: NewTable) -> TableContext:
 
 
 def regions(table: TableContext) -> list[dict[str, Range]]:
-    """Of the leaves, as another process reads them."""
+    """Returns the regions of the leaves, as another process reads them."""
     return [dict(leaf.region) for leaf in PartitionStore(table.supplier, table.table).leaves()]
 
 
@@ -81,7 +81,7 @@ def test_bytes_may_be_a_bytearray(table: TableContext) -> None:
 
 
 def test_epochs_count_up_and_strictly_increase_in_time(table: TableContext) -> None:
-    """Even when the clock stands, or goes back."""
+    """Times increase even when the clock stands still or goes back."""
     ahead = "update epoch set created_at = now() + interval '1 hour' where table_id = %s and epoch = 0"
     query(table.supplier, ahead, table.table.table_id)
     for n in range(1, 5):
@@ -163,7 +163,7 @@ def test_a_partition_that_was_divided_already_is_an_error(table: TableContext) -
     assert table.partitions.tree().epoch == 1
 
 
-def test_of_splits_that_race_exactly_one_wins(table: TableContext) -> None:
+def test_exactly_one_of_concurrent_splits_of_a_leaf_succeeds(table: TableContext) -> None:
     for n in range(1, 6):
         leaf = table.partitions.leaves()[-1].partition_id
         outcomes = at_once(*[lambda leaf=leaf, n=n: table.partitions.split(leaf, n)] * 3)
@@ -208,7 +208,7 @@ def test_a_table_can_begin_with_leaves(new_table: NewTable, points: list[int]) -
 @pytest.mark.parametrize(
     "points", [[2, 1], [1, 1], [1, 2, 2, 3], ["1"], [1.5], [None], [-(2**63)], [2**63], [True], "DL"]
 )
-def test_initial_split_points_that_cannot_be_are_refused_and_no_table_is_made(
+def test_invalid_initial_split_points_are_refused_and_no_table_is_made(
     new_table: NewTable, shared_supplier: Any, points: Any
 ) -> None:
     before = query(shared_supplier[1], "select count(*) from tables")
@@ -238,7 +238,7 @@ def test_two_tables_have_trees_of_their_own(new_table: NewTable) -> None:
     assert [leaf.region.range("key").max for leaf in one.partitions.leaves()] == [5, None]
 
 
-def test_asking_for_the_tree_costs_one_connection(table: TableContext) -> None:
+def test_reading_the_tree_takes_one_connection(table: TableContext) -> None:
     counting = CountingSupplier(table.supplier)  # type: ignore[arg-type]
     PartitionStore(counting, table.table).leaves()
     assert counting.lent == 1

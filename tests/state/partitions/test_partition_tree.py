@@ -1,4 +1,4 @@
-"""The partition tree: finding leaves, and the groups whose rows must be merged."""
+"""Tests of the partition tree: finding leaves, and groups whose rows must be merged."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_unknown_partition_is_an_error() -> None:
 
 @dataclass(frozen=True)
 class History:
-    """A table's tree at every epoch, as partition objects; and all of its partitions as they are stored."""
+    """A table's tree at every epoch, as partition objects, and all its partitions as they are stored."""
 
     epochs: list[dict[str, Partition]]
     rows: list[PartitionRow]
@@ -106,7 +106,7 @@ class History:
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
-    """Leaves are divided, and all leaves below a partition merged, perhaps to be divided again at once."""
+    """Draws a history: leaves are divided; leaves below a partition are merged, and perhaps divided again."""
     epochs = [{ROOT: Partition(ROOT, None, Region())}]
     rows = {ROOT: PartitionRow(ROOT, 0)}
     for epoch in range(1, draw(st.integers(1, 12))):
@@ -124,7 +124,7 @@ def histories(draw: st.DrawFn) -> History:
 def merged(
     now: dict[str, Partition], rows: dict[str, PartitionRow], at: Partition, new_id: str, epoch: int
 ) -> Partition:
-    """The leaf that takes the place of a partition and of all below it."""
+    """Returns the leaf that takes the place of a partition and of all below it."""
     todo = [at.partition_id]
     while todo:
         gone = now.pop(todo.pop())
@@ -148,7 +148,7 @@ def divided(
     new_id: Callable[[], str],
     epoch: int,
 ) -> Partition:
-    """One half of a leaf; the leaf itself when it cannot be divided."""
+    """Returns one half of a leaf, or the leaf itself when it cannot be divided."""
     split = Split(draw(st.sampled_from("xy")), draw(st.integers(0, 5)))
     try:
         parent, left, right = split_partition(SCHEMA, at, split, new_id(), new_id())
@@ -165,7 +165,7 @@ def divided(
 
 
 def loaded(history: History, epoch: int) -> TreeArrays:
-    """As the database gives the tree of an epoch at once: without what was merged before."""
+    """Returns the tree of an epoch as the database returns it at once: without partitions merged before."""
     rows = [row for row in history.rows if row.created_epoch <= epoch and (row.merged_epoch or 99) > epoch]
     arrays = TreeArrays(SCHEMA)
     middle = len(rows) // 2
@@ -177,7 +177,7 @@ def loaded(history: History, epoch: int) -> TreeArrays:
 
 
 def check_is(tree: PartitionTree, partitions: dict[str, Partition]) -> None:
-    """The tree is the naive model: the same partitions, in an order that the model tells."""
+    """Checks that the tree equals the naive model: the same partitions, in the order of the model."""
     leaves = [p for p in partitions.values() if p.is_leaf]
     assert {p.partition_id: p for p in partitions_of(tree)} == partitions
     assert (len(tree), tree.leaf_count) == (len(partitions), len(leaves))
@@ -200,8 +200,8 @@ def check_is(tree: PartitionTree, partitions: dict[str, Partition]) -> None:
 
 @settings(deadline=None)
 @given(histories(), st.data())
-def test_at_every_epoch_the_tree_is_what_it_was_then(history: History, data: st.DataObject) -> None:
-    """Loaded at one epoch, and brought forward by what changed: in steps, or all at once, in any order."""
+def test_the_tree_at_every_epoch_equals_the_model(history: History, data: st.DataObject) -> None:
+    """A tree is loaded at one epoch, and updated with the changes, in steps or all at once, in any order."""
     newest = len(history.epochs) - 1
     base = data.draw(st.integers(0, newest))
     arrays = loaded(history, base)
@@ -280,7 +280,7 @@ def test_readers_of_an_epoch_do_not_see_what_is_added_meanwhile() -> None:
 
 
 def test_readers_of_an_epoch_do_not_see_what_is_merged_meanwhile() -> None:
-    """The upper half is divided and merged, again and again: each epoch's readers see what was there then."""
+    """The upper half is repeatedly divided and merged; readers of each epoch see the tree of that epoch."""
     arrays = TreeArrays(SCHEMA)
     point = encode_value(LONG, 3)
     root = PartitionRow(ROOT, 0, None, None, 0, 0, point)
@@ -317,11 +317,11 @@ def test_readers_of_an_epoch_do_not_see_what_is_merged_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "nope", "\ud800", "root\x00"])
-def test_what_is_no_partition_is_not_in_the_tree(name: str) -> None:
+def test_an_unknown_id_is_not_in_the_tree(name: str) -> None:
     assert tree_of(SCHEMA, [Partition(ROOT, None, Region())]).node(name) is None
 
 
-def test_a_picture_of_a_large_tree_is_cut_and_says_how_many_leaves_there_are() -> None:
+def test_a_picture_of_a_large_tree_is_cut_and_has_the_number_of_leaves() -> None:
     tree = PartitionTree(balanced_arrays(1_000), 0)
     branches = outline(tree, 10)
     assert [one.where for one in branches if one.partition is None] == ["… 1000 leaves in all"]

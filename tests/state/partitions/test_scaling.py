@@ -1,4 +1,4 @@
-"""Splits, merges and scales against a naive model, which keeps every epoch's leaves; and what is refused."""
+"""Splits, merges and scales compared with a naive model, which keeps every epoch's leaves; and refusals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SPLITS = [(name, point) for name, points in POINTS.items() for point in points]
 
 
 def check_covers(leaves: Iterable[Partition]) -> None:
-    """Each key lies in one leaf: of each cell that the bounds make, its lowest corner does."""
+    """Checks that each key lies in one leaf: the lowest corner of each cell that the bounds make does."""
     leaves = list(leaves)
     edges = {
         field.name: {min_value(field.type)} | {each.region.range(field.name).min for each in leaves} - {None}
@@ -55,8 +55,8 @@ def nodes_of(tree: PartitionTree) -> dict[str, Partition]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(st.data())
-def test_every_epoch_is_what_the_model_says(new_table: NewTable, data: st.DataObject) -> None:
-    """By readers whose arrays were there all the time, by fresh ones, and by walks; and nothing is amiss."""
+def test_every_epoch_equals_the_model(new_table: NewTable, data: st.DataObject) -> None:
+    """Readers with old arrays, readers with fresh ones, and walks agree with the model."""
     table = new_table(*KEYS)
     store, watcher = table.partitions, PartitionStore(table.supplier, table.table)
     model = [nodes_of(watcher.tree())]
@@ -104,7 +104,7 @@ def check_walks(table: TableContext, epoch: int, expected: dict[str, Partition],
 
 
 def replayed(table: TableContext) -> list[set[str]]:
-    """The leaves of each epoch, from what the epochs sealed and made."""
+    """Returns the leaves of each epoch, computed from what the epochs sealed and created."""
     rows = query(
         table.supplier,
         "select sealed, created from epoch where table_id = %s order by epoch",
@@ -120,7 +120,7 @@ def replayed(table: TableContext) -> list[set[str]]:
 
 @pytest.fixture
 def halves(new_table: NewTable) -> TableContext:
-    """Leaves below 0-0 and 0-1, one long key: …10…20…30…"""
+    """Makes leaves below 0-0 and 0-1, along one long key: …10…20…30…"""
     return new_table(split_points=[10, 20, 30])
 
 
@@ -129,7 +129,7 @@ def ids(table: TableContext) -> list[str]:
 
 
 def everything(table: TableContext) -> list[Any]:
-    """All that a change of partitions could change."""
+    """Returns all that a change of partitions could change."""
     queries = (
         "select * from partition where table_id = %s order by partition_id",
         "select * from epoch where table_id = %s order by epoch",
@@ -173,13 +173,13 @@ def test_a_scale_is_one_epoch_whose_partitions_in_between_are_no_leaves(halves: 
         "select sealed, created, splits, merges from epoch where table_id = %s and epoch = 1",
         halves.table.table_id,
     )
-    # a overlaps three of the new ones, b two; of the new ones one overlaps both
+    # a overlaps three new leaves, b two; one new leaf overlaps both
     assert row == ([b, a], [leaf.partition_id for leaf in new], 2, 1)
     assert halves.partitions.tree().leaf_count == 6
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_references_of_all_below_move_and_are_whole_as_before(new_table: NewTable, layout: str) -> None:
+def test_references_below_a_merged_partition_move_with_their_flags(new_table: NewTable, layout: str) -> None:
     table = new_table(split_points=[10], layout=layout)
     left, right = ids(table)
     whole = {"byte_count": 1_000, "row_count": 100}
@@ -249,7 +249,7 @@ BAD: dict[str, tuple[Callable[[list[str]], Any], list[Any], type[DormouseError],
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_is_one_line_and_changes_nothing(halves: TableContext, case: str) -> None:
+def test_invalid_requests_are_refused_in_one_line_and_change_nothing(halves: TableContext, case: str) -> None:
     sealed, splits, error, text = BAD[case]
     before = everything(halves)
     with pytest.raises(error, match=text) as raised:
@@ -285,7 +285,7 @@ def test_a_request_that_comes_again_gets_the_same_answer(halves: TableContext) -
     assert everything(halves) == before
 
 
-def test_of_scales_that_race_one_wins_and_the_others_leave_nothing(halves: TableContext) -> None:
+def test_one_of_concurrent_scales_succeeds_and_the_others_change_nothing(halves: TableContext) -> None:
     for n in range(6):
         leaves = ids(halves)
         tree = halves.partitions.tree()
@@ -311,10 +311,10 @@ def test_of_scales_that_race_one_wins_and_the_others_leave_nothing(halves: Table
     assert tree_problems(halves.supplier, halves.table) == []
 
 
-def test_every_thousand_epochs_their_totals_are_kept(
+def test_running_totals_are_stored_every_thousand_epochs(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of a table that had epochs before there were such totals."""
+    """The table may have epochs from before there were running totals."""
     table = new_table(split_points=[10])
     query(table.supplier, "update tables set epoch = 998 where table_id = %s", table.table.table_id)
     query(

@@ -1,4 +1,4 @@
-"""Leaves are divided where their rows are, references follow, and every row stays in exactly one leaf."""
+"""Tests of splits: leaves are divided by their rows, references follow, and each row stays in one leaf."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def table(new_table: NewTable) -> TableContext:
 
 @pytest.fixture
 def plane(new_table: NewTable) -> TableContext:
-    """A table of two row keys, a number and a string."""
+    """Returns a table with two row keys, a number and a string."""
     return new_table(Field("x", LONG), Field("y", STRING), split_threshold_rows=40, split_min_rows=2)
 
 
 def leaf_keys(table: TableContext, leaf: Partition) -> list[Any]:
-    """What a query of the leaf would read: its files, restricted to its region where need be."""
+    """Returns the keys that a query of the leaf reads: its files, restricted to its region if needed."""
     names = table.schema.row_key_names
     found = []
     for reference in table.store.file_references_in([leaf.partition_id]):
@@ -102,7 +102,7 @@ def test_a_leaf_whose_keys_are_all_equal_is_left_alone(
 
 
 def test_a_heavy_key_gets_its_share_of_the_rows(table: TableContext) -> None:
-    """The child of a key that most rows share is known to be full, and not taken for half."""
+    """The child with the key of most rows is known to be full, instead of estimated as half."""
     add_file(table, "a", [7] * 140 + [8] * 10)
     split(table)
     left, right = (table.store.file_references_in([leaf.partition_id]) for leaf in table.partitions.leaves())
@@ -120,7 +120,7 @@ def test_references_come_down_one_level_a_round(new_table: NewTable, monkeypatch
     monkeypatch.setattr(splitting, "BATCH_REFERENCES", 1)
     table = new_table(split_points=range(10, 80, 10))
     tree = table.partitions.tree()
-    # its children come after it by name, and so does what the round has brought to them
+    # its children, with the references pushed to them in this round, come after it by name
     upper = tree.root.child_ids[0]
     name = add_file(table, "a", range(40), [upper])
     depths = []
@@ -171,7 +171,7 @@ def test_a_file_that_cannot_be_read_holds_up_its_leaf_alone(
 
 
 def test_rows_of_other_partitions_do_not_fill_a_leaf(new_table: NewTable) -> None:
-    """A file of which nearly all lies elsewhere: its reference says half, its sketches know better."""
+    """Nearly all rows of the file lie elsewhere: the reference estimates half, the sketches know better."""
     table = new_table(split_points=[1000], split_threshold_rows=100, split_min_rows=2)
     leaves = [leaf.partition_id for leaf in table.partitions.leaves()]
     add_file(table, "a", [*range(5), *range(1000, 1495)], leaves)
@@ -190,7 +190,7 @@ def test_the_median_is_that_of_the_rows_inside(new_table: NewTable) -> None:
 
 
 def test_a_second_key_is_divided_by_the_rows_inside_alone(new_table: NewTable) -> None:
-    """Where the keys go together, the file's sketch of the second says nothing of one leaf's rows."""
+    """The keys correlate, so the file's sketch of the second key does not show the rows of one leaf."""
     table = new_table(
         Field("x", LONG), Field("y", LONG), split_points=[1], split_threshold_rows=50, split_min_rows=2
     )
@@ -206,7 +206,7 @@ def test_a_second_key_is_divided_by_the_rows_inside_alone(new_table: NewTable) -
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_every_row_is_in_exactly_one_leaf_when_splitting_is_done(plane: TableContext, seed: int) -> None:
-    """Random, skewed and correlated keys; until nothing is left to divide or to push."""
+    """Splits random, skewed and correlated keys until nothing is left to divide or push down."""
     draw = random.Random(seed)
     expected: Counter[Any] = Counter()
     for number in range(3):
@@ -229,8 +229,8 @@ def test_every_row_is_in_exactly_one_leaf_when_splitting_is_done(plane: TableCon
         assert len(keys) < 44 or len(set(keys)) == 1
 
 
-def test_two_rounds_at_once_divide_each_leaf_once(new_table: NewTable) -> None:
-    # so few rows that halves are not full: who comes late must find nothing to divide
+def test_two_concurrent_rounds_divide_each_leaf_once(new_table: NewTable) -> None:
+    # so few rows that halves are not full: the later round must find nothing to divide
     table = new_table(split_points=[1000, 2000, 3000], split_threshold_rows=150, split_min_rows=2)
     leaves = table.partitions.leaves()
     for number, leaf in enumerate(leaves):

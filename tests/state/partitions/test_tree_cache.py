@@ -1,4 +1,4 @@
-"""The cache of trees: what it keeps, and for how long."""
+"""Tests of the cache of trees: which trees it keeps, and for how long."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def grow(arrays: TreeArrays, partitions: int) -> None:
     arrays.extend([PartitionRow(f"{epoch}-{n}", epoch) for n in range(partitions)], epoch)
 
 
-def test_the_least_recently_used_tree_goes_first() -> None:
+def test_the_least_recently_used_tree_is_evicted_first() -> None:
     cache = TreeCache(3 * SMALL)
     trees = [balanced_arrays(1) for _ in range(4)]
     for table_id in range(3):
@@ -32,7 +32,7 @@ def test_the_least_recently_used_tree_goes_first() -> None:
     assert (len(cache), cache.byte_size) == (3, 3 * SMALL)
 
 
-def test_a_tree_that_grew_counts_as_what_it_is_now() -> None:
+def test_a_tree_that_grew_counts_with_its_current_size() -> None:
     one, two, like_two = balanced_arrays(1), balanced_arrays(1), balanced_arrays(1)
     grow(like_two, 100)
     cache = TreeCache(like_two.byte_size + SMALL - 1)
@@ -45,7 +45,7 @@ def test_a_tree_that_grew_counts_as_what_it_is_now() -> None:
     assert cache.byte_size == two.byte_size
 
 
-def test_a_tree_larger_than_the_cache_is_not_kept_and_drives_nobody_out() -> None:
+def test_a_tree_larger_than_the_cache_is_not_kept_and_evicts_no_others() -> None:
     small, large = balanced_arrays(1), balanced_arrays(500)
     cache = TreeCache(2 * SMALL)
     cache.put(1, small)
@@ -89,7 +89,7 @@ def test_a_forked_child_begins_anew_whatever_its_parent_was_doing() -> None:
     cache = TreeCache(10 * SMALL)
     cache.put(1, balanced_arrays(1))
     with warnings.catch_warnings(), cache.loading(1):
-        warnings.simplefilter("ignore", DeprecationWarning)  # of later Pythons: other threads may run
+        warnings.simplefilter("ignore", DeprecationWarning)  # later Python versions warn of threads
         child = os.fork()
         if child == 0:
             free = cache.loading(1).acquire(timeout=60)

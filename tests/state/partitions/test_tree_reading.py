@@ -1,4 +1,4 @@
-"""How the tree of a table is read: as a whole, what has changed, where some ranges lie; and shared."""
+"""Tests of reading a table's tree: as a whole, the changes, the part in some ranges; and shared reads."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def table(new_table: NewTable) -> TableContext:
 
 @pytest.fixture
 def statements(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What readers of trees execute from here on: the name of each statement, and the rows that it gave."""
+    """Yields a list of the statements that tree readers execute from now on: name, and number of rows."""
     seen: list[tuple[str, int]] = []
     execute = TreeReader._execute
 
@@ -79,7 +79,7 @@ def nodes_of(tree: PartitionTree) -> dict[str, Partition]:
     return {partition.partition_id: partition for partition in partitions_of(tree)}
 
 
-def test_of_a_tree_that_is_known_only_what_changed_is_read(
+def test_only_changes_of_a_cached_tree_are_read(
     new_table: NewTable, statements: list[tuple[str, int]]
 ) -> None:
     table = new_table(split_points=range(1, 200))
@@ -135,7 +135,7 @@ def test_a_tree_of_several_pages_is_whole(table: TableContext, monkeypatch: pyte
         assert len(read) == 2 * epoch + 1
 
 
-def test_an_epoch_that_is_still_to_come_is_a_mistake(table: TableContext) -> None:
+def test_a_future_epoch_is_an_error(table: TableContext) -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="at epoch 0, not yet at 1"):
             table.partitions.at(1)
@@ -145,7 +145,7 @@ def test_an_epoch_that_is_still_to_come_is_a_mistake(table: TableContext) -> Non
 def test_a_table_that_is_dropped_while_its_tree_is_read_is_an_error(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two pages: the partitions of the second are gone."""
+    """The table is dropped between two pages, so the second page has no partitions."""
     monkeypatch.setattr("dormouse.state.trees.PAGE_ROWS", 1)
     table.partitions.split("root", 5)
     pages = TreeReader._pages
@@ -163,7 +163,7 @@ def test_a_table_that_is_dropped_while_its_tree_is_read_is_an_error(
     assert fresh.cached() is None
 
 
-def test_a_dropped_table_is_an_error_however_its_tree_is_asked_for(table: TableContext) -> None:
+def test_a_dropped_table_is_an_error_in_every_way_to_read_its_tree(table: TableContext) -> None:
     known = table.partitions.tree()
     Catalog(table.supplier, table.attempts).drop(table.table.name)
     with table.supplier.connection() as conn:
@@ -189,7 +189,7 @@ def test_threads_that_need_the_same_tree_read_it_once(
 
 @pytest.mark.slow
 def test_readers_that_race_with_splits_see_the_tree_of_an_epoch_exactly(new_table: NewTable) -> None:
-    """All share a cache, which forgets the tree every now and then."""
+    """All readers share a cache, which drops the tree every now and then."""
     table, cache = new_table(split_points=[0]), TreeCache()
     done = threading.Event()
 
