@@ -148,14 +148,14 @@ class CurrentRows:
     """A question about current rows, answered from every version of the rows that may be wanted."""
 
     context: TableContext
-    asked: Question
+    question: Question
 
     @property
     def every_version(self) -> tuple[TableContext, Question]:
         """What is read: all versions of the wanted ids. Other conditions are on the newest version alone."""
-        conditions = (condition.field.name for condition in self.asked.conditions)
-        columns = dict.fromkeys((ROW_ID, ROW_VERSION, ROW_DELETED, *self.asked.columns, *conditions))
-        return self.context.every_version, Question(self.asked.ranges, (), tuple(columns))
+        conditions = (condition.field.name for condition in self.question.conditions)
+        columns = dict.fromkeys((ROW_ID, ROW_VERSION, ROW_DELETED, *self.question.columns, *conditions))
+        return self.context.every_version, Question(self.question.ranges, (), tuple(columns))
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the rows that are asked for, of versions in the order of ids and versions."""
@@ -163,15 +163,15 @@ class CurrentRows:
             batch.filter(pc.invert(batch.column(ROW_DELETED))) for batch in last_of_keys(batches, [ROW_ID])
         )
         found = self._found(batch for batch in rows if batch.num_rows)
-        return up_to((batch for batch in found if batch.num_rows), self.asked.limit)
+        return up_to((batch for batch in found if batch.num_rows), self.question.limit)
 
     def _found(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the rows that meet the conditions, which DataFusion compares as it does those of files."""
-        if not self.asked.conditions:
+        if not self.question.conditions:
             yield from batches
             return
         session = sorted_session(options={"datafusion.execution.target_partitions": "1"})
-        wanted = rendered(every(map(meets, self.asked.conditions)), DATAFUSION)
+        wanted = rendered(every(map(meets, self.question.conditions)), DATAFUSION)
         for several in _growing(batches):
             frame = session.create_dataframe([several], _BATCHES).filter(wanted)
             for batch in frame.collect():
@@ -197,16 +197,16 @@ def _growing(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
         yield several
 
 
-def read_from(context: TableContext, asked: Question) -> tuple[TableContext, Question]:
+def read_from(context: TableContext, question: Question) -> tuple[TableContext, Question]:
     """Returns what a plan is made for: the question itself, or one about every version of rows."""
-    return CurrentRows(context, asked).every_version if context.current_rows else (context, asked)
+    return CurrentRows(context, question).every_version if context.current_rows else (context, question)
 
 
 def wanted_of(
-    context: TableContext, asked: Question, batches: Iterator[pa.RecordBatch]
+    context: TableContext, question: Question, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Returns the rows that a question asks for, of the rows that `read_from` asks for."""
-    return CurrentRows(context, asked).of(batches) if context.current_rows else batches
+    return CurrentRows(context, question).of(batches) if context.current_rows else batches
 
 
 # Rows of the newest key wait until a larger key is seen.
