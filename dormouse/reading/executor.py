@@ -413,8 +413,9 @@ class _Execution:
             raise missing.lost() from missing
         if self._held.is_in_part:
             raise ObjectNotFound(
-                f"file {filename!r} is gone: it was collected amidst rows of equal key that are too many to "
-                "be held back; run the query again, or raise the table's property gc_delay_seconds"
+                f"file {filename!r} no longer exists: it was collected amid rows of equal key, which "
+                "are too many to hold in memory; run the query again, or raise the table's property "
+                "gc_delay_seconds"
             ) from missing
 
 

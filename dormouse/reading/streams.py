@@ -374,7 +374,7 @@ class _End:
     error: BaseException | None = None
 
 
-def interruptible(call: Callable[[], T], interrupt: Callable[[], object]) -> T:
+def interruptible_call(call: Callable[[], T], interrupt: Callable[[], object]) -> T:
     """Runs a call and returns its result, in a thread if this is the main thread.
 
     While code that is not Python's runs in the main thread, Python does not handle Ctrl-C.

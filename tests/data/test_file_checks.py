@@ -47,7 +47,7 @@ def test_values_outside_of_statistics_are_told(kind: pa.DataType, values: list[A
     for told in ([low, middle], [middle, high]):
         for ascending in ("", "a"):
             found = wrong(kind, told, values, ascending)
-            assert found == ["values of a lie outside of what its statistics say"]
+            assert found == ["values of a lie outside of its statistics' bounds"]
     assert wrong(kind, values, [low, None, high]) == ["a has 1 nulls, its statistics say 0"]
 
 

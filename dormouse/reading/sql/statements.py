@@ -37,7 +37,7 @@ from dormouse.reading.sql.results import BATCH_ROWS, ReadFailed, Rows, fitted
 from dormouse.reading.sql.scans import Enough
 from dormouse.reading.sql.selects import Select, may_hide_index
 from dormouse.reading.sql.wanted import Wanted
-from dormouse.reading.streams import Interruption, interruptible, in_thread, undisturbed
+from dormouse.reading.streams import Interruption, in_thread, interruptible_call, undisturbed
 from dormouse.reading.table_view import Moments, plan_query, plan_tables, summary
 from dormouse.reading.where import Condition, Question, question, unknown
 from dormouse.state.context import TableContext
@@ -308,7 +308,7 @@ class _Statement:
 
     def reader(self) -> pa.RecordBatchReader:
         try:
-            rows = interruptible(self._opened, self.interruption.set)
+            rows = interruptible_call(self._opened, self.interruption.set)
         except BaseException:
             self.session.close()
             raise
@@ -319,7 +319,7 @@ class _Statement:
         """Yields the batches; if there are many, a thread makes them, so that Ctrl-C takes effect at once."""
         with self.moments.kept():
             found = self._again_if_gone(rows)
-            first = interruptible(lambda: next(found, None), self.interruption.set)
+            first = interruptible_call(lambda: next(found, None), self.interruption.set)
             if first is None:
                 return
             yield first
