@@ -515,7 +515,7 @@ def _within(scan: Scan, ranges: KeyRanges) -> Scan:
 
 
 def _check_files(context: TableContext, scans: Sequence[Scan], error: ReadFailed) -> None:
-    """`FileGone` or `ObjectDamaged` for a file that DuckDB names, or one of the first, if it names none."""
+    """Raises `FileGone` or `ObjectDamaged` for a file that DuckDB names, or for one of the first files."""
     said = unquote(str(error))
     if named := [scan for scan in scans if scan.filename in said]:
         check_bytes(context, named)

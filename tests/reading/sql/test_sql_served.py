@@ -166,7 +166,7 @@ def test_a_client_that_goes_gives_its_worker_back(
     url, workers = served
     eventually(lambda: len(workers.process_ids) == 3 and not workers._lent)
     # from here on only: those of tests before are killed when they do not heed
-    monkeypatch.setattr("dormouse.reading.sql.workers.HEED_SECONDS_MAX", SECONDS_MAX)
+    monkeypatch.setattr("dormouse.reading.sql.workers.STOP_SECONDS_MAX", SECONDS_MAX)
     before = set(workers.process_ids)
     with connected(url) as sock:
         sock.sendall(request("/v1/sql", b'{"statement": "select * from t a, t b"}'))

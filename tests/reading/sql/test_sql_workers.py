@@ -170,7 +170,7 @@ def test_a_worker_that_dies_while_it_rests_is_not_lent(tmp_path: Path) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that heeds an interruption is not killed, however slow the machine is."""
-    monkeypatch.setattr("dormouse.reading.sql.workers.HEED_SECONDS_MAX", SECONDS_MAX)
+    monkeypatch.setattr("dormouse.reading.sql.workers.STOP_SECONDS_MAX", SECONDS_MAX)
 
 
 @pytest.mark.slow
