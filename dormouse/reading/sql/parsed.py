@@ -101,7 +101,7 @@ def check_tables(called: Iterable[str]) -> None:
             listed = ", ".join(sorted(known.allowed))
             why = f": {known.refused[name]}" if name in known.refused else ""
             raise InvalidQuery(
-                f"SQL reads tables only, not {name}(…){why}; of functions in FROM there are {listed}"
+                f"SQL reads tables only, not {name}(…){why}; the functions allowed in FROM are {listed}"
             )
 
 
@@ -300,9 +300,7 @@ def _kind(tokens: Sequence[tuple[int, str]]) -> str:
     if not parts:
         raise InvalidQuery(f"the statement is empty; {_READS}")
     if len(parts) > 1:
-        raise InvalidQuery(
-            f"only one statement at a time can be run, these are {len(parts)}; send each by itself"
-        )
+        raise InvalidQuery(f"only one statement can be run at a time, not {len(parts)}; send each by itself")
     return parts[0][0][1]
 
 
@@ -393,13 +391,13 @@ def _check_reads_tables(named: Mapping[str, set[str]]) -> None:
         instead = (
             "SHOW TABLES lists the tables, DESCRIBE their columns"
             if schema.lower() in _ABOUT_TABLES
-            else "tables and functions go by their names alone"
+            else "use the names of tables and functions alone"
         )
         raise InvalidQuery(f"there is no schema {schema!r}: {instead}")
     if named["moments"]:
         raise InvalidQuery(_AT)
     if "SHOW_UNQUALIFIED" in named["shown"] and not named["names"] & _LISTS:
-        raise InvalidQuery("of SHOW there is SHOW TABLES, and SHOW with a table's name")
+        raise InvalidQuery("use SHOW TABLES, or SHOW with a table's name")
 
 
 def _tree(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str, Any]:

@@ -61,21 +61,19 @@ def failure(error: Exception, *, reads: bool = True) -> DormouseError:
     if any(part in str(error) for part in _DISK_FULL):
         needed = line.partition("; This limit")[0]
         return QueryTooLarge(
-            f"what the statement had to put aside on disk did not fit there, ask for less at once: {needed}"
+            f"the statement's temporary data did not fit on disk; make it read less: {needed}"
         )
     if kind == "Out of Memory":
         # DuckDB's advice is to change settings, which are locked
         needed = line.partition("; Possible solutions")[0]
-        return QueryTooLarge(
-            f"the statement needs more memory than it may use, ask for less at once: {needed}"
-        )
+        return QueryTooLarge(f"the statement needs more memory than it may use; make it read less: {needed}")
     if _DEVIATION.search(line):
         return InvalidQuery(
             f"{line.rstrip('!')}: values are infinite, or too large to be squared; leave them out by "
             "WHERE isfinite(x), or the column: SUMMARIZE SELECT ... FROM ..."
         )
     if kind in {"INTERNAL", "FATAL"}:
-        return EngineFailed(f"DuckDB failed at this statement, write it in another way: {line}")
+        return EngineFailed(f"DuckDB failed to run this statement; write it differently: {line}")
     return ReadFailed(line) if reads and kind in _MAY_BE_FILES else InvalidQuery(line)
 
 

@@ -73,8 +73,8 @@ def _check_plain(context: TableContext) -> None:
     if is_keyed(properties) or transform.aggregates or transform.age_off:
         which = "keep" if is_keyed(properties) else "aggregate" if transform.aggregates else "filter"
         raise InvalidQuery(
-            f"the property {which} of table {name!r} makes rows what no file has: read it by query, sql or "
-            "instance.duckdb()"
+            f"the files of table {name!r} alone do not show its rows, as it has the property {which}: read "
+            "it by query, sql or instance.duckdb()"
         )
 
 

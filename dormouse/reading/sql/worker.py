@@ -279,7 +279,7 @@ def _ours(error: BaseException) -> DormouseError:
         return InvalidQuery("the statement is nested too deeply")
     if isinstance(error, MemoryError):
         return QueryTooLarge("the statement needs more memory than it may use")
-    return EngineFailed(f"the statement failed, write it in another way: {one_line(error)}")
+    return EngineFailed(f"the statement failed; write it differently: {one_line(error)}")
 
 
 if __name__ == "__main__":

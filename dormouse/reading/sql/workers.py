@@ -210,7 +210,7 @@ class WorkerProcess:
         except Exception as error:
             self.kill("crash")
             raise EngineFailed(
-                "DuckDB failed at this statement, write it in another way: its answer cannot be read"
+                "DuckDB failed to run this statement; write it differently: its answer cannot be read"
             ) from error
 
     def _interrupt(self) -> None:
@@ -231,12 +231,12 @@ class WorkerProcess:
         if code == -signal.SIGKILL:
             return EngineFailed(
                 "the process that ran the statement was killed, as the system does when memory is short; "
-                "ask for less at once"
+                "make the statement read less"
             )
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return EngineFailed(
-            f"the statement ended the process that ran it ({name}), as one may that needs too much memory: "
-            "ask for less at once, or write it in another way"
+            f"the process that ran the statement ended ({name}), perhaps because it needed too much memory: "
+            "make the statement read less, or write it differently"
         )
 
     def _release(self) -> None:

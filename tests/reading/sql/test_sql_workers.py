@@ -280,7 +280,7 @@ SORTED = "SELECT range FROM range(2_000_000) ORDER BY md5(range::VARCHAR) || rep
 
 def _spills(workers: Workers) -> None:
     session = workers.session(Interruption())
-    with closing(session), pytest.raises(QueryTooLarge, match=r"put aside on disk did not fit"):
+    with closing(session), pytest.raises(QueryTooLarge, match=r"temporary data did not fit on disk"):
         list(session.rows({}, SORTED, ()).batches)
     assert one(workers) == 42
 

@@ -137,7 +137,7 @@ def test_what_one_statement_sets_the_next_one_does_not_find() -> None:
         ("select '\ud800'", [], ".* half a surrogate pair"),
         ("", [], "the statement is empty; SQL can only read: .*"),
         ("-- nothing", [], "the statement is empty; SQL can only read: .*"),
-        ("from t; from u", [], "only one statement at a time can be run, these are 2; send each by itself"),
+        ("from t; from u", [], "only one statement can be run at a time, not 2; send each by itself"),
     ],
 )
 def test_what_duckdb_refuses_is_one_clear_line(statement: str, parameters: Any, message: str) -> None:
