@@ -1,4 +1,4 @@
-"""Statements that are refused, in one clear line: what does not read, what reads no tables, mistakes."""
+"""Statements that are refused, in one clear line: those that do not read tables only, and mistakes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_mistake_is_one_clear_line(lake: Lake, statement: str, message: str) -
     with pytest.raises(InvalidQuery) as error:
         sql({"Flights": lake.context}, statement).read_all()
     assert message in str(error.value)
-    assert "SET " not in str(error.value)  # no statement can
+    assert "SET " not in str(error.value)  # no statement can change settings
     assert len(str(error.value).splitlines()) == 1
     assert not Path("never.csv").exists()
 
@@ -185,7 +185,7 @@ from (show all tables), duckdb_views
 from a_function_of_tomorrow(1)
 """
 CALLED = "current_setting('threads')"
-"""What is refused wherever it stands."""
+"""Expressions that are refused wherever they stand."""
 PLACES = """
 select [x for x in [1] if x::varchar > {}]
 select list_transform([1], lambda x: {})

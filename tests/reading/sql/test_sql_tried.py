@@ -1,6 +1,6 @@
 """Statements that a user of DuckDB or PostgreSQL tries first, in Python, over HTTP and on the command line.
 
-Each has DuckDB's own answer, or one line that says what to do instead.
+Each gets DuckDB's own answer, or one line that says what to do instead.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def test_what_reads_has_duckdbs_answer(instance: dm.Instance, url: str) -> None:
         for statement in ANSWERED.strip().splitlines():
             expected = plain.execute(statement).to_arrow_table().to_pylist()
             found = instance.sql(statement).read_all()
-            # numbers of the catalog, and the order where none is asked for, differ
+            # catalog numbers, and the order of unordered rows, differ
             assert sorted(map(str, found.to_pylist())) == sorted(map(str, expected)), statement
             answer = client.post("/v1/sql", json={"statement": statement}, headers={"accept": ARROW})
             assert answer.status_code == 200, (statement, answer.text)
