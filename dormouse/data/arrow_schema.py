@@ -102,7 +102,7 @@ def arrow_field(field: Field) -> pa.Field:
 
 def arrow_schema(schema: Schema) -> pa.Schema:
     """Returns the schema's columns as Arrow fields, in order, with exact nullability."""
-    # kept with the schema, as its own cached properties are: each query asks for it
+    # cached on the schema, as its own cached properties are, since each query needs it
     known: dict[str, Any] = schema.__dict__
     if "_arrow" not in known:
         known["_arrow"] = pa.schema([arrow_field(field) for field in schema.fields])
@@ -225,7 +225,7 @@ def _fit(column: Column, field: Field, first_row: int | None) -> Column:
 
 
 def _check_type(actual: pa.DataType, field: Field) -> None:
-    # whole numbers come as floats, as pandas has them beside nulls
+    # pandas stores whole numbers as floats if there are nulls beside them
     is_rounded = field.type in (INT, LONG) and bool(_is.is_floating(actual))
     by_value = (field.type == FLOAT and _is.is_float64(actual)) or is_rounded
     if not (_can_be(actual, field.type) or by_value):
@@ -278,7 +278,7 @@ def _cast(column: Column, target: pa.DataType) -> Column:
     if pa.types.is_run_end_encoded(column.type):
         column = pc.run_end_decode(column)
     if _is.is_dictionary(column.type) and column.type.value_type in _VIEWS:
-        # Arrow casts no dictionary of views, as Polars has them
+        # Arrow does not cast dictionaries of views, which Polars makes
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
         taken = [chunk.dictionary.cast(target).take(chunk.indices) for chunk in chunks]
         column = pa.chunked_array(taken, target)
@@ -295,7 +295,7 @@ def _cast(column: Column, target: pa.DataType) -> Column:
             raise pa.ArrowInvalid(f"{first!r} {why}")
     fitted: Column = column.cast(target, safe=True)
     if _is.is_float64(column.type) and _is.is_float32(target):
-        # "safe" says nothing of it
+        # a safe cast of floats does not check this
         lost = pc.and_(pc.not_equal(fitted.cast(column.type), column), pc.invert(pc.is_nan(column)))
         if pc.any(lost).as_py():
             raise pa.ArrowInvalid(f"{column.filter(lost)[0].as_py()!r} is not exact in 32 bits")

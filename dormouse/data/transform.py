@@ -2,8 +2,8 @@
 
 They are parsed and checked against the schema when a table is created, without other libraries. Bloom filters
 let a query for single values skip the row groups that do not have them. The leading row key needs none: files
-are sorted by it, so statistics suffice. They are split block Bloom filters, as Parquet defines them and
-DataFusion reads them; a value takes about ten bits.
+are sorted by it, so statistics suffice. The filters are split block Bloom filters, as Parquet defines them
+and DataFusion reads them; a value takes about ten bits.
 """
 
 from __future__ import annotations
@@ -242,9 +242,9 @@ def bloom_filter_columns(schema: Schema, properties: TableProperties) -> tuple[s
 
 
 def sized_filters(names: tuple[str, ...], group: pa.Table) -> dict[str, dict[str, float]] | None:
-    """Returns Bloom filter options for row groups like this one, for pyarrow's writer;
+    """Returns Bloom filter options for row groups like this one, for pyarrow's writer.
 
-    None for no columns.
+    Returns None without columns.
     """
     import pyarrow.compute as pc
 

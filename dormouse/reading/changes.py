@@ -126,7 +126,7 @@ def one_each(batch: pa.RecordBatch, counts: pa.Array) -> Iterator[pa.RecordBatch
 
 
 CHANGE = COUNT
-"""The column that has a row's change: "insert", "upsert", or "delete"."""
+"""The column with the kind of a change: "insert", "upsert", or "delete"."""
 INSERT, DELETE = "insert", "delete"
 _Pages: TypeAlias = Iterator[list[ChangedFile]]
 
@@ -367,7 +367,7 @@ class _Reading:
     def _batches(
         self, scans: Sequence[Scan], physical: Callable[[], ExecutionPlan], *, may_search: bool
     ) -> Iterator[pa.RecordBatch]:
-        """Runs a plan and yields its batches;
+        """Runs a plan and yields its batches.
 
         `may_search`: many rows may be read for one that is returned.
         """

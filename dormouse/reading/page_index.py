@@ -272,7 +272,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A row group;
+    """A row group of a file.
 
     `byte_count` is the size of its values in memory, None if the sizes of texts are not recorded.
     """
@@ -511,10 +511,7 @@ def coded_page(data: bytes, chunk: Chunk, row_count: int) -> CodedPage | None:
 
 
 def values_of_dictionary(data: bytes, chunk: Chunk) -> pa.Array | None:
-    """Returns a dictionary's values where reading them here is faster than through pyarrow;
-
-    None for others.
-    """
+    """Returns a dictionary's values if reading them here is faster than through pyarrow, else None."""
     kind = _kind(chunk.schema)
     header, at = page_header(data)
     count, encoding = header[7][1], header[7][2]
@@ -537,10 +534,7 @@ def values_of_dictionary(data: bytes, chunk: Chunk) -> pa.Array | None:
 
 @lru_cache(maxsize=1_024)
 def _kind(schema: bytes) -> pa.DataType | None:
-    """Returns the type as which pyarrow reads a column;
-
-    None for one with a logical type that is not supported.
-    """
+    """Returns the type as which pyarrow reads a column, None if it has an unsupported logical type."""
     said = struct_of(schema)
     if said[1] == BYTE_ARRAY and said.get(6, 0) == 0 and set(said.get(10, {1: None})) == {1}:
         return pa.string() if 6 in said or 10 in said else pa.binary()

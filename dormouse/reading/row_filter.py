@@ -103,9 +103,9 @@ def is_of(schema: Schema, deletion: Deletion) -> Filter:
 def remains(
     schema: Schema, deletions: Iterable[Deletion], where: Callable[[Deletion], Filter] = lambda _: EVERY_ROW
 ) -> Filter:
-    """Returns the filter of rows that no deletion matches;
+    """Returns the filter of rows that no deletion matches.
 
-    `where` limits the rows each deletion applies to.
+    `where` returns the filter of the rows to which a deletion applies.
     """
     gone = [every([where(one), is_of(schema, one)]) for one in deletions]
     return Fails(some(gone)) if gone else EVERY_ROW

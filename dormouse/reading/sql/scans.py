@@ -127,9 +127,9 @@ def met_by_column(filter_: Node, key: Key) -> KeyRanges:  # noqa: PLR0911 one a 
 
 
 def key_of(expression: Node, columns: Columns) -> tuple[Key, str | None] | None:
-    """Returns the key that an expression is, and the numeric type that it is cast to;
+    """Returns the key that an expression is, and the numeric type that it is cast to.
 
-    None if it is no key.
+    Returns None if it is no key.
     """
     match expression:
         case {"expression_class": "BOUND_CAST", "try_cast": True}:

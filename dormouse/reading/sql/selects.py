@@ -34,9 +34,9 @@ from dormouse.state.context import TableContext
 # The files that DuckDB reads in one scan, and which of their rows count.
 
 SCANS_MAX = 64
-"""The most scans of files of one kind:
+"""The most scans of files of one kind.
 
-DuckDB plans each scan separately, which for a thousand takes seconds.
+DuckDB plans each scan separately, which for a thousand scans takes seconds.
 """
 INDEX = "file_index"
 """DuckDB's virtual column with the position of a row's file in the list of files."""
