@@ -50,9 +50,7 @@ BEGUN_BYTES_MAX = 64 * 1024 * 1024
 REPLANS_MAX = 10
 PART_BYTES = 128 * 1024 * 1024
 FIRST_FILES_MIN = 16
-"""The fewest files of a group for which files are read by their first keys; fewer files are simply all
-opened.
-"""
+"""The fewest files of a group that are read by their first keys; of fewer, simply all are opened."""
 FIRST_FILES_GROWTH = 8
 """The factor by which each further part has more files, if the parts before it had too few rows."""
 PART_ROWS = 131_072
@@ -314,9 +312,7 @@ class _Execution:
         return KeyedScans(context.schema, context.properties, scans, question.conditions, self.now_ms, names)
 
     def _may_be_many(self, scans: Sequence[Scan]) -> bool:
-        """Returns whether batches may have many rows; with several files, only if their batches are merged
-        unchanged.
-        """
+        """Returns whether batches may have many rows; of several files, only if they are merged unchanged."""
         if self._question.limit is not None or self._transform.aggregates:
             return False  # the caller of a limited query waits for its first rows
         if len(scans) > 1:

@@ -62,14 +62,14 @@ def newest_bounds(store: ObjectStore, name: str, columns: Sequence[str | None]) 
 
 @dataclass(slots=True)
 class Layers:
-    """Files of a keyed table, by what must be done to find the newest row of each key.
+    """Files of a keyed table, grouped by how the newest row of each key is found.
 
-    - `alone`: no other file can have a key of the file. Each of its rows is the newest of its key.
-    - `large`: the large files of places that have small files, too. No two of them can have the same key. A
-      row lives if its key is in none of `small`.
-    - `small`: the small files of these places.
+    - `alone`: no other file can have a key of the file, so each of its rows is the newest of its key.
+    - `large`: the large files of key ranges that also have small files. No two of them can have the same key.
+      A row counts if its key is in none of `small`.
+    - `small`: the small files of these key ranges.
     - `undecided`: those of `large` that may have a newer row than `small` has of the same key.
-    - `together`: files of other places, whose rows must all be compared.
+    - `together`: files of other key ranges, whose rows must all be compared.
     """
 
     alone: list[Scan] = field(default_factory=list)

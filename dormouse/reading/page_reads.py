@@ -452,9 +452,7 @@ class _Lookup:
         )
 
     def _dictionary(self, number: int, chunk: Chunk) -> Any:
-        """Returns the values of a column's dictionary; those of a key are returned as bytes, as they are in
-        the file.
-        """
+        """Returns the values of a column's dictionary; for a key, its bytes as they are in the file."""
         found = self._known(number, chunk)
         if found is None and chunk.dictionary:
             found = self._note(number, chunk, self._source.read([chunk.dictionary])[0])
@@ -532,7 +530,7 @@ def looked_up(
     wanted = list(dict.fromkeys((*schema.key_names, *question.columns)))
     hidden = [*newest_by, DELETED_AT] if newest_by else []
     columns = [stored.field(name) for name in dict.fromkeys((*wanted, *hidden))]
-    # a look-up ignores deletions, and needs files that were written with the current columns
+    # a look-up needs files without deletions that were written with the current columns
     are_plain = all(
         one.byte_count and not one.deletions and is_as_stored(written_schema(stored, one.filename), stored)
         for one in scans

@@ -157,9 +157,7 @@ def bytes_of(scans: Iterable[Scan]) -> int:
 
 
 def ways_of(scans: Iterable[Scan], kind: Callable[[Scan], Any]) -> dict[Way, list[Scan]]:
-    """Groups scans that share slices, deletions and kind, so that an engine reads them together; keeps their
-    order.
-    """
+    """Groups scans that share slices, deletions and kind, so that an engine reads them together, in order."""
     found: dict[Way, list[Scan]] = defaultdict(list)
     for scan in scans:
         found[Way(scan.slices, scan.deletions, kind(scan))].append(scan)
