@@ -1,6 +1,6 @@
-"""Schemas as Arrow sees them, data made to fit them, and files by the schema that they were written with.
+"""Arrow's forms of schemas, data made to fit a schema, and the schemas with which files were written.
 
-Strings are `string` and bytes `binary` in what Dormouse hands out; inside DataFusion they travel as views.
+Dormouse returns strings as `string` and bytes as `binary`; inside DataFusion they are views.
 """
 
 from __future__ import annotations
@@ -64,23 +64,26 @@ _LIKE = {
 _VIEWS = (pa.string_view(), pa.binary_view())
 _INT_BITS_MAX = 32
 _WIDE_DIGITS = 76
-COLUMNS_TOLD_MAX = 100
-"""How many of the columns at fault an error names."""
+COLUMNS_NAMED_MAX = 100
+"""The most columns at fault that an error names."""
 _EXACT_MAX = {16: 2.0**11, 32: 2.0**24, 64: 2.0**53}
-"""Up to these each whole number is a float of its own, by the bits of the float."""
+"""The largest number up to which each whole number is exact in a float, by the float's bits."""
 _YEARS = "the years 1 to 9999"
 _LIMITS = {
     kind: tuple(pa.scalar(value, _ARROW[kind]).value for value in (min_value(kind), largest))
     for kind, largest in ((TIMESTAMP, datetime.max.replace(tzinfo=UTC)), (DATE, date.max))
 }
-"""What keys can be, as Arrow counts."""
+"""The smallest and largest values of keys, in Arrow's units."""
 
 FIELD_ID = "PARQUET:field_id"
-"""Arrow's name, in the metadata of a field, for Parquet's `field_id`."""
+"""Arrow's name for Parquet's `field_id`, in the metadata of a field."""
 
 
 def arrow_type(data_type: DataType) -> pa.DataType:
-    """The Arrow type of a field's type; what is inside lists and maps may be null (a map's key may not)."""
+    """Returns the Arrow type of a field's type.
+
+    Elements of lists and values of maps may be null; keys of maps may not.
+    """
     if data_type.precision is not None:
         return pa.decimal128(data_type.precision, data_type.scale)
     if data_type.parts:
@@ -98,8 +101,8 @@ def arrow_field(field: Field) -> pa.Field:
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
-    """The columns of the table's files and query results, in order, with exact nullability."""
-    # kept with the schema, as its own cached properties are: each query asks for it
+    """Returns the schema's columns as Arrow fields, in order, with exact nullability."""
+    # cached on the schema, as its own cached properties are, since each query needs it
     known: dict[str, Any] = schema.__dict__
     if "_arrow" not in known:
         known["_arrow"] = pa.schema([arrow_field(field) for field in schema.fields])
@@ -108,16 +111,22 @@ def arrow_schema(schema: Schema) -> pa.Schema:
 
 
 def conform(data: Data, schema: Schema, first_row: int | None = None) -> Data:
-    """The data with the schema's columns, order and types; `InvalidData` in one line when it does not fit.
+    """Returns the data with the schema's columns, order and types.
 
-    Columns may come in any order, chunked, as dictionaries, large or view types. A cast is accepted when it
-    loses nothing: whole numbers of another width (also narrower, when every value fits), floats to INT or
-    LONG (when each is whole, and so small that no float rounds a whole number), whole numbers and floats to
-    DOUBLE or FLOAT when exact in it, decimals of other digits (when every value fits), timestamps of other
-    zones (the same instant) and units (when every value is whole microseconds). Timestamps without a zone are
-    taken as UTC. NaN is a value. No row is lost. A column that the data lacks has its default, or is null
-    (see `Schema.is_optional`).
-    Errors tell the row: `first_row` is the number of the data's first, None when the caller does not know it.
+    Columns may come in any order, and as chunked, dictionary, large or view types. A column that the data
+    lacks has its default, or is null (see `Schema.is_optional`). No row is lost. A value is cast only if
+    nothing is lost:
+
+    - whole numbers of another width to INT or LONG, if every value fits,
+    - floats to INT or LONG, if each is whole and small enough that no float rounds a whole number,
+    - whole numbers and floats to DOUBLE or FLOAT, if each is exact in it,
+    - decimals of other digits, if every value fits,
+    - timestamps of other time zones (the same instant), or units (if every value is whole microseconds).
+
+    Timestamps without a zone are taken as UTC. NaN is a value.
+
+    Raises `InvalidData`, in one line, when the data does not fit. The error names the row, counted from
+    `first_row`, the number of the data's first row; None if the caller does not know it.
     """
     names = data.schema.names
     check_names(names, schema)
@@ -134,48 +143,48 @@ def conform(data: Data, schema: Schema, first_row: int | None = None) -> Data:
 
 
 def _absent(field: Field, default: Any, rows: int) -> pa.Array:
-    """Returns a column that the data lacks."""
+    """Returns a column that the data lacks: its default in every row, or nulls."""
     kind = arrow_type(field.type)
     return pa.nulls(rows, kind) if default is None else pa.repeat(pa.scalar(default, kind), rows)
 
 
-def data_type(found: pa.DataType) -> DataType | None:  # noqa: PLR0911 one a kind
-    """The type that holds every value of an Arrow type; None when there is none."""
-    if _is_encoded(found):
-        return data_type(found.value_type)
-    if _is.is_map(found):
-        key, value = data_type(found.key_type), data_type(found.item_type)
+def data_type(actual: pa.DataType) -> DataType | None:  # noqa: PLR0911 one a kind
+    """Returns the type that holds every value of an Arrow type; None when there is none."""
+    if _is_encoded(actual):
+        return data_type(actual.value_type)
+    if _is.is_map(actual):
+        key, value = data_type(actual.key_type), data_type(actual.item_type)
         return MAP(key, value) if key and value else None
-    if _is_list(found):
-        element = data_type(found.value_type)
+    if _is_list(actual):
+        element = data_type(actual.value_type)
         return LIST(element) if element else None
-    if _is.is_struct(found):
-        parts = [(part, data_type(part.type)) for part in found]
+    if _is.is_struct(actual):
+        parts = [(part, data_type(part.type)) for part in actual]
         known = [Field(part.name, kind, part.nullable) for part, kind in parts if kind is not None]
         return STRUCT(known) if known and len(known) == len(parts) else None
-    if _is.is_decimal(found):
-        fits = found.precision <= DECIMAL_DIGITS_MAX and 0 <= found.scale <= found.precision
-        return DECIMAL(found.precision, found.scale) if fits else None
-    if _is.is_integer(found):
-        width = found.bit_width + _is.is_unsigned_integer(found)  # an unsigned one needs a bit more
+    if _is.is_decimal(actual):
+        fits = actual.precision <= DECIMAL_DIGITS_MAX and 0 <= actual.scale <= actual.precision
+        return DECIMAL(actual.precision, actual.scale) if fits else None
+    if _is.is_integer(actual):
+        width = actual.bit_width + _is.is_unsigned_integer(actual)  # an unsigned one needs a bit more
         return INT if width <= _INT_BITS_MAX else LONG
-    return next((kind for kind in _LIKE if is_like(found, kind)), None)
+    return next((kind for kind in _LIKE if is_like(actual, kind)), None)
 
 
-def is_like(found: pa.DataType, wanted: DataType) -> bool:
-    """Whether it is one of the plain types of Arrow that hold such values."""
-    return any(test(found) for test in _LIKE.get(wanted, ()))
+def is_like(actual: pa.DataType, wanted: DataType) -> bool:
+    """Returns whether an Arrow type is one of the plain types that hold values of `wanted`."""
+    return any(test(actual) for test in _LIKE.get(wanted, ()))
 
 
-def check_columns(found: pa.Schema, schema: Schema, *, has_all: bool = False) -> None:
-    """Refuse, before any row is read, data whose columns can never fit; `InvalidData`.
+def check_columns(actual: pa.Schema, schema: Schema, *, has_all: bool = False) -> None:
+    """Raises `InvalidData` for data whose columns can never fit, before any row is read.
 
-    `has_all`: also a column that rows may lack must be there.
+    With `has_all`, also raises it for a missing column that rows may lack.
     """
-    check_names(found.names, schema, has_all=has_all)
+    check_names(actual.names, schema, has_all=has_all)
     for field in schema.fields:
-        if field.name in found.names:
-            _check_type(found.field(field.name).type, field)
+        if field.name in actual.names:
+            _check_type(actual.field(field.name).type, field)
 
 
 def check_names(names: list[str], schema: Schema, *, has_all: bool = False) -> None:
@@ -191,13 +200,13 @@ def check_names(names: list[str], schema: Schema, *, has_all: bool = False) -> N
         hint = next((f" (it has {name!r})" for name in extra if name.casefold() == missing[0].casefold()), "")
         raise InvalidData(
             f"column {missing[0]!r} ({schema.field(missing[0]).type}) is missing from the data{hint}",
-            columns=missing[:COLUMNS_TOLD_MAX],
+            columns=missing[:COLUMNS_NAMED_MAX],
         )
     if extra:
         raise InvalidData(
             f"column {extra[0]!r} is not in the schema; its columns are {', '.join(schema.names)}; leave it "
             'out, or have it added (evolve="add", --add-columns)',
-            columns=extra[:COLUMNS_TOLD_MAX],
+            columns=extra[:COLUMNS_NAMED_MAX],
         )
 
 
@@ -215,61 +224,61 @@ def _fit(column: Column, field: Field, first_row: int | None) -> Column:
     return fitted
 
 
-def _check_type(found: pa.DataType, field: Field) -> None:
-    # whole numbers come as floats, as pandas has them beside nulls
-    is_rounded = field.type in (INT, LONG) and bool(_is.is_floating(found))
-    by_value = (field.type == FLOAT and _is.is_float64(found)) or is_rounded
-    if not (_can_be(found, field.type) or by_value):
-        raise _mistyped(found, field)
+def _check_type(actual: pa.DataType, field: Field) -> None:
+    # pandas stores whole numbers as floats if there are nulls beside them
+    is_rounded = field.type in (INT, LONG) and bool(_is.is_floating(actual))
+    by_value = (field.type == FLOAT and _is.is_float64(actual)) or is_rounded
+    if not (_can_be(actual, field.type) or by_value):
+        raise _mistyped(actual, field)
 
 
-def _mistyped(found: pa.DataType, field: Field) -> InvalidData:
-    said = f"column {field.name!r} is {found} in the data; the schema says {field.type}"
+def _mistyped(actual: pa.DataType, field: Field) -> InvalidData:
+    said = f"column {field.name!r} is {actual} in the data; the schema says {field.type}"
     return InvalidData(said, column=field.name)
 
 
-def _can_be(found: pa.DataType, wanted: DataType) -> bool:  # noqa: PLR0911 one a kind
-    if _is_encoded(found):
-        return _can_be(found.value_type, wanted)
-    if _is.is_null(found):
+def _can_be(actual: pa.DataType, wanted: DataType) -> bool:  # noqa: PLR0911 one a kind
+    if _is_encoded(actual):
+        return _can_be(actual.value_type, wanted)
+    if _is.is_null(actual):
         return True  # a column of nulls has no type; whether nulls may be there is checked next
     if wanted.key is not None and wanted.element is not None:
         return (
-            _is.is_map(found)
-            and _can_be(found.key_type, wanted.key)
-            and _can_be(found.item_type, wanted.element)
+            _is.is_map(actual)
+            and _can_be(actual.key_type, wanted.key)
+            and _can_be(actual.item_type, wanted.element)
         )
     if wanted.element is not None:
-        return _is_list(found) and _can_be(found.value_type, wanted.element)
+        return _is_list(actual) and _can_be(actual.value_type, wanted.element)
     if wanted.parts:
-        return bool(_is.is_struct(found)) and _has_parts(found, wanted)
+        return bool(_is.is_struct(actual)) and _has_parts(actual, wanted)
     if wanted.precision is not None:
-        return bool(_is.is_decimal(found) or _is.is_integer(found))
-    number = wanted in (INT, LONG, DOUBLE, FLOAT) and bool(_is.is_integer(found))
-    day = wanted == TIMESTAMP and bool(_is.is_date(found))  # its midnight, in UTC
-    return number or day or is_like(found, wanted)
+        return bool(_is.is_decimal(actual) or _is.is_integer(actual))
+    number = wanted in (INT, LONG, DOUBLE, FLOAT) and bool(_is.is_integer(actual))
+    day = wanted == TIMESTAMP and bool(_is.is_date(actual))  # its midnight, in UTC
+    return number or day or is_like(actual, wanted)
 
 
-def _has_parts(found: pa.StructType, wanted: DataType) -> bool:
-    """Whether a struct has the parts that are wanted, in any order, and no others."""
-    if sorted(part.name for part in found) != sorted(part.name for part in wanted.parts):
+def _has_parts(actual: pa.StructType, wanted: DataType) -> bool:
+    """Returns whether a struct has exactly the wanted parts, in any order."""
+    if sorted(part.name for part in actual) != sorted(part.name for part in wanted.parts):
         return False
-    return all(_can_be(found.field(part.name).type, part.type) for part in wanted.parts)
+    return all(_can_be(actual.field(part.name).type, part.type) for part in wanted.parts)
 
 
-def _is_encoded(found: pa.DataType) -> bool:
-    return bool(_is.is_dictionary(found) or _is.is_run_end_encoded(found))
+def _is_encoded(actual: pa.DataType) -> bool:
+    return bool(_is.is_dictionary(actual) or _is.is_run_end_encoded(actual))
 
 
-def _is_list(found: pa.DataType) -> bool:
-    return bool(_is.is_list(found) or _is.is_large_list(found) or _is.is_fixed_size_list(found))
+def _is_list(actual: pa.DataType) -> bool:
+    return bool(_is.is_list(actual) or _is.is_large_list(actual) or _is.is_fixed_size_list(actual))
 
 
 def _cast(column: Column, target: pa.DataType) -> Column:
     if pa.types.is_run_end_encoded(column.type):
         column = pc.run_end_decode(column)
     if _is.is_dictionary(column.type) and column.type.value_type in _VIEWS:
-        # Arrow casts no dictionary of views, as Polars has them
+        # Arrow does not cast dictionaries of views, which Polars makes
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
         taken = [chunk.dictionary.cast(target).take(chunk.indices) for chunk in chunks]
         column = pa.chunked_array(taken, target)
@@ -286,7 +295,7 @@ def _cast(column: Column, target: pa.DataType) -> Column:
             raise pa.ArrowInvalid(f"{first!r} {why}")
     fitted: Column = column.cast(target, safe=True)
     if _is.is_float64(column.type) and _is.is_float32(target):
-        # "safe" says nothing of it
+        # a safe cast of floats does not check this
         lost = pc.and_(pc.not_equal(fitted.cast(column.type), column), pc.invert(pc.is_nan(column)))
         if pc.any(lost).as_py():
             raise pa.ArrowInvalid(f"{column.filter(lost)[0].as_py()!r} is not exact in 32 bits")
@@ -305,7 +314,7 @@ def _check_nulls(column: Column, field: Field, first_row: int | None) -> None:
 
 
 def _check_years(columns: Sequence[Column], schema: Schema) -> None:
-    """Refuse keys that Python, in which ranges are compared, has no time for."""
+    """Raises `InvalidData` for keys that Python's dates cannot represent: ranges are compared in Python."""
     for column, field in zip(columns, schema.key_fields, strict=False):
         limits = _LIMITS.get(field.type)
         if limits is None or not len(column):
@@ -317,7 +326,7 @@ def _check_years(columns: Sequence[Column], schema: Schema) -> None:
 
 
 def _check_values(column: Column, field: Field) -> None:
-    """Refuse text that is not UTF-8, and maps whose keys are null."""
+    """Raises `InvalidData` for text that is not UTF-8, and for maps with null keys."""
     if field.type != STRING and not field.type.is_nested:
         return
     try:
@@ -328,7 +337,7 @@ def _check_values(column: Column, field: Field) -> None:
 
 
 def exact(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with exactly the types of a schema."""
+    """Returns the batch with exactly the types of a schema."""
     if batch.schema.equals(schema, check_metadata=True):
         return batch
     columns = [
@@ -339,34 +348,37 @@ def exact(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def written_schema(schema: Schema, filename: str) -> Schema:
-    """Those of the columns that a file has, by what they were when it was written."""
+    """Returns the schema's columns that a file has, as they were when the file was written."""
     return schema.as_written(schema_version_of(filename))
 
 
-def check_stored(found: pa.Schema, schema: Schema, filename: str) -> None:
-    """`InvalidData` when a file has not the columns that it was written with, of those that still are."""
+def check_stored(actual: pa.Schema, schema: Schema, filename: str) -> None:
+    """Raises `InvalidData` when a file lacks a column of today's that it was written with."""
     written = written_schema(schema, filename)
     if written is not schema:
-        # what was dropped since is in it, too
-        found = pa.schema([field for field in found if field.name in written])
-    check_columns(found, written, has_all=True)
+        # the file also has columns that were dropped since
+        actual = pa.schema([field for field in actual if field.name in written])
+    check_columns(actual, written, has_all=True)
 
 
 def with_ids(fields: Iterable[pa.Field], schema: Schema) -> pa.Schema:
-    """Arrow's fields of the schema's columns, with their ids."""
+    """Returns Arrow's fields of the schema's columns, with their ids."""
     numbered = zip(fields, schema.shape.columns, strict=True)
     return pa.schema([field.with_metadata(metadata_of(field.type, one)) for field, one in numbered])
 
 
 def metadata_of(kind: pa.DataType, column: SchemaColumn) -> dict[str, str]:
-    """A column's id, but for bytes: of a column of bytes that has one DataFusion prunes no row group."""
+    """Returns a column's id as Arrow's metadata; empty for bytes.
+
+    DataFusion prunes no row group by a column of bytes that has an id.
+    """
     return (
         {} if pa.types.is_binary(kind) or pa.types.is_binary_view(kind) else {FIELD_ID: str(column.column_id)}
     )
 
 
 def is_ascending(keys: pa.RecordBatch) -> bool:
-    """Whether each row is not below the one before it, by all columns."""
+    """Returns whether each row is at least the one before it, compared by all columns in order."""
     tied: Any = None
     for column in keys.columns:
         values = column.cast(pa.binary()) if pa.types.is_string(column.type) else column

@@ -1,6 +1,6 @@
-"""DataFusion: sessions for sorted streams of bounded memory, their errors, and expressions.
+"""Sessions of DataFusion for sorted streams in bounded memory, their errors, and expressions.
 
-Expressions are of our columns, ranges and orders; their typed literals are exact.
+Expressions are made of table columns, ranges and orders; their typed literals are exact.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from dormouse.objects.store import ObjectStore
 check_not_forked = ForkGuard("DataFusion").check
 MEMORY_LIMIT_BYTES = 1_500_000_000
 _OPTIONS = {
-    # one file is one sorted stream: nothing may cut it up or mix it
+    # a file is one sorted stream: it must not be divided or mixed
     "datafusion.optimizer.repartition_file_scans": "false",
     "datafusion.optimizer.enable_round_robin_repartition": "false",
     "datafusion.optimizer.repartition_aggregations": "false",
     "datafusion.optimizer.prefer_existing_sort": "true",
-    # from them DataFusion takes a key that is constant in each file for one that is constant in all of them,
-    # and merges by the other keys alone
+    # with statistics, DataFusion takes a key that is constant in each file for one that is constant in all of
+    # them, and merges by the other keys alone
     "datafusion.execution.collect_statistics": "false",
-    # strings as views: merging compares four bytes inline before it looks further
+    # strings as views: a merge compares four inline bytes before it looks further
     "datafusion.execution.parquet.schema_force_view_types": "true",
 }
 _BATCH_ROWS = 8_192
 _BATCH_BYTES = 8 * 1024 * 1024
-"""Of each file, as it is written: where rows are wide, fewer are in memory at once."""
+"""The most bytes of a batch of each file, by the size of rows in the file: wide rows get small batches."""
 _VIEWS = {STRING: pa.string_view(), BYTES: pa.binary_view()}
 
 
@@ -62,22 +62,22 @@ def column(name: str) -> Expr:
 
 
 def value(field: Field, item: Any) -> Expr:
-    """A literal of exactly the field's type."""
+    """Returns a literal of exactly the field's type."""
     return literal(pa.scalar(item, arrow_type(field.type)))
 
 
 def among(field: Field, items: Sequence[Any]) -> Expr:
-    """Returns whether a column has one of some values, of which there may be many thousands."""
+    """Returns an expression for a column that has one of some values, of which there may be thousands."""
     if field.type == BYTES:
-        # its lists are of another type than what DataFusion reads
+        # a list of bytes has another type than the views that DataFusion reads
         return functions.in_list(column(field.name), [value(field, item) for item in items])
-    # one literal, which DataFusion plans as it plans IN
+    # one list literal, which DataFusion plans as it plans IN
     listed = literal(pa.scalar(items, pa.list_(arrow_type(field.type))))
     return functions.array_has(listed, column(field.name))
 
 
 def in_region(schema: Schema, region: Region) -> Expr | None:
-    """Whether a row lies in a region; None when every row does."""
+    """Returns an expression for rows in a region; None when every row is in it."""
     parts = []
     for field in schema.row_keys:
         key, item = column(field.name), region.range(field.name)
@@ -91,7 +91,7 @@ def in_region(schema: Schema, region: Region) -> Expr | None:
 
 
 def key_order(names: Iterable[str], descending: Iterable[str] = ()) -> list[SortExpr]:
-    """How a table's files are sorted; rows of equal key have the largest of some columns first."""
+    """Returns the sort order of a table's files; largest `descending` values first among equal keys."""
     return [
         *(column(name).sort(ascending=True, nulls_first=False) for name in names),
         *(column(name).sort(ascending=False, nulls_first=False) for name in descending),
@@ -99,7 +99,7 @@ def key_order(names: Iterable[str], descending: Iterable[str] = ()) -> list[Sort
 
 
 def union(frames: Sequence[DataFrame]) -> DataFrame:
-    """The rows of all, at least one."""
+    """Returns the rows of all frames, of which there must be at least one."""
     return joined(frames, DataFrame.union)
 
 
@@ -109,7 +109,7 @@ def sorted_session(
     options: dict[str, str] | None = None,
     row_bytes: float = 0.0,
 ) -> SessionContext:
-    """A session whose plans keep the order that files have; `row_bytes`: how wide rows are in the files."""
+    """Returns a session whose plans keep the files' order; `row_bytes` is the size of a row in the files."""
     runtime = RuntimeEnvBuilder().with_greedy_memory_pool(MEMORY_LIMIT_BYTES)
     rows = max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(1.0, row_bytes))))
     at_once = {"datafusion.execution.batch_size": str(rows)}
@@ -119,7 +119,7 @@ def sorted_session(
 def open_session(
     options: dict[str, str], runtime: RuntimeEnvBuilder, store: ObjectStore | None
 ) -> SessionContext:
-    """A session with these options, which reads the store's objects."""
+    """Returns a session with these options, which can read the store's objects."""
     check_not_forked()
     config = SessionConfig()
     for name, value in options.items():
@@ -133,7 +133,7 @@ def open_session(
 def sorted_file(
     context: SessionContext, file: str | Path, keys: Sequence[str], descending: Sequence[str] = ()
 ) -> DataFrame:
-    """The rows of a file that is sorted by some of its columns, as one sorted stream."""
+    """Returns the rows of a file that is sorted by some of its columns, as one sorted stream."""
     order = key_order(keys, descending)
     return context.read_parquet(file_url(file), file_extension="", file_sort_order=[order])
 
@@ -141,10 +141,11 @@ def sorted_file(
 def table_file(
     context: SessionContext, schema: Schema, file: str, descending: Sequence[str] = ()
 ) -> DataFrame:
-    """The rows of a table's file, as one sorted stream; `InvalidData` or `ObjectNotFound` names a bad one.
+    """Returns the rows of a table's file, with the schema's columns, as one sorted stream.
 
-    Whatever columns it was written with, which its name tells, they are those of the schema. A file that has
-    each key once is sorted by other columns after the key, too.
+    The file may have been written with other columns, which its name determines. A file that has each key
+    once is also sorted by other columns after the key. Raises `InvalidData` or `ObjectNotFound`, which name a
+    bad file.
     """
     written = written_schema(schema, file)
     try:
@@ -160,13 +161,13 @@ def table_file(
 
 
 def file_url(path: str | Path) -> str:
-    """A local path as a URL, so that no character of it means anything; other URLs as they are."""
+    """Returns a local path as a URL, with special characters escaped; returns a URL unchanged."""
     text = str(path)
     return text if "://" in text else "file://" + quote(os.path.abspath(text))  # noqa: PTH100  # not links
 
 
 def file_error(file: str, error: Exception) -> DormouseError:
-    """What a failure to read a file means, naming the file."""
+    """Returns the error for a failure to read a file, which names the file."""
     text = one_line(error)
     if "not found" in text.lower() or "no such file" in text.lower() or "no files found" in text.lower():
         return ObjectNotFound(f"file {file!r} does not exist")
@@ -176,7 +177,7 @@ def file_error(file: str, error: Exception) -> DormouseError:
 def query_error(
     context: SessionContext, schema: Schema, files: Sequence[str], error: Exception
 ) -> DormouseError:
-    """What a failed query over files means: the first file that cannot be read, else `JobFailed`."""
+    """Returns the error for a failed query: that of the first file that cannot be read, else `JobFailed`."""
     for file in files:
         try:
             rows = table_file(context, schema, file)
@@ -191,21 +192,21 @@ def query_error(
 
 
 def reshaped(rows: DataFrame, stored: Schema, schema: Schema, *, views: bool = False) -> DataFrame:
-    """Rows with the columns of one schema of a table, as rows with those of another.
+    """Returns rows with the columns of one schema of a table as rows with those of another.
 
-    `views`: whether texts and bytes travel as Arrow's views.
+    `views`: texts and bytes are Arrow views.
     """
     if is_as_stored(stored, schema):
         return rows.select(*map(column, schema.names))
-    return rows.select(*(_now(*one, views=views) for one in pairs(stored, schema)))
+    return rows.select(*(_as_now(*one, views=views) for one in pairs(stored, schema)))
 
 
-def _now(field: Field, one: Column, before: Field | None, *, views: bool) -> Expr:
+def _as_now(field: Field, column_: Column, before: Field | None, *, views: bool) -> Expr:
     if before is None:
         kind = _VIEWS[field.type] if views and field.type in _VIEWS else arrow_type(field.type)
-        # of lists and structs there is no literal that is null
-        is_null = one.default is None
-        default = literal(None).cast(kind) if is_null else literal(pa.scalar(one.default, kind))
+        # DataFusion has no null literal of lists and structs
+        is_null = column_.default is None
+        default = literal(None).cast(kind) if is_null else literal(pa.scalar(column_.default, kind))
         return default.alias(field.name)
     found = column(before.name)
     if before.type != field.type:
@@ -214,7 +215,7 @@ def _now(field: Field, one: Column, before: Field | None, *, views: bool) -> Exp
 
 
 def numbered(rows: DataFrame, schema: Schema) -> DataFrame:
-    """The rows, whose columns have their ids in files that are written."""
+    """Returns the rows with column ids, which are written to files."""
     named = zip(schema.names, schema.shape.columns, strict=True)
     kinds = {field.name: arrow_type(field.type) for field in schema.fields}
     return rows.select(*(column(name).alias(name, metadata_of(kinds[name], one)) for name, one in named))

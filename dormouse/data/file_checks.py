@@ -1,4 +1,4 @@
-"""A file read whole: whether rows, their order, statistics and sketches are as they were written."""
+"""Checks of a whole file: whether rows, their order, statistics and sketches are as they were written."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from dormouse.model.schema import Schema
 from dormouse.model.table import ProblemKind
 from dormouse.objects.store import ObjectStore
 
-# The rows by which two arrays of equal length and type differ, nested types included.
+# The rows in which two arrays of equal length and type differ, including nested types.
 
 Flags = npt.NDArray[np.bool_]
 
 
 def differ(wanted: pa.Array, there: pa.Array) -> Flags:
-    """Returns for each row whether its two values differ.
+    """Returns, for each row, whether its two values differ.
 
-    Two nulls are equal, and so are two NaNs; 0.0 and -0.0 differ, as a copy of the values would.
+    Two nulls are equal, and so are two NaNs. 0.0 and -0.0 differ, since a copy must keep the sign.
     """
     kind = wanted.type
     one_is_null = _flags(pc.xor(pc.is_null(wanted), pc.is_null(there)))
@@ -44,7 +44,7 @@ def differ(wanted: pa.Array, there: pa.Array) -> Flags:
     if pa.types.is_null(kind):
         return one_is_null
     if pa.types.is_struct(kind):
-        # flatten() gives a field of a null struct as null
+        # flatten() returns a null struct's fields as null
         pairs = zip(wanted.flatten(), there.flatten(), strict=True)
         parts: Flags = np.logical_or.reduce([one_is_null, *(differ(*pair) for pair in pairs)])
         return parts
@@ -59,7 +59,7 @@ def differ(wanted: pa.Array, there: pa.Array) -> Flags:
 
 
 def _lists_differ(wanted: pa.Array, there: pa.Array, both: Flags) -> Flags:
-    """Returns which rows are lists or maps of another length or with another element; null rows are not."""
+    """Returns which rows are lists or maps of different lengths or elements; ignores null rows."""
     counts, others = (np.diff(np.asarray(one.offsets)) for one in (wanted, there))
     differs: Flags = both & (counts != others)
     alike = both & ~differs
@@ -73,7 +73,7 @@ def _elements(lists: pa.Array, of: Flags) -> pa.Array:
     """Returns the elements of some rows; those of maps are structs of a key and a value."""
     starts = np.asarray(lists.offsets)
     counts = np.diff(starts)[of]
-    # positions of the elements: each row's first, and on from there
+    # positions of the elements: consecutive, from each row's first
     ends = np.cumsum(counts)
     places = np.arange(counts.sum()) + np.repeat(starts[:-1][of] - (ends - counts), counts)
     if not pa.types.is_map(lists.type):
@@ -87,8 +87,8 @@ def _sign(values: pa.Array) -> pa.Array:
     return pc.less(bits, 0)
 
 
-def _flags(found: pa.Array) -> Flags:
-    flags: Flags = found.to_numpy(zero_copy_only=False)
+def _flags(values: pa.Array) -> Flags:
+    flags: Flags = values.to_numpy(zero_copy_only=False)
     return flags
 
 
@@ -98,7 +98,7 @@ Found = tuple[ProblemKind, str]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What is recorded of a file; `region` is of the partition that all its rows are of, if of one alone."""
+    """The recorded facts of a file; `region` is that of its only partition, None if it has several."""
 
     row_count: int | None
     min_key: bytes | None
@@ -107,9 +107,9 @@ class Recorded:
 
 
 def file_problems(store: ObjectStore, name: str, schema: Schema, recorded: Recorded) -> list[Found]:
-    """What is not as it was written, in bounded memory; every page is read. Raises `ObjectNotFound`.
+    """Returns what is not as it was written; reads every page, in bounded memory. Raises `ObjectNotFound`.
 
-    A damaged file may end the process, as Arrow trusts its footer: see `FileReader`.
+    A damaged file may crash the process, since Arrow trusts its footer: see `FileReader`.
     """
     now, schema = schema, written_schema(schema, name)
     read = _Read(schema)
@@ -128,13 +128,13 @@ def file_problems(store: ObjectStore, name: str, schema: Schema, recorded: Recor
 
 
 def _called(region: Region | None, now: Schema, then: Schema) -> Region | None:
-    """A region by what the row keys were called."""
+    """Returns a region with the row keys' names in an earlier schema."""
     called = dict(zip(now.row_key_names, then.row_key_names, strict=True))
     return None if region is None else Region({called[name]: item for name, item in region.items()})
 
 
 def _coded_texts(file: pq.ParquetFile, schema: Schema) -> list[str]:
-    """Columns of texts that have dictionaries, and are no keys: read as these in a fraction of the time."""
+    """Returns the text columns with dictionaries that are no keys: reading them as dictionaries is faster."""
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     coded = [
         {one.path_in_schema for one in map(group.column, range(group.num_columns)) if one.has_dictionary_page}
@@ -145,7 +145,7 @@ def _coded_texts(file: pq.ParquetFile, schema: Schema) -> list[str]:
 
 
 class _Read:
-    """What was seen of a file's rows."""
+    """The facts gathered while a file's rows are read."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -172,7 +172,7 @@ class _Read:
         self.found += [("statistics", f"row group {number}: {what}") for what in seen.wrong()]
 
     def _keys(self, keys: pa.RecordBatch) -> bool:
-        """Whether they ascend in the batch."""
+        """Records the keys of a batch; returns whether they ascend."""
         first, last = (tuple(column[at].as_py() for column in keys.columns) for at in (0, -1))
         row_keys = len(self._schema.row_keys)
         self.first, self.last = self.first or first[:row_keys], last[:row_keys]
@@ -187,7 +187,10 @@ class _Read:
 
 
 class _Columns:
-    """Nulls of a row group's columns that are not nested; bounds of keys, and where statistics tell some."""
+    """The null counts and bounds of a row group's columns, to be compared with its statistics.
+
+    Nested columns are left out. Bounds are of keys, and of columns whose statistics have bounds.
+    """
 
     def __init__(self, group: pq.RowGroupMetaData, keys: Sequence[str]) -> None:
         columns = (group.column(position) for position in range(group.num_columns))
@@ -197,14 +200,15 @@ class _Columns:
         self._nulls: dict[str, int] = {}
 
     def add(self, batch: pa.RecordBatch, ascending: str = "") -> None:
-        """Adds rows; the values of the column `ascending` do so."""
+        """Adds rows; the values of the column `ascending` are known to ascend."""
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if pa.types.is_nested(column.type):
                 continue
             self._nulls[name] = self._nulls.get(name, 0) + column.null_count
             values = column
             if pa.types.is_dictionary(column.type):
-                values = column.dictionary.take(pc.unique(column.indices))  # an error where one is not there
+                # an index that is not in the dictionary raises an error
+                values = column.dictionary.take(pc.unique(column.indices))
             elif name == ascending and pa.types.is_string(column.type) and not column.null_count:
                 values = column.take(pa.array([0, len(column) - 1]))
             if name not in self._bounded:
@@ -216,7 +220,7 @@ class _Columns:
                     self.bounds[name] = min(known[0], low), max(known[1], high)
 
     def wrong(self) -> Iterator[str]:
-        """What the row group's statistics say otherwise; bounds of long texts may be wider."""
+        """Yields how the row group's statistics differ from its values; bounds of long texts may be wider."""
         for name, said in self._said.items():
             if name not in self._nulls:
                 continue
@@ -225,7 +229,7 @@ class _Columns:
             if said.has_min_max and name in self.bounds:
                 with suppress(TypeError, NotImplementedError, UnicodeDecodeError):
                     if said.min > self.bounds[name][0] or said.max < self.bounds[name][1]:
-                        yield f"values of {name} lie outside of what its statistics say"
+                        yield f"values of {name} lie outside of its statistics' bounds"
 
 
 def _counts_and_keys(read: _Read, schema: Schema, recorded: Recorded) -> Iterator[Found]:
@@ -250,7 +254,7 @@ def _sketches(store: ObjectStore, name: str, schema: Schema, read: _Read) -> Ite
 
     try:
         sketches = load_sketches(store, name, schema)
-    except ObjectNotFound:  # a caller's file may have none
+    except ObjectNotFound:  # a file that the caller registered may have none
         return
     except InvalidData as error:
         yield "object_unreadable", str(error)
@@ -264,19 +268,23 @@ def _sketches(store: ObjectStore, name: str, schema: Schema, read: _Read) -> Ite
             yield "statistics", f"its sketches have other bounds of {field.name}"
 
 
-# Files read in a process of their own, which a damaged one may end: Arrow's C++ trusts a file's footer.
+# Files are read in a process of their own: Arrow's C++ trusts a file's footer, so a damaged file may crash
+# it.
 
 _OF_DAMAGE = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 
 
 class FileReader:
-    """Asks one process, which is started when it is needed. Close it."""
+    """A client of one process that checks files, which it starts when needed. Close it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     def problems(self, store: ObjectStore, name: str, schema: Schema, recorded: Recorded) -> list[Found]:
-        """As `file_problems`; also of a file that ends the process. Raises `EngineFailed` when others do."""
+        """Returns what `file_problems` returns, or a problem if the file crashes the process.
+
+        Raises `EngineFailed` when the process ends for another reason.
+        """
         process = self._process = self._process or _started()
         assert process.stdin is not None  # noqa: S101 both are pipes
         assert process.stdout is not None  # noqa: S101
@@ -291,33 +299,33 @@ class FileReader:
         return answer
 
     def close(self) -> int:
-        """Ends the process; gives how it ended."""
+        """Ends the process; returns its exit code."""
         process, self._process = self._process, None
         if process is None:
             return 0
-        with process:  # closes its pipes: it ends when there is nothing more to read
+        with process:  # closing its pipes ends the process
             pass
         return process.returncode
 
 
 def _why_it_ended(code: int) -> str:
     if -code in _OF_DAMAGE:
-        return f"to read it ends the process that does ({signal.Signals(-code).name}): it is damaged"
-    raise EngineFailed(f"the process that reads files ended ({code}): out of memory, or somebody ended it")
+        return f"reading it crashes the process ({signal.Signals(-code).name}): it is damaged"
+    raise EngineFailed(f"the process that reads files ended ({code}): out of memory, or it was killed")
 
 
 def _started() -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
-    # as a group of its own, it hears no Ctrl-C: it ends when its pipe is closed
+    # in its own process group it gets no Ctrl-C; it ends when its pipe is closed
     return subprocess.Popen(
         [sys.executable, "-m", "dormouse.data.file_checks"], stdin=pipe, stdout=pipe, process_group=0
     )
 
 
-def _serve(asked: BinaryIO, answers: BinaryIO) -> None:
+def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
     while True:
         try:
-            store, name, schema, recorded = pickle.load(asked)  # noqa: S301 of the process that started us
+            store, name, schema, recorded = pickle.load(requests)  # noqa: S301 of the process that started us
         except EOFError:
             return
         answer: list[Found] | DormouseError
@@ -325,7 +333,7 @@ def _serve(asked: BinaryIO, answers: BinaryIO) -> None:
             answer = file_problems(store, name, schema, recorded)
         except DormouseError as error:
             answer = error
-        except Exception as error:  # whatever damage makes of values
+        except Exception as error:  # damaged values may raise anything
             answer = [("object_unreadable", f"{type(error).__name__}: {one_line(error)}")]
         pickle.dump(answer, answers)
         answers.flush()
@@ -333,5 +341,5 @@ def _serve(asked: BinaryIO, answers: BinaryIO) -> None:
 
 if __name__ == "__main__":
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what libraries print is no answer
+        os.dup2(2, 1)  # output that libraries print must not mix with the answers
         _serve(sys.stdin.buffer, answers)

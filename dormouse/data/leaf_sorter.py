@@ -1,9 +1,13 @@
-"""Rows sorted by leaf and key in bounded memory: what does not fit is spilled as sorted runs, then merged.
+"""A sorter of rows by leaf and key in bounded memory, which spills sorted runs to disk and merges them.
 
-Keys are sorted as numbers of 64 bits, and by Arrow where these are equal. The front of a key is packed into
-one number that orders as it does: whole numbers and times less their smallest value, repeated texts by
-their place among the distinct ones, others by the bytes after those that all begin with. To sort numbers
-takes a fraction of the time of comparing rows column by column.
+Keys are sorted as 64-bit numbers, and by Arrow where these are equal. The front of a key is packed into one
+number of the same order:
+
+- whole numbers and times, less their smallest value,
+- repeated texts, as their rank among the distinct ones,
+- other texts, as the bytes after their common prefix.
+
+Sorting numbers takes a fraction of the time of comparing rows column by column.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from dormouse.model.schema import Schema
 _BITS = 64
 _BYTES_OF_TEXT = 8
 _ROWS_MIN = 1_000
-"""With fewer rows there is nothing to gain."""
+"""The fewest rows that are sorted as numbers; with fewer rows nothing is gained."""
 
 Words = npt.NDArray[np.uint64]
 
@@ -48,20 +52,20 @@ Ints = npt.NDArray[np.int32]
 LEAF = "__leaf"  # no field's name begins with two underscores
 MEMORY_BYTES = 256 * 1024 * 1024
 MEMORY_BYTES_MAX = (1 << 31) - 1
-"""Of what is sorted at once: a column of texts that is larger would not be in one piece."""
+"""The most bytes that are sorted at once: a larger column of texts could not be one Arrow array."""
 MERGED_RUNS_MAX = 32
 RUN_ROW_GROUP_BYTES = 4 * 1024 * 1024
 STREAM_ROWS = 65_536
 STREAM_BYTES = 256 * 1024 * 1024
 COLUMNS_AT_ONCE = 2
-"""Which for a moment take their memory twice."""
+"""The most columns that are concatenated at once, each of which takes its memory twice meanwhile."""
 Key = tuple[Any, ...]
 
 
 def sort_indices(rows: pa.Table, ascending: Sequence[str], descending: Sequence[str] = ()) -> pa.Array | None:
-    """The places of rows in order, None when they are in it; rows of equal keys stay as they come.
+    """Returns the indices that sort the rows, None if they are sorted; rows of equal keys keep their order.
 
-    The columns of keys, which come first and ascend, have no nulls.
+    The `ascending` columns come first, and have no nulls.
     """
     if rows.num_rows < _ROWS_MIN:
         return _by_arrow(rows, ascending, descending)
@@ -82,7 +86,7 @@ def _settle(
     ascending: Sequence[str],
     descending: Sequence[str],
 ) -> None:
-    """Orders the rows whose numbers are equal, in their places."""
+    """Sorts rows with equal numbers, in place."""
     equal = words[1:] == words[:-1]
     places = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
     if len(places):
@@ -97,13 +101,13 @@ def _by_arrow(rows: pa.Table, ascending: Sequence[str], descending: Sequence[str
 
 
 def _packed(rows: pa.Table, names: Sequence[str]) -> tuple[Words, bool]:
-    """The front of each key as a number; whether that is all of it."""
+    """Returns the front of each key as a number, and whether the number has the whole key."""
     words, left = np.zeros(rows.num_rows, np.uint64), _BITS
     for name in names:
         numbers, is_whole = _numbers(rows.column(name))
         bits = int(numbers.max()).bit_length()
         taken = min(bits, left)
-        if taken:  # a shift by all bits is none
+        if taken:  # a shift by all bits would do nothing
             lower = numbers >> np.uint64(bits - taken)
             words = lower if left == _BITS else words << np.uint64(taken) | lower
         left -= taken
@@ -113,7 +117,7 @@ def _packed(rows: pa.Table, names: Sequence[str]) -> tuple[Words, bool]:
 
 
 def _numbers(column: pa.ChunkedArray) -> tuple[Words, bool]:
-    """Numbers from 0 that order as the values do; whether equal ones mean equal values."""
+    """Returns numbers from 0 in the order of the values, and whether equal numbers mean equal values."""
     if pa.types.is_primitive(column.type):
         kind = np.dtype(f"int{column.type.bit_width}")
         view = [np.frombuffer(c.buffers()[1], kind, len(c), c.offset * kind.itemsize) for c in column.chunks]
@@ -124,7 +128,7 @@ def _numbers(column: pa.ChunkedArray) -> tuple[Words, bool]:
 
 
 def _places(texts: pa.LargeBinaryArray) -> Words:
-    """The place of each among the distinct ones."""
+    """Returns the rank of each text among the distinct ones."""
     coded = texts.dictionary_encode()
     order = pc.sort_indices(coded.dictionary).to_numpy()
     places = np.empty(len(order), np.uint64)
@@ -134,7 +138,7 @@ def _places(texts: pa.LargeBinaryArray) -> Words:
 
 
 def _fronts(texts: pa.LargeBinaryArray) -> Words:
-    """The bytes that follow what all begin with; none are as if they were zero."""
+    """Returns the bytes after the common prefix as numbers; missing bytes count as zero."""
     low, high = pc.min_max(texts).as_py().values()
     shared = next((n for n, pair in enumerate(zip(low, high, strict=False)) if pair[0] != pair[1]), len(low))
     _, offsets, content = texts.buffers()
@@ -150,9 +154,9 @@ def _fronts(texts: pa.LargeBinaryArray) -> Words:
 
 
 class LeafLookup:
-    """The leaves of a tree, and for rows their positions among them. Can be pickled.
+    """The leaves of a tree, and a lookup of the leaf of each row; can be pickled.
 
-    `leaf_ids` are left before right, as two buffers rather than as so many strings.
+    `leaf_ids` are in key order, held as two buffers instead of as many strings.
     """
 
     def __init__(self, tree: PartitionTree) -> None:
@@ -161,20 +165,20 @@ class LeafLookup:
         self._nodes = _Nodes(tree, leaves)
 
     def indexes(self, batch: pa.RecordBatch | pa.Table) -> pa.Int32Array:
-        """For each row, the position of its leaf in `leaf_ids`.
+        """Returns, for each row, the position of its leaf in `leaf_ids`.
 
-        The batch needs the row keys that the tree is split on, in their Arrow types (as `conform` gives them,
-        or large, view or dictionary forms) and without nulls.
+        The batch needs the row keys that the tree is split on, in their Arrow types (as `conform` returns
+        them, or large, view or dictionary types) and without nulls.
         """
         return pa.array(self._nodes.find({n: batch.column(n) for n in self._nodes.points}, batch.num_rows))
 
 
 class _Nodes:
-    """The tree as arrays; leaves are the numbers ~0, ~1, … so that a child says by its sign what it is."""
+    """The tree as arrays; leaves are the numbers ~0, ~1, …, so that the sign tells them from nodes."""
 
     def __init__(self, tree: PartitionTree, leaves: Sequence[int]) -> None:
         arrays = tree.arrays
-        # columns as they are now, copied: an array whose memory is shared cannot grow meanwhile
+        # a copy of today's columns: an array whose memory is shared cannot grow
         count = len(arrays.created_epoch)
         sealed, split_key, left, right = (
             np.frombuffer(column[:count], column.typecode)
@@ -183,7 +187,7 @@ class _Nodes:
         inner = np.flatnonzero((sealed >= 0) & (sealed <= tree.epoch))
         halves = np.stack([left[inner], right[inner]])
         if arrays.replaced:
-            # of another epoch, or not in the tree any more
+            # nodes of another epoch, or no longer in the tree
             inner = np.array([n for n in inner.tolist() if tree.node(tree.node_id(n)) == n], dtype=np.intp)
             halves = np.array([tree.children(n) for n in inner.tolist()], np.int32).reshape(-1, 2).T
         numbers = np.zeros(count, dtype=np.int32)
@@ -207,7 +211,7 @@ class _Nodes:
         if not self.points:
             return np.zeros(rows, dtype=np.int32)
         ranks = [rank(columns[name], points) for name, points in self.points.items()]
-        # each point of the one field divides once: as many leaves as ranks, in the same order
+        # one field's points divide once each: the leaves have the same numbers as the ranks
         if self.is_line:
             return ranks[0]
         return self._descend(np.stack(ranks, axis=1))
@@ -228,12 +232,14 @@ class _Nodes:
 
 
 class LeafSorter:
-    """Takes rows with the numbers of their leaves; gives them sorted by leaf, then by key.
+    """A sorter that takes rows with their leaves' numbers, and returns them sorted by leaf, then by key.
 
-    With `by_leaf=False` they come in key order alone. Of rows of equal key those come first that are the
-    largest by the columns `descending`; of these what the schema has not is not given. About twice
-    `memory_bytes` are held at once: a run is sorted and spilled in a thread while the next comes. A context
-    manager: its temporary files go at the end. A temporary disk that is full is `JobFailed`.
+    With `by_leaf=False` it sorts by key alone. Of rows of equal key, those with the largest values of
+    `descending` come first; of these columns, those not in the schema are not returned.
+
+    Holds about twice `memory_bytes` at once: a thread sorts and spills a run while the next comes in. It is a
+    context manager, which deletes its temporary files at the end. Raises `JobFailed` if the temporary disk is
+    full.
     """
 
     def __init__(
@@ -273,7 +279,7 @@ class LeafSorter:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(self, batch: pa.RecordBatch, leaves: pa.Int32Array) -> None:
-        """Rows, as `conform` gives them, and for each the position of its leaf."""
+        """Adds rows, as `conform` returns them, with the position of each row's leaf."""
         self.counts += np.bincount(leaves.to_numpy(), minlength=len(self.counts))
         if self._by_leaf:
             batch = batch.append_column(LEAF, leaves)
@@ -284,7 +290,7 @@ class LeafSorter:
         self._held_bytes += batch.nbytes
 
     def sorted_batches(self) -> Iterator[pa.RecordBatch]:
-        """All rows in order, without the leaf; once."""
+        """Yields all rows in order, without the leaf; can be called once."""
         if self._spilling is None:
             if self._held:
                 yield from self._sorted(self._take_held(), self._names)
@@ -304,11 +310,11 @@ class LeafSorter:
 
     @property
     def _run_bytes(self) -> int:
-        """All memory as long as everything may fit; then half of it, as the other half is being spilled."""
+        """The size of a run: all memory for the first, then half, as the other half is being spilled."""
         return self._memory_bytes if self._spilling is None else self._memory_bytes // 2
 
     def _runs_follow_each_other(self) -> bool:
-        """Whether each begins after the last has ended: rows came in their order."""
+        """Returns whether each run begins after the one before it ends, since the rows came in order."""
         pairs = zip(self._bounds, self._bounds[1:], strict=False)
         return not self._descending and all(before[1] < after[0] for before, after in pairs)
 
@@ -322,7 +328,7 @@ class LeafSorter:
             raise JobFailed(f"cannot merge sorted runs: {one_line(error)}") from error
 
     def _take_held(self) -> pa.Table:
-        """What is in memory, each column in one piece; the memory is the caller's from here on."""
+        """Returns the rows in memory, each column in one piece; the caller then owns their memory."""
         held, self._held, self._held_bytes = self._held, [], 0
         schema = held[0].schema
         columns = [batch.columns for batch in held]
@@ -343,7 +349,7 @@ class LeafSorter:
                 yield from rows.take(order.slice(start, at_once)).combine_chunks().to_batches()
 
     def _spill(self) -> None:
-        """Sorts and writes what is held, when the run before it is written."""
+        """Waits until the run before it is written, then sorts and writes the held rows in a thread."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="dormouse-spill")
         if self._spilling is not None:
@@ -384,7 +390,7 @@ class LeafSorter:
                 writer.write_batch(batch, row_group_size=rows)
 
     def _merged(self, runs: Sequence[Path], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """A streaming merge of runs, by DataFusion."""
+        """Yields the merged rows of some runs, streamed by DataFusion."""
         options = {"datafusion.execution.parquet.schema_force_view_types": "false"}
         try:
             context = sorted_session(options=options, row_bytes=max(map(_row_bytes, runs)))
@@ -399,7 +405,7 @@ class LeafSorter:
 
 
 def _taken(pieces: list[list[pa.Array]]) -> Iterator[list[pa.Array]]:
-    """Each in turn, which then only its taker has."""
+    """Yields each item and drops it from the list, so that only the receiver holds it."""
     pieces.reverse()
     while pieces:
         yield pieces.pop()

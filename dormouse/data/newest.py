@@ -1,4 +1,4 @@
-"""Of rows of equal key the newest, which is the first or the last: vectorised, over a stream in key order."""
+"""The newest row of each key, the first or the last of its rows: vectorised, over a stream in key order."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dormouse.model.table import DELETED_AT, SEQUENCE
 from dormouse.objects.store import ObjectStore
 
 _LISTED_SHARE = 1 / 128
-"""Rows looked for among those of a batch, from which on all keys of the batch become Python's objects."""
+"""The share of a batch's rows that are looked up, above which all keys of the batch become Python objects."""
 
 
 def first_of_keys(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The first row of each key in batches that are in key order."""
+    """Yields the first row of each key, from batches in key order."""
     last = None
     for batch in batches:
         if not batch.num_rows:
@@ -31,13 +31,13 @@ def first_of_keys(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> It
         keys = [batch.column(name) for name in names]
         is_new, differs = tuple(key[0].as_py() for key in keys) != last, _differs(keys)
         last = tuple(key[-1].as_py() for key in keys)
-        # most batches stay as they are, which costs little to see
+        # most batches have no repeated key and stay as they are
         is_whole = is_new and differs.true_count == len(differs)
         yield batch if is_whole else batch.filter(pa.concat_arrays([pa.array([is_new]), differs]))
 
 
 def last_of_keys(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The last row of each key in batches that are in key order."""
+    """Yields the last row of each key, from batches in key order."""
     held, last = None, None
     for batch in batches:
         if not batch.num_rows:
@@ -54,17 +54,17 @@ def last_of_keys(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Ite
 
 
 def _differs(keys: Sequence[pa.Array]) -> pa.BooleanArray:
-    """Returns for each row but the first whether its key is another than that of the row before."""
+    """Returns, for each row but the first, whether its key differs from that of the row before."""
     return reduce(pc.or_, (pc.not_equal(key.slice(1), key.slice(0, len(key) - 1)) for key in keys))
 
 
 def laid_over(
     large: Iterable[pa.RecordBatch], small: Iterator[pa.RecordBatch], names: Sequence[str], gone: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of two streams in key order; of a key that both have, the row of `small`.
+    """Yields the rows of two streams in key order; for a key that both have, the row of `small`.
 
-    Both streams are in key order, and have each key once. Rows of `small` that are `gone`, a boolean column
-    that it has last, hide the other's row and are left out.
+    Both streams are in key order and have each key once. `gone` is the last column of `small`, a boolean:
+    such rows hide the row of `large` with the same key and are left out.
     """
     above = _Above(small, names)
     for batch in large:
@@ -88,7 +88,7 @@ class _Keys(Sequence[Any]):
         return tuple(column[row].as_py() for column in self._columns)
 
     def places_of(self, wanted: _Keys) -> np.ndarray[Any, Any]:
-        """Returns for each wanted key, in their order, how many keys are smaller."""
+        """Returns, for each of the ascending wanted keys, how many keys are smaller."""
         if len(self._columns) == 1 and pa.types.is_integer(self._columns[0].type):
             places: np.ndarray[Any, Any] = np.searchsorted(
                 self._columns[0].to_numpy(), wanted._columns[0].to_numpy()
@@ -106,21 +106,21 @@ class _Keys(Sequence[Any]):
 
 
 def _comparable(column: pa.Array) -> pa.Array:
-    """Returns numbers for times and dates, of which Python knows fewer."""
+    """Returns times and dates as integers, since Python's types have a smaller range."""
     if pa.types.is_timestamp(column.type):
         return column.view(pa.int64())
     return column.view(pa.int32()) if pa.types.is_date32(column.type) else column
 
 
 class _Above:
-    """Batches in key order, taken up to a key at a time."""
+    """A stream of batches in key order, which is taken up to a key at a time."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> None:
         self._batches, self._names = batches, names
         self._left: pa.RecordBatch | None = None
 
     def until(self, key: tuple[Any, ...]) -> list[pa.RecordBatch]:
-        """Returns the rows that were not taken yet, up to a key."""
+        """Returns the rows up to a key that were not taken yet."""
         taken = []
         for batch in self.rest():
             end = bisect_right(_Keys(batch, self._names), key)
@@ -131,11 +131,11 @@ class _Above:
         return [batch for batch in taken if batch.num_rows]
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """Yields all rows that were not taken yet; a caller that stops may go on later."""
+        """Yields all rows that were not taken yet; a caller that stops may continue later."""
         left, self._left = self._left, None
         if left is not None:
             yield left
-        # `yield from` would close the batches with this generator, when a caller stops
+        # `yield from` would close the batches together with this generator when a caller stops
         for batch in self._batches:  # noqa: UP028
             yield batch
 
@@ -143,7 +143,7 @@ class _Above:
 def _replaced(
     batch: pa.RecordBatch, others: Sequence[pa.RecordBatch], names: Sequence[str], gone: str
 ) -> pa.RecordBatch:
-    """Returns a batch with the other rows in their places, without its rows of equal keys."""
+    """Returns a batch with the other rows inserted, without its rows of equal keys."""
     if not others:
         return batch
     rows = pa.concat_batches(others)
@@ -166,9 +166,10 @@ def _replaced(
 
 
 def without_values(column: pa.Array, there: pa.Array) -> pa.Array:
-    """A column with null where a row is a mark, and not `there`.
+    """Returns a column with null in the rows that are not `there`, which are marks of deletion.
 
-    A null is copied, as one that Arrow makes of a struct may have parts that must not be null, and are.
+    A null is copied from an array of one null. Arrow's own null structs may have null parts where none are
+    allowed.
     """
     nothing = pa.array([None], column.type)
     numbers = pa.array(np.arange(len(column)))
@@ -180,24 +181,24 @@ def without_values(column: pa.Array, there: pa.Array) -> pa.Array:
 
 @dataclass(slots=True)
 class Marks:
-    """How many rows passed, and how many of them are marks of deletion."""
+    """The number of rows that passed, and of marks of deletion among them."""
 
     rows: int = 0
     marks: int = 0
 
     def counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same batches, which have the columns of a keyed table's files."""
+        """Yields the same batches, which need the columns of a keyed table's files, and counts their rows."""
         for batch in batches:
             self.rows += batch.num_rows
             self.marks += batch.num_rows - batch.column(DELETED_AT).null_count
             yield batch
 
 
-# What the footer of a keyed table's file says of its rows.
+# What the footer of a keyed table's file records of its rows.
 
 
 class Places(NamedTuple):
-    """The smallest and largest place of a file's rows, None where not known; whether some are marks."""
+    """The smallest and largest place of a file's rows, None if not known, and whether some are marks."""
 
     first: int | None
     last: int | None
@@ -205,7 +206,7 @@ class Places(NamedTuple):
 
 
 def places_of(store: ObjectStore, name: str) -> Places:
-    """Reads a footer; `ObjectNotFound` or `InvalidData`."""
+    """Returns the places of a file from its footer; raises `ObjectNotFound` or `InvalidData`."""
     sequence, deleted_at = chunks_of(store, name, (SEQUENCE, DELETED_AT))
     first, last = ends_of(sequence) or (None, None)
     told = ((one.statistics, one.num_values) for one in deleted_at)
@@ -216,7 +217,7 @@ def places_of(store: ObjectStore, name: str) -> Places:
 def chunks_of(
     store: ObjectStore, name: str, columns: Sequence[str | None]
 ) -> list[list[pq.ColumnChunkMetaData]]:
-    """Returns what a file's footer says of columns in each row group; nothing of one that it lacks."""
+    """Returns each column's metadata in each row group of a file; an empty list for a column it lacks."""
     with parquet_object(store, name) as file:
         metadata = file.metadata
     names = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
@@ -225,7 +226,7 @@ def chunks_of(
 
 
 def ends_of(chunks: Sequence[pq.ColumnChunkMetaData]) -> tuple[int, int] | None:
-    """Returns the smallest and the largest value of a column of whole numbers, where it is known."""
+    """Returns the smallest and the largest value of an integer column, or None if not known."""
     told = [one.statistics for one in chunks]
     if not told or any(one is None or not one.has_min_max for one in told):
         return None

@@ -1,4 +1,4 @@
-"""How DataFusion and pyarrow reach the object store's objects."""
+"""Access to the object store's objects for DataFusion and pyarrow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def credentials(store: ObjectStore) -> dict[str, str]:
-    """What `register` would give a session to reach the store with, which may expire."""
+    """Returns the credentials that `register` would give a session; they may expire."""
     if urlsplit(store.url).scheme != "s3":
         return {}
     from dormouse.objects.s3 import current
@@ -27,7 +27,10 @@ def credentials(store: ObjectStore) -> dict[str, str]:
 
 
 def register(ctx: SessionContext, store: ObjectStore) -> None:
-    """Let `ctx` read the objects of `store` under their `store.uri(name)`; a folder needs nothing."""
+    """Registers `store` with a session, which can then read its objects by `store.uri(name)`.
+
+    A folder needs nothing.
+    """
     parts = urlsplit(store.url)
     if parts.scheme == "s3":
         from datafusion.object_store import AmazonS3
@@ -44,9 +47,9 @@ def register(ctx: SessionContext, store: ObjectStore) -> None:
 def parquet_object(
     store: ObjectStore, name: str, *, verify: bool = False, **how: Any
 ) -> Iterator[pq.ParquetFile]:
-    """An object as a Parquet file; `ObjectNotFound`, or `InvalidData` that names it when it is damaged.
+    """Opens an object as a Parquet file; raises `ObjectNotFound`, or `InvalidData` that names a damaged one.
 
-    `verify`: pages that have a checksum are verified by it. `how` is pyarrow's, as for `open_parquet`.
+    `verify`: checksums of pages are verified, if they have one. `how` goes to pyarrow, as for `open_parquet`.
     """
     try:
         with open_parquet(store, name, verify=verify, **how) as file:
@@ -58,14 +61,14 @@ def parquet_object(
 
 
 def open_parquet(store: ObjectStore, name: str, *, verify: bool = False, **how: Any) -> pq.ParquetFile:
-    """Open an object as a Parquet file: mapped from a folder, else read in the ranges that are asked for.
+    """Opens an object as a Parquet file: memory-mapped from a folder, else read by ranges.
 
-    `verify`: not mapped, as a page of a damaged disk would end the process. `how` is pyarrow's: `metadata`
-    that was read before, columns to `read_dictionary` as they are. Raises `ObjectNotFound`; close it, or use
-    it in a `with`.
+    With `verify` the file is not mapped, since an unreadable page of a damaged disk would crash the process.
+    `how` goes to pyarrow: `metadata` that was read before, or columns to `read_dictionary`. Raises
+    `ObjectNotFound`. The caller closes the file, for example with `with`.
     """
     path = store.local_path(name)
     if path is None:
         return pq.ParquetFile(store.reader(name), pre_buffer=True, page_checksum_verification=verify, **how)
-    store.size(name)  # says ObjectNotFound
+    store.size(name)  # raises ObjectNotFound
     return pq.ParquetFile(path, memory_map=not verify, page_checksum_verification=verify, **how)

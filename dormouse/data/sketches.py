@@ -1,11 +1,17 @@
-"""Quantile sketches of a file's row keys (Apache DataSketches, KLL), kept beside the file.
+"""Quantile sketches of a file's row keys (Apache DataSketches, KLL), stored beside the file.
 
-A file is cut into blocks of as many rows (a power of two; 1 up to 65,536 rows), and one row is drawn at
-random from each. The values drawn of a key are sorted, cut and drawn from again, down to 4,096: these go
-into the sketch, each standing for `stride` rows. The draws are seeded by the number of what they draw from,
-so that a file always has the same sample. The second adds a rank error below 1 / 2,048, and so do both
-together for the first row key, which blocks are sorted by; for the others the first is a random sample of at
-least 32,768 rows (0.3 % standard error). The sketch adds about 0.5 %.
+The sample is drawn in two steps, each of which divides its input into blocks of equal size (a power of two)
+and draws one item at random from each block:
+
+- 65,536 rows at most are drawn from the file's rows,
+- 4,096 values at most are drawn from the sorted values of each key. They go into the sketch, and each stands
+  for `stride` rows.
+
+The draws are seeded by the number of items drawn from, so a file always has the same sample. The second step
+adds a rank error below 1 / 2,048. So do both steps together for the first row key, by which the file is
+sorted. For other keys, the first step is a random sample of at least 32,768 rows (0.3 % standard error). The
+sketch adds about 0.5 %.
+
 Source of the sketch: https://arxiv.org/abs/1603.05346
 """
 
@@ -37,23 +43,23 @@ from dormouse.model.types import DATE, INT, LONG, TIMESTAMP, DataType
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore
 
-# Where values stand among sorted points: how many points are at or below each value, vectorised.
+# The ranks of values among sorted points: the number of points at or below each value, vectorised.
 
 Ints = npt.NDArray[np.int32]
 _SAMPLE_ROWS = 4_096
 
 
 def rank(column: pa.Array | pa.ChunkedArray, points: Sequence[KeyValue]) -> Ints:
-    """For each value, how many of the ascending `points` are at or below it.
+    """Returns, for each value, how many of the ascending `points` are at or below it.
 
-    Integers, times and dates compare as numbers, strings and bytes by unsigned bytes (which for UTF-8 is code
-    point order).
+    Integers, times and dates compare as numbers, strings and bytes by unsigned bytes (for UTF-8 this is the
+    order of code points).
     """
     if isinstance(column, pa.ChunkedArray):
         ranks = [rank(chunk, points) for chunk in column.chunks]
         return np.concatenate(ranks) if ranks else np.empty(0, dtype=np.int32)
     if pa.types.is_primitive(column.type):
-        # times and dates as the numbers that they are
+        # times and dates compare as the integers that they are stored as
         number = pa.int32() if column.type.bit_width == 32 else pa.int64()
         values = column.view(number).to_numpy(zero_copy_only=False)
         known = pa.array(points, column.type).view(number).to_numpy(zero_copy_only=False)
@@ -75,13 +81,13 @@ def _rank_bytes(column: pa.Array, points: Sequence[KeyValue]) -> Ints:
 
 
 def repeats(column: pa.Array) -> bool:
-    """Whether ranking each distinct value once saves more than finding the distinct ones costs."""
+    """Returns whether ranking each distinct value once saves more than finding the distinct values costs."""
     sample = column.slice(0, _SAMPLE_ROWS)
     return bool(pc.count_distinct(sample).as_py() * 2 < len(sample))
 
 
 def _search(values: pa.Array, points: pa.Array) -> Ints:
-    """Binary search for all values at once."""
+    """Returns the rank of each value by a binary search for all values at once."""
     low = np.zeros(len(values), dtype=np.int32)
     high = np.full(len(values), len(points), dtype=np.int32)
     for _ in range(len(points).bit_length()):
@@ -94,14 +100,14 @@ def _search(values: pa.Array, points: pa.Array) -> Ints:
     return low
 
 
-# Quantiles of a row key within a range, and where a partition is best divided.
+# Quantiles of a row key within a range, and the value that divides a partition best.
 
 
 class KeyQuantiles:
-    """What is known of one row key of some files; ranks count the rows within a range.
+    """The distribution of one row key of some files; ranks count the rows within a range.
 
-    `items` are encoded values, each with how many rows it stands for; `ends` has the exact smallest and
-    largest of each file, encoded.
+    `items` are encoded values with the number of rows that each stands for. `ends` has the exact smallest and
+    largest value of each file, encoded.
     """
 
     def __init__(
@@ -110,27 +116,27 @@ class KeyQuantiles:
         ordered = sorted(items)
         self._type = type_
         self._keys = [key for key, _ in ordered]
-        # reach[i]: the rows of everything before i
+        # reach[i]: the rows of all items before i
         self._reach = [0, *accumulate(weight for _, weight in ordered)]
         lows, highs = zip(*ends, strict=True) if (ends := list(ends)) else ((), ())
         self._ends = [min(lows), max(highs)] if lows else []
 
     def row_count(self, within: Range) -> int:
-        """About how many rows have their key within the range."""
+        """Returns about how many rows have their key within the range."""
         start, end = self._span(within)
         return self._reach[end] - self._reach[start]
 
     def rank(self, value: KeyValue, within: Range) -> float:
-        """About which fraction of the rows within the range have a key below the value."""
+        """Returns about which fraction of the rows within the range has a key below the value."""
         start, end = self._span(within)
         at = min(max(bisect_left(self._keys, encode_value(self._type, value)), start), end)
         return (self._reach[at] - self._reach[start]) / max(1, self._reach[end] - self._reach[start])
 
     def split_point(self, within: Range) -> KeyValue | None:
-        """The value that divides the rows within the range best: some lie below it, some at or above.
+        """Returns the value that divides the rows within the range best: some lie below it, some at or above.
 
-        About the median; a value that many rows share goes to the smaller side. None when all rows within
-        the range, or none, have the same value.
+        It is about the median; a value that many rows share goes to the smaller side. Returns None when there
+        are no rows within the range, or all have the same value.
         """
         start, end = self._span(within)
         ends = [key for key in self._ends if within.contains(decode_value(self._type, key))]
@@ -144,7 +150,7 @@ class KeyQuantiles:
         return decode_value(self._type, best)
 
     def _near_median(self, start: int, end: int, known: list[bytes]) -> list[bytes]:
-        """The median and the next greater value; ends of the range where there is no such sample."""
+        """Returns the median and the next greater value; the range's ends if it has no such sample."""
         if start == end:
             return known
         median = self._keys[self._at(0.5, start, end)]
@@ -156,7 +162,7 @@ class KeyQuantiles:
         return min(max(bisect_right(self._reach, target, start, end + 1) - 1, start), end - 1)
 
     def _span(self, within: Range) -> tuple[int, int]:
-        """The positions of the keys within a range."""
+        """Returns the positions of the keys within a range: the first, and the one after the last."""
         start, end = 0, len(self._keys)
         if within.min is not None:
             low = encode_value(self._type, within.min)
@@ -178,7 +184,7 @@ _SIGN_BITS |= {DATE: _SIGN_BITS[INT], TIMESTAMP: _SIGN_BITS[LONG]}
 
 @dataclass(frozen=True, slots=True)
 class KeySketch:
-    """One row key of one file: its smallest and largest value (encoded) and a sketch of its sample."""
+    """A sketch of one row key's sample in one file, and the key's smallest and largest value (encoded)."""
 
     min: bytes
     max: bytes
@@ -197,18 +203,18 @@ class FileSketches:
     def from_sorted(
         schema: Schema, batches: Iterable[pa.RecordBatch | pa.Table], row_count: int
     ) -> FileSketches:
-        """Sketch `row_count` rows that come in key order; other columns than the row keys are not read."""
+        """Returns the sketches of `row_count` rows that come in key order; reads only the row keys."""
         sampler = KeySampler(schema, row_count)
         for batch in batches:
             sampler.add(batch)
         return sampler.sketches()
 
     def renamed(self, schema: Schema) -> FileSketches:
-        """By the row keys of another version of the schema, in which they may be called differently."""
+        """Returns the sketches with the row keys' names in another version of the schema."""
         return replace(self, keys=dict(zip(schema.row_key_names, self.keys.values(), strict=False)))
 
     def to_bytes(self) -> bytes:
-        """One container: magic, header (JSON, its length before it), a sketch for each key, a checksum."""
+        """Encodes the sketches: magic, header length, header (JSON), a sketch for each key, checksum."""
         bodies = [key.sketch.serialize(_BytesSerDe()) for key in self.keys.values()]
         fields = [
             {"name": name, "min": key.min.hex(), "max": key.max.hex(), "bytes": len(body)}
@@ -220,7 +226,7 @@ class FileSketches:
 
     @staticmethod
     def from_bytes(data: bytes, name: str = "sketches") -> FileSketches:
-        """The inverse of `to_bytes`; `InvalidData` that names the object when it is corrupt."""
+        """Decodes the result of `to_bytes`; raises `InvalidData` that names the object when it is corrupt."""
         content, checksum = data[:-_COUNT_BYTES], data[-_COUNT_BYTES:]
         if not content.startswith(_MAGIC) or zlib.crc32(content).to_bytes(_COUNT_BYTES, "little") != checksum:
             raise InvalidData(f"{name!r} is not a file of sketches, or is corrupt")
@@ -231,10 +237,10 @@ class FileSketches:
 
 
 def merge(field: Field, files: Sequence[FileSketches]) -> KeyQuantiles:
-    """A row key of several files together, each file with the weight of its rows.
+    """Returns the distribution of a row key over several files, each weighted by its rows.
 
-    What the files' sketches retain is pooled with its weights, so that no error is added to theirs: a rank
-    is as exact as those of the files, however different their sizes. Memory: about 1,500 keys a file.
+    The items that the files' sketches retain are pooled with their weights, so no further error is added: a
+    rank is as exact as those of the files, even if their sizes differ. Memory: about 1,500 keys a file.
     """
     keys = [(file.keys[field.name], file.stride) for file in files]
     items = ((item, weight * stride) for key, stride in keys for item, weight in key.sketch)
@@ -242,7 +248,7 @@ def merge(field: Field, files: Sequence[FileSketches]) -> KeyQuantiles:
 
 
 class KeySampler:
-    """Draws the sample of a sorted file while its rows stream by, and checks their order by it."""
+    """A sampler of a sorted file's rows as they stream by, which also checks their order."""
 
     def __init__(self, schema: Schema, row_count: int) -> None:
         self._fields = schema.row_keys
@@ -267,7 +273,7 @@ class KeySampler:
         self._seen += batch.num_rows
 
     def sketches(self) -> FileSketches:
-        """The sketches of all rows; `InvalidData` when rows are missing or plainly out of order."""
+        """Returns the sketches of all rows; raises `InvalidData` for missing rows or an unsorted sample."""
         if self._seen != self.row_count or not self.row_count:
             raise InvalidData(f"{self._seen} rows were read where {self.row_count} were expected")
         if not self._keys[self._fields[0].name].ascends():
@@ -300,7 +306,7 @@ class _KeyColumn:
         )
 
     def sketch(self, drawn: np.ndarray[Any, Any]) -> KeySketch:
-        """The sketch of the sample's values at these places of their order."""
+        """Returns a sketch of the sample's values at some places of their order."""
         sketch = kll_items_sketch(SKETCH_K)
         for item in _encoded(self.type, _sorted(self._sample()).take(pa.array(drawn))):
             sketch.update(item)
@@ -311,7 +317,7 @@ class _KeyColumn:
 
 
 def _comparable(data_type: DataType, column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Values as Arrow compares them in the order of keys."""
+    """Returns values in a type that Arrow compares in the order of keys."""
     if data_type in (INT, LONG):
         return column
     if data_type in _SIGN_BITS:
@@ -328,7 +334,7 @@ def _sorted(values: pa.Array) -> pa.Array:
 
 
 def _encoded(data_type: DataType, values: pa.Array) -> list[bytes]:
-    """`encode_value` of every comparable value, without a Python loop."""
+    """Returns `encode_value` of each comparable value, without a Python loop."""
     if data_type not in _SIGN_BITS:
         same: list[bytes] = values.to_pylist()
         return same
@@ -340,12 +346,12 @@ def _encoded(data_type: DataType, values: pa.Array) -> list[bytes]:
 
 
 def _stride(count: int, drawn_max: int) -> int:
-    """The smallest power of two, in steps of which at most `drawn_max` of `count` are drawn."""
+    """Returns the smallest power of two that as a step draws at most `drawn_max` of `count` items."""
     return 1 << max(0, (count - 1) // drawn_max).bit_length()
 
 
 def _drawn(count: int, stride: int) -> np.ndarray[Any, Any]:
-    """One of each block of `stride`; in a last, shorter block perhaps none, in proportion."""
+    """Draws one item of each block of `stride`; of a shorter last block with a proportional chance."""
     starts = np.arange(0, count, stride, dtype=np.int64)
     if stride > 1:
         starts += np.random.default_rng(count).integers(0, stride, len(starts))
@@ -369,7 +375,7 @@ def _parse(content: bytes) -> FileSketches:
 
 
 class _BytesSerDe(PyObjectSerDe):  # type: ignore[misc]
-    """Items as their length and their bytes."""
+    """A serializer of items as their length and their bytes."""
 
     def get_size(self, item: bytes) -> int:
         return _COUNT_BYTES + len(item)
@@ -383,24 +389,24 @@ class _BytesSerDe(PyObjectSerDe):  # type: ignore[misc]
         return data[start : start + size], _COUNT_BYTES + size
 
 
-# Sketches of what a file holds within a region, read from its row keys.
+# Sketches of a file's rows within a region, made from its row keys.
 
 _READ_ROWS = 65_536
 
 
 def load_sketches(store: ObjectStore, filename: str, schema: Schema) -> FileSketches:
-    """The sketches kept beside a file; `ObjectNotFound`, or `InvalidData` when they are corrupt.
+    """Returns the sketches stored beside a file; raises `ObjectNotFound`, or `InvalidData` if corrupt.
 
-    By the schema's row keys, whatever they were called when the file was written: later, too, by others.
+    The row keys have the schema's names, which may differ from those when the file was written.
     """
     name = filename + SKETCHES_SUFFIX
     return FileSketches.from_bytes(store.get(name), name).renamed(schema)
 
 
 def read_sketches(store: ObjectStore, filename: str, schema: Schema, region: Region) -> FileSketches | None:
-    """Sketches of the file's rows in the region, from its row keys; None when it has none there.
+    """Returns sketches of the file's rows in the region, from its row keys; None when there are no such rows.
 
-    Streams the row groups that can have such rows, twice: to count them, and to sketch them. Raises
+    Streams the row groups that can have such rows twice: to count the rows, and to sketch them. Raises
     `ObjectNotFound`, or `InvalidData` when the file cannot be read.
     """
     written = written_schema(schema, filename)
@@ -425,7 +431,7 @@ def _inside(file: pq.ParquetFile, schema: Schema, region: Region) -> Iterator[pa
 
 
 def _within(column: Any, item: Range) -> npt.NDArray[np.bool_]:
-    """Which values lie in a partition's range: its minimum is part of it, its maximum is not."""
+    """Returns which values lie in a partition's range; it includes its minimum, but not its maximum."""
     points = [end for end in (item.min, item.max) if end is not None]
     if not points:
         return np.ones(len(column), dtype=bool)
@@ -434,7 +440,7 @@ def _within(column: Any, item: Range) -> npt.NDArray[np.bool_]:
 
 
 def _may_have(group: pq.RowGroupMetaData, region: Region) -> bool:
-    """Whether a row group's statistics allow rows in the region."""
+    """Returns whether a row group's statistics allow rows in the region."""
     for position in range(group.num_columns):
         column = group.column(position)
         item, known = region.get(column.path_in_schema), column.statistics

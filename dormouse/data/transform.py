@@ -1,9 +1,9 @@
-"""Properties that name columns: `aggregate` and `filter`, as SQL for DataFusion, and `bloom_filter_columns`.
+"""The properties `aggregate` and `filter`, as SQL for DataFusion, and `bloom_filter_columns`.
 
-They are parsed and checked against the schema without any library, where a table is made. Bloom filters let
-a query for single values skip the row groups that surely do not have them; statistics tell that already of
-the leading row key, by which files are sorted. They are split block bloom filters, which Parquet defines
-and DataFusion reads; a value takes about ten bits.
+They are parsed and checked against the schema when a table is created, without other libraries. Bloom filters
+let a query for single values skip the row groups that do not have them. The leading row key needs none: files
+are sorted by it, so statistics suffice. The filters are split block Bloom filters, as Parquet defines them
+and DataFusion reads them; a value takes about ten bits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _AGE_OFF = re.compile(rf"\s*age_off\s*\(\s*({NAME})\s*,\s*(\d+)\s*\)\s*")
 _TOO_LARGE = re.compile(
     r"value of (-?\d+) is out of range Int64|INT128 with value (-?\d+) can't be cast .*source column sum\("
 )
-"""As DataFusion and DuckDB have it."""
+"""Matches the overflow errors of DataFusion and DuckDB."""
 _AGE_MS_MAX = (1 << 63) - 1
 _MICROSECONDS_LIMIT = 1 << 63
 _DEFAULTS = {
@@ -50,7 +50,7 @@ FALSE_POSITIVES = 0.01
 
 @dataclass(frozen=True, slots=True)
 class AgeOff:
-    """Keep rows whose `field` is younger than `age_ms`, and those where it is null."""
+    """A filter that keeps rows whose `field` is younger than `age_ms` milliseconds, or null."""
 
     field: str
     age_ms: int
@@ -58,10 +58,10 @@ class AgeOff:
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """What compactions and queries do to a table's rows: the filter first, then the aggregation.
+    """The filter, then the aggregation that compactions and queries apply to a table's rows.
 
-    `aggregates` pairs each value field, in the schema's order, with its function; empty when rows of equal
-    key stay apart.
+    `aggregates` pairs each value field, in the schema's order, with its function. It is empty when rows of
+    equal key are not merged.
     """
 
     schema: Schema
@@ -70,7 +70,7 @@ class Transform:
 
     @staticmethod
     def parse(schema: Schema, properties: TableProperties) -> Transform:
-        """The transform that the properties ask for; `InvalidProperties` when any does not fit the schema."""
+        """Returns the transform of some properties; raises `InvalidProperties` if they do not fit."""
         bloom_filter_columns(schema, properties)
         aggregates = _parse_aggregate(schema, properties.aggregate) if properties.aggregate else ()
         age_off = _parse_filter(schema, properties.filter) if properties.filter else None
@@ -78,7 +78,7 @@ class Transform:
 
     @staticmethod
     def check(schema: Schema, properties: TableProperties) -> None:
-        """`InvalidProperties` when new ones do not fit the schema, or let compactions change answers."""
+        """Raises `InvalidProperties` if properties do not fit, or let compactions change answers."""
         check_keyed(schema, properties)
         found = Transform.parse(schema, properties)
         if found.aggregates and found.age_off is not None and found.age_off.field not in schema.key_names:
@@ -89,13 +89,13 @@ class Transform:
             )
 
     def of(self, rows: DataFrame, ctx: SessionContext, now_ms: int) -> DataFrame:
-        """The transformed rows of a frame of the session, with the schema's columns, in no order.
+        """Returns the transformed rows of a session's frame, with the schema's columns, in no order.
 
         Over a sorted source it streams when the caller sorts by the keys.
         """
         if not self.aggregates and self.age_off is None:
             return rows
-        # a space is in no table's name
+        # no table's name has a space
         name = quoted(f"dormouse source {next(_numbers)}")
         ctx.register_view(name, rows)
         try:
@@ -104,7 +104,7 @@ class Transform:
             ctx.deregister_table(name)
 
     def sql(self, source: str, now_ms: int) -> str:
-        """A query of the transformed rows of a table, given by its quoted name."""
+        """Returns a query of the transformed rows of a table, given by its quoted name."""
         where = self.young_sql(now_ms) or "true"
         if not self.aggregates:
             columns = ", ".join(map(quoted, self.schema.names))
@@ -114,11 +114,11 @@ class Transform:
         return f"SELECT {keys}, {values} FROM {source} WHERE {where} GROUP BY {keys}"
 
     def young_sql(self, now_ms: int) -> str | None:
-        """What rows meet that the filter keeps; None when it keeps all."""
+        """Returns the condition of rows that the filter keeps; None when it keeps all."""
         return _filter_sql(self.schema, self.age_off, now_ms) if self.age_off else None
 
     def overflow(self, error: str) -> InvalidData | None:
-        """The error to raise when an engine's says that a sum has become too large; else None."""
+        """Returns the error to raise if an engine's error says that a sum overflowed; else None."""
         found = _TOO_LARGE.search(error)
         sums = [f"sum({f.name})" for f, function in self.aggregates if function == "sum" and f.type == LONG]
         if found is None or not sums:
@@ -130,7 +130,7 @@ class Transform:
 
 
 def quoted(name: str) -> str:
-    """A field's name as an SQL identifier."""
+    """Returns a name as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -199,14 +199,14 @@ def _aggregate_sql(field: Field, function: Function) -> str:
     name = quoted(field.name)
     result = f"{function}({name})"
     if function == "sum" and field.type == LONG:
-        # sums of LONG would wrap around: as decimals they are exact, and too large a total is an error
+        # a sum of LONG would wrap around; as a decimal it is exact, and too large a total raises an error
         result = f"CAST(sum(CAST({name} AS DECIMAL(38, 0))) AS BIGINT)"
     if function != "sum" and field.type.is_floating:
         result = _extreme_sql(name, function, field.type.name.upper())
     if not field.nullable:
-        # never null: this tells the planner, and so the file, that it is not
+        # never null: the expression tells this to the planner, and so the file's schema has it
         is_boolean = field.type == BOOLEAN
-        # the same type as its default, whether the session reads bytes as views or not
+        # cast to the type of its default, whether or not the session reads bytes as views
         result = f"arrow_cast({result}, 'BinaryView')" if field.type == BYTES else result
         digits = f"{field.type.precision}, {field.type.scale}"
         default = _DEFAULTS.get(field.type, f"CAST(0 AS DECIMAL({digits}))")
@@ -215,9 +215,10 @@ def _aggregate_sql(field: Field, function: Function) -> str:
 
 
 def _extreme_sql(name: str, function: Function, kind: str) -> str:
-    """The minimum or maximum of a DOUBLE or FLOAT, NaN counting as the largest, as in PostgreSQL and Spark.
+    """Returns the minimum or maximum of a DOUBLE or FLOAT; NaN is the largest, as in PostgreSQL and Spark.
 
-    DataFusion's own depends on where a NaN stands among the rows, and begins with the largest finite numbers.
+    DataFusion's own functions depend on the position of a NaN among the rows, and start with the largest
+    finite numbers.
     """
     low, high, nan = (f"CAST('{text}' AS {kind})" for text in ("-Infinity", "Infinity", "NaN"))
     found = [
@@ -230,7 +231,7 @@ def _extreme_sql(name: str, function: Function, kind: str) -> str:
 
 
 def bloom_filter_columns(schema: Schema, properties: TableProperties) -> tuple[str, ...]:
-    """The columns that the properties name; `InvalidProperties` when they do not fit the schema."""
+    """Returns the columns that the properties name; raises `InvalidProperties` if they do not fit."""
     text = properties.bloom_filter_columns
     names = [] if text is None else [name_of(part) for part in parts_of(text)]
     for name in names:
@@ -241,7 +242,10 @@ def bloom_filter_columns(schema: Schema, properties: TableProperties) -> tuple[s
 
 
 def sized_filters(names: tuple[str, ...], group: pa.Table) -> dict[str, dict[str, float]] | None:
-    """Filters for row groups like this one, as pyarrow's writer takes them; None for no columns."""
+    """Returns Bloom filter options for row groups like this one, for pyarrow's writer.
+
+    Returns None without columns.
+    """
     import pyarrow.compute as pc
 
     distinct = {name: pc.count_distinct(group.column(name), mode="all").as_py() for name in names}

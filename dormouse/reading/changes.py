@@ -1,4 +1,4 @@
-"""The rows that came and went between two moments, streamed: files are read as they were written."""
+"""The rows that were added and removed between two moments, streamed; files are read as they were written."""
 
 from __future__ import annotations
 
@@ -46,18 +46,21 @@ from dormouse.state.history.consumers import Consumers, ConsumerState
 from dormouse.state.history.moments import now
 from dormouse.state.history.retention import PastDeletion, PastEvent, PastRestore, events_between, touched
 
-# The rows that a restore changed: those by which the moments just before and just after it differ.
+# The rows that a restore changed: the differences between the moments just before and just after it.
 
 COUNT = "_change"
-"""No column of a table whose changes are read: how many rows of these values came; below 0: went."""
+"""A column with how many rows of these values were added; negative if they were removed.
+
+No table whose changes are read has a column of this name.
+"""
 BATCH_ROWS = 8_192
 
 
 class Restored:
-    """What one restore changed, as `Transform` has rows: rows that the filter hides are told of neither side.
+    """The rows that one restore changed, as `Transform` returns rows.
 
-    Where rows of equal key are merged, it is the merged rows that differ. They are read with the columns of
-    then, and told with those of the context.
+    Rows hidden by a filter are on neither side. Where rows of equal key are merged, the merged rows are
+    compared. Rows are read with the columns of that moment, and returned with those of the context.
     """
 
     def __init__(self, context: TableContext, past: PastRestore) -> None:
@@ -68,39 +71,39 @@ class Restored:
         self._now_ms = milliseconds_at(past.before)
 
     def groups(self) -> Iterator[tuple[list[Scan], list[Scan]]]:
-        """The scans of just before and of just after it, side by side, as far as they are to be read."""
+        """Yields the scans just before and just after the restore, without scans that both have."""
         ranges = self._ranges()
         if ranges is None:
             return
         past = self._past
         for before, after in differing_groups(self._then, ranges, past.before, past.after):
             if self._transform.aggregates:
-                # a row of one may be merged of rows that both have
+                # a row of one side may be merged from rows that both sides have
                 yield before, after
             else:
                 same = set(before).intersection(after)
                 yield [one for one in before if one not in same], [one for one in after if one not in same]
 
     def frame(self, ctx: SessionContext, before: Sequence[Scan], after: Sequence[Scan]) -> DataFrame:
-        """The rows of which one side has more, each once, with `COUNT`; in key order, as all is read."""
+        """Returns the rows of which one side has more, each once, with `COUNT`, in key order."""
         schema = self._schema
         sides = [self._rows(ctx, scans, sign) for scans, sign in ((before, -1), (after, 1)) if scans]
         keys = key_order(schema.key_names)
         if len(sides) == 1:
             return sides[0].sort(*keys)
         count: list[Expr] = [functions.sum(column(COUNT)).alias(COUNT)]
-        # over what is sorted by the keys, only the rows of one key are in memory
+        # the input is sorted by the keys, so the aggregation holds only the rows of one key in memory
         found = sides[0].union(sides[1]).sort(*keys).aggregate([column(name) for name in schema.names], count)
         return found.filter(column(COUNT) != literal(0))
 
     def _rows(self, ctx: SessionContext, scans: Sequence[Scan], sign: int) -> DataFrame:
         found = rows(ctx, self._then.objects, self._transform, scans, self._now_ms)
-        # before they are counted: rows that differ by a column that was dropped are the same
+        # dropped columns are removed before counting, so that rows that differ only by them are equal
         found = reshaped(found, self._then.schema, self._schema)
         return found.with_column(COUNT, literal(pa.scalar(sign, pa.int64())))
 
     def _ranges(self) -> KeyRanges | None:
-        """Around all rows that it may have changed; None: there are none."""
+        """Returns ranges around all rows that the restore may have changed; None if there are none."""
         partition_ids, conditions = touched(self._then, self._past)
         parts = [deletion.ranges for deletion in deletions_of(self._then.schema, conditions)]
         if partition_ids:
@@ -111,7 +114,7 @@ class Restored:
 
 
 def one_each(batch: pa.RecordBatch, counts: pa.Array) -> Iterator[pa.RecordBatch]:
-    """Each row as often as its count says."""
+    """Yields each row as often as its count says."""
     ends = np.cumsum(pc.abs(counts).to_numpy(zero_copy_only=False))
     total = int(ends[-1]) if len(ends) else 0
     if total == len(ends):
@@ -123,7 +126,7 @@ def one_each(batch: pa.RecordBatch, counts: pa.Array) -> Iterator[pa.RecordBatch
 
 
 CHANGE = COUNT
-"""The column that says what became of a row: "insert", "upsert", or "delete" of one that was there."""
+"""The column with the kind of a change: "insert", "upsert", or "delete"."""
 INSERT, DELETE = "insert", "delete"
 _Pages: TypeAlias = Iterator[list[ChangedFile]]
 
@@ -138,23 +141,25 @@ def changes(
     at_end: Callable[[], object] = lambda: None,
     as_known: bool = False,
 ) -> pa.RecordBatchReader:
-    """The rows that were ingested after one moment and up to another, each once, as they were ingested.
+    """Returns the rows ingested after one moment and up to another, each once, as they were ingested.
 
-    And those that deletions are of, as they were just before, and those that a restore took away or brought
-    back: a reader that applies all in their order has the rows of the later moment. Of a keyed table each key
-    whose newest row has other values, once: "upsert" with that row, or "delete" with its key. The columns
-    asked for, of those that the table had at the later moment, and `_change`; between two deletions or
-    restores in no order, but for the files that are read side by side. `at_end` is called when the last row
-    was given.
-    `as_known`: the columns are those of the services, whichever the table had then.
-    Raises what `pages_between` and `events_between` do and `InvalidQuery`; while it is read `CutExpired` when
-    a file is collected meanwhile, `ObjectNotFound` and `ObjectDamaged` as queries do.
+    Also returns the rows that deletions removed, as they were just before, and the rows that a restore
+    removed or brought back. A reader that applies all changes in order gets the rows of the later moment. Of
+    a keyed table, returns each key whose newest row changed, once: "upsert" with that row, or "delete" with
+    its key.
+
+    The columns are the wanted ones of the table at the later moment, and `_change`. With `as_known` they are
+    the context's columns instead. Between two deletions or restores, rows are in no particular order.
+    `at_end` is called after the last row.
+
+    Raises what `pages_between` and `events_between` raise, and `InvalidQuery`. While it is read, raises
+    `CutExpired` when a file is collected meanwhile, and `ObjectNotFound` and `ObjectDamaged` as queries do.
     """
     context = context if as_known else context.as_of(till)
     schema = columns_of_changes(context, columns)
     names = schema.names[:-1]
     interruption = interruption or Interruption()
-    # what cannot be read is told before the first row
+    # errors about what cannot be read are raised here, before the first row
     pages, events = pages_between(context, after, till), events_between(context, after, till)
     if is_keyed(context.properties):
         rows = _of_keys(KeyedChanges(context, after, till, interruption, schema), pages, events)
@@ -167,7 +172,7 @@ def changes(
 
 @dataclass(frozen=True, slots=True)
 class ChangesPart:
-    """Some of the changes between two moments, for a task: of files, of a deletion or restore, or all."""
+    """A part of the changes between two moments, for one task: some files, one event, or all."""
 
     after: Position
     till: Position
@@ -176,7 +181,7 @@ class ChangesPart:
     as_known: bool = False
 
     def rows(self, context: TableContext) -> Iterator[pa.RecordBatch]:
-        """Raises as `changes` does while it is read."""
+        """Yields the changes of this part; raises as `changes` does while it is read."""
         if self.only is None:
             yield from changes(context, self.after, self.till, self.columns, as_known=self.as_known)
             return
@@ -196,9 +201,9 @@ def changes_parts(
     *,
     as_known: bool = False,
 ) -> Iterator[ChangesPart]:
-    """`changes` in parts of about so many bytes of files, which have their order; raises as it does.
+    """Yields `changes` in parts of about `bytes_max` bytes of files, in order; raises as `changes` does.
 
-    A deletion or a restore is a part; so are all changes of a keyed table, whose keys are compared.
+    A deletion or a restore is one part. So are all changes of a keyed table, since its keys are compared.
     """
     context = context if as_known else context.as_of(till)
     made = partial(ChangesPart, after, till, columns, as_known=as_known)
@@ -210,16 +215,16 @@ def changes_parts(
         if isinstance(step, PastEvent):
             yield made(step)
             continue
-        # the references of a file come together
+        # the references of a file are consecutive
         files = (list(found) for _, found in groupby(chain.from_iterable(step), key=attrgetter("filename")))
         for some in portions(files, lambda found: found[0].byte_count or 0, bytes_max):
             yield made(tuple(chain.from_iterable(some)))
 
 
 def columns_of_changes(context: TableContext, columns: Sequence[str] | None) -> pa.Schema:
-    """What `changes` gives: the columns asked for, and `_change`. Raises `InvalidQuery`.
+    """Returns the columns of `changes`: the wanted ones and `_change`; raises `InvalidQuery`.
 
-    Of a keyed table all but the row keys may be null: of a key that went, only these are known.
+    Of a keyed table, all columns but the row keys may be null, since a deleted key has no other values.
     """
     if CHANGE in context.schema:
         raise InvalidQuery(
@@ -237,7 +242,10 @@ def columns_of_changes(context: TableContext, columns: Sequence[str] | None) -> 
 
 
 def _steps(pages: _Pages, events: Sequence[PastEvent]) -> Iterator[_Pages | PastEvent]:
-    """In their order; `pages` are of all files that came. A step is read to its end before the next."""
+    """Yields the steps in order: the files added before each event, the event, at last all remaining files.
+
+    `pages` have all added files. Each step must be read to its end before the next.
+    """
     coming = _Coming(pages)
     for event in events:
         yield coming.seen_in(event.before.snapshot)
@@ -246,10 +254,10 @@ def _steps(pages: _Pages, events: Sequence[PastEvent]) -> Iterator[_Pages | Past
 
 
 class _Coming:
-    """Files that came, for moments of which each sees all that the one before saw; read once.
+    """A stream of added files, read once, for successive moments, each of which sees what the one before saw.
 
-    What was under way at a moment is kept for later ones: events wait for all that change the table, so it is
-    little.
+    Files of transactions that were still running at a moment are kept for later moments. They are few, since
+    events wait for all transactions that change the table.
     """
 
     def __init__(self, pages: _Pages) -> None:
@@ -258,7 +266,7 @@ class _Coming:
         self._page: list[ChangedFile] = []
 
     def seen_in(self, snapshot: str) -> _Pages:
-        """Those that a moment sees, and none before saw."""
+        """Yields the files that a snapshot sees and no earlier one saw."""
         _, xmax, running = snapshot.split(":")
         unseen = set(map(int, filter(None, running.split(","))))
         late, self._late = self._late, []
@@ -322,22 +330,22 @@ class _Reading:
                         yield from self._rows_of(scans, INSERT, self._context.schema)
 
     def _deleted(self, past: PastDeletion) -> Iterator[pa.RecordBatch]:
-        """The rows that a deletion is of, as they were just before it."""
+        """Yields the rows that a deletion removed, as they were just before it."""
         then = self._context.as_of(past.before)
         schema = then.schema
         [deletion] = deletions_of(schema, [(past.deletion_id, past.condition)]) or [None]
         if deletion is None:
             return
         for group in plan_query(then, deletion.ranges, at=past.before):
-            # its own transaction may be among those of the moment
+            # the moment may include the deletion's own transaction
             scans = [replace(scan, deletions=_earlier(scan.deletions, deletion)) for scan in group]
             yield from self._rows_of(scans, DELETE, schema, rendered(is_of(schema, deletion), DATAFUSION))
 
     def _restored(self, past: PastRestore) -> Iterator[pa.RecordBatch]:
-        """The rows that a restore took away, as they were just before it, and those that it brought back."""
+        """Yields the rows that a restore removed, as they were just before it, and those it brought back."""
         found = Restored(self._context, past)
         for before, after in found.groups():
-            # a file may be read for both, of other rows
+            # one plan for both sides, which may read different rows of the same file
             plan = partial(self._differing, found, before, after)
             for batch in self._batches([*before, *after], plan, may_search=True):
                 for change, counts in ((DELETE, pc.less), (INSERT, pc.greater)):
@@ -345,8 +353,8 @@ class _Reading:
                     for part in one_each(rows.drop_columns(COUNT), rows[COUNT]):
                         yield self._marked(part, change)
 
-    def _differing(self, found: Restored, before: Sequence[Scan], after: Sequence[Scan]) -> ExecutionPlan:
-        frame = found.frame(key_session(self._context.objects), before, after)
+    def _differing(self, restored: Restored, before: Sequence[Scan], after: Sequence[Scan]) -> ExecutionPlan:
+        frame = restored.frame(key_session(self._context.objects), before, after)
         return frame.select(*map(column, [*self._names, COUNT])).execution_plan()
 
     def _rows_of(
@@ -359,20 +367,23 @@ class _Reading:
     def _batches(
         self, scans: Sequence[Scan], physical: Callable[[], ExecutionPlan], *, may_search: bool
     ) -> Iterator[pa.RecordBatch]:
-        """`may_search`: many rows may be read for one that is told."""
+        """Runs a plan and yields its batches.
+
+        `may_search`: many rows may be read for one that is returned.
+        """
         with named_failures(self._context, scans, self._transform):
             plan = planned(self._context, scans, physical, self._interruption)
             yield from executed(self._context, plan, self._interruption, may_search=may_search)
 
     def _physical(self, scans: Sequence[Scan], then: Schema, condition: Expr | None) -> ExecutionPlan:
-        """`then` are the columns that the scans and the condition are of."""
+        """Returns a plan of the rows; `then` has the columns of the scans and of the condition."""
         objects = self._context.objects
         frame = stored_rows(key_session(objects), objects, then, scans)
         if condition is not None:
             frame = frame.filter(condition)
         if then.version != self._context.schema.version:
             frame = reshaped(frame, then, self._context.schema)
-        # merged, as each file is sorted: one stream, while the files are read side by side
+        # each file is sorted, so merging them gives one stream while the files are read side by side
         return (
             frame.sort(*key_order(self._context.schema.key_names))
             .select(*map(column, self._names))
@@ -382,7 +393,7 @@ class _Reading:
     def _marked(self, batch: pa.RecordBatch, change: str) -> pa.RecordBatch:
         kinds = self._kinds.get(change)
         if kinds is None or len(kinds) < batch.num_rows:
-            # batches are mostly of one size: the column is made once
+            # most batches have the same size, so the column is made once
             kinds = self._kinds[change] = pa.repeat(pa.scalar(change), batch.num_rows)
         columns = [*batch.columns, kinds[: batch.num_rows]]
         return exact(pa.RecordBatch.from_arrays(columns, names=self._schema.names), self._schema)
@@ -393,27 +404,27 @@ def _earlier(deletions: Iterable[Deletion], than: Deletion) -> tuple[Deletion, .
 
 
 def _scans_together(files: Iterable[ChangedFile]) -> Iterator[list[Scan]]:
-    """So many scans as DataFusion reads side by side."""
+    """Yields groups of scans, each as many as DataFusion reads side by side."""
     return portions(_scans(files), lambda _: 1, FILES_A_SCAN)
 
 
 def _scans(files: Iterable[ChangedFile]) -> Iterator[Scan]:
-    """A scan for each file; the references of one come together."""
+    """Yields a scan for each file, whose references must be consecutive."""
     for filename, found in groupby(files, key=attrgetter("filename")):
         parts = list(found)
         is_exact = not any(part.count_approximate for part in parts)
-        # where the references tell of all rows of the file, none need be looked at
+        # where the references cover all rows of the file, no row needs a check
         is_whole = is_exact and sum(part.row_count for part in parts) == parts[0].file_row_count
         slices = () if is_whole else tuple(KeyRanges.of(part.region or {}) for part in parts)
         yield Scan(filename, slices or (KeyRanges(),), parts[0].partition_id, parts[0].byte_count)
 
 
-# A consumer, as users hold it: no change is missed, and none comes twice.
+# A consumer, as users hold it: it misses no change and gets none twice.
 
 
 @dataclass(slots=True)
 class _Read:
-    """What was read last: from where, up to which moment, and whether to its last row."""
+    """The last read: its start, the moment up to which it reads, and whether all rows were taken."""
 
     start: ConsumerState
     till: Position
@@ -424,7 +435,7 @@ class _Read:
 
 
 class Consumer:
-    """A named position in a table's life; made by `Table.consumer`. Of one thread at a time."""
+    """A named position in a table's history, returned by `Table.consumer`; for one thread at a time."""
 
     def __init__(self, context: TableContext, name: str, check_writable: Callable[[], None]) -> None:
         self.name = name
@@ -439,10 +450,10 @@ class Consumer:
     def read(
         self, columns: Sequence[str] | None = None, *, interruption: Interruption | None = None
     ) -> pa.RecordBatchReader:
-        """The changes since the position, up to now, as `Table.changes` gives them.
+        """Returns the changes since the position, up to now, as `Table.changes` does.
 
-        Until they are acknowledged, the next `read` gives them again, and what came since. Raises
-        `ConsumerExpired`, `InvalidInput` when the consumer was dropped, `InvalidCut` when an old
+        Until they are acknowledged, each `read` returns them again, with any newer changes. Raises
+        `ConsumerExpired`, `InvalidInput` when the consumer was dropped, `InvalidCut` when an old release of
         Dormouse restored the table since, and what `Table.changes` raises.
         """
         self._read = None
@@ -459,10 +470,10 @@ class Consumer:
             raise InvalidCut(f"consumer {self.name!r} cannot go on: {error}. {how}") from None
 
     def acknowledge(self) -> None:
-        """Moves the position to the moment up to which was read last: once its rows are safe where they go.
+        """Moves the position to the end of the last read. Call it once those rows are safely stored.
 
-        Raises `InvalidInput` when not all of them were read, `ConsumerOvertaken` when another reader has
-        acknowledged since: what was made of these rows is then to be dropped; and `ConsumerExpired`.
+        Raises `InvalidInput` when not all of the rows were taken, and `ConsumerExpired`. Raises
+        `ConsumerOvertaken` when another reader has acknowledged since: discard what was made of these rows.
         """
         self._check_writable()
         read = self._read

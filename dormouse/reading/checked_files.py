@@ -1,6 +1,6 @@
-"""What plans rely on, checked: files are as they were written, and columns are those of now.
+"""Checks of what plans rely on: files are as they were written, and the table's columns have not changed.
 
-A file is there, of the size that is recorded, and readable.
+A file must exist, have its recorded size, and be readable.
 """
 
 from __future__ import annotations
@@ -44,30 +44,32 @@ CHECKS_AT_ONCE_MAX = 16
 KNOWN_MAX = 100_000
 _Seen = set[tuple[str | int, ...]]
 _known: _Seen = set()
-"""Objects, by store and name, that are not on this machine and were found to be of their size."""
+"""Objects not on this machine that were found to have their size, by store and name."""
 _verified: _Seen = set()
-"""Objects whose bytes were found to be those that were written: by store and name, and on this machine by
-what tells one file from another of its name, so that a file that is replaced is verified anew."""
+"""Objects whose bytes were found to be those written, by store and name.
+
+On this machine the inode, modification time and size are added, so that a replaced file is verified again.
+"""
 _lock = Lock()
 
 
 class FileGone(ObjectNotFound):
-    """A file that is to be read does not exist any more."""
+    """An error for a file of a plan that no longer exists."""
 
     def __init__(self, filename: str, table: str) -> None:
         super().__init__(
-            f"file {filename!r} of table {table!r} is gone: it was collected while the query ran; "
+            f"file {filename!r} of table {table!r} no longer exists: it was collected while the query ran; "
             "run the query again",
             filename=filename,
             table=table,
         )
 
     def lost(self) -> ObjectNotFound:
-        """What it is when a plan that was made after the file was gone refers to it."""
+        """Returns the error for a file that is missing though a plan made afterwards refers to it."""
         return ObjectNotFound(
             f"table {self.table!r} refers to the object {self.filename!r}, which does not exist: it is lost, "
-            "not collected; 'dormouse check' lists what is; bring it back: from a backup, or, of a deployed "
-            "instance, with 'dormouse restore-objects'",
+            "not collected; 'dormouse check' lists all lost objects; restore them from a backup, or, of a "
+            "deployed instance, with 'dormouse restore-objects'",
             **self.data,
         )
 
@@ -76,10 +78,10 @@ class FileGone(ObjectNotFound):
 def checked_sizes(
     context: TableContext, scans: Sequence[Scan], interruption: Interruption | None = None
 ) -> Iterator[None]:
-    """Holds the sizes of files against the plan; of objects elsewhere meanwhile, and once in a process.
+    """Compares the sizes of files with the plan. Remote objects are checked in threads, once a process.
 
-    Raises `FileGone` or `ObjectDamaged`, at the end at the latest. Before all, verifies the files where the
-    context does.
+    Raises `FileGone` or `ObjectDamaged`, at the latest at the end of the context. If the context verifies,
+    verifies the files first.
     """
     verify(context, scans, interruption)
     store = context.objects
@@ -111,9 +113,9 @@ def verify(
 ) -> None:
     """Compares the digests of files that this process has not verified yet, if the context verifies.
 
-    `digests` are those of the database by filename, if the caller has them; a process that has them needs
-    no database, and verifies whatever its context says. Raises `FileGone` or `ObjectDamaged`, `InvalidQuery`
-    for a file that has no digest, and `DormouseError` at once when it is interrupted.
+    `digests` are those of the database by filename, if the caller has them; a process that has them needs no
+    database, and always verifies. Raises `FileGone` or `ObjectDamaged`, `InvalidQuery` for a file without a
+    digest, and `DormouseError` at once when it is interrupted.
     """
     if not context.verifies and digests is None:
         return
@@ -149,7 +151,7 @@ def verify(
         _wait_for([threads.submit(check, scan) for scan in unknown.values()], interruption)
     finally:
         is_left.set()
-        # a thread may wait for the store: nothing waits for it
+        # a thread may still wait for the store, so it is not joined
         threads.shutdown(wait=False, cancel_futures=True)
     _remember(_verified, unknown)
 
@@ -160,7 +162,7 @@ def _seen_as(objects: ObjectStore, name: str) -> tuple[str | int, ...]:
         return objects.url, name
     try:
         status = path.stat()
-    except OSError:  # the check says that it is gone
+    except OSError:  # the check raises the error for a missing file
         return objects.url, name
     return objects.url, name, status.st_ino, status.st_mtime_ns, status.st_size
 
@@ -175,7 +177,7 @@ def _wait_for(checks: Sequence[Future[None]], interruption: Interruption) -> Non
             return
         with lock:
             left -= 1
-        with suppress(InvalidStateError):  # another has failed, or the query was interrupted
+        with suppress(InvalidStateError):  # another check has failed, or the query was interrupted
             if error := check.exception():
                 ended.set_exception(error)
             elif not left:
@@ -202,16 +204,16 @@ def _remember(known: _Seen, seen: Iterable[tuple[str | int, ...]]) -> None:
 
 
 def check_there(context: TableContext, scans: Iterable[Scan]) -> None:
-    """`FileGone` or `ObjectDamaged` when a file is gone, empty, or of another size than was written.
+    """Raises `FileGone` for a missing file, and `ObjectDamaged` for an empty one or one of another size.
 
-    DataFusion takes the first two for no rows.
+    DataFusion would take a missing or empty file for one without rows.
     """
     for scan in scans:
         _check_size(context, scan)
 
 
 def check_bytes(context: TableContext, scans: Sequence[Scan]) -> None:
-    """Reads files at which an engine failed; `FileGone` or `ObjectDamaged` for the first that is at fault."""
+    """Reads files at which an engine failed; raises `FileGone` or `ObjectDamaged` for the first bad one."""
     digests = context.store.digests([scan.filename for scan in scans])
     for scan in scans:
         digest = digests.get(scan.filename)
@@ -229,7 +231,7 @@ def _check_digest(
 
 
 def check_columns(context: TableContext, scan: Scan, *, pages: bool = False) -> None:
-    """`FileGone`, or `ObjectDamaged` when a file's columns are not the table's, or it cannot be read."""
+    """Raises `FileGone`, or `ObjectDamaged` when a file cannot be read or lacks the table's columns."""
     with _naming(context, scan), open_parquet(context.objects, scan.filename) as file:
         check_stored(file.schema_arrow, context.stored_schema, scan.filename)
         for _ in file.iter_batches() if pages else ():
@@ -267,7 +269,7 @@ def _compare(
         raise damaged(context, scan, fault.text)
 
 
-# What DataFusion complains of while it reads files, as our errors: one line, which names the file or sum.
+# DataFusion's errors while it reads files, turned into errors of one line that name the file or sum.
 
 MEMORY_BYTES_MAX = 2 * 1024**3
 _PREFIXES = (
@@ -283,7 +285,7 @@ _PREFIXES = (
 
 @contextmanager
 def named_failures(context: TableContext, scans: Sequence[Scan], transform: Transform) -> Iterator[None]:
-    """Turns what fails while these files are read into one line, which names the file or sum at fault."""
+    """Turns failures to read these files into errors of one line, which name the file or sum at fault."""
     try:
         with panics_as_errors():
             yield
@@ -294,7 +296,7 @@ def named_failures(context: TableContext, scans: Sequence[Scan], transform: Tran
 
 
 def _failure(context: TableContext, scans: Sequence[Scan], error: Exception) -> DormouseError:
-    # the first line of what caused it, without the names of DataFusion's layers
+    # the first line of the cause, without the names of DataFusion's layers
     cause = str(error).rpartition("\ncaused by\n")[2]
     text = (cause.splitlines() or [type(error).__name__])[0]
     while prefix := next((p for p in _PREFIXES if text.startswith(p)), None):
@@ -309,13 +311,14 @@ def _failure(context: TableContext, scans: Sequence[Scan], error: Exception) -> 
     return InvalidQuery(f"the query of table {context.table.name!r} failed: {text.strip()}")
 
 
-# Work that begins with the columns that a table has now, and keeps them while others change them.
+# Work that starts with a table's current columns, and keeps them while they are changed elsewhere.
 
 
 def on_current(context: TableContext, work: Callable[[TableContext], T]) -> T:
-    """What work gives that begins with the table's columns and properties, as they are now.
+    """Runs work with the table's current columns and properties, and returns its result.
 
-    It begins again when they are others than is known here; also when it does not fit those that are known.
+    Runs it again when they differ from those known here, or when it fails with those known here and they have
+    changed. Raises `TableBusy` when they keep changing.
     """
 
     def once() -> T:
@@ -336,19 +339,21 @@ def on_current(context: TableContext, work: Callable[[TableContext], T]) -> T:
 
 
 def again_if_moved(work: Callable[[], T]) -> T:
-    """What work gives that asks for columns itself; again when they were changed meanwhile. `TableBusy`."""
+    """Runs work that looks up the columns itself, again while they are changed; raises `TableBusy`."""
     for _ in range(SCHEMAS_CHASED_MAX):
         try:
             return work()
         except SchemaMoved as error:
             last = error
-    raise TableBusy(f"{last}, and again and again: nothing was done, try again later") from last
+    raise TableBusy(
+        f"{last}, on each of {SCHEMAS_CHASED_MAX} attempts: nothing was done; try again later"
+    ) from last
 
 
 def keeping_columns(context: TableContext) -> TableContext:
-    """A table's services, with the columns that are known here, of files that came since, too.
+    """Returns the context with its known columns, which can also read files that were written since.
 
-    `QueryOvertaken` when one of the columns was dropped.
+    Raises `QueryOvertaken` when one of the columns was dropped.
     """
     try:
         return seen_by(context, context.followed().table.schema)
@@ -360,7 +365,10 @@ def keeping_columns(context: TableContext) -> TableContext:
 
 
 def seen_by(context: TableContext, later: Schema) -> TableContext:
-    """Likewise, of files up to a version; `InvalidSchema` when one of the columns is not there any more."""
+    """Returns the context with its known columns, which can also read files up to a version of the schema.
+
+    Raises `InvalidSchema` when one of the columns no longer exists.
+    """
     if later.version <= context.schema.version:
         return context
     return replace(context, table=replace(context.table, schema=seen_with(context.table.schema, later)))

@@ -46,22 +46,26 @@ from dormouse.state.history.moments import moment_of, position_of
 Groups = Iterator[tuple[Scan, ...]]
 _Prepared = Iterator[tuple[Sequence[Scan], Iterable[pa.RecordBatch]]]
 BEGUN_BYTES_MAX = 64 * 1024 * 1024
-"""Of rows of the next group, made while others are used."""
+"""The most bytes of the next group's rows that are prepared while the group before it is read."""
 REPLANS_MAX = 10
 PART_BYTES = 128 * 1024 * 1024
 FIRST_FILES_MIN = 16
-"""Of a group: fewer files are opened sooner than they are told apart."""
+"""The fewest files of a group that are read by their first keys; of fewer, simply all are opened."""
 FIRST_FILES_GROWTH = 8
-"""How many times as many files each further part begins with, if the parts before had too few rows."""
+"""The factor by which each further part has more files, if the parts before it had too few rows."""
 PART_ROWS = 131_072
 PART_BYTES_MIN = 4 * 1024 * 1024
-"""Of a group, as stored: a plan for each part costs milliseconds."""
+"""The fewest stored bytes of a group that is divided: planning each part takes milliseconds."""
 BATCHES_BYTES_MAX = 64 * 1024 * 1024
-"""In memory, of a batch of each file of a group, and of one made of them: many queries share 2 GiB."""
+"""The most bytes in memory of the batches of all files of a group and of one merged batch.
+
+Many queries share 2 GiB.
+"""
 ROW_GROUPS_BYTES_MAX = 256 * 1024 * 1024
-"""Of a row group of each file: a few rows may have all its bytes, and then a batch has, too."""
+"""The most bytes of one row group of each file: a few of its rows may have all the bytes, and so may a batch.
+"""
 FILES_MAX = 64
-"""Of a group: of more files each is read too little for parts to pay."""
+"""The most files of a group that is divided: of more files each part would read too little."""
 
 
 def query(
@@ -73,20 +77,24 @@ def query(
     interruption: Interruption | None = None,
     as_of: When | None = None,
 ) -> pa.RecordBatchReader:
-    """The rows that `where` asks for, ordered by the row keys, then the sort keys.
+    """Returns the rows that `where` selects, ordered by the row keys, then the sort keys.
 
-    `where` gives for a column a value, a `dm.Range`, or a list of them; row keys choose the files that are
-    read. The reader has exactly the columns asked for, also when there are no rows. It sees the rows that the
-    table has now, whatever is committed while it is read; also when a file that it has not read yet is
-    compacted and collected meanwhile. `as_of` asks for those of another moment.
+    `where` gives for each column a value, a `dm.Range`, or a list of them. Row keys choose the files that are
+    read. The reader has exactly the wanted columns, even without rows: `columns` are their names, or a
+    function that returns them for a schema. Columns are those that the table has when the query begins, or
+    had at `as_of`.
 
-    Its columns are those that the table has when it begins, or had at that moment; of those that are told by
-    a schema, as it calls them.
+    The reader sees the rows that the table has now, or had at `as_of`. Commits made while it reads do not
+    change them, even if a file that it has not read yet is compacted and collected.
 
-    Raises `InvalidQuery`, `InvalidRange`, `InvalidCut` or `CutExpired`; while it is read, `ObjectNotFound`
-    for a file that is lost, `QueryOvertaken` when one was collected and rows were added or removed meanwhile,
-    `ObjectDamaged` for one that is not what was written. A reader that is dropped stops; so does one that
-    waits for its next batch in another thread, when `interruption` is set, and raises `DormouseError`.
+    Raises `InvalidQuery`, `InvalidRange`, `InvalidCut` or `CutExpired`. While it is read, raises:
+
+    - `ObjectNotFound` for a file that is lost,
+    - `QueryOvertaken` when a file was collected and rows were added or removed meanwhile,
+    - `ObjectDamaged` for a file whose content changed,
+    - `DormouseError` when `interruption` is set, also in a thread that waits for the next batch.
+
+    Dropping the reader stops the query.
     """
     interruption = interruption or Interruption()
     if as_of is not None:
@@ -109,88 +117,91 @@ def _query(
     at: Position | None,
 ) -> pa.RecordBatchReader:
     names = columns(context.schema) if callable(columns) else columns
-    asked = question(context.schema, where, names, limit)
-    read, wanted = read_from(context, asked)
+    checked = question(context.schema, where, names, limit)
+    read, wanted = read_from(context, checked)
     moment = Moment(read.schema)
-    groups = plan_query(read, asked.ranges, moment, at=at)
-    schema = columns_of(context.schema, asked.columns)
-    rows = wanted_of(context, asked, _Execution(read, wanted, moment, interruption, at).rows(groups))
+    groups = plan_query(read, checked.ranges, moment, at=at)
+    schema = columns_of(context.schema, checked.columns)
+    rows = wanted_of(context, checked, _Execution(read, wanted, moment, interruption, at).rows(groups))
     found = batches_ahead(rows, interruption.set)
-    batches = (exact(batch.select(asked.columns), schema) for batch in found)
+    batches = (exact(batch.select(checked.columns), schema) for batch in found)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some groups of a query's plan, which another process reads: `rows` of the moment of the plan.
+    """Some groups of a query's plan, which another process reads as of the plan's moment.
 
-    `digests` of the files where the query verifies: the process that reads compares them.
+    `digests` are those of the files if the query verifies them: the reading process compares them.
     """
 
-    asked: Question
+    question: Question
     groups: tuple[tuple[Scan, ...], ...]
     now_ms: int
     digests: Mapping[str, bytes | None] | None = None
 
     def rows(self, context: TableContext) -> Iterator[pa.RecordBatch]:
-        """In key order, the columns asked for. Needs no database; raises as a query does, and `FileGone`."""
-        schema = columns_of(context.schema, self.asked.columns)
+        """Yields the rows in key order, with the question's columns.
+
+        Needs no database. Raises as a query does, and `FileGone`.
+        """
+        schema = columns_of(context.schema, self.question.columns)
         if self.digests is not None:
             verify(context, [scan for group in self.groups for scan in group], digests=self.digests)
-        read, wanted = read_from(context, self.asked)
+        read, wanted = read_from(context, self.question)
         reading = _Execution(read, wanted, Moment(read.schema), Interruption(), None)
         reading.now_ms = self.now_ms
-        for batch in wanted_of(context, self.asked, reading.planned(iter(self.groups), None)):
-            yield exact(batch.select(self.asked.columns), schema)
+        for batch in wanted_of(context, self.question, reading.planned(iter(self.groups), None)):
+            yield exact(batch.select(self.question.columns), schema)
 
 
 def parts(
-    context: TableContext, asked: Question, at: Position, bytes_max: int = PART_BYTES
+    context: TableContext, question: Question, at: Position, bytes_max: int = PART_BYTES
 ) -> Iterator[Part]:
-    """A query of a moment, by groups of leaves that have about so many bytes of files, in key order.
+    """Yields a query of a moment in parts of about `bytes_max` bytes of files, in key order.
 
-    The services are those for the columns of that moment. Each file counts as often as it is read. Raises as
-    `query` does.
+    Each part has whole groups of leaves. A file counts each time that it is read. The context has the columns
+    of that moment. Raises as `query` does.
     """
     now_ms = milliseconds_at(at)
-    planned_groups = plan_query(context, asked.ranges, at=at)
+    planned_groups = plan_query(context, question.ranges, at=at)
     for groups in portions(planned_groups, bytes_of, bytes_max):
         names = {scan.filename for group in groups for scan in group} if context.verifies else None
         digests = None if names is None else context.store.digests(sorted(names))
-        yield Part(asked, tuple(groups), now_ms, digests)
+        yield Part(question, tuple(groups), now_ms, digests)
 
 
 def columns_of(schema: Schema, names: Sequence[str]) -> pa.Schema:
-    """Some columns of a table as Arrow has them."""
+    """Returns some columns of a table as an Arrow schema."""
     whole = arrow_schema(schema)
     return whole if tuple(names) == schema.names else pa.schema([whole.field(name) for name in names])
 
 
 class _Execution:
-    """One query while it is read; it plans again when a file of its plan is gone."""
+    """One query while it is read; it plans again when a file of its plan no longer exists."""
 
     def __init__(
         self,
         context: TableContext,
-        asked: Question,
+        question: Question,
         moment: Moment,
         interruption: Interruption,
         at: Position | None,
     ) -> None:
         self._at = at
         self._context = context
-        self._asked = asked
+        self._question = question
         self._moment = moment
         self._interruption = interruption
         self._transform = Transform.parse(context.schema, context.properties)
         self.now_ms = milliseconds_at(at)
-        self._remaining = asked.limit
+        self._remaining = question.limit
         self._is_keyed = is_keyed(context.properties)
         self._is_awaited = Event()
         self._held = HeldBack(context.schema.key_names)
 
     def rows(self, groups: Groups) -> Iterator[pa.RecordBatch]:
-        """The rows, with the keys among the columns."""
+        """Yields the rows, with the keys among their columns."""
         if self._at is None:
             yield from self._rows(groups)
             return
@@ -210,29 +221,30 @@ class _Execution:
             if missing is not None:
                 self._check_can_resume(missing, gone)
                 gone.add(str(missing.filename))
-                # rows of the newest key stay back: the new plan's files have them in another order
+                # rows of the newest key stay back, since the new plan's files may have them in another
+                # order
                 yield from self._limited(self._held.interrupt())
-                # a collector that is faster than the reader must not keep it planning for ever
+                # a collector that is faster than the reader must not make it plan again without end
                 futile = futile + 1 if self._held.reached == start else 0
                 groups = self._again(missing, futile)
 
     def _again(self, missing: FileGone, futile: int) -> Groups:
-        """A plan of at least what is wanted from the key that was reached on."""
+        """Plans again from the key that was reached; the plan may have more than what is wanted."""
         if futile == REPLANS_MAX:
             raise ObjectNotFound(
                 f"files of table {self._context.table.name!r} are collected faster than they are read, the "
                 f"last one {missing.filename!r}; raise the table's property gc_delay_seconds"
             ) from missing
-        ranges, reached = self._asked.ranges, self._held.reached
+        ranges, reached = self._question.ranges, self._held.reached
         if reached is not None:
             ranges = ranges.clipped(self._context.schema.row_keys[0].name, Range(min=reached.key[0]))
         return plan_query(self._context, ranges, self._moment)
 
     def planned(self, groups: Groups, start: Reached | None) -> Iterator[pa.RecordBatch]:
-        """A plan's rows from a key on, but for those that are held back, group after group."""
+        """Yields a plan's rows from a key on, group by group; the rows of an incomplete key are held back."""
         groups = self._verified(groups)
-        if self._asked.limit is not None:  # the next group may be needless
-            parts = first_divided(groups, self._moment, self._asked.limit)
+        if self._question.limit is not None:  # the next group may be needless
+            parts = first_divided(groups, self._moment, self._question.limit)
             yield from self._used(self._prepared(parts, start))
             return
         parts = divided(groups, self._context.objects, self._moment)
@@ -267,7 +279,7 @@ class _Execution:
             yield from self._held.end()
 
     def _planned(self, scans: Sequence[Scan], start: Reached | None) -> Iterator[pa.RecordBatch]:
-        """Plans how the rows of a group are read; raises for files that are gone or damaged."""
+        """Plans how the rows of a group are read; raises for files that no longer exist or are damaged."""
         if not self._is_keyed:
             plan = partial(self._physical, scans, start)
             return self._executed(planned(self._context, scans, plan, self._interruption), scans)
@@ -285,7 +297,7 @@ class _Execution:
         )
 
     def _executed(self, physical: ExecutionPlan, scans: Sequence[Scan]) -> Iterator[pa.RecordBatch]:
-        """Yields what a plan gives, which begins when the first batch is asked for."""
+        """Runs a plan and yields its batches; it starts when the first batch is requested."""
         return executed(
             self._context,
             physical,
@@ -295,14 +307,14 @@ class _Execution:
         )
 
     def _keyed(self, scans: Sequence[Scan]) -> KeyedScans:
-        context, asked = self._context, self._asked
-        names = tuple(dict.fromkeys((*context.schema.key_names, *asked.columns)))
-        return KeyedScans(context.schema, context.properties, scans, asked.conditions, self.now_ms, names)
+        context, question = self._context, self._question
+        names = tuple(dict.fromkeys((*context.schema.key_names, *question.columns)))
+        return KeyedScans(context.schema, context.properties, scans, question.conditions, self.now_ms, names)
 
     def _may_be_many(self, scans: Sequence[Scan]) -> bool:
-        """Whether batches may have many rows; of several files where they are merged as they lie in them."""
-        if self._asked.limit is not None or self._transform.aggregates:
-            return False  # who asks for few rows waits for the first
+        """Returns whether batches may have many rows; of several files, only if they are merged unchanged."""
+        if self._question.limit is not None or self._transform.aggregates:
+            return False  # the caller of a limited query waits for its first rows
         if len(scans) > 1:
             leaves_marks_out = self._is_keyed and not self._keyed(scans).merges
             if self._may_search or leaves_marks_out or any(scan.deletions for scan in scans):
@@ -311,31 +323,36 @@ class _Execution:
 
     @cached_property
     def _conditions(self) -> Expr:
-        """What rows must meet beside their keys, made once for all groups: it may have many values."""
-        return rendered(every(map(meets, self._asked.conditions)), DATAFUSION)
+        """The condition that rows must meet beside their keys; made once, since it may have many values."""
+        return rendered(every(map(meets, self._question.conditions)), DATAFUSION)
 
     @cached_property
     def _may_search(self) -> bool:
-        """Whether much may be read between two wanted rows: files are not sorted by all that is asked."""
-        wanted = [self._asked.ranges.get(name, ()) for name in self._context.schema.row_key_names]
+        """Returns whether much may have to be read between two wanted rows.
+
+        This is so if a condition is not on a prefix of the sort order.
+        """
+        wanted = [self._question.ranges.get(name, ()) for name in self._context.schema.row_key_names]
         exact = takewhile(lambda ranges: ranges and all(one.is_exact for one in ranges), wanted)
         beyond = wanted[len(list(exact)) + 1 :]
-        return bool(self._asked.conditions or self._transform.age_off or any(beyond))
+        return bool(self._question.conditions or self._transform.age_off or any(beyond))
 
     def _prepared(self, groups: Iterable[Sequence[Scan]], start: Reached | None) -> _Prepared:
-        """The groups, each with its rows: those of a look-up, or what DataFusion's plan is going to give."""
+        """Yields each group with its rows: those of a look-up, or those that DataFusion's plan will give."""
         for scans in groups:
             with self._naming(scans):
                 self._interruption.check()
                 found: Iterable[pa.RecordBatch] | None = None
                 if start is None:
-                    found = looked_up(self._context, self._moment.schema, self._asked, self._transform, scans)
+                    found = looked_up(
+                        self._context, self._moment.schema, self._question, self._transform, scans
+                    )
                 if found is None:
                     found = self._planned(scans, start)
             yield scans, found
 
     def _begun(self, prepared: _Prepared) -> _Prepared:
-        """The groups; the first rows of large ones are made as long as the group before them is used."""
+        """Yields the groups; prepares the first rows of a large group while the group before it is read."""
         for scans, batches in prepared:
             if not is_large(scans):
                 yield scans, batches
@@ -357,23 +374,26 @@ class _Execution:
         ctx = key_session(objects)
         after = self._after(start)
         frame = rows(ctx, objects, replace(self._transform, schema=schema), scans, self.now_ms)
-        if self._asked.conditions:
+        if self._question.conditions:
             frame = frame.filter(self._conditions)
         if after is not None:
             frame = frame.filter(after)
         frame = frame.sort(*key_order(schema.key_names))
-        names = dict.fromkeys((*schema.key_names, *self._asked.columns))
+        names = dict.fromkeys((*schema.key_names, *self._question.columns))
         return frame.select(*map(column, names)).execution_plan()
 
     def _after(self, start: Reached | None) -> Expr | None:
-        """Returns the condition of the keys that were not reached yet."""
+        """Returns the condition that selects the keys not reached yet; None at the start."""
         if start is None:
             return None
         beyond = after(self._moment.schema.key_fields, start.key, inclusive=not start.given)
         return rendered(beyond, DATAFUSION)
 
     def _limited(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches up to the limit; DataFusion's own may skip row groups out of order below a merge."""
+        """Yields the batches up to the limit.
+
+        DataFusion's own limit is not used: below a merge it may skip row groups out of order.
+        """
         for batch in batches:
             part = batch if self._remaining is None else batch.slice(0, self._remaining)
             if self._remaining is not None:
@@ -385,17 +405,18 @@ class _Execution:
     def _check_can_resume(self, missing: FileGone, gone: set[str]) -> None:
         filename = missing.filename
         if filename in gone:
-            # a plan that was made after the file was gone refers to it
+            # this plan was made after the file was found missing, and still refers to it
             raise missing.lost() from missing
         if self._held.is_in_part:
             raise ObjectNotFound(
-                f"file {filename!r} is gone: it was collected amidst rows of equal key that are too many to "
-                "be held back; run the query again, or raise the table's property gc_delay_seconds"
+                f"file {filename!r} no longer exists: it was collected amid rows of equal key, which "
+                "are too many to hold in memory; run the query again, or raise the table's property "
+                "gc_delay_seconds"
             ) from missing
 
 
-# Groups in parts: large ones by row groups, so that one part is read while another is used, and groups of
-# many files by the smallest keys of the files, so that few rows need few files.
+# Groups in parts. Large groups are divided by row groups, so that one part is read while another is used.
+# Groups of many files are divided by the files' smallest keys, so that a few rows need a few files.
 
 
 def divided(
@@ -403,7 +424,7 @@ def divided(
 ) -> Iterator[tuple[Scan, ...]]:
     """Yields the groups in parts by their first row key: all rows of a part sort before those of the next.
 
-    The columns of the moment may change between two groups, to those by which the next files were written.
+    The columns of the moment may change between two groups, to those that the next files were written with.
     """
     for scans in groups:
         yield from _parts(scans, objects, moment.schema)
@@ -412,9 +433,9 @@ def divided(
 def first_divided(groups: Iterable[Sequence[Scan]], moment: Moment, rows: int) -> Iterator[tuple[Scan, ...]]:
     """Yields the groups in parts by their first row key; the first part mostly has the first `rows` rows.
 
-    A file has a row of its smallest key. So the rows up to the smallest key of the n-th file, in the order of
-    these keys, are at least n, and only files that begin at or before it are read. Where rows are filtered
-    out or were deleted there may be fewer, which the next part, of more files, makes good.
+    Each file has a row with its smallest key. So at least n rows lie at or below the smallest key of the n-th
+    file, in the order of these keys, and only files that begin there or before are read. Filters and
+    deletions may leave fewer rows; the next part then has more files.
     """
     for scans in groups:
         yield from (
@@ -423,20 +444,20 @@ def first_divided(groups: Iterable[Sequence[Scan]], moment: Moment, rows: int) -
 
 
 def is_large(scans: Sequence[Scan]) -> bool:
-    """Whether a group has files of so many bytes that more than a moment is spent on them."""
+    """Returns whether a group has enough bytes that dividing it pays."""
     return bytes_of(scans) >= PART_BYTES_MIN
 
 
 def are_narrow(scans: Sequence[Scan], objects: ObjectStore, schema: Schema, batch_rows: int) -> bool:
-    """Whether a batch may have so many rows, which are of a large group, as they were written.
+    """Returns whether batches of `batch_rows` rows stay small in memory, judged by the files' row groups.
 
-    Those of one file are of one row group. What is merged of several is of as many as have its rows: of each
-    file rows in succession, if all are wanted.
+    A batch of one file has rows of one row group. A batch merged from several files has consecutive rows of
+    each, if all rows are wanted. Small groups give False.
     """
     batches = groups = merged = 0.0
     for scan in scans if is_large(scans) else ():
         found = row_groups_in_memory(objects, scan.filename, scan.byte_count or 0)
-        # a column that came later may have a long value for all rows
+        # a column added after the file was written may have a long default for all rows
         if not found or not is_as_stored(written_schema(schema, scan.filename), schema):
             return False
         batches += max(size * min(1.0, batch_rows / rows) for rows, size in found)
@@ -460,9 +481,9 @@ def _first_parts(scans: Sequence[Scan], schema: Schema, rows: int) -> Iterator[t
 
 
 def _first_keys(scans: Sequence[Scan], schema: Schema) -> list[Any]:
-    """Returns the first row key at which each file's wanted rows can begin, in order, where that is known.
+    """Returns the sorted first row keys at which the wanted rows of files can begin, where they are known.
 
-    A file that begins before all that is wanted may have its first wanted row anywhere, and is left out.
+    A file that begins before the wanted range is left out: its first wanted row may be anywhere in it.
     """
     name = schema.row_keys[0].name
     found: list[Any] = []
@@ -475,7 +496,7 @@ def _first_keys(scans: Sequence[Scan], schema: Schema) -> list[Any]:
 
 
 def _reaching(scans: Sequence[Scan], schema: Schema, limits: Range) -> tuple[Scan, ...]:
-    """Returns what files have within some limits of the first row key, without files that end before them."""
+    """Returns the scans within some limits of the first row key, without files whose keys lie outside."""
     name = schema.row_keys[0].name
     return tuple(
         scan
@@ -495,7 +516,7 @@ def _parts(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Itera
 
 
 def _points(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iterator[Any]:
-    """Values of the first row key with about so many wanted rows between them."""
+    """Yields values of the first row key that have about `PART_ROWS` wanted rows between them."""
     name = schema.row_keys[0].name
     wanted = [part.enclosing(name) for scan in scans for part in scan.slices]
     if not is_large(scans) or len(scans) > FILES_MAX or all(one.is_exact for one in wanted):
@@ -505,12 +526,13 @@ def _points(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iter
     starts = [
         (value, rows)
         for scan in scans
-        # by the name that the key had: today's may be what another column was called
+        # the key's name when the file was written, since its name of today may then have been another
+        # column's
         for key in written_schema(schema, scan.filename).row_keys[:1]
         for value, rows in row_group_starts(objects, scan.filename, scan.byte_count or 0, key)
         if high is None or value < high
     ]
-    # as large as each other, since one is read as long as another is
+    # parts of equal size, since one part is read while another is used
     left = sum(rows for value, rows in starts if low is None or value > low)
     size, rows = left / max(1, left // PART_ROWS), 0
     for value, row_count in sorted(starts):
@@ -523,7 +545,7 @@ def _points(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iter
 
 
 def _clipped(scans: Sequence[Scan], name: str, limits: Range) -> tuple[Scan, ...]:
-    """What files have within some limits."""
+    """Returns the scans with their rows limited to a range; drops scans without any."""
     found = []
     for scan in scans:
         slices = (part.clipped(name, limits) for part in scan.slices)

@@ -1,6 +1,7 @@
-"""The newest row of each key as queries give it: of keyed tables, of row tables, and of sorted streams.
+"""The newest row of each key, as queries return it: of keyed tables, of row tables, and of sorted streams.
 
-Where many rows have one key, those of the newest key are held back, so that a query can begin anew from them.
+Where many rows have one key, the rows of the last key read are held back, so that a query can continue from
+it.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ from dormouse.reading.where import Condition, Deletion, Question
 from dormouse.state.context import TableContext
 
 GONE = "__gone"
-"""Whether the newest row of its key is none that is wanted."""
+"""A boolean column: the newest row of a key is a mark, was deleted, or does not meet the conditions."""
 FILTERED_BATCHES_MAX = 32
 FILTERED_BYTES_MAX = 16 * 1024 * 1024
-"""What is filtered at once."""
+"""The most bytes of batches that are filtered together."""
 _BATCHES = "batches"
 HELD_BYTES_MAX = 64 * 1024 * 1024
 
 
-# The rows of keyed tables: the newest of each key first, then what is asked of values.
+# The rows of keyed tables: first the newest row of each key, then the conditions on values.
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedScans:
-    """Files of a keyed table that are read together: all that may have a row of the keys that are wanted.
+    """Files of a keyed table that are read together: all that may have rows of the wanted keys.
 
-    `conditions` are those on values. Where no two files can have the same key, rows are filtered as they are
+    `conditions` are those on values. If no two files can have the same key, rows are filtered while they are
     read.
     """
 
@@ -64,16 +65,16 @@ class KeyedScans:
     conditions: Sequence[Condition] = ()
     now_ms: int = 0
     names: tuple[str, ...] = ()
-    """Of columns, row keys among them."""
+    """The wanted columns, including the row keys."""
     hides: bool = False
-    """Whether the rows that are gone are wanted, too, as they hide rows of other files."""
+    """Whether deleted rows are returned too, since they hide rows of other files."""
 
     @property
     def merges(self) -> bool:
         return self.hides or overlap(self.scans)
 
     def layers(self, store: ObjectStore) -> tuple[KeyedScans, KeyedScans] | None:
-        """Returns the large files, and the small ones whose rows replace theirs.
+        """Returns the large files, and the small files whose rows replace theirs.
 
         Returns None where the rows of all files must be compared with each other.
         """
@@ -84,9 +85,9 @@ class KeyedScans:
         return large, replace(self, scans=found.small, hides=True)
 
     def rows(self, ctx: SessionContext, store: ObjectStore) -> DataFrame:
-        """In no order: the rows that are wanted, where each key is once; else all, with what is gone."""
+        """Returns rows in no order: the wanted ones if no key occurs twice, else all, with column `GONE`."""
         stored, order = stored_schema(self.schema, self.properties), newest_first(self.properties)
-        # by the deletions of rows that hide others; the other deletions leave out rows as they are read
+        # grouped by the deletions whose rows hide others; other deletions leave rows out while they are read
         ways: dict[tuple[Deletion, ...], list[Scan]] = defaultdict(list)
         for scan in self.scans:
             hiding, others = parted(scan.deletions, hides=self.properties.newest_by is not None)
@@ -96,16 +97,19 @@ class KeyedScans:
         return union([narrowed(frame, hiding) for frame, hiding in frames])
 
     def plan(self, ctx: SessionContext, store: ObjectStore, start: Expr | None = None) -> ExecutionPlan:
-        """Of what `newest` takes; with `start` of the keys that meet it."""
+        """Returns the plan of the sorted rows that `newest` takes; `start` is a condition on keys."""
         rows = self.rows(ctx, store)
         rows = rows if start is None else rows.filter(start)
         newest_by, names = (newest_first(self.properties), [GONE]) if self.merges else ((), [])
         rows = rows.sort(*key_order(self.schema.row_key_names, newest_by))
-        # the columns that are needed from there on
+        # only the columns that are needed later
         return rows.select(*map(column, [*self.names, *names])).execution_plan()
 
     def newest(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields of sorted rows the newest of each key, if it meets the conditions, or `hides` others."""
+        """Yields the newest row of each key, from sorted rows.
+
+        Leaves it out if it is `GONE`, unless `hides`: then it is returned, to hide rows of other files.
+        """
         if not self.merges:
             yield from batches
             return
@@ -114,7 +118,7 @@ class KeyedScans:
                 yield found
                 continue
             gone = found.column(GONE)
-            # to filter copies all that stays
+            # a filter copies all remaining rows, so it is skipped if it would change nothing
             left = found if gone.false_count == len(gone) else found.filter(pc.invert(gone))
             yield left.select(self.names)
 
@@ -132,7 +136,7 @@ class KeyedScans:
         return rows.select(*map(column, needed), gone.alias(GONE))
 
     def _wanted(self, rows: DataFrame) -> list[Expr]:
-        """What a newest row must meet."""
+        """Returns the conditions that a newest row must meet."""
         young = Transform.parse(self.schema, self.properties).young_sql(self.now_ms)
         return [
             *(rendered(meets(one), DATAFUSION) for one in self.conditions),
@@ -140,7 +144,7 @@ class KeyedScans:
         ]
 
 
-# The current rows of row tables: the newest version of each row, unless that version is a deletion.
+# The current rows of row tables: the newest version of each row, unless it is a deletion.
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,30 +152,33 @@ class CurrentRows:
     """A question about current rows, answered from every version of the rows that may be wanted."""
 
     context: TableContext
-    asked: Question
+    question: Question
 
     @property
     def every_version(self) -> tuple[TableContext, Question]:
-        """What is read: all versions of the wanted ids. Other conditions are on the newest version alone."""
-        conditions = (condition.field.name for condition in self.asked.conditions)
-        columns = dict.fromkeys((ROW_ID, ROW_VERSION, ROW_DELETED, *self.asked.columns, *conditions))
-        return self.context.every_version, Question(self.asked.ranges, (), tuple(columns))
+        """The context and the question that are read: all versions of the wanted ids.
+
+        Other conditions are checked on the newest version alone.
+        """
+        conditions = (condition.field.name for condition in self.question.conditions)
+        columns = dict.fromkeys((ROW_ID, ROW_VERSION, ROW_DELETED, *self.question.columns, *conditions))
+        return self.context.every_version, Question(self.question.ranges, (), tuple(columns))
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the rows that are asked for, of versions in the order of ids and versions."""
+        """Yields the wanted rows, from versions in the order of ids and versions."""
         rows = (
             batch.filter(pc.invert(batch.column(ROW_DELETED))) for batch in last_of_keys(batches, [ROW_ID])
         )
         found = self._found(batch for batch in rows if batch.num_rows)
-        return up_to((batch for batch in found if batch.num_rows), self.asked.limit)
+        return up_to((batch for batch in found if batch.num_rows), self.question.limit)
 
     def _found(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the rows that meet the conditions, which DataFusion compares as it does those of files."""
-        if not self.asked.conditions:
+        """Yields the rows that meet the conditions, which DataFusion compares as it does in files."""
+        if not self.question.conditions:
             yield from batches
             return
         session = sorted_session(options={"datafusion.execution.target_partitions": "1"})
-        wanted = rendered(every(map(meets, self.asked.conditions)), DATAFUSION)
+        wanted = rendered(every(map(meets, self.question.conditions)), DATAFUSION)
         for several in _growing(batches):
             frame = session.create_dataframe([several], _BATCHES).filter(wanted)
             for batch in frame.collect():
@@ -181,9 +188,9 @@ class CurrentRows:
 
 
 def _growing(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Yields batches together, more and more of them: a plan costs more than the rows of one.
+    """Yields lists of batches, longer and longer: making a plan costs more than filtering one batch.
 
-    The first rows come at once, for questions with a limit.
+    The first batch comes alone, so that a question with a limit gets its first rows at once.
     """
     several: list[pa.RecordBatch] = []
     size, most = 0, 1
@@ -197,34 +204,37 @@ def _growing(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
         yield several
 
 
-def read_from(context: TableContext, asked: Question) -> tuple[TableContext, Question]:
-    """Returns what a plan is made for: the question itself, or one about every version of rows."""
-    return CurrentRows(context, asked).every_version if context.current_rows else (context, asked)
+def read_from(context: TableContext, question: Question) -> tuple[TableContext, Question]:
+    """Returns the context and the question to plan: those given, or those for all versions of the rows."""
+    return CurrentRows(context, question).every_version if context.current_rows else (context, question)
 
 
 def wanted_of(
-    context: TableContext, asked: Question, batches: Iterator[pa.RecordBatch]
+    context: TableContext, question: Question, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Returns the rows that a question asks for, of the rows that `read_from` asks for."""
-    return CurrentRows(context, asked).of(batches) if context.current_rows else batches
+    """Returns the rows that a question wants, from the rows of the question that `read_from` returned."""
+    return CurrentRows(context, question).of(batches) if context.current_rows else batches
 
 
-# Rows of the newest key wait until a larger key is seen.
+# Rows of the last key wait until a larger key is seen.
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A key in key order, row keys then sort keys: rows before it were given; those of it too, if `given`."""
+    """A position in key order (row keys, then sort keys): rows before it were returned.
+
+    Rows of the key itself were returned only if `given`.
+    """
 
     key: tuple[KeyValue, ...]
     given: bool
 
 
 class HeldBack:
-    """Batches of a sorted stream go in, and come out as they were but for the places where it stops.
+    """A buffer for a sorted stream, which holds the rows of the last key until a larger key comes.
 
-    `names` are the columns of the key. Beyond `bytes_max` rows of one key are given at once; until a larger
-    key comes, `interrupt` is then refused.
+    `names` are the columns of the key. Rows of one key beyond `bytes_max` are returned at once; until a
+    larger key comes, the stream can then not continue after `interrupt` (see `is_in_part`).
     """
 
     def __init__(self, names: Sequence[str], bytes_max: int = HELD_BYTES_MAX) -> None:
@@ -238,18 +248,18 @@ class HeldBack:
 
     @property
     def row_count(self) -> int:
-        """The rows that wait."""
+        """The number of held rows."""
         return sum(int(batch.num_rows) for batch in self._held)
 
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Takes a batch; gives what need not wait any more."""
+        """Takes a batch; yields the rows that need not wait."""
         if not batch.num_rows:
             return
         yield from self._older() if self._key(batch, 0) == self._newest else self._all()
         self._held.append(batch)
         self._newest = self._key(batch, batch.num_rows - 1)
         if self._is_first or self._is_too_much:
-            # the reader waits for the first row, and need not wait for the second batch
+            # the reader waits for its first row, so the second batch is not waited for
             self._is_first = False
             yield from self._older()
         if self._is_too_much:
@@ -257,16 +267,16 @@ class HeldBack:
             yield from self._all()
 
     def end(self) -> Iterator[pa.RecordBatch]:
-        """Gives all: only rows of larger keys come after this, if any."""
+        """Yields all held rows: later rows, if any, have larger keys."""
         yield from self._all()
         if self._newest is not None:
             self.reached = Reached(self._newest, given=True)
         self._newest = None
 
     def interrupt(self) -> Iterator[pa.RecordBatch]:
-        """Gives the rows before the newest key, and forgets the rows of that: they are to come again.
+        """Yields the rows before the last key, and drops the rows of that key, which have to be read again.
 
-        `reached` then tells from where on. See `is_in_part`.
+        `reached` is then the position to continue from. See `is_in_part`.
         """
         yield from self._older()
         if self._newest is not None:
@@ -275,7 +285,7 @@ class HeldBack:
 
     @property
     def is_in_part(self) -> bool:
-        """Whether some rows of the newest key were given already, so that it cannot be read again."""
+        """Returns whether some rows of the last key were already returned, so it cannot be read again."""
         return self._newest is not None and self._newest == self._given_in_part
 
     @property
@@ -287,19 +297,19 @@ class HeldBack:
         yield from held
 
     def _older(self) -> Iterator[pa.RecordBatch]:
-        """Gives the rows before the newest key."""
+        """Yields the rows before the last key."""
         if not self._held:
             return
         *before, last = self._held
         older = self._start_of_newest(last)
         if older:
-            # whatever is held before a batch has the key of its first row
+            # all rows held before this batch have the key of its first row
             self._held = [last.slice(older)]
             yield from before
             yield last.slice(0, older)
 
     def _start_of_newest(self, batch: pa.RecordBatch) -> int:
-        """The first row of the newest key, which the last row has, by bisection."""
+        """Returns the first row of the batch that has the last key, found by bisection."""
         low, high = 0, int(batch.num_rows) - 1
         if high and self._key(batch, high - 1) != self._newest:
             return high

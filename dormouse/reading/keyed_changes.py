@@ -1,7 +1,7 @@
-"""The changes of a keyed table between two moments: each key whose row has other values, once.
+"""The changes of a keyed table between two moments: each key whose newest row has other values, once.
 
-Only keys that a load brought, or that a deletion is of, can have another row. They are sorted, and looked up
-at both moments, some at a time. A late load of an older row, or of an equal one, changes nothing.
+Only keys that a load added, or that a deletion matches, can have another newest row. They are sorted and
+looked up at both moments, a part at a time. A late load of an older row, or of an equal one, changes nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from dormouse.state.history.retention import PastEvent, PastRestore
 UPSERT, DELETE = "upsert", "delete"
 KEYS_AT_ONCE = 32_768
 LISTED_MAX = 1_000
-"""Values of a key that are looked up one by one; more are a range."""
+"""The most values of a key that are looked up one by one; more values are looked up as a range."""
 SORTED_BYTES = 64 * 1024 * 1024
 _AFTER, _TILL, _ROW = "__after", "__till", "__row"
 
@@ -60,12 +60,15 @@ class KeyedChanges:
     till: Position
     interruption: Interruption
     schema: pa.Schema
-    """The columns asked for, and last what became of a key; of one that went only its columns are known."""
+    """The wanted columns, then the kind of change; of a deleted key only the key columns are known."""
 
     def batches(
         self, files: Iterable[Sequence[Scan]], events: Sequence[PastEvent]
     ) -> Iterator[pa.RecordBatch]:
-        """Of the scans of the files that came, some side by side, the deletions and the restores."""
+        """Yields the changes, from the scans of added files and the events: deletions and restores.
+
+        Each item of `files` has scans that are read side by side.
+        """
         keys = Schema(self.context.schema.row_keys)
         with LeafSorter(keys, 1, by_leaf=False, memory_bytes=SORTED_BYTES) as sorter:
             for batch in chain(chain.from_iterable(map(self._keys_of, files)), *map(self._of_event, events)):
@@ -75,7 +78,7 @@ class KeyedChanges:
                 yield from self._compared(pa.Table.from_batches(some)).to_batches()
 
     def _keys_of(self, scans: Sequence[Scan]) -> Iterator[pa.RecordBatch]:
-        """The keys that loads brought, some of them more than once."""
+        """Yields the keys that loads added; some occur more than once."""
         ctx, names = key_session(self.context.objects), self.context.schema.row_key_names
         with named_failures(self.context, scans, self._transform):
             plan = planned(
@@ -91,7 +94,7 @@ class KeyedChanges:
             yield from executed(self.context, plan, self.interruption)
 
     def _of_event(self, event: PastEvent) -> Iterator[pa.RecordBatch]:
-        """The keys of the earlier moment that a deletion is of; of a restore all of both moments."""
+        """Yields the keys that a deletion matched at the earlier moment, or for a restore all keys."""
         names = self.context.schema.row_key_names
         if isinstance(event, PastRestore):
             for at in (self.after, self.till):
@@ -101,7 +104,7 @@ class KeyedChanges:
             yield from self._newest(one.ranges, self.after, names)
 
     def _compared(self, keys: pa.Table) -> pa.Table:
-        """The changes of some keys, which are in order."""
+        """Returns the changes of some keys, which are in order."""
         names, ranges = list(self.context.schema.row_key_names), self._ranges(keys)
         wanted = (*self.context.schema.names, SEQUENCE)
         before, now = (self._found(keys, ranges, at, wanted) for at in (self.after, self.till))
@@ -139,20 +142,21 @@ class KeyedChanges:
         return pa.Table.from_arrays([*columns, kinds], schema=self.schema)
 
     def _found(self, keys: pa.Table, ranges: KeyRanges, at: Position, names: Sequence[str]) -> pa.Table:
-        """The newest rows of a moment, of some keys."""
+        """Returns the newest rows of some keys at a moment."""
         first = self.context.schema.row_keys[0].name
         among = keys[first].combine_chunks()
         alike = (
             batch.filter(pc.is_in(batch.column(first), value_set=among))
             for batch in self._newest(ranges, at, names)
         )
-        # many more may have the first key than are wanted; together, as each join takes the time of all keys
+        # many more rows may have the first key than are wanted; joined in portions, as each join builds a
+        # table of all keys
         together = portions(alike, attrgetter("num_rows"), KEYS_AT_ONCE)
         found = [_among(pa.Table.from_batches(some), keys) for some in together]
         return pa.concat_tables([self._of_stored(names).empty_table(), *found])
 
     def _ranges(self, keys: pa.Table) -> KeyRanges:
-        """What bounds some keys, which are in order: further ones, too, where those before have one value."""
+        """Returns ranges that bound some keys, given in order, up to the first column with several values."""
         ranges: dict[str, list[Range]] = {}
         for name in self.context.schema.row_key_names:
             values = keys[name].unique()
@@ -165,7 +169,7 @@ class KeyedChanges:
         return KeyRanges(ranges)
 
     def _newest(self, ranges: KeyRanges, at: Position, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The newest rows that there were at a moment, whatever the table's filter is."""
+        """Yields the newest rows at a moment, without the table's filter."""
         if at.snapshot == BEFORE_ALL:
             return
         context, ctx = self.context, key_session(self.context.objects)
@@ -191,7 +195,7 @@ class KeyedChanges:
 
 
 def _among(rows: pa.Table, keys: pa.Table) -> pa.Table:
-    """The rows that have one of some keys; a join takes no columns of lists, maps or structs."""
+    """Returns the rows that have one of some keys; works around joins not taking lists, maps or structs."""
     numbers = pa.array(np.arange(rows.num_rows))
     there = rows.select(keys.column_names).append_column(_ROW, numbers)
     there = there.join(keys, keys.column_names, join_type="left semi")

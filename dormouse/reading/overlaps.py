@@ -1,4 +1,4 @@
-"""Which files of a keyed table may have the same keys, so that of their rows the newest must be told."""
+"""The files of a keyed table that may have the same keys, so that their rows must be compared."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from dormouse.reading.page_reads import KEPT
 from dormouse.reading.planner import Scan, bytes_of
 
 FOOTERS_MAX = 1_000
-"""Files of one query whose footers are read to learn how new their rows are."""
+"""The most files of one query whose footers are read to learn how new their rows are."""
 _THREADS_MAX = 16
 WHOLE_NUMBERS = (INT, LONG, TIMESTAMP, DATE)
 """Types whose smallest and largest values are exact in a footer, as integers."""
 
 
-# What the footer of a keyed table's file says of its rows' places.
+# What the footer of a keyed table's file records of its rows' places.
 
 
 class NewestBounds(NamedTuple):
-    """How new the rows of a file are: no row comes before `first` or after `last`.
+    """The bounds of how new the rows of a file are: no row comes before `first` or after `last`.
 
-    Both have a number for each column that tells which row of a key is the newest.
+    Both have one number for each column that decides which row of a key is the newest.
     """
 
     first: tuple[int, ...]
@@ -39,9 +39,9 @@ class NewestBounds(NamedTuple):
 
 
 def newest_bounds(store: ObjectStore, name: str, columns: Sequence[str | None]) -> NewestBounds | None:
-    """Returns how new the rows of a file are by columns of `WHOLE_NUMBERS`, as the file calls them.
+    """Returns how new the rows of a file are, by columns of `WHOLE_NUMBERS` with their names in the file.
 
-    Reads a footer once a process. Returns None where a column or its statistics are missing, or the file is.
+    Reads each footer once a process. Returns None if the file, a column or its statistics are missing.
     """
     key = (store.url, name, "newest", *columns)
     found: NewestBounds | None = KEPT.get(key)
@@ -57,19 +57,19 @@ def newest_bounds(store: ObjectStore, name: str, columns: Sequence[str | None]) 
     return found
 
 
-# Files by what must be done to find the newest row of each key.
+# Files grouped by how the newest row of each key is found.
 
 
 @dataclass(slots=True)
 class Layers:
-    """Files of a keyed table, by what must be done to find the newest row of each key.
+    """Files of a keyed table, grouped by how the newest row of each key is found.
 
-    - `alone`: no other file can have a key of the file. Each of its rows is the newest of its key.
-    - `large`: the large files of places that have small files, too. No two of them can have the same key. A
-      row lives if its key is in none of `small`.
-    - `small`: the small files of these places.
+    - `alone`: no other file can have a key of the file, so each of its rows is the newest of its key.
+    - `large`: the large files of key ranges that also have small files. No two of them can have the same key.
+      A row counts if its key is in none of `small`.
+    - `small`: the small files of these key ranges.
     - `undecided`: those of `large` that may have a newer row than `small` has of the same key.
-    - `together`: files of other places, whose rows must all be compared.
+    - `together`: files of other key ranges, whose rows must all be compared.
     """
 
     alone: list[Scan] = field(default_factory=list)
@@ -80,9 +80,9 @@ class Layers:
 
 
 def layers(store: ObjectStore, schema: Schema, properties: TableProperties, scans: Iterable[Scan]) -> Layers:
-    """Sorts the files of a keyed table into layers. Reads the footers of those that overlap, once a process.
+    """Groups the files of a keyed table; reads the footers of files that overlap, once a process.
 
-    A footer that cannot be read, or does not tell, makes a large file `undecided`.
+    A large file whose footer cannot be read, or lacks statistics, is `undecided`.
     """
     found = Layers()
     places: list[tuple[list[Scan], list[Scan]]] = []
@@ -106,9 +106,9 @@ def layers(store: ObjectStore, schema: Schema, properties: TableProperties, scan
 
 
 def clusters(scans: Iterable[Scan]) -> Iterator[list[Scan]]:
-    """Scans that may have keys of each other come together; each has its keys once.
+    """Yields scans in groups that may have keys in common; within one file each key occurs once.
 
-    In the order of their keys; those of which the keys are not known are with all others.
+    Groups come in key order. If the keys of a file are not known, all files are one group.
     """
     listed = list(scans)
     if any(scan.min_key is None or scan.max_key is None for scan in listed):
@@ -127,12 +127,12 @@ def clusters(scans: Iterable[Scan]) -> Iterator[list[Scan]]:
 
 
 def overlap(scans: Iterable[Scan]) -> bool:
-    """Whether any two may have a key of each other."""
+    """Returns whether any two scans may have a key in common."""
     return any(len(found) > 1 for found in clusters(scans))
 
 
 def _by_size(cluster: Sequence[Scan]) -> tuple[list[Scan], list[Scan]]:
-    """The largest files that have no key of each other, and all others."""
+    """Returns the largest files that have no keys in common, and all other files."""
     large: list[Scan] = []
     small: list[Scan] = []
     starts: list[bytes] = []
@@ -152,7 +152,7 @@ def _by_size(cluster: Sequence[Scan]) -> tuple[list[Scan], list[Scan]]:
 def _bounds_of(
     store: ObjectStore, schema: Schema, properties: TableProperties, scans: Sequence[Scan]
 ) -> dict[str, NewestBounds]:
-    """Returns how new the rows of files are, for the files that tell it in their footers."""
+    """Returns how new the rows of files are, for the files whose footers record it."""
     stored, newest_by = stored_schema(schema, properties), newest_first(properties)
 
     def bounds_of(scan: Scan) -> tuple[str, NewestBounds | None]:

@@ -1,7 +1,8 @@
-"""The footer, page index and coded values of a Parquet file: where pages are, and between which keys.
+"""A reader for the footer, page index and dictionary-coded values of a Parquet file.
 
-pyarrow reads whole row groups, and gives no page index. This reads what look-ups need of them, as
-parquet.thrift of https://github.com/apache/parquet-format has it.
+pyarrow reads whole row groups and does not expose the page index. This module reads what look-ups by key
+need: where pages are, and their smallest and largest keys. Source: parquet.thrift of
+https://github.com/apache/parquet-format.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _DEPTH_MAX = 32
 Struct = dict[int, Any]
 """A struct's fields by their numbers."""
 Kept = dict[int, tuple[int, Any]]
-"""They with their kinds, so that a struct can be written again, with fields that nobody here knows."""
+"""A struct's fields with their kinds, so that it can be written again, including unknown fields."""
 TEXTS_MAX = 256
 _CODED = (2, 8)
 _PLAIN = (0, 2)
@@ -32,14 +33,14 @@ _CODECS = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 
 
 class NotUnderstood(Exception):
-    """A file, or a part of one, that is not as it is needed."""
+    """An error for a file, or a part of one, that is damaged or uses a feature not supported here."""
 
 
-# Thrift's compact protocol, in which Parquet writes what it says of pages, row groups and files.
+# Thrift's compact protocol, in which Parquet writes the metadata of pages, row groups and files.
 
 
 class Reading:
-    """A position in bytes of the protocol."""
+    """A reader of bytes in Thrift's compact protocol, with its position."""
 
     __slots__ = ("_data", "at")
 
@@ -48,7 +49,10 @@ class Reading:
         self.at = 0
 
     def struct(self, raw_list: int | None = None, depth: int = 0) -> Struct:
-        """A struct's fields by their numbers; of the list of that number, the structs as they are written."""
+        """Reads a struct's fields by their numbers.
+
+        The list that has the number `raw_list` gives the bytes of each of its structs instead.
+        """
         _check_depth(depth)
         found: Struct = {}
         for number, kind in self._fields():
@@ -61,7 +65,7 @@ class Reading:
         return found
 
     def kept(self, depth: int = 0) -> Kept:
-        """A struct of which `written` makes the bytes again."""
+        """Reads a struct with its kinds, so that `written` can make the bytes again."""
         _check_depth(depth)
         found: Kept = {}
         for number, kind in self._fields():
@@ -69,7 +73,7 @@ class Reading:
         return found
 
     def _fields(self) -> Iterator[tuple[int, int]]:
-        """Yields the number and the kind of each field of a struct; the caller reads its value."""
+        """Yields the number and the kind of each field of a struct; the caller reads the value."""
         number = 0
         while True:
             head = self._data[self.at]
@@ -80,7 +84,7 @@ class Reading:
             yield number, kind
 
     def locations(self) -> int:
-        """How many there are of what an offset index has first; their beginning is where it stands."""
+        """Returns the number of page locations in an offset index, and moves to the first of them."""
         if self._data[:1] != b"\x19":
             raise NotUnderstood("no list of places of pages")
         self.at = 1
@@ -151,7 +155,7 @@ def _check_depth(depth: int) -> None:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and where it ends."""
+    """Returns a number, read as seven bits a byte, and the position after it."""
     found = shift = 0
     while True:
         byte = data[at]
@@ -163,12 +167,12 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def signed(number: int) -> int:
-    """What a zigzag of a number stands for."""
+    """Decodes a zigzag number."""
     return (number >> 1) ^ -(number & 1)
 
 
 def varint(number: int) -> bytes:
-    """A number of seven bits a byte."""
+    """Encodes a number as seven bits a byte."""
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -178,22 +182,22 @@ def varint(number: int) -> bytes:
 
 
 def zigzag(number: int) -> bytes:
-    """A number with a sign, as a varint."""
+    """Encodes a signed number as a zigzag varint."""
     return varint((number << 1) ^ (number >> 63))
 
 
 def text(data: bytes) -> bytes:
-    """Bytes, after their length."""
+    """Encodes bytes, preceded by their length."""
     return varint(len(data)) + data
 
 
 def listed(count: int, kind: int) -> bytes:
-    """What stands before so many values of a kind."""
+    """Encodes the header of a list of `count` values of a kind."""
     return bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + varint(count)
 
 
 def written(struct: Kept) -> bytes:
-    """A struct that was read as `kept`."""
+    """Encodes a struct that was read with `Reading.kept`."""
     out = []
     last = 0
     for number, (kind, value) in struct.items():
@@ -224,22 +228,22 @@ MAGIC = b"PAR1"
 _DATA_PAGE_V2 = 3
 BYTE_ARRAY = 6
 _TEXT_BYTES = 5
-"""Of a text, besides its own: where it begins, and whether it is null."""
+"""The bytes that a text takes in memory beside its own: its offset, and whether it is null."""
 _VALUE_BYTES = {0: 1, 1: 5, 2: 9, 4: 5, 5: 9}
-"""Of numbers, by their physical type, with whether they are null."""
+"""The bytes that a number takes in memory, by its physical type, including whether it is null."""
 _DECIMAL_BYTES = 17
 _VARINT = b"([\x80-\xff]{0,9}[\x00-\x7f])"
 _LOCATION = re.compile(b"\x16%b\x15%b\x16%b\x00" % (_VARINT, _VARINT, _VARINT), re.DOTALL)
-"""A PageLocation, whose three fields all writers write, in their order."""
+"""A PageLocation; all writers write its three fields, in this order."""
 Reader = Callable[[int, int], bytes]
-"""Bytes of the file from an offset on, so many."""
+"""Returns that many bytes of the file from an offset; the arguments are the offset and the count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The data pages of a column in a row group: where each is, its bytes, and its first row.
+    """The data pages of a column in a row group: offsets, sizes in bytes and first rows.
 
-    `first_rows` has the rows of the row group at its end.
+    The last item of `first_rows` is the row count of the row group.
     """
 
     offsets: array[int]
@@ -249,9 +253,10 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A column in a row group. `schema` is its element of the file's schema, as it is written.
+    """A column in a row group.
 
-    `said` is what is written of each part of it: type, encodings, path and codec, whose number is `codec`.
+    `schema` is the bytes of its element in the file's schema. `said` is the bytes of its type, encodings,
+    path and codec; `codec` is the codec's number.
     """
 
     name: str
@@ -267,7 +272,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """`byte_count`: what its values take in memory; None where texts are not measured."""
+    """A row group of a file.
+
+    `byte_count` is the size of its values in memory, None if the sizes of texts are not recorded.
+    """
 
     row_count: int
     chunks: Mapping[str, Chunk]
@@ -275,14 +283,14 @@ class RowGroup:
 
 
 def footer_bytes(tail: bytes) -> int:
-    """How long the footer is, before the last eight bytes of a file."""
+    """Returns the length of the footer, which lies before the last eight bytes of a file."""
     if tail[-4:] != MAGIC:
         raise NotUnderstood("no Parquet file, or one that is encrypted")
     return int.from_bytes(tail[-8:-4], "little")
 
 
 def row_groups(footer: bytes) -> list[RowGroup]:
-    """What a footer says; of columns that are no lists, maps or structs."""
+    """Returns the row groups of a footer; columns that are lists, maps or structs are not supported."""
     reading = Reading(footer)
     found = reading.struct(raw_list=2)
     elements = _elements(found[2])
@@ -290,7 +298,7 @@ def row_groups(footer: bytes) -> list[RowGroup]:
 
 
 def pages(index: bytes, row_count: int) -> Pages:
-    """What an offset index says."""
+    """Returns the pages of an offset index."""
     reading = Reading(index)
     count = reading.locations()
     found, at = [], reading.at
@@ -309,25 +317,25 @@ def _integers(texts: Iterable[bytes]) -> array[int]:
 
 @lru_cache(maxsize=256)
 def _first_rows(texts: tuple[bytes, ...], row_count: int) -> array[int]:
-    """Those of a row group's columns are mostly the same."""
+    """Decodes the first rows of pages; cached, as the columns of a row group mostly have the same."""
     found = _integers(texts)
     found.append(row_count)
     return found
 
 
 def page_header(data: bytes) -> tuple[Struct, int]:
-    """What stands before a page, and its length."""
+    """Returns the header of a page, and its length."""
     reading = Reading(data)
     return reading.struct(), reading.at
 
 
 def struct_of(data: bytes) -> Struct:
-    """A struct that stands alone."""
+    """Returns the fields of a struct that starts at the first byte."""
     return Reading(data).struct()
 
 
 def bounds_of_pages(index: bytes) -> tuple[list[bytes], list[bytes]]:
-    """The smallest and largest values of pages, as a column index has them; of a column without nulls."""
+    """Returns the smallest and largest values of the pages of a column without null pages."""
     found = struct_of(index)
     if any(found[1]):
         raise NotUnderstood("a page of a key without values")
@@ -335,9 +343,9 @@ def bounds_of_pages(index: bytes) -> tuple[list[bytes], list[bytes]]:
 
 
 def _elements(raw: list[bytes]) -> dict[str, tuple[bytes, bool]]:
-    """The schema's elements of columns that lie right below its root, and are in each row at most once.
+    """Returns the bytes of each column's schema element, and whether the column may be null.
 
-    Each with whether it may be null.
+    Each column must lie directly below the root and have at most one value a row.
     """
     found: dict[str, tuple[bytes, bool]] = {}
     for element in raw[1:]:
@@ -374,14 +382,14 @@ def _row_group(group: Struct, elements: Mapping[str, tuple[bytes, bool]]) -> Row
 
 
 def _values_bytes(chunk: Struct, row_count: int) -> int | None:
-    """What a column's values take in memory; None of texts where that is not written."""
+    """Returns the size of a column's values in memory; None for texts whose size is not recorded."""
     if chunk[1] != BYTE_ARRAY:
         return row_count * _VALUE_BYTES.get(chunk[1], _DECIMAL_BYTES)
     return int(chunk[16][1]) + row_count * _TEXT_BYTES if 16 in chunk and 1 in chunk[16] else None
 
 
 def _said(chunk: Struct) -> bytes:
-    """The first four fields of a column's metadata, as they are written."""
+    """Returns the first four fields of a column's metadata, as bytes."""
     kind, encodings, path, codec = (chunk[number] for number in range(1, 5))
     return b"".join(
         [
@@ -395,7 +403,7 @@ def _said(chunk: Struct) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some pages of a column, and the dictionary that they need."""
+    """Consecutive pages of a column, and the dictionary that they need."""
 
     chunk: Chunk
     dictionary: bytes
@@ -403,7 +411,7 @@ class Part:
 
 
 def small_file(parts: list[Part], row_count: int) -> bytes:
-    """A Parquet file of so many rows, made of pages of another that have the same rows."""
+    """Makes a Parquet file of `row_count` rows from pages of another file that have the same rows."""
     body = [MAGIC]
     at = len(MAGIC)
     chunks = []
@@ -439,7 +447,7 @@ def small_file(parts: list[Part], row_count: int) -> bytes:
 
 
 def as_data_page(dictionary: bytes, is_optional: bool) -> tuple[bytes, int]:
-    """A dictionary as a data page (the second version) of its values, and how many there are."""
+    """Returns a dictionary's values as a data page (version 2), and their number."""
     header, at = page_header(dictionary)
     count = header[7][1]
     levels = varint(count << 1) + b"\x01" if is_optional else b""
@@ -458,20 +466,20 @@ def as_data_page(dictionary: bytes, is_optional: bool) -> tuple[bytes, int]:
     return b"".join([*head, levels, dictionary[at:]]), count
 
 
-# Values of pages whose column has a dictionary: each is read where it stands, not the page with it. So a
-# look-up of a row decodes no dictionary twice, which may have a million bytes, and no page at all. Source:
-# Encodings.md and parquet.thrift of https://github.com/apache/parquet-format.
+# Values of pages whose column has a dictionary. Only the wanted values are decoded, not the page, and a
+# dictionary, which may have a megabyte, is decoded once. Source: Encodings.md and parquet.thrift of
+# https://github.com/apache/parquet-format.
 
 
 class CodedPage(NamedTuple):
-    """A page of places in a dictionary, each of `width` bits; `levels` tell which rows are not null."""
+    """A page of indexes into a dictionary, each of `width` bits; `levels` has which rows are not null."""
 
     width: int
     places: bytes
     levels: bytes | None
 
     def place(self, row: int) -> int | None:
-        """Of a row's value in the dictionary; None for a null."""
+        """Returns the dictionary index of a row's value; None for a null."""
         if self.levels is not None:
             if not _item(self.levels, 1, row):
                 return None
@@ -480,7 +488,7 @@ class CodedPage(NamedTuple):
 
 
 def coded_page(data: bytes, chunk: Chunk, row_count: int) -> CodedPage | None:
-    """A data page of a column, which has so many rows; None when its values are not in a dictionary."""
+    """Returns a data page of `row_count` rows; None when its values are not in a dictionary."""
     header, at = page_header(data)
     packed = data[at : at + header[3]]
     old, new = header.get(5), header.get(8)
@@ -503,7 +511,7 @@ def coded_page(data: bytes, chunk: Chunk, row_count: int) -> CodedPage | None:
 
 
 def values_of_dictionary(data: bytes, chunk: Chunk) -> pa.Array | None:
-    """A dictionary's values, where reading them here is quicker than a file for pyarrow; None for others."""
+    """Returns a dictionary's values if reading them here is faster than through pyarrow, else None."""
     kind = _kind(chunk.schema)
     header, at = page_header(data)
     count, encoding = header[7][1], header[7][2]
@@ -526,7 +534,7 @@ def values_of_dictionary(data: bytes, chunk: Chunk) -> pa.Array | None:
 
 @lru_cache(maxsize=1_024)
 def _kind(schema: bytes) -> pa.DataType | None:
-    """As what pyarrow reads a column; None for one that is more than its type of Parquet says."""
+    """Returns the type as which pyarrow reads a column, None if it has an unsupported logical type."""
     said = struct_of(schema)
     if said[1] == BYTE_ARRAY and said.get(6, 0) == 0 and set(said.get(10, {1: None})) == {1}:
         return pa.string() if 6 in said or 10 in said else pa.binary()
@@ -542,7 +550,7 @@ def _unpacked(data: bytes, codec: int, size: int) -> bytes:
 
 
 def _item(data: bytes, width: int, number: int) -> int:
-    """A number of a hybrid of runs and packed bits, by its place."""
+    """Returns the value at a place of a hybrid of runs and bit-packed values."""
     at = 0
     while True:
         head, at = read_varint(data, at)
@@ -558,7 +566,7 @@ def _item(data: bytes, width: int, number: int) -> int:
 
 
 def _ones(data: bytes, count: int) -> int:
-    """How many of the first bits are set."""
+    """Returns how many of the first bits are set."""
     found = at = 0
     while count:
         head, at = read_varint(data, at)

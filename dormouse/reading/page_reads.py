@@ -1,7 +1,7 @@
-"""The rows of one key in a sorted Parquet file, of which only the pages that can have them are read.
+"""Look-ups of one key in a sorted Parquet file, which read only the pages that can have it.
 
-pyarrow decodes the pages, as a small file that is made of them. A file is never written again, so where its
-pages are is kept in memory, once for all queries of the process.
+pyarrow decodes the pages, as a small file that is made of them. Files never change, so the positions of their
+pages are cached in memory for all queries of the process.
 """
 
 from __future__ import annotations
@@ -55,33 +55,38 @@ from dormouse.settings.process import machine_bytes
 from dormouse.state.context import TableContext
 
 PAGES_MAX = 4
-"""Of a column, for one key: more rows are better read by an engine."""
+"""The most pages of a column that a look-up reads for one key; a query engine reads more rows faster."""
 ROWS_MAX = 32_768
-"""Decoded of a column, for one key: in files of before, and of other writers, pages have many more."""
+"""The most rows of a column that are decoded for one key.
+
+Pages have many more rows in files of earlier releases and of other writers.
+"""
 FOUND_MAX = 256
-"""Of one key: each is read by itself where its column has a dictionary."""
+"""The most rows of one key: each is read by itself where its column has a dictionary."""
 _NUMBERS = (INT, LONG, TIMESTAMP, DATE)
 _TEXTS = (STRING, BYTES)
 _FAILURES = (NotUnderstood, pa.ArrowException, DormouseError, LookupError, ValueError, TypeError, OSError)
-"""Of damaged files, too, whose numbers can say anything."""
+"""The errors that a damaged file can cause, since its numbers can be anything."""
 KEPT_BYTES_MAX = min(256 * 1024 * 1024, machine_bytes() // 32)
 _ITEM_BYTES = 1_000
-"""About what it takes besides to know an item."""
+"""About the overhead in memory of a cached item."""
 _GAP_BYTES_MAX = 1024 * 1024
-"""Read rather than skipped, in an object that is not on this machine."""
+"""The largest gap between two spans that is read instead of skipped, in an object that is not on this
+machine.
+"""
 _FETCHES_MAX = 8
 _LOCAL_TAIL, _FAR_TAIL = 16 * 1024, 256 * 1024
 Span = tuple[int, int]
-"""Bytes of a file: from where, how many."""
+"""The position of a span of bytes in a file, and its length."""
 FILES_MAX = 16
-"""Of a group of leaves: more are better merged by an engine."""
+"""The most files of a group of leaves; a query engine merges more files faster."""
 
 
-# Parquet files that are read in parts, and what is kept in memory of them: they are never written again.
+# Parquet files that are read in parts, and the cache of what is known of them; files never change.
 
 
 class OpenFile:
-    """An object that is read in parts. `mark` is another when it is another."""
+    """An object that is read in parts. `mark` identifies the object and its content."""
 
     def __init__(self, store: ObjectStore, name: str, byte_count: int, descriptor: int | None) -> None:
         self._store, self._name, self._descriptor = store, name, descriptor
@@ -95,7 +100,7 @@ class OpenFile:
         self.mark = (store.url, name, byte_count, inode)
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
-        """These parts, each whole."""
+        """Returns the bytes of each span, in order; raises `NotUnderstood` if one is incomplete."""
         if any(at < 0 or size < 0 or at + size > self.byte_count for at, size in spans):
             raise NotUnderstood("a part beyond the file")
         if self._descriptor is not None:
@@ -137,7 +142,7 @@ def opened(store: ObjectStore, name: str, byte_count: int) -> Iterator[OpenFile]
 
 
 def _joined(spans: Sequence[Span]) -> Iterator[Span]:
-    """Fewer and larger parts that have all of these."""
+    """Yields fewer and larger spans, which cover all of these."""
     start, end = -1, -1
     for at, size in sorted(spans):
         if start >= 0 and at - end <= _GAP_BYTES_MAX:
@@ -151,7 +156,7 @@ def _joined(spans: Sequence[Span]) -> Iterator[Span]:
 
 @dataclass
 class KnownFile:
-    """What is known of a file; parts of it are found out as they are needed."""
+    """The metadata of a file; page positions and bounds are added when they are first needed."""
 
     groups: list[RowGroup]
     tail: bytes
@@ -170,13 +175,15 @@ class KnownFile:
         return cls(row_groups(tail[-footer:-TAIL_BYTES]), tail, at)
 
     def part(self, source: OpenFile, span: Span) -> bytes:
-        """Some bytes, mostly of those that were read with the footer."""
+        """Returns a span of bytes, mostly from what was read with the footer."""
         at = span[0] - self.tail_from
         return self.tail[at : at + span[1]] if at >= 0 else source.read([span])[0]
 
 
 class Kept:
-    """What is known of files, and their dictionaries; what was not asked for longest is forgotten."""
+    """A cache of the metadata of files and of their dictionaries; the least recently used item is dropped
+    first.
+    """
 
     def __init__(self) -> None:
         self._items: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
@@ -184,7 +191,7 @@ class Kept:
         self._lock = Lock()
 
     def get(self, key: tuple[Any, ...]) -> Any:
-        """None for what is not known."""
+        """Returns the item of a key; None if it is not cached."""
         with self._lock:
             found = self._items.get(key)
             if found is None:
@@ -205,7 +212,7 @@ class Kept:
         found: KnownFile | None = self.get(source.mark)
         if found is None:
             found = KnownFile.of(source)
-            # what it says takes several times as much as objects of Python
+            # as Python objects the metadata takes several times its size in the file
             self.put(source.mark, found, 4 * len(found.tail))
         return found
 
@@ -213,11 +220,11 @@ class Kept:
 KEPT = Kept()
 
 
-# Rows of one file.
+# The rows of one file.
 
 
 def can_look_up(keys: Sequence[Field], columns: Sequence[Field]) -> bool:
-    """Whether `rows_of` can tell rows by such keys, and has such columns."""
+    """Returns whether `rows_of` can find rows by these keys and read these columns."""
     return all(one.type in (*_NUMBERS, *_TEXTS) for one in keys) and not any(
         one.type.is_nested for one in columns
     )
@@ -226,11 +233,13 @@ def can_look_up(keys: Sequence[Field], columns: Sequence[Field]) -> bool:
 def rows_of(
     store: ObjectStore, name: str, byte_count: int, key: Mapping[Field, Any], columns: Sequence[str]
 ) -> list[pa.RecordBatch] | None:
-    """The rows of a table's file that have a key, in its order; None when an engine is to read the file.
+    """Returns the rows of a table's file that have a key, in the file's order.
 
-    `key` has a value, as Arrow takes it, of the first row key, or of the first few. The file has these
-    columns, as `can_look_up` knows, and is sorted by its row keys. None also for an object that is gone, is
-    damaged, or has other than `byte_count` bytes: who reads it then says what is wrong.
+    `key` has the values, as Arrow takes them, of the first row key or of the first few. The file is sorted by
+    its row keys and has these columns, which `can_look_up` accepts.
+
+    Returns None when a query engine has to read the file. This includes an object that does not exist, is
+    damaged, or has a size other than `byte_count`: the engine's reader then raises the error.
     """
     try:
         with opened(store, name, byte_count) as source:
@@ -242,10 +251,10 @@ def rows_of(
 def row_group_starts(
     store: ObjectStore, name: str, byte_count: int, key: Field
 ) -> list[tuple[KeyValue, int]]:
-    """The smallest key of each row group of a table's file on this machine, with its rows.
+    """Returns the smallest key of each row group of a table's file on this machine, with its row count.
 
-    The key is as the file calls it. None of a file that is elsewhere, of one that cannot be read, and of keys
-    of other types than numbers.
+    `key` has the name that it has in the file. Returns an empty list for a file that is not on this machine
+    or cannot be read, and for keys that are not INT or LONG.
     """
     if key.type not in (INT, LONG):
         return []
@@ -257,9 +266,9 @@ def row_group_starts(
 
 
 def row_groups_in_memory(store: ObjectStore, name: str, byte_count: int) -> list[tuple[int, int]] | None:
-    """The rows of each row group of a table's file on this machine, and their bytes in memory.
+    """Returns each row group's row count and size in memory, of a table's file on this machine.
 
-    None when that is not known; empty of a file that is elsewhere.
+    Returns None when a size is not known, and an empty list for a file that is not on this machine.
     """
     try:
         found = [(one.row_count, one.byte_count) for one in _groups(store, name, byte_count)]
@@ -270,7 +279,7 @@ def row_groups_in_memory(store: ObjectStore, name: str, byte_count: int) -> list
 
 
 def _groups(store: ObjectStore, name: str, byte_count: int) -> list[RowGroup]:
-    """Those of a file on this machine, none of one that is elsewhere; one of `_FAILURES`."""
+    """Returns a file's row groups, none if it is not on this machine; raises one of `_FAILURES`."""
     if store.local_path(name) is None:
         return []
     with opened(store, name, byte_count) as source:
@@ -278,7 +287,7 @@ def _groups(store: ObjectStore, name: str, byte_count: int) -> list[RowGroup]:
 
 
 class _Rows(NamedTuple):
-    """Rows of a row group: from which on, and which is the first after them."""
+    """A span of rows in a row group: the first, and the first after them."""
 
     start: int
     end: int
@@ -286,7 +295,7 @@ class _Rows(NamedTuple):
 
 @dataclass(slots=True)
 class _Fetched:
-    """Pages of a column that lie one after the other, from one on."""
+    """Consecutive pages of a column; `first` is the number of the first page."""
 
     chunk: Chunk
     pages: Pages
@@ -294,7 +303,7 @@ class _Fetched:
     data: bytes
 
     def of(self, rows: _Rows) -> tuple[bytes, _Rows]:
-        """Those that have some rows, and all rows that they have."""
+        """Returns the bytes of the pages that have some rows, and the span of all rows in these pages."""
         first, end = _pages_of(self.pages, rows)
         offsets, start = self.pages.offsets, self.pages.offsets[self.first]
         till = offsets[end - 1] + self.pages.sizes[end - 1]
@@ -302,13 +311,15 @@ class _Fetched:
         return self.data[offsets[first] - start : till - start], has
 
 
-def _pages_of(found: Pages, rows: _Rows) -> tuple[int, int]:
-    """The first page with some rows, and the first after the last."""
-    return bisect_right(found.first_rows, rows.start) - 1, bisect_left(found.first_rows, rows.end)
+def _pages_of(column: Pages, rows: _Rows) -> tuple[int, int]:
+    """Returns the number of the first page that has some of the rows, and of the first page after them."""
+    return bisect_right(column.first_rows, rows.start) - 1, bisect_left(column.first_rows, rows.end)
 
 
 class _Lookup:
-    """One look-up in one file: first the pages of the keys, then, if rows have it, those of other columns."""
+    """A look-up in one file; it reads the pages of the keys, then, if they have the key, those of other
+    columns.
+    """
 
     def __init__(
         self, file: KnownFile, source: OpenFile, key: Mapping[Field, Any], columns: Sequence[str]
@@ -332,22 +343,22 @@ class _Lookup:
         return bool(low <= self._wanted <= high)
 
     def _in_group(self, number: int) -> pa.RecordBatch | None:
-        asked = self._candidates(number)
-        if asked is None:
+        candidates = self._candidates(number)
+        if candidates is None:
             return None
         names = list(self._key)
         others = [name for name in self._columns if name not in self._key]
-        # far away one round trip costs more than pages that may not be needed
-        data = self._fetched(number, names + others if self._source.is_far else names, asked)
-        parts = {name: self._whole(number, data[name], asked) for name in names}
-        keys = _decoded_rows(parts, asked)
+        # for a remote object, one more round trip costs more than pages that may not be needed
+        data = self._fetched(number, names + others if self._source.is_far else names, candidates)
+        parts = {name: self._whole(number, data[name], candidates) for name in names}
+        keys = _decoded_rows(parts, candidates)
         alike = (pc.equal(keys[name], wanted) for name, wanted in self._key.items())
         at = np.flatnonzero(reduce(pc.and_, alike).to_numpy(zero_copy_only=False))
         if not len(at):
             return None
         if at[-1] - at[0] >= FOUND_MAX:
             raise NotUnderstood("a key of many rows")
-        found = _Rows(asked.start + int(at[0]), asked.start + int(at[-1]) + 1)
+        found = _Rows(candidates.start + int(at[0]), candidates.start + int(at[-1]) + 1)
         if not self._source.is_far:
             data = self._fetched(number, others, found)
         columns = {name: column.slice(int(at[0]), len(at)) for name, column in keys.items()}
@@ -361,12 +372,12 @@ class _Lookup:
             else:
                 coded[name] = values
         columns |= _decoded_rows(parts, found)
-        # copied: a row would keep its pages in memory
+        # copied, since a slice would keep its whole pages in memory
         copied = {name: pa.concat_arrays([column]) for name, column in columns.items()} | coded
         return pa.RecordBatch.from_arrays([copied[name] for name in self._columns], names=self._columns)
 
     def _candidates(self, number: int) -> _Rows | None:
-        """The rows of the pages that may have the first key."""
+        """Returns the rows of the pages that may have the first key; None if there are none."""
         chunk = self._file.groups[number].chunks[self._first.name]
         found = self._file.bounds.get(number)
         if found is None:
@@ -393,7 +404,9 @@ class _Lookup:
         return found
 
     def _fetched(self, number: int, names: Sequence[str], rows: _Rows) -> dict[str, _Fetched]:
-        """The pages of columns that have some rows; of an object far away their dictionaries in one go."""
+        """Returns the pages of columns that have some rows; reads a remote object's dictionaries in the same
+        round trip.
+        """
         group, spans, wanted = self._file.groups[number], [], []
         for name in names:
             chunk = group.chunks[name]
@@ -415,13 +428,13 @@ class _Lookup:
         return {one[0].name: _Fetched(*one, found) for one, found in zip(wanted, data, strict=False)}
 
     def _whole(self, number: int, fetched: _Fetched, rows: _Rows) -> tuple[Part, _Rows]:
-        """The pages of a key, with the dictionary that they may need."""
+        """Returns the pages of a key, with the dictionary that they may need."""
         chunk = fetched.chunk
         data, has = fetched.of(rows)
         return Part(chunk, self._dictionary(number, chunk) if chunk.dictionary else b"", data), has
 
     def _coded(self, number: int, fetched: _Fetched, rows: _Rows) -> pa.Array | None:
-        """Some rows of a page whose values are places in a dictionary; None for another."""
+        """Returns some rows of a page whose values are in a dictionary; None for another page."""
         chunk = fetched.chunk
         if not chunk.dictionary:
             return None
@@ -433,13 +446,13 @@ class _Lookup:
         known = self._dictionary(number, chunk)
         if any(place is not None and place >= len(known) for place in places):
             raise NotUnderstood("a place beyond the dictionary")
-        # of few values quicker than to take them, and as much a copy
+        # faster than `take` for a few values, and also a copy
         return pa.concat_arrays(
             [pa.nulls(1, known.type) if place is None else known.slice(place, 1) for place in places]
         )
 
     def _dictionary(self, number: int, chunk: Chunk) -> Any:
-        """The values of a column's dictionary; of a key as they are in the file."""
+        """Returns the values of a column's dictionary; for a key, its bytes as they are in the file."""
         found = self._known(number, chunk)
         if found is None and chunk.dictionary:
             found = self._note(number, chunk, self._source.read([chunk.dictionary])[0])
@@ -461,12 +474,12 @@ class _Lookup:
         return made
 
     def _decoded(self, bound: bytes) -> Any:
-        """A bound as the index has it, in what compares as the key does."""
+        """Returns a bound of the index as a value that compares as the key does."""
         return int.from_bytes(bound, "little", signed=True) if self._first.type in _NUMBERS else bound
 
 
 def _as_in_index(key: Field, value: pa.Scalar) -> Any:
-    """A key's value, in what compares as a decoded bound does."""
+    """Returns a key's value as a value that compares with a decoded bound."""
     if key.type in (INT, LONG):
         return value.as_py()
     if key.type in _NUMBERS:
@@ -475,7 +488,7 @@ def _as_in_index(key: Field, value: pa.Scalar) -> Any:
 
 
 def _decoded_rows(parts: Mapping[str, tuple[Part, _Rows]], rows: _Rows) -> dict[str, pa.Array]:
-    """Some rows of columns; those whose pages have the same rows are decoded together."""
+    """Returns some rows of columns; decodes pages that have the same rows together."""
     alike: dict[_Rows, list[Part]] = defaultdict(list)
     for part, has in parts.values():
         alike[has].append(part)
@@ -487,7 +500,7 @@ def _decoded_rows(parts: Mapping[str, tuple[Part, _Rows]], rows: _Rows) -> dict[
 
 
 def _decoded(parts: list[Part], row_count: int) -> dict[str, pa.Array]:
-    """Pages, each part's of so many rows."""
+    """Decodes pages; those of each part have `row_count` rows."""
     with pq.ParquetFile(pa.BufferReader(small_file(parts, row_count)), pre_buffer=False) as reading:
         table = reading.read(use_threads=False)
     if table.num_rows != row_count:
@@ -496,27 +509,28 @@ def _decoded(parts: list[Part], row_count: int) -> dict[str, pa.Array]:
     return {name: one.chunk(0) if one.num_chunks == 1 else one.combine_chunks() for name, one in columns}
 
 
-# Look-ups of a key of a table without an engine; what does not fit needs one.
+# Look-ups of a key of a table without a query engine.
 
 
 def looked_up(
-    context: TableContext, schema: Schema, asked: Question, transform: Transform, scans: Sequence[Scan]
+    context: TableContext, schema: Schema, question: Question, transform: Transform, scans: Sequence[Scan]
 ) -> Iterable[pa.RecordBatch] | None:
-    """The rows of some files, in key order, with the keys and the columns asked for; None: ask an engine.
+    """Returns the rows of some files, in key order, with the keys and the columns of the question.
 
-    Ask one where more than a key is wanted, and for a table that merges rows or hides some by their age. Of a
-    keyed table it is the newest row of each key, unless that is a mark of deletion.
+    Of a keyed table these are the newest rows of each key, without marks of deletion. Returns None when a
+    query engine has to read the rows: if more than a key is wanted, and for a table that aggregates rows or
+    hides some by their age.
     """
     keys = [_key_of(schema, scan) for scan in scans] if len(scans) <= FILES_MAX else [{}]
-    if not all(keys) or asked.conditions or transform.aggregates or transform.age_off:
+    if not all(keys) or question.conditions or transform.aggregates or transform.age_off:
         return None
     properties = context.properties
     newest_by = newest_first(properties) if is_keyed(properties) else ()
     stored = stored_schema(schema, properties)
-    wanted = list(dict.fromkeys((*schema.key_names, *asked.columns)))
+    wanted = list(dict.fromkeys((*schema.key_names, *question.columns)))
     hidden = [*newest_by, DELETED_AT] if newest_by else []
     columns = [stored.field(name) for name in dict.fromkeys((*wanted, *hidden))]
-    # all rows of a file count, as they were written
+    # a look-up needs files without deletions that were written with the current columns
     are_plain = all(
         one.byte_count and not one.deletions and is_as_stored(written_schema(stored, one.filename), stored)
         for one in scans
@@ -542,7 +556,9 @@ def looked_up(
 
 
 def _key_of(schema: Schema, scan: Scan) -> dict[Field, Any]:
-    """The values of the first row keys that a file's wanted rows have; empty when more is wanted of them."""
+    """Returns the values of the leading row keys of a file's wanted rows; empty when more than a key is
+    wanted.
+    """
     if len(scan.slices) != 1:
         return {}
     wanted = scan.slices[0]

@@ -1,10 +1,11 @@
-"""Which files a query reads, and which rows of each: a pure function of tree, references and query.
+"""The planner of queries: which files a query reads, and which rows of each.
 
-A row of a file counts where the file has a reference: in the leaves of its references' partitions. So each
-file is read, once a group of leaves, restricted to those leaves; a row is in one leaf, so it comes once.
+It is a pure function of the partition tree, the file references and the query. A row of a file counts where
+the file has a reference: in the leaves of its references' partitions. Each file is read once for each group
+of leaves, restricted to those leaves. A row lies in one leaf, so it is returned once.
 
-A query of many leaves is planned in pages: `first_page` says how far the next leaves reach on the first row
-key, and what is asked for up to there is planned as a query of its own.
+A query of many leaves is planned in pages. `first_page` finds how far the next leaves reach on the first row
+key; the wanted keys up to there are planned as a query of their own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _FILENAME = attrgetter("filename")
 
 
 class Reach:
-    """Of which files each of some deletions may be."""
+    """A set of deletions, which finds those that apply to a file."""
 
     def __init__(self, schema: Schema, deletions: Sequence[Deletion]) -> None:
         self._schema = schema
@@ -43,9 +44,10 @@ class Reach:
         max_key: bytes | None,
         left: Sequence[int] | None = None,
     ) -> tuple[Deletion, ...]:
-        """Those that are to be applied to a file whose keys lie between these.
+        """Returns the deletions that apply to a file whose keys lie from `min_key` to `max_key`.
 
-        Of those up to the number `till` none but the ones that it has rows `left` of.
+        Deletions up to the number `till` apply only if they are in `left`: the file still has rows that they
+        match.
         """
         return tuple(
             one
@@ -62,7 +64,7 @@ def may_hold(
     ranges: KeyRanges,
     corners: tuple[bytes, bytes] | None = None,
 ) -> bool:
-    """Whether a file whose keys lie from `min_key` to `max_key` can have rows in the ranges."""
+    """Returns whether a file whose keys lie from `min_key` to `max_key` can have rows in the ranges."""
     if ranges.is_empty:
         return False
     if min_key is None or max_key is None:
@@ -72,7 +74,7 @@ def may_hold(
         return False
     is_one_range = len(ranges) == 1 and len(ranges.get(schema.row_keys[0].name, ())) == 1
     if is_one_range and not (max_key.startswith(lowest) or min_key.startswith(highest)):
-        return True  # away from the corners, which may not be wanted themselves, there is nothing to decode
+        return True  # the corners may not be wanted themselves; away from them there is nothing to decode
     for name, low, high in _spans(schema, min_key, max_key):
         held = Range(low, high, max_inclusive=True)
         if name in ranges and not ranges.overlaps(name, held):
@@ -81,7 +83,7 @@ def may_hold(
 
 
 def corners_of(schema: Schema, ranges: KeyRanges) -> tuple[bytes, bytes]:
-    """The keys, or beginnings of keys, that no wanted key is below, or above."""
+    """Returns the smallest and the largest key, or prefix of a key, that the wanted keys can have."""
     enclosing = [ranges.enclosing(field.name) for field in schema.row_keys]
     return tuple(  # type: ignore[return-value]
         encode_key(
@@ -93,7 +95,7 @@ def corners_of(schema: Schema, ranges: KeyRanges) -> tuple[bytes, bytes]:
 
 
 def _spans(schema: Schema, min_key: bytes, max_key: bytes) -> Iterator[tuple[str, KeyValue, KeyValue]]:
-    """The smallest and largest value of the leading row keys, as far as the whole keys tell them."""
+    """Yields the smallest and largest value of the leading row keys, as far as whole keys determine them."""
     lows, highs = decode_key(schema.row_keys, min_key), decode_key(schema.row_keys, max_key)
     for key, low, high in zip(schema.row_keys, lows, highs, strict=False):
         yield key.name, low, high
@@ -104,7 +106,7 @@ def _spans(schema: Schema, min_key: bytes, max_key: bytes) -> Iterator[tuple[str
 class PlannedReference(NamedTuple):
     """A reference with what is known of its file; `only`: the file has rows of this partition alone.
 
-    Deletions up to the number `deletions_till` are not to be applied to it, but for those `deletions_left`.
+    Deletions up to the number `deletions_till` do not apply to the file, except those in `deletions_left`.
     """
 
     partition_id: str
@@ -119,11 +121,11 @@ class PlannedReference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A file, and the rows of it that are wanted: those in any of `slices`, which are disjoint.
+    """A file and its wanted rows: those in any of `slices`, which are disjoint.
 
-    `partition_id` is one that refers to it, `byte_count` its size, None or 0 where it is not known. Rows that
-    the `deletions` match are gone, of which those up to `deletions_till` are of this file alone. The file's
-    keys lie from `min_key` to `max_key`, where that is known.
+    `partition_id` is a partition that refers to it. `byte_count` is its size, None or 0 if not known. Rows
+    that match the `deletions` are left out; deletions up to `deletions_till` are of this file alone. The
+    file's keys lie from `min_key` to `max_key`, if known.
     """
 
     filename: str
@@ -142,7 +144,7 @@ class Scan:
 
 
 class Way(NamedTuple):
-    """How files are read together: which of their rows count, and what else tells one scan from another."""
+    """The properties that scans must share to be read together; `kind` is the caller's own."""
 
     slices: tuple[KeyRanges, ...]
     deletions: tuple[Deletion, ...]
@@ -150,12 +152,12 @@ class Way(NamedTuple):
 
 
 def bytes_of(scans: Iterable[Scan]) -> int:
-    """The bytes of files, as far as they are known; each counts as often as it is read."""
+    """Returns the known bytes of files; a file counts each time that it is read."""
     return sum(scan.byte_count or 0 for scan in scans)
 
 
 def ways_of(scans: Iterable[Scan], kind: Callable[[Scan], Any]) -> dict[Way, list[Scan]]:
-    """Groups scans of the same filter and kind, which an engine reads together, as they come."""
+    """Groups scans that share slices, deletions and kind, so that an engine reads them together, in order."""
     found: dict[Way, list[Scan]] = defaultdict(list)
     for scan in scans:
         found[Way(scan.slices, scan.deletions, kind(scan))].append(scan)
@@ -164,7 +166,7 @@ def ways_of(scans: Iterable[Scan], kind: Callable[[Scan], Any]) -> dict[Way, lis
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """What a query reads: `files_pruned` hold no wanted row, as their smallest and largest keys tell."""
+    """A count of what a query reads; `files_pruned` have no wanted row by their smallest and largest keys."""
 
     partitions: int
     partitions_total: int
@@ -174,7 +176,7 @@ class PlanSummary:
 
 
 class SharedFile(NamedTuple):
-    """A file that may have rows of other plans too: whether it is read, and its bytes."""
+    """A file that other pages of the plan may read too: whether this page reads it, and its bytes."""
 
     is_read: bool
     byte_count: int
@@ -187,7 +189,7 @@ class SharedFile(NamedTuple):
 class QueryPlan:
     """Scans in groups: every row of a group sorts before every row of the next.
 
-    `summary` counts the `shared` files too. `numbers` tell which of its page's groups these are, as those
+    `summary` includes the `shared` files. `numbers` are the groups' numbers within the page, where groups
     without files are left out.
     """
 
@@ -204,10 +206,10 @@ class QueryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is wanted of some leaves, and of the partitions above them; and the rest, if there is one.
+    """The wanted keys of some leaves and of the partitions above them; `rest` has the wanted keys after them.
 
-    Planned `in_key_order` it has many groups; otherwise one, so that each file is read once. Where rows are
-    `filtered_again`, of a file with rows of one leaf alone all are read.
+    Planned `in_key_order` a page has many groups; otherwise one, so that each file is read once. If the
+    reader filters rows again (`filtered_again`), a file with rows of one leaf alone is read whole.
     """
 
     tree: PartitionTree
@@ -223,14 +225,14 @@ class Page:
 
 
 def whole_page(tree: PartitionTree, ranges: KeyRanges, *, in_key_order: bool = True) -> Page:
-    """All that is wanted."""
+    """Returns one page with everything wanted."""
     return Page(tree, {node: wanted for node, wanted, _ in _walk(tree, ranges)}, in_key_order=in_key_order)
 
 
 def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int) -> Page:
-    """What is wanted of about so many leaves, the first in key order.
+    """Returns a page of the first leaves in key order, about `leaves_max` of them.
 
-    It and the rest are parted at a split on the first row key: all of it sorts before all of the rest.
+    The page ends at a split on the first row key, so all of its rows sort before all of the rest.
     """
     first = tree.schema.row_keys[0].name
     # leaves that were split on a later key may begin before the page does
@@ -248,13 +250,13 @@ def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int) -> Page:
 
 
 def plan(page: Page, references: Iterable[PlannedReference], deletions: Sequence[Deletion] = ()) -> QueryPlan:
-    """Plans a page; `references` are those on its partitions, `deletions` those that may be of its rows."""
+    """Plans a page, from the references on its partitions and the deletions that may match its rows."""
     planner = _Planner(page)
     reach = Reach(page.tree.schema, deletions)
     scans: dict[int, list[Scan]] = defaultdict(list)
     shared: dict[str, SharedFile] = {}
     files = pruned = byte_count = 0
-    # by the files' names: plans of one state are equal
+    # sorted by filename, so that two plans of the same state are equal
     for _, some in groupby(sorted(references, key=_FILENAME), key=_FILENAME):
         found = list(some)
         is_read, file = False, found[0]
@@ -278,7 +280,7 @@ def plan(page: Page, references: Iterable[PlannedReference], deletions: Sequence
 
 
 def added_up(plans: Iterable[QueryPlan]) -> PlanSummary:
-    """What the plans of a query's pages read together: a file that is on several pages counts once."""
+    """Returns the sum of a query's page plans; a file that is on several pages counts once."""
     shared: dict[str, SharedFile] = {}
     partitions = total = files = pruned = byte_count = 0
     for one in plans:
@@ -289,7 +291,7 @@ def added_up(plans: Iterable[QueryPlan]) -> PlanSummary:
             before = shared.get(name)
             shared[name] = found.together(before)
             if before is not None:
-                # counted on this page and before
+                # the file was counted on this page and on an earlier one
                 files -= found.is_read and before.is_read
                 byte_count -= found.byte_count * (found.is_read and before.is_read)
                 pruned -= not (found.is_read and before.is_read)
@@ -297,7 +299,7 @@ def added_up(plans: Iterable[QueryPlan]) -> PlanSummary:
 
 
 class _Own(NamedTuple):
-    """What is wanted of the files that have rows of one leaf alone."""
+    """The wanted keys of the files that have rows of one leaf alone."""
 
     leaf: int
     group: int
@@ -319,21 +321,21 @@ class _Planner:
         self._owns: dict[str, _Own] = {}
 
     def scans(self, references: Sequence[PlannedReference]) -> list[tuple[int, Scan]]:
-        """How a file is read: for each group in which it has wanted rows, its scan."""
+        """Returns a file's scans with their group numbers: one for each group in which it has wanted rows."""
         file = references[0]
         own = self._own(file.partition_id) if file.only and len(references) == 1 else None
-        if own is not None:  # as nearly all files are
+        if own is not None:  # the case of nearly all files
             is_held = not own.wanted or self._may_hold(file, own.leaf)
             return [(own.group, _scan(file, own.slices))] if is_held else []
         return list(self._scattered(references))
 
     def reaches_beyond(self, file: PlannedReference) -> bool:
-        """Whether a file may have wanted rows before or after what is planned."""
+        """Returns whether other pages of the plan may read the file too."""
         own = self._own(file.partition_id) if file.only else None
         return own is None or self.tree.schema.row_keys[0].name in own.wanted
 
     def _own(self, partition_id: str) -> _Own | None:
-        """What is wanted of the files that are a leaf's alone; None for a partition that is no leaf."""
+        """Returns the wanted keys of the files of one leaf alone; None for a partition that is no leaf."""
         found = self._owns.get(partition_id)
         if found is None:
             node = self.tree.node(partition_id)
@@ -358,7 +360,7 @@ class _Planner:
                 yield group, _scan(file, tuple(slices))
 
     def _leaves_of(self, node: int) -> Iterator[int]:
-        """The leaves with wanted rows at or below a partition."""
+        """Yields the leaves with wanted rows at or below a partition."""
         stack = [node]
         while stack:
             at = stack.pop()
@@ -368,7 +370,7 @@ class _Planner:
                 stack.extend(self.tree.children(at) or ())
 
     def _cover(self, leaves: set[int]) -> list[int]:
-        """As few partitions as can be, whose leaves with wanted rows are exactly these."""
+        """Returns the fewest partitions whose leaves with wanted rows are exactly these."""
         covered = Counter(node for leaf in leaves for node in _upwards(self.tree, leaf))
         full = {node for node, count in covered.items() if count == self.leaves_below[node]}
         return sorted(node for node in full if self.tree.parent(node) not in full)
@@ -381,7 +383,7 @@ class _Planner:
         return found
 
     def _of_region(self, node: int, home: int) -> KeyRanges:
-        """What tells a file's rows of this partition from its others."""
+        """Returns the ranges that separate a file's rows of this partition from its other rows."""
         if home != NO_NODE:
             return KeyRanges()
         return KeyRanges.of(self.tree.region_of(node))
@@ -390,7 +392,7 @@ class _Planner:
         wanted = self.wanted[node]
         if home == NO_NODE:
             return wanted
-        # All of the file's rows lie at home: its bounds need no check, unless only a part of it is read.
+        # all of the file's rows lie at home, so its bounds need no check, unless only a part of it is read
         region = self.tree.region_of(home)
         return wanted.without(
             name
@@ -418,9 +420,9 @@ def _scan(file: PlannedReference, slices: tuple[KeyRanges, ...]) -> Scan:
 
 
 def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRanges, KeyValue | None]]:
-    """The partitions that can hold wanted rows, parents first, left before right.
+    """Yields the partitions that can hold wanted rows: parents before children, left before right.
 
-    Each with what is wanted of it, and from which first row key on it lies, as splits tell.
+    Each comes with its wanted keys, and with the first row key at which it begins if a split set one.
     """
     first = tree.schema.row_keys[0].name
     stack: list[tuple[int, KeyRanges, KeyValue | None]] = []
@@ -430,7 +432,7 @@ def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRang
         node, wanted, start = stack.pop()
         if node == NO_NODE:
             raise MetadataDamaged(
-                f"the database has lost a partition with rows of {wanted}: 'dormouse check' tells which"
+                f"the database has lost a partition with rows of {wanted}: run 'dormouse check' to see which"
             )
         yield node, wanted, start
         children = tree.children(node)
@@ -444,7 +446,7 @@ def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRang
 
 
 def _upwards(tree: PartitionTree, node: int) -> Iterator[int]:
-    """A partition, its parent, … up to the root."""
+    """Yields a partition, its parent, and so on up to the root."""
     while node != NO_NODE:
         yield node
         node = tree.parent(node)

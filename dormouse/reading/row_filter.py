@@ -1,11 +1,11 @@
-"""Which rows of files count, as one filter for every engine: slices of divided files, deletions, conditions.
+"""The rows of files that count, as one filter for all engines: slices, deletions and conditions.
 
-A filter is a tree of tests of columns, made of what a plan and a question say and of nothing else. `rendered`
-turns it into an expression of an engine, which supplies what its language has for each node. `PLAIN` is
-an engine, too: it judges rows in Python, and tests hold the others against it.
+A filter is a tree of tests on columns, made only from a plan and a question. `rendered` turns it into an
+expression of an engine, which supplies its language's form of each node. `PLAIN` is an engine that tests rows
+in Python; tests compare the other engines with it.
 
-A filter has the three values of SQL. A test of a column that is null is unknown; a row counts when its filter
-is true. Values of a column have one order: -0.0 equals 0.0, and NaN is the largest number and equals itself.
+A filter has SQL's three values: a test of a null column is unknown, and a row counts if its filter is true.
+The values of a column have one order: -0.0 equals 0.0, and NaN is the largest number and equals itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class InRanges:
-    """Whether a column lies in one of some ranges, each of which has an end; in none, when there is none."""
+    """A test that a column lies in one of some ranges, each of which has an end; false without ranges."""
 
     field: Field
     ranges: tuple[Range, ...]
@@ -36,35 +36,35 @@ class InRanges:
 
 @dataclass(frozen=True, slots=True)
 class IsNull:
-    """Whether a column is null."""
+    """A test that a column is null."""
 
     field: Field
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Whether a row meets all parts; true without parts."""
+    """A test that a row meets all parts; true without parts."""
 
     parts: tuple[Filter, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Some:
-    """Whether a row meets any of the parts, of which there is at least one."""
+    """A test that a row meets any of the parts, of which there is at least one."""
 
     parts: tuple[Filter, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Fails:
-    """Whether a row does not meet a filter: this one is false or unknown."""
+    """A test that a filter is false or unknown for a row."""
 
     part: Filter
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An expression of one engine, such as a test of which file a row is of."""
+    """An expression of one engine, such as a test of which file a row comes from."""
 
     expression: Any
 
@@ -96,14 +96,17 @@ def meets(condition: Condition) -> Filter:
 
 
 def is_of(schema: Schema, deletion: Deletion) -> Filter:
-    """Returns the filter of rows that a deletion is of."""
+    """Returns the filter of rows that a deletion matches."""
     return every([in_slices(schema, [deletion.ranges]), *map(meets, deletion.conditions)])
 
 
 def remains(
     schema: Schema, deletions: Iterable[Deletion], where: Callable[[Deletion], Filter] = lambda _: EVERY_ROW
 ) -> Filter:
-    """Returns the filter of rows that no deletion is of; `where` says of which rows each may be."""
+    """Returns the filter of rows that no deletion matches.
+
+    `where` returns the filter of the rows to which a deletion applies.
+    """
     gone = [every([where(one), is_of(schema, one)]) for one in deletions]
     return Fails(some(gone)) if gone else EVERY_ROW
 
@@ -114,18 +117,18 @@ def after(fields: Sequence[Field], key: Sequence[KeyValue], *, inclusive: bool) 
     beyond = InRanges(fields[0], (Range(key[0], min_inclusive=False),))
     if len(fields) == 1:
         return first if inclusive else beyond
-    # said apart, the bound of the first field prunes row groups
+    # as a part of its own, the bound of the first field prunes row groups
     return every([first, some([beyond, after(fields[1:], key[1:], inclusive=inclusive)])])
 
 
 def parted(
     deletions: Sequence[Deletion], *, hides: bool
 ) -> tuple[tuple[Deletion, ...], tuple[Deletion, ...]]:
-    """Parts the deletions of a keyed table's file: those whose rows still hide older ones, and the others.
+    """Parts the deletions of a keyed table's file: those whose rows still hide older rows, and the others.
 
-    Rows of the others are left out as they are read. Where a value tells which row is newer, a deletion
-    `hides`: an older row may come from elsewhere. Otherwise what is older than a row that is gone is gone
-    with it. Of rows of an erasure nothing is left.
+    Rows of the others are left out when they are read. With `hides` a value decides which row of a key is
+    newer, so an older row may come from another file, and must stay hidden. Otherwise the rows that are older
+    than a deleted row are deleted with it. An erasure leaves nothing to hide.
     """
     hiding = tuple(one for one in deletions if hides and not one.is_erasure)
     return hiding, tuple(one for one in deletions if not hides or one.is_erasure)
@@ -138,62 +141,62 @@ def every(parts: Iterable[Filter]) -> Filter:
 
 
 def some(parts: Sequence[Filter]) -> Filter:
-    """Returns the filter of rows that meet any of the parts; without parts that of no row."""
+    """Returns the filter of rows that meet any of the parts; without parts, no row does."""
     if not parts:
         return Fails(EVERY_ROW)
     return parts[0] if len(parts) == 1 else Some(tuple(parts))
 
 
 class Engine(Protocol[T]):
-    """A language that filters are rendered in; `T` is the type of its expressions."""
+    """A language in which filters are rendered; `T` is the type of its expressions."""
 
     def always(self, value: bool) -> T:
-        """True or false, of each row."""
+        """Returns true or false, for each row."""
         ...
 
     def among(self, field: Field, values: Sequence[Any]) -> T:
-        """Whether a column has one of some values, at least one."""
+        """Returns a test that a column has one of some values, at least one."""
         ...
 
     def compared(self, field: Field, sign: str, value: Any) -> T:
-        """Whether a column is `<`, `<=`, `>` or `>=` a value."""
+        """Returns a test that a column is `<`, `<=`, `>` or `>=` a value."""
         ...
 
     def within(self, field: Field, item: Range) -> T:
-        """Whether a column lies in a range that has an end and more than one value."""
+        """Returns a test that a column lies in a range that has an end and more than one value."""
         low, high = (">=" if item.min_inclusive else ">"), ("<=" if item.max_inclusive else "<")
         ends = [(low, item.min), (high, item.max)]
         return self.all_of([self.compared(field, sign, end) for sign, end in ends if end is not None])
 
     def is_null(self, field: Field) -> T:
-        """Whether a column is null; never unknown."""
+        """Returns a test that a column is null; never unknown."""
         ...
 
     def is_not_null(self, field: Field) -> T:
-        """Whether a column has a value; never unknown."""
+        """Returns a test that a column has a value; never unknown."""
         ...
 
     def all_of(self, parts: Sequence[T]) -> T:
-        """Whether all parts are true, at least one."""
+        """Returns a test that all parts are true; there is at least one."""
         return joined(parts, and_)
 
     def any_of(self, parts: Sequence[T]) -> T:
-        """Whether any part is true, at least one."""
+        """Returns a test that any part is true; there is at least one."""
         return joined(parts, or_)
 
     def fails(self, part: T) -> T:
-        """Whether a part is false or unknown."""
+        """Returns a test that a part is false or unknown."""
         ...
 
     def given(self, expression: Any) -> T:
-        """Returns an expression that was written for the engine."""
+        """Returns an expression that was written for this engine, unchanged."""
         found: T = expression
         return found
 
 
-def rendered(found: Filter, engine: Engine[T]) -> T:  # noqa: PLR0911 one a node
+def rendered(node: Filter, engine: Engine[T]) -> T:  # noqa: PLR0911 one a node
     """Returns a filter as an expression of an engine."""
-    match found:
+    match node:
         case InRanges(field, ranges):
             return _in_ranges(field, ranges, engine)
         case IsNull(field):
@@ -214,9 +217,9 @@ def rendered(found: Filter, engine: Engine[T]) -> T:  # noqa: PLR0911 one a node
             return engine.given(expression)
 
 
-def rendered_unless_all(found: Filter, engine: Engine[T]) -> T | None:
+def rendered_unless_all(node: Filter, engine: Engine[T]) -> T | None:
     """Returns a filter as an expression of an engine; None when every row meets it."""
-    return None if found == EVERY_ROW else rendered(found, engine)
+    return None if node == EVERY_ROW else rendered(node, engine)
 
 
 def _in_ranges(field: Field, ranges: Sequence[Range], engine: Engine[T]) -> T:
@@ -233,7 +236,7 @@ Judged = Callable[[Row], bool | None]
 
 
 class _Plain(Engine[Judged]):
-    """Rows as mappings from names to values; an expression is a function of a row."""
+    """An engine that tests rows in Python: an expression is a function of a row, a mapping by name."""
 
     def always(self, value: bool) -> Judged:
         return lambda row: value
@@ -266,12 +269,12 @@ class _Plain(Engine[Judged]):
 
 
 def _decided(by: bool, values: Sequence[bool | None]) -> bool | None:
-    """Returns a value that decides, where one of several is it; else unknown, where one is unknown."""
+    """Returns `by` if any value is `by`; else None if any value is unknown; else the opposite of `by`."""
     return by if by in values else None if None in values else not by
 
 
 def _place(value: Any) -> tuple[bool, Any]:
-    """Where a value stands in the order of its column."""
+    """Returns a sort key for a value, in the order of its column."""
     is_nan = isinstance(value, float) and math.isnan(value)
     return is_nan, 0.0 if is_nan else value
 

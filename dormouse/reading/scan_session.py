@@ -71,14 +71,14 @@ if TYPE_CHECKING:
 
 END_SECONDS_MAX = 1.0
 LEAVE_SECONDS = 0.01
-"""Without the GIL, which they need to leave."""
+"""The time without the GIL in which DataFusion's threads can leave the interpreter."""
 DELETIONS_AT_ONCE = 32
-"""Of which one pass counts the rows; in memory is a batch of rows at a time."""
+"""The most deletions whose rows one pass counts; one batch of rows is in memory at a time."""
 LOOKS_AT_ONCE = 4
 
 
 class _DataFusion(Engine[Expr]):
-    """Filters as DataFusion's expressions, which prune row groups."""
+    """An engine that renders filters as DataFusion's expressions, which prune row groups."""
 
     def always(self, value: bool) -> Expr:
         return literal(value)
@@ -87,9 +87,9 @@ class _DataFusion(Engine[Expr]):
         if len(values) == 1:
             return column(field.name) == literal_value(field, values[0])
         if field.type.is_floating and 0.0 in values:
-            # a long list is looked up by its bits, in which one zero is not the other
+            # DataFusion looks up a long list by the bits of its values, in which the two zeros differ
             values = [*values, 0.0, -0.0]
-        # bounds beside the list, because a long list alone prunes no row group
+        # the bounds are added because a long list alone prunes no row group
         bounds = self.within(field, Range(min(values), max(values), max_inclusive=True))
         return bounds & among(field, values)
 
@@ -101,7 +101,7 @@ class _DataFusion(Engine[Expr]):
         found = super().within(field, item)
         if not field.type.is_floating:
             return found
-        # NaN is the largest value, but the statistics that row groups are pruned by do not know of it
+        # NaN is the largest value, but the statistics by which row groups are pruned leave it out
         nan = functions.isnan(column(field.name))
         if is_nan(item.min):
             return nan
@@ -120,7 +120,7 @@ class _DataFusion(Engine[Expr]):
 DATAFUSION: Engine[Expr] = _DataFusion()
 
 
-# One scan of many Parquet files: DataFusion's Python API has it for whole folders and for single files only.
+# One scan of many Parquet files; DataFusion's Python API scans only whole folders and single files.
 
 _LISTING_SCAN = 0x0A
 """Field 1 of `LogicalPlanNode`, a message."""
@@ -131,13 +131,13 @@ _PATH = 0x12
 def scan_of(
     ctx: SessionContext, urls: Sequence[str], schema: pa.Schema, order: Sequence[SortExpr] | None = None
 ) -> DataFrame:
-    """The rows of Parquet files of one schema, given by URL, at least one; in no order.
+    """Returns the rows of Parquet files of one schema, in no order; there must be at least one URL.
 
-    Each file is sorted by `order`, if that is given. In a session of at least as many partitions as there are
-    files, each is then a sorted stream of its own.
+    Each file is sorted by `order`, if given. If the session has at least as many partitions as there are
+    files, each file is then a sorted stream of its own.
 
-    It is the scan of the first file, as DataFusion serializes it, with the other paths appended: protocol
-    buffers take the items of a repeated field wherever they stand in the message. Sources:
+    The plan is DataFusion's serialized scan of the first file, with the other paths appended: Protocol
+    Buffers accept the items of a repeated field anywhere in a message. Sources:
     https://github.com/apache/datafusion/blob/main/datafusion/proto/proto/datafusion.proto and
     https://protobuf.dev/programming-guides/encoding/
     """
@@ -156,43 +156,44 @@ def scan_of(
 
 KEY_SESSIONS_MAX = 8
 LARGE_BATCH_ROWS = 32_768
-"""Of narrow rows: each batch costs what hundreds of their values do."""
+"""The rows of large batches, which have narrow rows: a batch costs as much as hundreds of their values."""
 FILES_A_SCAN = 64
 _FILES = re.compile(r"file_groups=\{(\d+) group")
 _lock = Lock()
 _key_sessions: dict[tuple[object, ...], _KeySession] = {}
 _OPTIONS = {
-    # what leaves Dormouse has `string` and `binary`, so nothing needs to be views on the way
+    # results have `string` and `binary`, so views would only have to be converted back
     "datafusion.execution.parquet.schema_force_view_types": "false",
     "datafusion.sql_parser.map_string_types_to_utf8view": "false",
-    # facts of files are PostgreSQL's: reading footers to plan would open every file at once
+    # PostgreSQL has the statistics of files; reading footers while planning would open every file
     "datafusion.execution.collect_statistics": "false",
-    # names mean what they say, in upper and lower case
+    # names are case-sensitive
     "datafusion.sql_parser.enable_ident_normalization": "false",
     "datafusion.optimizer.prefer_existing_sort": "true",
-    # a file is one sorted stream: nothing may cut it up or mix it
+    # a file is one sorted stream: it must not be divided or mixed
     "datafusion.execution.target_partitions": str(FILES_A_SCAN),
     "datafusion.optimizer.repartition_file_scans": "false",
     "datafusion.optimizer.enable_round_robin_repartition": "false",
     "datafusion.optimizer.repartition_aggregations": "false",
-    # of a file without a wanted row only the columns of conditions are read
+    # of a file without a wanted row, only the columns of conditions are read
     "datafusion.execution.parquet.pushdown_filters": "true",
 }
 
 
 def session(store: ObjectStore) -> SessionContext:
-    """A session that reads the store's objects, in which every plan is one sorted stream."""
+    """Returns a session that reads the store's objects, in which each plan is one sorted stream."""
     runtime = RuntimeEnvBuilder().with_disk_manager_os().with_fair_spill_pool(MEMORY_BYTES_MAX)
     return open_session(_OPTIONS, runtime, store)
 
 
 def key_session(store: ObjectStore, *, of_large_batches: bool = False) -> SessionContext:
-    """The process's session for queries of the store in key order, which knows footers from before.
+    """Returns the process's session for key-ordered queries of a store, which caches footers.
 
-    What is planned in it may be executed in the session of large batches, which shares all but that with it.
+    A plan made in it may be executed in the session of large batches, which shares everything but the batch
+    size.
 
-    Files are never changed, and their names never given to others, so what is known of one stays true; it is
-    forgotten, least recently used first, beyond 50 MB. Queries share the memory that a session may use.
+    Files never change and their names are never reused, so cached footers stay valid. Beyond 50 MB the least
+    recently used are dropped. All queries share the memory that a session may use.
     """
     check_not_forked()
     key = (store.url, *sorted(store.options.items()))
@@ -211,12 +212,12 @@ class _KeySession:
         self._store = store
         self._credentials = credentials(store)
         self._ctx = session(store)
-        # what DataFusion has to copy a session, with its runtime; no SQL of others comes here
+        # this makes DataFusion copy the session and its runtime; only our own SQL runs in it
         self._of_large_batches = self._ctx.enable_url_table()
         self._of_large_batches.sql(f"SET datafusion.execution.batch_size = {LARGE_BATCH_ROWS}")
 
     def renewed(self, of_large_batches: bool) -> SessionContext:
-        """The session, with the credentials as they are now."""
+        """Returns the session, with today's credentials of the store."""
         now = credentials(self._store)
         if now != self._credentials:
             register(self._ctx, self._store)
@@ -227,7 +228,7 @@ class _KeySession:
 def rows(
     ctx: SessionContext, store: ObjectStore, transform: Transform, scans: Sequence[Scan], now_ms: int
 ) -> DataFrame:
-    """The wanted rows of some files, with the table's filter and aggregation applied; in no order.
+    """Returns the wanted rows of some files, with the table's filter and aggregation, in no order.
 
     Each file is a sorted stream of its own.
     """
@@ -241,9 +242,9 @@ def stored_rows(
     scans: Sequence[Scan],
     descending: Sequence[str] = (),
 ) -> DataFrame:
-    """The wanted rows of some files as they were written; in no order.
+    """Returns the wanted rows of some files as they were written, in no order.
 
-    Files that have each key once are sorted by other columns after the key, too.
+    Files that have each key once are sorted by the `descending` columns after the key.
     """
     frames = []
     for way, some_scans in ways_of(scans, attrgetter("schema_version")).items():
@@ -252,10 +253,10 @@ def stored_rows(
         wanted = (in_slices(schema, way.slices), remains(schema, way.deletions))
         predicates = [rendered(one, DATAFUSION) for one in wanted if one != EVERY_ROW]
         paths = [(scan.filename, store.local_path(scan.filename)) for scan in some_scans]
-        # in a URL DataFusion takes no character for a pattern
+        # as a URL, a path has no characters that DataFusion takes for a pattern
         urls = [store.uri(name) if path is None else path.as_uri() for name, path in paths]
         for some_urls in portions(urls, lambda _: 1, FILES_A_SCAN):
-            # whatever columns files have, they come as those of the schema
+            # files of any version come with the schema's columns
             frame = scan_of(ctx, some_urls, columns, order)
             frame = frame if written is schema else reshaped(frame, written, schema)
             frames.append(frame.filter(*predicates) if predicates else frame)
@@ -268,10 +269,10 @@ def planned(
     plan: Callable[[], ExecutionPlan],
     interruption: Interruption | None = None,
 ) -> ExecutionPlan:
-    """DataFusion's plan over some files, which are there; `FileGone` or `ObjectDamaged`."""
+    """Returns DataFusion's plan over some files; raises `FileGone` or `ObjectDamaged`."""
     with checked_sizes(context, scans, interruption):
         found = plan()
-    # DataFusion takes a file that is not there for one without rows, and plans no scan of it
+    # DataFusion takes a missing file for one without rows, and plans no scan of it
     if sum(map(int, _FILES.findall(found.display_indent()))) != len(scans):
         check_there(context, scans)
     return found
@@ -285,7 +286,7 @@ def executed(
     of_large_batches: bool = False,
     may_search: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields what a plan gives; `may_search`: it may read many rows for one that it gives."""
+    """Yields the batches of a plan; `may_search`: it may read many rows for one that it returns."""
     interruption.check()
     ctx = key_session(context.objects, of_large_batches=of_large_batches)
     for number in range(plan.partition_count):
@@ -297,13 +298,14 @@ def executed(
             yield batch.to_pyarrow()
 
 
-# DataFusion's streams, whose readers need not wait for a batch: a search that finds nothing can be ended.
+# DataFusion's streams, with readers that can stop waiting: so a search that matches nothing can be
+# interrupted.
 
 
 def interruptible(stream: RecordBatchStream, interruption: Interruption) -> Iterator[RecordBatch]:
-    """The batches; `DormouseError` when they are interrupted. Each costs some 0.1 ms more than without it.
+    """Yields a stream's batches; raises `DormouseError` when interrupted. Adds about 0.1 ms a batch.
 
-    DataFusion waits for a batch in native code, which only its futures leave before the batch is there.
+    DataFusion waits for a batch in native code, which cannot be interrupted; waiting for a future can.
     """
 
     streams, reader = [stream], object()
@@ -324,14 +326,14 @@ def interruptible(stream: RecordBatchStream, interruption: Interruption) -> Iter
                 break
             yield batch
     finally:
-        # the interruption may be kept, but not the stream with it: that computes as long as it lives
+        # the interruption may live on, but must not keep the stream, which computes as long as it exists
         interruption.awaits(reader, None)
         streams.clear()
     interruption.check()
 
 
 class _Loop:
-    """The process's event loop for such streams, in a thread of its own."""
+    """The process's event loop for interruptible streams, in a thread of its own."""
 
     _lock = threading.Lock()
     _loop: asyncio.AbstractEventLoop | None = None
@@ -352,14 +354,14 @@ class _Loop:
 
     @classmethod
     def _end(cls) -> None:
-        """Before the interpreter ends, DataFusion's threads that told of a last batch must be out of it."""
+        """Stops the loop, and lets DataFusion's threads leave the interpreter before it ends."""
         if cls._loop is not None and cls._thread is not None and cls._thread.is_alive():
             cls._loop.call_soon_threadsafe(cls._loop.stop)
             cls._thread.join(END_SECONDS_MAX)
             time.sleep(LEAVE_SECONDS)
 
 
-# Which deletions a file has rows of: what it has none of, no reader applies to it any more.
+# The deletions that match rows of a file; deletions that match none no longer apply to it.
 
 
 def count_rows(
@@ -369,10 +371,10 @@ def count_rows(
     deletions: Sequence[Deletion],
     partition_id: str = "",
 ) -> dict[int, int]:
-    """The deletions that are of rows of a file, by their numbers, and of how many each.
+    """Returns the deletions that match rows of a file, by number, with the count of rows each matches.
 
-    All rows of the file count, also those that no partition refers to. The first pass asks whether there are
-    any: most files have none. Raises `ObjectNotFound`, `ObjectDamaged`.
+    All rows of the file count, even rows that no partition refers to. The first pass checks whether any row
+    matches: most files have none. Raises `ObjectNotFound` and `ObjectDamaged`.
     """
     scan = Scan(filename, (KeyRanges(),), partition_id, byte_count)
     found: dict[int, int] = {}
@@ -385,13 +387,13 @@ def count_rows(
 
 
 def _sums(context: TableContext, scan: Scan, groups: Sequence[Sequence[Deletion]]) -> list[int]:
-    """Of each group how many rows any of it is of."""
+    """Returns, for each group of deletions, how many rows any of them matches."""
     schema, objects = context.schema, context.objects
 
     def counted() -> DataFrame:
         conditions = [rendered(some([is_of(schema, one) for one in group]), DATAFUSION) for group in groups]
         frame = stored_rows(key_session(objects), objects, schema, [scan])
-        # said as a filter, too, it prunes row groups and pages
+        # also as a filter, which prunes row groups and pages
         frame = frame.filter(joined(conditions, or_))
         ones = [functions.when(condition, lit(1)).otherwise(lit(0)) for condition in conditions]
         return frame.aggregate([], [functions.sum(one).alias(f"n{n}") for n, one in enumerate(ones)])
@@ -404,9 +406,10 @@ def _sums(context: TableContext, scan: Scan, groups: Sequence[Sequence[Deletion]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The deletions that a file has rows of, by number, and of how many each; all up to `till` were asked.
+    """The deletions that match rows of a file, by number, with the count of rows each matches.
 
-    But for those `unasked`, which name columns that were dropped: only moments of before apply them.
+    All deletions up to number `till` were checked, except `unasked`: they name dropped columns, and apply
+    only to moments before the drop.
     """
 
     filename: str
@@ -418,31 +421,31 @@ class Look:
 def look_at(
     context: TableContext,
     files: Sequence[tuple[str, int | None]],
-    also: Callable[[psycopg.Connection[Any], list[Look]], object] = lambda conn, looks: None,
+    record: Callable[[psycopg.Connection[Any], list[Look]], object] = lambda conn, looks: None,
 ) -> list[Look]:
-    """Reads files, given by name and bytes, for rows of deletions, and records what they have none of.
+    """Reads files, given by name and bytes, for rows that deletions match, and records those that match none.
 
-    Deletions that are undone count, too: a restore may make them pending again. What is recorded are facts of
-    the files, whatever happens to them meanwhile; `also` is part of that transaction. Raises
-    `ObjectNotFound`, `ObjectDamaged`.
+    Undone deletions are checked too, as a restore may make them pending again. The records are facts of the
+    files, so they stay true whatever else happens. `record` runs in the same transaction. Raises
+    `ObjectNotFound` and `ObjectDamaged`.
     """
     looks = on_current(context, lambda now: _looks(now, files))
     noted = [Noted(one.filename, one.till, sorted({*one.rows, *one.unasked})) for one in looks]
-    context.deletions.note(noted, lambda conn: also(conn, looks))
+    context.deletions.note(noted, lambda conn: record(conn, looks))
     return looks
 
 
 def _looks(context: TableContext, files: Sequence[tuple[str, int | None]]) -> list[Look]:
     names = [name for name, _ in files]
     found = context.store.deletions_of(names, retired_too=True)
-    known, gone = _asked(context.schema, found.deletions)
+    known, dropped = _known_deletions(context.schema, found.deletions)
     reach = Reach(context.schema, known)
-    asked = [reach.of(one.till or 0, one.min_key, one.max_key, one.left) for one in found.files]
+    checked = [reach.of(one.till or 0, one.min_key, one.max_key, one.left) for one in found.files]
 
     def look(number: int) -> Look:
         one = found.files[number]
-        unasked = tuple(n for n in gone if n > (one.till or 0) or n in (one.left or ()))
-        return Look(names[number], found.till, count_rows(context, *files[number], asked[number]), unasked)
+        unasked = tuple(n for n in dropped if n > (one.till or 0) or n in (one.left or ()))
+        return Look(names[number], found.till, count_rows(context, *files[number], checked[number]), unasked)
 
     if len(files) == 1:
         return [look(0)]
@@ -450,13 +453,13 @@ def _looks(context: TableContext, files: Sequence[tuple[str, int | None]]) -> li
         return list(threads.map(look, range(len(files))))
 
 
-def _asked(schema: Schema, rows: DeletionRows) -> tuple[list[Deletion], list[int]]:
-    """The deletions, and the numbers of those that name a column which is there no more."""
+def _known_deletions(schema: Schema, rows: DeletionRows) -> tuple[list[Deletion], list[int]]:
+    """Returns the deletions, and the numbers of those that name a column that no longer exists."""
     known: list[Deletion] = []
-    gone = []
+    dropped = []
     for row in sorted(rows):
         try:
             known += deletions_of(schema, [row])
         except InvalidQuery:
-            gone.append(row[0])
-    return known, gone
+            dropped.append(row[0])
+    return known, dropped

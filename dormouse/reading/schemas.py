@@ -1,4 +1,4 @@
-"""Work that begins with the columns that a table has now, and keeps them while others change them."""
+"""Changes of a table's columns."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from dormouse.state.files.shapes import Change, NextShape
 
 if TYPE_CHECKING:
     import psycopg
-# Changes of a table's columns, each one row in the database: no file is rewritten, and none waits.
+# Each change of a table's columns is one row in the database: no file is rewritten.
 
 
 def add_column(context: TableContext, field: Field, default: Any = None) -> TableContext:
-    """Adds a value. Rows of files that were written without it have the default."""
+    """Adds a value column. Rows of files that were written without it have the default."""
     if not isinstance(field, Field):
         raise InvalidSchema(f"a column is a dm.Field, not {field!r}")
     value = None if default is None else _checked_default(field, default)
@@ -51,9 +51,9 @@ def add_column(context: TableContext, field: Field, default: Any = None) -> Tabl
 
 
 def add_missing(context: TableContext, columns: Mapping[str, DataType]) -> TableContext:
-    """Adds those of the columns that the table lacks, as values that may be null; see `add_column`.
+    """Adds the columns that the table lacks, as values that may be null; see `add_column`.
 
-    Another writer may add the same ones meanwhile.
+    Another writer may add the same columns meanwhile.
     """
     context = context.followed()
     for name, kind in columns.items():
@@ -69,7 +69,7 @@ def add_missing(context: TableContext, columns: Mapping[str, DataType]) -> Table
 
 
 def rename_column(context: TableContext, name: str, new_name: str) -> TableContext:
-    """Gives a column another name, also in the properties that name it."""
+    """Renames a column, also in the properties that name it."""
 
     def change(table: TableRecord, _: psycopg.Connection[Any]) -> NextShape:
         schema = renamed(table.schema, name, new_name)
@@ -83,7 +83,7 @@ def rename_column(context: TableContext, name: str, new_name: str) -> TableConte
 
 
 def widen_column(context: TableContext, name: str, to: DataType) -> TableContext:
-    """Gives a value a type that has all of its values, and more."""
+    """Changes a value column's type to one that also has all of its values."""
 
     def change(table: TableRecord, _: psycopg.Connection[Any]) -> NextShape:
         before = table.schema.field(name).type if name in table.schema else None
@@ -94,7 +94,7 @@ def widen_column(context: TableContext, name: str, to: DataType) -> TableContext
 
 
 def drop_column(context: TableContext, name: str, *, dry_run: bool = False) -> TableContext:
-    """Drops a value that no property and no pending deletion names."""
+    """Drops a value column; raises `InvalidSchema` if a property or a pending deletion names it."""
 
     def change(table: TableRecord, conn: psycopg.Connection[Any]) -> NextShape:
         schema = dropped(table.schema, name)
@@ -106,9 +106,9 @@ def drop_column(context: TableContext, name: str, *, dry_run: bool = False) -> T
         for deletion_id, condition in context.shapes.pending_conditions(conn):
             if name in as_now(table.schema, condition):
                 raise InvalidSchema(
-                    f"column {name!r} of table {table.name!r} is named by deletion {deletion_id}, of which "
-                    "rows are left: compact the table and collect its garbage first, until 'dormouse table "
-                    "deletions' has it no more"
+                    f"column {name!r} of table {table.name!r} is named by pending deletion {deletion_id}: "
+                    "compact the table and collect its garbage first, until 'dormouse table "
+                    "deletions' no longer lists it"
                 )
         return NextShape(_fitting(table, schema), f"dropped {name}")
 
@@ -123,7 +123,7 @@ def _changed(context: TableContext, change: Change) -> TableContext:
 
 
 def _fitting(table: TableRecord, schema: Schema) -> TableRecord:
-    """The table with a schema that its properties fit; else `InvalidSchema`."""
+    """Returns the table with a schema; raises `InvalidSchema` if its properties do not fit the schema."""
     try:
         Transform.check(schema, table.properties)
     except InvalidProperties as error:

@@ -1,4 +1,4 @@
-"""Streams of batches: made ahead in a thread, interrupted by another, and ended when they are dropped."""
+"""Streams of batches that a thread makes ahead, another thread can interrupt, and that stop when dropped."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SIGNALS_SECONDS = 0.2
-"""How long a signal may go unheard."""
+"""The longest time before a waiting thread reacts to a signal."""
 AHEAD_BYTES = 4 * 1024 * 1024
-"""Of batches that are made and not taken, before no more is made."""
+"""The most bytes of batches that are made ahead and not yet taken."""
 BATCH_BYTES = 1_024
-"""That a batch takes besides its values, of which it may have none."""
+"""The bytes that a batch counts beside its values, of which it may have none."""
 AGAIN_SECONDS = 0.01
 ENDING_AT_ONCE = 4
 IDLE_MAX = 16
 EXIT_SECONDS_MAX = 1.0
 _idle: deque[ThreadPoolExecutor] = deque()
-# what is read is not the collector's: it would end the source of a dropped reader beside the reader
+# strong references: garbage collection would otherwise close the source of a dropped reader in any thread
 _read: set[Source[Any]] = set()
 
 
 class Source(Generic[T]):
-    """Items that are read, until the reader is done with them or is gone."""
+    """A stream of items, which ends when its reader is done with it or is dropped."""
 
     __slots__ = ("_interrupt", "items", "worker")
 
@@ -52,14 +52,14 @@ class Source(Generic[T]):
         _read.add(self)
 
     def drop(self) -> None:
-        """Nothing more is wanted. Takes no lock, and does not wait."""
+        """Tells a background thread to end this source. Takes no lock and does not wait."""
         if self.worker is None and getattr(self.items, "gi_frame", None) is None:
-            _read.discard(self)  # it has ended by itself
+            _read.discard(self)  # the generator has already ended
         else:
             _Ending.dropped.put(self)
 
     def end(self, threads: ThreadPoolExecutor) -> None:
-        """Ends what makes the items, when they are not being made any more."""
+        """Closes the items, in the thread that makes them; a running step ends first."""
         _read.discard(self)
         worker, self.worker = self.worker, None
         if worker is not None:
@@ -69,13 +69,13 @@ class Source(Generic[T]):
                 (worker or threads).submit(self.items.close)
             if worker is not None:
                 worker.submit(_note_idle, worker)
-        except RuntimeError:  # at the end of the process there are no more threads
+        except RuntimeError:  # the process is ending and starts no more threads
             with suppress(Exception):
                 self.items.close()  # type: ignore[attr-defined]
 
 
 def worker() -> ThreadPoolExecutor:
-    """A thread for a source, one that another is done with if there is: a new one has no memory yet."""
+    """Returns a thread for a source; reuses an idle one, as a new thread has to allocate memory anew."""
     try:
         return _idle.pop()
     except IndexError:
@@ -96,10 +96,10 @@ def _note_idle(worker: ThreadPoolExecutor) -> None:
 
 
 class _Ending:
-    """The process's thread that ends the sources of dropped readers.
+    """The process's background thread, which ends the sources of dropped readers.
 
-    Python's garbage collector may drop a reader anywhere: in any thread, also in one that holds a lock that
-    the end of the reader's source needs, and would then wait for itself.
+    Python's garbage collector may drop a reader in any thread, also in one that holds a lock that ending the
+    reader's source needs. That thread would then wait for itself.
     """
 
     dropped: SimpleQueue[Source[Any] | None] = SimpleQueue()
@@ -107,8 +107,8 @@ class _Ending:
     _thread: threading.Thread | None = None
 
     @classmethod
-    def anew(cls) -> None:
-        """In a forked child, which has no such threads, and a queue that was waited for."""
+    def reset(cls) -> None:
+        """Resets the state in a forked child, which has no such threads and whose queue may be locked."""
         _idle.clear()
         cls.dropped, cls._lock, cls._thread = SimpleQueue(), threading.Lock(), None
 
@@ -131,28 +131,28 @@ class _Ending:
 
     @classmethod
     def end(cls) -> None:
-        """What was dropped last still gives back what it holds."""
+        """Ends the sources that were dropped last, so that they release what they hold."""
         if cls._thread is not None and cls._thread.is_alive():
             cls.dropped.put(None)
             cls._thread.join(EXIT_SECONDS_MAX)
 
 
-os.register_at_fork(after_in_child=_Ending.anew)
+os.register_at_fork(after_in_child=_Ending.reset)
 atexit.register(_Ending.end)
 
 
 class Interruption:
-    """Ends what reads for a query, from any thread, and for good."""
+    """A switch that stops what reads for a query, from any thread; once set, it stays set."""
 
     def __init__(self) -> None:
-        # the collector may drop one of its readers while this thread holds it
+        # reentrant: garbage collection may drop one of the query's readers while this thread holds the lock
         self._lock = threading.RLock()
         self._awaited: dict[object, Future[Any]] = {}
         self._ended: Callable[[], object] | None = None
         self.is_set = False
 
     def set(self) -> None:
-        """What is computed now is given up."""
+        """Interrupts what is computed now, and everything later."""
         with self._lock:
             self.is_set = True
             for upcoming in self._awaited.values():
@@ -163,7 +163,7 @@ class Interruption:
 
     @contextmanager
     def ending(self, end: Callable[[], object]) -> Iterator[None]:
-        """While it is set in another thread, calls `end`, again and again, until what stands within ends."""
+        """Calls `end` again and again when the interruption is set, until the block of this context ends."""
         with self._lock:
             self.check()
             self._ended = end
@@ -175,19 +175,19 @@ class Interruption:
         self.check()
 
     def _end(self, end: Callable[[], object]) -> None:
-        # a call that has not begun does not hear the first
+        # repeated, since a call that has not begun yet ignores the first
         while self._ended is end:
-            with suppress(Exception):  # it may have ended, and be closed, a moment before
+            with suppress(Exception):  # it may have ended and been closed just before
                 end()
             time.sleep(AGAIN_SECONDS)
 
     def check(self) -> None:
-        """`DormouseError` when it is set."""
+        """Raises `DormouseError` if the interruption is set."""
         if self.is_set:
             raise DormouseError("the query was interrupted")
 
     def awaits(self, reader: object, upcoming: Future[Any] | None) -> None:
-        """What one of the query's readers waits for now."""
+        """Records which future one of the query's readers waits for; None for none."""
         with self._lock:
             if upcoming is None:
                 self._awaited.pop(reader, None)
@@ -198,14 +198,14 @@ class Interruption:
 
 
 def first_rows(reader: pa.RecordBatchReader, limit: int) -> pa.RecordBatchReader:
-    """The rows up to the limit; no batch is read beyond it."""
+    """Returns the rows up to the limit; reads no batch beyond it."""
     import pyarrow as pa
 
     return pa.RecordBatchReader.from_batches(reader.schema, up_to(reader, limit))
 
 
 def up_to(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
-    """The rows up to a limit, if there is one; no batch is read beyond it."""
+    """Yields the rows up to a limit, if there is one; reads no batch beyond it."""
     if limit is None:
         yield from batches
         return
@@ -216,7 +216,7 @@ def up_to(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.R
 
 
 def without_first(reader: pa.RecordBatchReader, rows: int) -> pa.RecordBatchReader:
-    """The rows after so many."""
+    """Returns the rows after the first `rows`."""
     import pyarrow as pa
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -232,10 +232,10 @@ def without_first(reader: pa.RecordBatchReader, rows: int) -> pa.RecordBatchRead
 def batches_ahead(
     batches: Iterator[pa.RecordBatch], interrupt: Callable[[], object] = lambda: None
 ) -> Iterator[pa.RecordBatch]:
-    """The same batches; from the third on, some are made in a thread while those before them are used.
+    """Yields the same batches; from the third on, a thread makes them while earlier ones are used.
 
-    So an answer of one batch needs no thread. Dropping it ends the source, in a thread, when that has made
-    what it is at, or has heeded `interrupt`.
+    So an answer of one batch needs no thread. Dropping the iterator ends the source, in a thread, once its
+    current step is done or was stopped by `interrupt`.
     """
     with Ahead(batches, interrupt, _weight, AHEAD_BYTES) as made:
         yield from made
@@ -244,17 +244,17 @@ def batches_ahead(
 def in_thread(
     batches: Iterator[pa.RecordBatch], interrupt: Callable[[], object] = lambda: None
 ) -> Iterator[pa.RecordBatch]:
-    """As `batches_ahead`, but in the thread from the first on."""
+    """Yields the same batches, as `batches_ahead` does, but a thread makes them from the first on."""
     with Ahead(batches, interrupt, _weight, AHEAD_BYTES) as made:
         made.begin()
         yield from made
 
 
 def undisturbed(items: Iterator[T]) -> Iterator[T]:
-    """The same items, made where they are asked for; dropping it ends the source in a thread."""
+    """Yields items that the caller's thread makes; dropping the iterator ends the source in a thread."""
     source = Source(items)
     try:
-        yield from islice(items, None)  # through which closing does not reach them
+        yield from islice(items, None)  # `islice` keeps `close` from reaching the items
     finally:
         source.drop()
 
@@ -264,14 +264,15 @@ def _weight(batch: pa.RecordBatch) -> int:
 
 
 class Ahead(Generic[T]):
-    """Items, of which the first two are made where they are asked for, and the others in a thread.
+    """An iterator whose first two items are made by the caller's thread, and the others by another thread.
 
-    That makes more as long as what was not taken yet weighs less than `most`. It is a context, which ends the
-    source: within a generator also when that is dropped. There is no lock that a signal could leave taken.
+    That thread makes more while the items not yet taken weigh less than `most`. As a context manager it ends
+    the source, also if the generator that uses it is dropped. It uses no lock, which an exception from a
+    signal handler could leave locked.
     """
 
-    # `loops.ahead` is another, as its end waits for its thread: writers then delete what the thread read.
-    # Here the end must not wait, as the garbage collector may call it in a thread that holds a lock.
+    # `loops.ahead` differs: its end waits for its thread, since writers then delete what the thread read.
+    # Here the end must not wait, as garbage collection may call it in a thread that holds a lock.
 
     def __init__(
         self,
@@ -286,11 +287,11 @@ class Ahead(Generic[T]):
         self._has_first = False
         self._is_left = False
         self._made: SimpleQueue[tuple[T, int] | _End] = SimpleQueue()
-        """What was not taken yet, with what it weighs."""
+        """The items not yet taken, with their weights."""
         self._made_weight = self._taken_weight = 0
-        """Of all items: the first is counted by the thread, the other by the reader."""
+        """The weights of all items; the thread counts those made, the reader those taken."""
         self._pauses: deque[None] = deque()
-        """Has one as long as the thread makes none: who takes it out has it go on."""
+        """Has an item while the thread makes nothing; whichever thread removes it schedules the next item."""
 
     def __enter__(self) -> Ahead[T]:
         return self
@@ -313,7 +314,7 @@ class Ahead(Generic[T]):
         return item
 
     def begin(self) -> None:
-        """Has the thread make the next ones from now on."""
+        """Makes a thread prepare the next items from now on."""
         if self._source.worker is None:
             self._source.worker = worker()
             self._source.worker.submit(self._make, self._source.worker)
@@ -321,7 +322,7 @@ class Ahead(Generic[T]):
     def _taken(self, worker: ThreadPoolExecutor) -> T:
         while True:
             with suppress(Empty):
-                # a signal ends the wait even if a library has it begun anew, as Polars does
+                # the timeout lets a signal end the wait, even if a library retries the wait, as Polars does
                 found = self._made.get(timeout=SIGNALS_SECONDS)
                 break
         if isinstance(found, _End):
@@ -329,16 +330,16 @@ class Ahead(Generic[T]):
             try:
                 raise found.error or StopIteration
             finally:
-                del found  # the error has this frame, which would have the error
+                del found  # the error's traceback has this frame, which would refer to the error
         item, weight = found
         self._taken_weight += weight
         self._go_on(worker)
         return item
 
     def _make(self, worker: ThreadPoolExecutor) -> None:
-        """An item, in the thread, and then the next, if there are to be more.
+        """Makes an item, in the thread, and schedules the next if there are to be more.
 
-        Each is a job of its own: when the program ends the thread is waited for, and has no more jobs.
+        Each item is a job of its own: at the end of the program, which waits for the thread, no job is left.
         """
         if self._is_left:
             return
@@ -352,7 +353,7 @@ class Ahead(Generic[T]):
                 worker.submit(self._make, worker)
             else:
                 self._pauses.append(None)
-                self._go_on(worker)  # all may have been taken meanwhile
+                self._go_on(worker)  # the reader may have taken all meanwhile
         except StopIteration:
             self._made.put(_End())
         except BaseException as error:
@@ -368,19 +369,22 @@ class Ahead(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Of a source: by an error, or because there is no more."""
+    """The end of a source: by an error, or because there are no more items."""
 
     error: BaseException | None = None
 
 
-def heeding_signals(call: Callable[[], T], interrupt: Callable[[], object]) -> T:
-    """What a call gives; where Ctrl-C arrives, a thread makes it: code that is not Python's hears none."""
+def interruptible_call(call: Callable[[], T], interrupt: Callable[[], object]) -> T:
+    """Runs a call and returns its result, in a thread if this is the main thread.
+
+    While code that is not Python's runs in the main thread, Python does not handle Ctrl-C.
+    """
     if threading.current_thread() is not threading.main_thread():
         return call()
     with ThreadPoolExecutor(1, thread_name_prefix="dormouse-query") as worker:
         made = worker.submit(call)
         try:
-            # a signal ends the wait even if a library has it begun anew, as Polars does
+            # the timeout lets a signal end the wait, even if a library retries the wait, as Polars does
             while not made.done():
                 wait([made], SIGNALS_SECONDS)
             return made.result()
@@ -389,41 +393,41 @@ def heeding_signals(call: Callable[[], T], interrupt: Callable[[], object]) -> T
                 interrupt()
 
 
-# Answers as users hold them: a stream of batches, all of which other libraries take in one call.
+# Answers as users hold them: a stream of batches, which can be taken as one object of another library.
 
 
 class Frames:
-    """All rows of a reader, in one call; each row of a reader is read once."""
+    """A base of readers whose rows can all be taken in one call; each row is read once."""
 
     def arrow(self) -> pa.Table:
-        """Returns the rows as a table of Arrow."""
+        """Returns the rows as an Arrow table."""
         reader: pa.RecordBatchReader = self
         return reader.read_all()
 
     def df(self) -> Any:
-        """Returns the rows as a DataFrame of pandas; raises `DependencyMissing`."""
+        """Returns the rows as a pandas DataFrame; raises `DependencyMissing` without pandas."""
         return pandas_of(lambda: self)
 
     def pl(self) -> Any:
-        """Returns the rows as a DataFrame of Polars; raises `DependencyMissing`."""
+        """Returns the rows as a Polars DataFrame; raises `DependencyMissing` without Polars."""
         return polars_of(lambda: self)
 
 
 def shown_reader(schema: pa.Schema) -> str:
-    """Returns how a reader shows itself: its columns, and how its rows are read."""
+    """Returns a reader's `repr`: its columns, and how its rows are read."""
     named = shown_list([f"{field.name} {field.type}" for field in schema], COLUMNS_SHOWN)
     return f"Answer({named}; a reader, whose rows are read once: by batches, arrow(), df() or pl())"
 
 
 def pandas_of(ask: Callable[[], pa.RecordBatchReader]) -> Any:
-    """All rows of an answer; `DependencyMissing` before it is asked for."""
+    """Returns all rows as a pandas DataFrame; raises `DependencyMissing` before it runs the query."""
     if find_spec("pandas") is None:
         raise not_installed("pandas", "pandas")
     return ask().read_all().to_pandas()
 
 
 def polars_of(ask: Callable[[], pa.RecordBatchReader]) -> Any:
-    """As `pandas_of`."""
+    """Returns all rows as a Polars DataFrame; raises `DependencyMissing` before it runs the query."""
     try:
         import polars
     except ImportError:
@@ -444,10 +448,9 @@ def _has_intervals(kind: pa.DataType) -> bool:
 
 
 class Answer(Frames):
-    """A `pyarrow.RecordBatchReader`, with `arrow()`, `df()` and `pl()` for all of its rows.
+    """A `pyarrow.RecordBatchReader` that also has `arrow()`, `df()` and `pl()`, which return all of its rows.
 
-    Arrow makes no readers of other classes than its own: this one passes on what it
-    is asked, and counts as one for `isinstance`.
+    Arrow's reader has no subclasses, so this class forwards to one, and counts as one for `isinstance`.
     """
 
     def __init__(self, reader: pa.RecordBatchReader) -> None:

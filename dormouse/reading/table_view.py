@@ -1,8 +1,9 @@
-"""What queries plan on: the tree in memory, the references in the index, both of one moment.
+"""The plans of queries, made from the partition tree in memory and the references in the database.
 
-The tree that is known tells which partitions to ask for. One statement gives their references, the snapshot,
-and the epoch that the table is at: if it is another, the tree is brought there and asked again. So a plan
-takes one round trip, and misses nothing that was committed before it began.
+Both are of one moment. The known tree gives the partitions to ask for. One statement then returns their
+references, a snapshot, and the table's epoch. If the tree's epoch differs, the tree is brought to that epoch
+and the statement runs again. So a plan takes one round trip, and misses nothing that was committed before it
+began.
 """
 
 from __future__ import annotations
@@ -52,19 +53,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 OPERATION = "plan a query"
 PAGE_LEAVES = 64
-"""Of a plan's first page; of the further ones each has PAGE_GROWTH times as many, up to PAGE_LEAVES_MAX."""
+"""The leaves of a plan's first page.
+
+Each further page has PAGE_GROWTH times as many, up to PAGE_LEAVES_MAX.
+"""
 PAGE_LEAVES_MAX = 2_048
 PAGE_GROWTH = 4
 MANY_LEAVES = 10_000
-"""A statement that reads more may have far too many files to be planned whole."""
+"""The number of leaves above which a statement may have too many files to be planned in one piece."""
 EPOCHS_CHASED_MAX = 5
-"""Epochs that pass while a plan is made; then it is made in a transaction that sees only one."""
+"""The most epochs that may pass while a plan is made; then it is made in a repeatable-read transaction."""
 CUT_SHARE_MAX = 0.5
-"""Of gc_delay_seconds: how old the snapshot of later pages may get, as their files are still to be read."""
+"""The share of gc_delay_seconds up to which later pages use the old snapshot: their files must still be read.
+"""
 
 
 class _PlannedPage(NamedTuple):
-    """A page, its plan, and the snapshot of the moment that the plan sees."""
+    """A page, its plan, and the snapshot that the plan sees."""
 
     page: Page
     plan: QueryPlan
@@ -79,9 +84,9 @@ class _PlannedPage(NamedTuple):
 
 @dataclass(slots=True)
 class Moment:
-    """The moment whose rows a query sees, and the columns: those of its first plan.
+    """The snapshot that a query reads, and the columns of its first plan.
 
-    `schema` are these columns with what later versions know of them, as files were written since.
+    `schema` has these columns, and also knows later versions of them: files may have been written since.
     """
 
     schema: Schema
@@ -97,14 +102,21 @@ def plan_query(
     begun: bool = False,
     at: Position | None = None,
 ) -> Iterator[tuple[Scan, ...]]:
-    """The groups of a query's plan; the first leaves are planned now, the others when they are come to.
+    """Yields the groups of a query's plan; plans the first page at once, each other page when it is reached.
 
-    All of it has the rows of the moment at which it began, or of the position `at`. When half of the table's
-    `gc_delay_seconds` has passed since it began, what is left is planned as of a later moment that has the
-    same rows, since files may be collected.
-    Raises `TableNotFound`, and `SchemaMoved` when the columns are others now, or the properties by which rows
-    are merged and hidden, unless it has `begun`; the iterator also `FileGone`. A query that is planned again
-    gives its moment: `QueryOvertaken` when the rows are others now, or a column was dropped.
+    The whole plan has the rows of the moment at which it began, or of the position `at`. Files may be
+    collected meanwhile: once half of the table's `gc_delay_seconds` has passed, the remaining pages are
+    planned as of a later moment, if that has the same rows.
+
+    A query that plans again passes its `moment`. A query that has `begun` keeps its columns and properties.
+
+    Raises:
+
+    - `TableNotFound`,
+    - `SchemaMoved` when the columns changed, or the properties by which rows are merged and hidden, unless
+      `begun`,
+    - `QueryOvertaken` when a query plans again and the rows changed or a column was dropped,
+    - `FileGone` from the iterator.
     """
     view = _View(context, filtered_again=filtered_again, begun=begun, at=at, moment=moment)
     first = view.first(ranges, PAGE_LEAVES)
@@ -122,11 +134,11 @@ def plan_query(
 def differing_groups(
     context: TableContext, ranges: KeyRanges, before: Position, after: Position
 ) -> Iterator[tuple[list[Scan], list[Scan]]]:
-    """What two moments of one epoch have of the same leaves, where it is not the same, in key order.
+    """Yields the scans of the same leaves at two moments of one epoch, where they differ, in key order.
 
     The iterator raises `FileGone`.
     """
-    # of one tree, they have the same pages
+    # both moments have one tree, so their pages match
     views = [_View(context, at=position) for position in (before, after)]
     pages = [view.pages(view.first(ranges, PAGE_LEAVES)) for view in views]
     for both in zip(*pages, strict=True):
@@ -139,7 +151,7 @@ def differing_groups(
 
 @contextmanager
 def reading_at(context: TableContext, at: Position) -> Iterator[None]:
-    """Keeps what a table had at a moment; raises `CutExpired`, or that a file is lost, for `FileGone`."""
+    """Keeps what a table had at a moment; raises `CutExpired`, or an error for a lost file, on `FileGone`."""
     with kept(context, at):
         try:
             yield
@@ -148,7 +160,7 @@ def reading_at(context: TableContext, at: Position) -> Iterator[None]:
 
 
 def gone_of_moment(context: TableContext, at: Position, error: FileGone) -> DormouseError:
-    """Why a file of a moment is gone: `CutExpired`, or it is lost."""
+    """Returns why a file of a moment no longer exists: `CutExpired`, or the error for a lost file."""
     try:
         check_since(context, at.at)
     except CutExpired as expired:
@@ -164,10 +176,10 @@ def plan_tables(
     begun: bool = False,
     at: Sequence[Position] | None = None,
 ) -> list[QueryPlan]:
-    """A plan in one group for each table of one instance; all of them see the same moment, or each its own.
+    """Returns a plan in one group for each table of one instance, all as of one moment or each as of its own.
 
-    What has `begun` keeps the properties that it began with. Raises as `plan_query` does, and `InvalidQuery`,
-    at once, when many leaves of a table have more than `files_max` files.
+    With `begun` the properties may have changed. Raises as `plan_query` does, and `InvalidQuery`, at once, if
+    many leaves of a table have more than `files_max` files.
     """
     if files_max is not None:
         for (context, ranges), position in zip(wanted, at or repeat(None), strict=False):
@@ -193,7 +205,7 @@ def plan_tables(
 
 
 def check_files(context: TableContext, ranges: KeyRanges, files_max: int, at: Position | None = None) -> None:
-    """`InvalidQuery` when the first of many leaves have too many files already, now or at a position."""
+    """Raises `InvalidQuery` when the first of many leaves have too many files, now or at a position."""
     view = _View(context, at=at)
     page = first_page(view.tree(ranges), ranges, MANY_LEAVES)
     if page.rest is None:
@@ -210,7 +222,7 @@ def check_files(context: TableContext, ranges: KeyRanges, files_max: int, at: Po
 
 
 def explain(context: TableContext, where: Where = None, as_of: When | None = None) -> PlanSummary:
-    """What a query would read."""
+    """Returns what a query would read."""
     if as_of is None:
         return on_current(context, lambda now: summary(now, question(now.schema, where, None, None).ranges))
     then, at = at_moment(context, as_of)
@@ -218,7 +230,9 @@ def explain(context: TableContext, where: Where = None, as_of: When | None = Non
 
 
 def at_moment(context: TableContext, as_of: When | None) -> tuple[TableContext, Position | None]:
-    """Returns the services for the columns of another moment, and its position; those of now without one."""
+    """Returns the context with the columns of another moment, and its position; without `as_of`, as it is
+    now.
+    """
     if as_of is None:
         return context, None
     at = position_of(context, as_of)
@@ -226,12 +240,12 @@ def at_moment(context: TableContext, as_of: When | None) -> tuple[TableContext, 
 
 
 def summary(context: TableContext, ranges: KeyRanges, at: Position | None = None) -> PlanSummary:
-    """What a query of some ranges would read; in memory it has a page of the plan at a time."""
-    # it is the same whether rows are merged and hidden, or not
+    """Returns what a query of some ranges would read; keeps one page of the plan in memory at a time."""
+    # the summary does not depend on the properties that merge and hide rows
     view = _View(context, begun=True, at=at)
     leaves = context.partitions.tree().leaf_count
     if at is None and not ranges and leaves > PAGE_LEAVES_MAX:
-        # all of a large table: its totals are known
+        # all of a large table: the running totals have the answer
         totals = context.store.totals.read()
         return PlanSummary(leaves, leaves, totals.files, 0, totals.byte_count)
     first = view.first(ranges, PAGE_LEAVES_MAX, whole_tree=True)
@@ -239,7 +253,7 @@ def summary(context: TableContext, ranges: KeyRanges, at: Position | None = None
 
 
 class _View:
-    """One table as its plans see it."""
+    """A table as the plans of one query see it."""
 
     def __init__(
         self,
@@ -261,13 +275,13 @@ class _View:
         self._seen_at = time.monotonic()
 
     def first(self, ranges: KeyRanges, leaves_max: int | None, *, whole_tree: bool = False) -> _PlannedPage:
-        """The first page of what is wanted, as it is at the view's moment; without `leaves_max` all."""
+        """Returns the first page as of the view's moment; without `leaves_max` everything in one group."""
         if self._at is None:
             return self.now(ranges, leaves_max, whole_tree=whole_tree)
         return self._as_of(self.tree(ranges), self._at.snapshot, ranges, leaves_max)
 
     def now(self, ranges: KeyRanges, leaves_max: int | None, *, whole_tree: bool = False) -> _PlannedPage:
-        """The first page of what is wanted, as it is now; without `leaves_max` all, as one group."""
+        """Returns the first page as of now; without `leaves_max` everything in one group."""
         self._seen_at = time.monotonic()
         tree = self.tree(ranges, whole=whole_tree)
         for _ in range(EPOCHS_CHASED_MAX):
@@ -278,14 +292,14 @@ class _View:
             if epoch == tree.epoch and tree.arrays.agrees(epoch, made_at):
                 self._check_known(version, is_shown_so)
                 return _PlannedPage.of(page, ranges, rows, snapshot)
-            # split meanwhile: the partitions to ask for are others
+            # a split committed meanwhile: ask for the new partitions
             tree = self._partitions.at(epoch, made_at=made_at)
         return _in_one_snapshot(self._context, lambda conn: self.within(conn, ranges, leaves_max))
 
     def within(
         self, conn: psycopg.Connection[Any], ranges: KeyRanges, leaves_max: int | None
     ) -> _PlannedPage:
-        """As `now`, as a REPEATABLE READ transaction sees it."""
+        """Returns the first page as a REPEATABLE READ transaction sees it."""
         known = self._partitions.cached()
         while True:
             tree = self._partitions.tree_in(conn) if known is None else known
@@ -295,10 +309,10 @@ class _View:
             if known is None or (epoch == tree.epoch and tree.arrays.agrees(epoch, made_at)):
                 self._check_known(version, is_shown_so)
                 return _PlannedPage.of(page, ranges, rows, snapshot)
-            known = None  # it is of another moment than the transaction
+            known = None  # the known tree is of another moment than the transaction
 
     def pages(self, planned: _PlannedPage, leaves_max: int = PAGE_LEAVES) -> Iterator[_PlannedPage]:
-        """A first page and all further ones."""
+        """Yields a first page and all further ones."""
         cut_seconds_max = self._context.properties.gc_delay_seconds * CUT_SHARE_MAX
         while True:
             yield planned
@@ -307,18 +321,18 @@ class _View:
                 return
             leaves_max = min(leaves_max * PAGE_GROWTH, PAGE_LEAVES_MAX)
             self._is_further = True
-            # files that the snapshot shows may be collected soon: later ones may show the same rows
+            # files of an old snapshot may be collected soon: a later snapshot may show the same rows
             is_old = self._at is None and time.monotonic() - self._seen_at > cut_seconds_max
             later = None
             if is_old:
-                with suppress(SchemaMoved, QueryOvertaken):  # its columns are others
+                with suppress(SchemaMoved, QueryOvertaken):  # the columns changed: keep the snapshot
                     later = self.now(rest, leaves_max)
             if later is None or not self.has_same_rows(rest, planned.snapshot):
                 later = self._as_of(planned.page.tree, planned.snapshot, rest, leaves_max)
             planned = later
 
     def has_same_rows(self, ranges: KeyRanges, snapshot: str) -> bool:
-        """Whether what is wanted has the rows that a snapshot had, in plans that were made until now."""
+        """Returns whether the wanted rows are the same as in a snapshot, for all plans made until now."""
         page = self._page(self._partitions.tree(), ranges, None)
         bounds = self._bounds(ranges)
         is_same, deletions = self._store.has_same_rows(page.partition_ids, bounds, snapshot)
@@ -327,9 +341,9 @@ class _View:
     def _as_of(
         self, tree: PartitionTree, snapshot: str, ranges: KeyRanges, leaves_max: int | None
     ) -> _PlannedPage:
-        """The first page of what is wanted, as a snapshot saw it, of whose epoch the tree is."""
+        """Returns the first page as a snapshot saw it; the tree must be of the snapshot's epoch."""
         page = self._page(tree, ranges, leaves_max)
-        # one that has begun needs its cut no more
+        # once the first page is planned, the cut is no longer needed
         remembered = None if self._at is None or self._is_further else self._at.remembered
         since, is_logged, rows = self._alone(
             partial(
@@ -342,9 +356,9 @@ class _View:
         )
         if self._at is None and not is_logged:
             raise QueryOvertaken(
-                f"what was removed from table {self._context.table.name!r} since the query began is not "
-                "known any more: it was cleared, or its log was dropped; run it again, or raise the table's "
-                "property history_retention_seconds"
+                f"table {self._context.table.name!r} no longer has the log of references removed since the "
+                "query began: it was cleared or dropped; run the query again, or raise the table's property "
+                "history_retention_seconds"
             )
         if self._at is not None and since > number_of_value(self._at.at):
             check_since(self._context, self._at.at)
@@ -357,7 +371,7 @@ class _View:
         return _PlannedPage.of(page, ranges, known, snapshot)
 
     def _check_known(self, version: int, is_shown_so: bool) -> None:
-        """`SchemaMoved` when columns or properties are others now; a query that has begun keeps its own."""
+        """Raises `SchemaMoved` when columns or properties changed, unless the query has begun."""
         has_begun = self._has_begun or self._is_further
         if self._context.schema.knows(version) and (is_shown_so or has_begun):
             return
@@ -366,7 +380,7 @@ class _View:
         self._moment.schema = keeping_columns(self._context).schema
 
     def tree(self, ranges: KeyRanges, *, whole: bool = False) -> PartitionTree:
-        """What is known of the tree; a process that asks once reads only the part that has the ranges."""
+        """Returns the known tree; a process that asks once reads only the part that has the ranges."""
         if self._at is not None:
             return self._partitions.at(self._at.epoch, made_at=self._at.made_at)
         cached = self._partitions.cached()
@@ -389,7 +403,7 @@ class _View:
             page = whole_page(tree, ranges, in_key_order=False)
         else:
             page = first_page(tree, ranges, leaves_max)
-        # a leaf can reach beyond a page: what filters again does not know where the page ends
+        # a leaf may reach beyond the page, whose end a reader that filters again does not know
         is_whole = page.rest is None and not self._is_further
         return replace(page, filtered_again=self._filtered_again and is_whole)
 
@@ -397,7 +411,7 @@ class _View:
         return key_bounds(self._context.schema, ranges)
 
     def _alone(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
-        """One statement in one round trip."""
+        """Runs one statement in one round trip."""
         supplier = self._context.supplier
         return self._store.own.following(lambda: run_lookup(supplier, work, operation=OPERATION))
 
@@ -409,7 +423,7 @@ def _in_one_snapshot(context: TableContext, work: Callable[[psycopg.Connection[A
 
 
 def key_bounds(schema: Schema, ranges: KeyRanges) -> KeyBounds:
-    """What the row keys of all rows in some ranges lie between."""
+    """Returns encoded bounds of the row keys of all rows in some ranges."""
     hulls = [(key.type, ranges.enclosing(key.name)) for key in schema.row_keys]
     return KeyBounds(
         [None if hull.min is None else encode_value(kind, hull.min) for kind, hull in hulls],
@@ -418,16 +432,16 @@ def key_bounds(schema: Schema, ranges: KeyRanges) -> KeyBounds:
 
 
 def milliseconds_at(position: Position | None) -> int:
-    """Returns the moment of a position, or now without one, since 1970: ages of rows are counted from it."""
+    """Returns the time of a position, or now, in milliseconds since 1970; ages of rows count from it."""
     at = datetime.now(UTC) if position is None else position.at
     return number_of_value(at) // 1_000
 
 
 class Moments:
-    """Where tables are read: each at the position of one moment, or all as they are now.
+    """The moments at which tables are read: a position of each, or all as they are now.
 
-    `contexts` have the columns of then; of a table that cannot be read then, those of now, until it is
-    `read`. `refused` says of these why.
+    `contexts` have the columns of that moment. For a table that cannot be read at that moment, `contexts` has
+    the current columns, `refused` has the reason, and `read` raises it.
     """
 
     def __init__(self, contexts: Mapping[str, TableContext], as_of: When | None) -> None:
@@ -456,8 +470,8 @@ class Moments:
     def read(self, names: Collection[str], named: Collection[str]) -> None:
         """Records which tables are read.
 
-        All that are `named` must be there at the moment: raises `CutExpired` and `InvalidCut`, also for the
-        cut of one table where several are named.
+        Raises `CutExpired` and `InvalidCut` unless all `named` tables exist at the moment. A cut belongs to
+        one table, so it is also refused if several are named.
         """
         if isinstance(self._as_of, Cut) and len(named) > 1:
             listed = ", ".join(map(repr, sorted(named)))
@@ -471,11 +485,13 @@ class Moments:
         self._read = names
 
     def of(self, name: str) -> Position | None:
-        """Returns where a table is read; None: as it is now, or not at all."""
+        """Returns the position at which a table is read; None for now, or for a table that is not read."""
         return self._positions.get(name)
 
     def milliseconds(self, name: str) -> int:
-        """When a table is read, as ages are told from, since 1970: of all as they are now, one time."""
+        """Returns the time from which a table's ages are counted, in milliseconds since 1970; now is fixed
+        once.
+        """
         return self._now_ms if (at := self.of(name)) is None else milliseconds_at(at)
 
     def all(self, names: Sequence[str]) -> list[Position] | None:
@@ -483,14 +499,14 @@ class Moments:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """What the tables had then stays until the end."""
+        """Keeps the files that the tables had at the moment until the end."""
         with ExitStack() as stack:
             for name in self._read if self else ():
                 stack.enter_context(kept(self.contexts[name], self._positions[name]))
             yield
 
     def why_gone(self, error: FileGone) -> DormouseError:
-        """Of a file of the moment: `CutExpired`, or it is lost."""
+        """Returns the error for a missing file of the moment: `CutExpired`, or that of a lost file."""
         for name, position in self._positions.items():
             if self.contexts[name].table.name == error.table:
                 return gone_of_moment(self.contexts[name], position, error)

@@ -1,4 +1,4 @@
-"""Questions and deletions, checked against a schema: conditions on columns, a choice of columns, a limit."""
+"""Queries and deletions checked against a schema: conditions on columns, a choice of columns, a limit."""
 
 from __future__ import annotations
 
@@ -26,16 +26,20 @@ from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
 from dormouse.model.types import plain
 
 VALUES_MAX = 100_000
-"""Values and ranges of one query."""
+"""The most values and ranges of one query."""
 Where = Mapping[str, Any] | Region | None
 _MANY = (list, tuple, set, frozenset)
 _ENDS = {"min", "max"}
 _INCLUSIVE = {"min_inclusive", "max_inclusive"}
 CONDITION_BYTES_MAX = 64 * 1024
 PARSED_MAX = 16_384
-"""Of all tables. A plan asks for a table's pending ones in turn: were these more, none would be found."""
+"""The most parsed conditions that are cached for all tables.
+
+A plan asks for all pending deletions of a table in turn. Were there more than this, each would be evicted
+before it is asked for again.
+"""
 SCHEMAS_CHASED_MAX = 20
-"""Changes of a table's columns while work begins."""
+"""The most changes of a table's columns that may happen while work begins."""
 # Conditions, columns and a limit, checked against a schema.
 
 
@@ -47,15 +51,16 @@ class _All(Enum):
 
 
 ALL: Literal[_All.ALL] = _All.ALL
-"""All rows of a table, as they are to be deleted."""
+"""A condition that selects all rows of a table, for deletions."""
 DeleteWhere = Mapping[str, Any] | Region | Literal[_All.ALL]
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A column, in a question one that is no row key, and what it may be: ranges of values, or null.
+    """A column and its allowed values: ranges of values, or null.
 
-    No range has null: one that is open at both ends has every value.
+    Ranges do not include null: a range that is open at both ends has every value. A question's conditions are
+    on columns that are not row keys.
     """
 
     field: Field
@@ -76,7 +81,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A query: the row keys wanted, conditions on other columns, the columns wanted, the most rows wanted."""
+    """A query: ranges of row keys, conditions on other columns, wanted columns, and the most rows."""
 
     ranges: KeyRanges
     conditions: tuple[Condition, ...]
@@ -85,7 +90,7 @@ class Question:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no row can be in it."""
+        """Returns whether no row can meet the conditions."""
         return self.ranges.is_empty or any(not (one.ranges or one.or_null) for one in self.conditions)
 
     @property
@@ -96,7 +101,7 @@ class Question:
 
 
 def question(schema: Schema, where: Where, columns: Sequence[str] | None, limit: int | None) -> Question:
-    """A query that fits the schema; `InvalidQuery`, or `InvalidRange` for a range that is empty."""
+    """Returns a query that fits the schema; raises `InvalidQuery`, or `InvalidRange` for an empty range."""
     if where is not None and not isinstance(where, Mapping):
         raise InvalidQuery(f"where must be a dict or a dm.Region, not {where!r}")
     ranges: dict[str, tuple[Range, ...]] = {}
@@ -111,11 +116,11 @@ def question(schema: Schema, where: Where, columns: Sequence[str] | None, limit:
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> InvalidQuery:
-    """An error that names the nearest thing that there is."""
+    """Returns an error for an unknown name, which suggests the most similar known name."""
     names = list(known)
     hint = did_you_mean(name, names) or f"; known: {shown_list(names, COLUMNS_SHOWN) or 'none'}"
-    told = {what: str(name)} if what in InvalidQuery.fields() else {}
-    return InvalidQuery(f"unknown {what} {name!r}{hint}", **told)
+    fields = {what: str(name)} if what in InvalidQuery.fields() else {}
+    return InvalidQuery(f"unknown {what} {name!r}{hint}", **fields)
 
 
 def _field(schema: Schema, name: object) -> Field:
@@ -139,7 +144,7 @@ def _columns(schema: Schema, columns: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def checked_limit(limit: int | None) -> int | None:
-    """The most rows that are wanted; `InvalidQuery` for what is none."""
+    """Returns a limit; raises `InvalidQuery` unless it is a number of rows."""
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
         raise InvalidQuery(f"limit must be a whole number of rows, at least 0, not {limit!r}")
     if limit is not None and limit > ROWS_MAX:
@@ -148,14 +153,14 @@ def checked_limit(limit: int | None) -> int | None:
 
 
 def checked_offset(offset: Any) -> int:
-    """How many rows are left out first; `InvalidQuery` for what is none."""
+    """Returns the number of rows to skip; raises `InvalidQuery` unless it is a number of rows."""
     if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= ROWS_MAX:
         raise InvalidQuery(f"offset must be a whole number of rows, at least 0, not {offset!r}")
     return offset
 
 
 def checked_count(where: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Returns conditions with plain lists; `InvalidQuery` for more than `VALUES_MAX` values in all."""
+    """Returns conditions with plain lists; raises `InvalidQuery` for more than `VALUES_MAX` values in all."""
     found = {name: plain(wanted) for name, wanted in where.items()}
     count = sum(len(wanted) for wanted in found.values() if isinstance(wanted, _MANY))
     if count > VALUES_MAX:
@@ -196,7 +201,7 @@ def is_nan(value: Any) -> bool:
 
 
 def value_of(field: Field, value: Any) -> Any:
-    """A value of the field's type, as Python has it."""
+    """Returns a Python value of the field's type; raises `InvalidQuery` if the value does not fit."""
     try:
         if field.type.is_key_type:
             return check_key(field, value)
@@ -216,11 +221,11 @@ def value_of(field: Field, value: Any) -> Any:
     raise InvalidQuery(f"{field.name!r} is {field.type}, but {value!r} is {type(value).__name__}")
 
 
-# Conditions in JSON, as the service, its client and the command line have them.
+# Conditions as JSON, for the HTTP service, its client and the command line.
 
 
 def where_json(question: Question) -> dict[str, Any]:
-    """For each column a list: values, ranges as objects, null."""
+    """Returns for each column a list of JSON values; ranges are objects."""
     keys = {name: _items(ranges) for name, ranges in question.ranges.items()}
     others = {c.field.name: _items(c.ranges) + [None] * c.or_null for c in question.conditions}
     return keys | others
@@ -231,9 +236,10 @@ def _items(ranges: Iterable[Range]) -> list[Any]:
 
 
 def parse_where(schema: Schema, where: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What `Table.query` takes: columns with a value, values, a range or null.
+    """Returns the conditions of `Table.query` for conditions given as JSON.
 
-    Raises `InvalidQuery` for what the column's type cannot be.
+    For each column these are a value, a list of values, a range or null. Raises `InvalidQuery` for values
+    that do not fit the column's type.
     """
     return {
         name: _wanted(schema.field(name), wanted) if name in schema else wanted
@@ -265,15 +271,15 @@ def _range_in_json(field: Field, wanted: dict[str, Any]) -> Range:
     return Range(low, high, wanted.get("min_inclusive", True), wanted.get("max_inclusive", False))
 
 
-# Deletions as readers have them: which rows of which files are gone.
+# Deletions as readers see them: which rows of which files are left out.
 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What is gone of the files that came before it: rows in the ranges that meet all conditions.
+    """A deletion of rows in the files that came before it: rows in the ranges that meet all conditions.
 
-    A row of which that is not known, as a value is null, is not gone. Rows of an erasure hide no
-    older ones: nothing is left of them.
+    A row for which a condition is unknown, because a value is null, is kept. Rows removed by an erasure hide
+    no older rows of their key: nothing is left of them.
     """
 
     deletion_id: int
@@ -288,21 +294,21 @@ def deletions_of(
     rows: Sequence[tuple[int, str] | tuple[int, str, bool]],
     wanted: KeyRanges | None = None,
 ) -> tuple[Deletion, ...]:
-    """Returns the deletions that may be of wanted rows, by their numbers.
+    """Returns the deletions that may match wanted rows, ordered by their numbers.
 
-    `rows` have for each its number, its condition as JSON and whether it is an erasure, in no order.
+    `rows` are tuples in any order: number, condition as JSON, and optionally whether it is an erasure.
     """
     found = []
     for deletion_id, condition, *is_erasure in sorted(rows):
-        asked = _question_of(schema, schema.shape if schema.was_changed else None, condition)
-        if not asked.ranges.intersect(wanted or KeyRanges()).is_empty:
-            found.append(Deletion(deletion_id, condition, asked.ranges, asked.conditions, any(is_erasure)))
+        hidden = _question_of(schema, schema.shape if schema.was_changed else None, condition)
+        if not hidden.ranges.intersect(wanted or KeyRanges()).is_empty:
+            found.append(Deletion(deletion_id, condition, hidden.ranges, hidden.conditions, any(is_erasure)))
     return tuple(found)
 
 
-def condition_of(schema: Schema, asked: Question) -> str:
-    """What a question asks of rows, as it is kept; `InvalidQuery` when it is too long."""
-    text = kept(schema, where_json(asked))
+def condition_of(schema: Schema, question: Question) -> str:
+    """Returns a question's condition as JSON, as it is recorded; raises `InvalidQuery` if it is too long."""
+    text = kept(schema, where_json(question))
     if len(text) > CONDITION_BYTES_MAX:
         raise InvalidQuery(
             f"the condition has {len(text):,} bytes as JSON, more than {CONDITION_BYTES_MAX:,}: delete by "
@@ -313,8 +319,8 @@ def condition_of(schema: Schema, asked: Question) -> str:
 
 @lru_cache(maxsize=PARSED_MAX)
 def _question_of(schema: Schema, shape: Shape | None, condition: str) -> Question:
-    # schemas are equal by their fields alone: their shapes tell which columns those were
-    asked = question(schema, parse_where(schema, as_now(schema, condition)), None, None)
-    # an open range is refused now; where an earlier release recorded one, it deleted nulls, too
-    conditions = (replace(one, or_null=one.or_null or one.is_open) for one in asked.conditions)
-    return replace(asked, conditions=tuple(conditions))
+    # schemas compare equal by their fields alone, but a condition's columns depend on the shape too
+    recorded = question(schema, parse_where(schema, as_now(schema, condition)), None, None)
+    # an open range is refused now; one recorded by an earlier release also deleted nulls
+    conditions = (replace(one, or_null=one.or_null or one.is_open) for one in recorded.conditions)
+    return replace(recorded, conditions=tuple(conditions))

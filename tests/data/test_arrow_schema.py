@@ -1,4 +1,4 @@
-"""Data made to fit a schema, and what is refused."""
+"""Data made to fit a schema, and data that is refused."""
 
 from __future__ import annotations
 

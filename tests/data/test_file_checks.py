@@ -1,4 +1,4 @@
-"""What Parquet's statistics say, beside the rows that are there."""
+"""Checks of files: Parquet's statistics compared with the rows, and the order of rows."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ KINDS: list[tuple[pa.DataType, list[Any]]] = [
 ]
 
 
-def wrong(kind: pa.DataType, told: list[Any], there: list[Any], ascending: str = "") -> list[str]:
-    """What statistics of some values say wrongly of others."""
+def wrong(kind: pa.DataType, written: list[Any], there: list[Any], ascending: str = "") -> list[str]:
+    """Returns the differences between the statistics of some values and other values."""
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"a": pa.array(told, kind)}), sink)
+    pq.write_table(pa.table({"a": pa.array(written, kind)}), sink)
     seen = _Columns(pq.read_metadata(pa.BufferReader(sink.getvalue())).row_group(0), [])
     seen.add(pa.RecordBatch.from_pydict({"a": pa.array(there, kind)}), ascending)
     return list(seen.wrong())
 
 
 @pytest.mark.parametrize(("kind", "values"), KINDS, ids=[str(kind) for kind, _ in KINDS])
-def test_values_outside_of_statistics_are_told(kind: pa.DataType, values: list[Any]) -> None:
+def test_values_outside_of_statistics_are_reported(kind: pa.DataType, values: list[Any]) -> None:
     low, middle, high = values
     assert wrong(kind, values, values) == []
     assert wrong(kind, values, [middle]) == []
-    for told in ([low, middle], [middle, high]):
+    for written in ([low, middle], [middle, high]):
         for ascending in ("", "a"):
-            found = wrong(kind, told, values, ascending)
-            assert found == ["values of a lie outside of what its statistics say"]
+            found = wrong(kind, written, values, ascending)
+            assert found == ["values of a lie outside of its statistics' bounds"]
     assert wrong(kind, values, [low, None, high]) == ["a has 1 nulls, its statistics say 0"]
 
 
 def test_texts_are_read_as_they_are_stored(tmp_path: Path) -> None:
-    """What a dictionary has beside the rows' values is none of them; an index that leads nowhere is told."""
+    """Unused values of a dictionary are ignored; an index beyond the dictionary is an error."""
     table = pa.table({"key": [1, 2, 3], "coded": ["b", "c", "b"], "plain": ["x", "y", "z"]})
     pq.write_table(table, tmp_path / "x.parquet", use_dictionary=["coded"])
     with parquet_object(open_store(tmp_path), "x.parquet") as file:
@@ -82,7 +82,7 @@ def test_the_order_is_that_of_all_batches(
 
 
 @pytest.mark.slow
-def test_what_a_reader_does_not_expect_is_told_as_damage(tmp_path: Path) -> None:
+def test_what_a_reader_does_not_expect_is_reported_as_damage(tmp_path: Path) -> None:
     pq.write_table(pa.table({"key": pa.array([None, 1])}), tmp_path / "x.parquet")
     reader, schema = FileReader(), OF_KEYS
     for _ in range(2):

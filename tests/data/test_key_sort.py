@@ -37,7 +37,7 @@ def rows_of(kinds: tuple[str, ...], seed: int) -> pa.Table:
     random = Random(seed)
     columns = [pa.array([KINDS[kind][1](random) for _ in range(ROWS)], KINDS[kind][0]) for kind in kinds]
     table = pa.table(columns, names=[f"c{number}" for number in range(len(kinds))])
-    # sliced and in pieces, as batches are
+    # sliced and in chunks, as batches may be
     return pa.concat_tables([table.slice(700), table.slice(100, 600), table.slice(0, 100)])
 
 

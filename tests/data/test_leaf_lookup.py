@@ -1,4 +1,4 @@
-"""Rows find their leaf: the vectorised look-up against the tree's own walk."""
+"""Rows find their leaf: the vectorised look-up compared with the tree's own walk."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_other_arrow_forms_of_a_key_are_looked_up_alike(form: pa.DataType) -> No
 
 
 def test_repeated_and_distinct_keys_are_ranked_alike() -> None:
-    """Repeated keys are ranked once each, distinct ones row by row."""
+    """Each repeated key is ranked once; distinct keys are ranked row by row."""
     lookup = LeafLookup(_tree([f"k{i:05d}" for i in range(10, 5_000, 10)]))
     numbers = list(range(5_000))
     for repeat in (1, 7):

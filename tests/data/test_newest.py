@@ -1,4 +1,4 @@
-"""The first rows of their keys, of batches in key order that are cut anywhere."""
+"""The first row of each key, from batches in key order that are divided anywhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string()), ("n", pa.int64())])
 
 
 @given(KEYS, st.lists(st.integers(0, 24), max_size=6), st.integers(1, 2))
-def test_they_are_those_of_a_naive_dict(keys: list[tuple[int, str]], cuts: list[int], columns: int) -> None:
+def test_the_first_rows_of_keys_are_those_of_a_naive_dict(
+    keys: list[tuple[int, str]], cuts: list[int], columns: int
+) -> None:
     keys.sort()
     rows = [{"k": k, "s": s, "n": n} for n, (k, s) in enumerate(keys)]
     whole = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
@@ -34,7 +36,7 @@ CUTS = st.lists(st.integers(0, 30), max_size=8)
 
 
 def cut(rows: Mapping[int, bool], cuts: list[int], value: str) -> Iterator[pa.RecordBatch]:
-    """A stream, which ends for good when it is closed."""
+    """A stream of batches that cannot be read further once it was closed."""
     keys = sorted(rows)
     whole = pa.record_batch(
         {"k": pa.array(keys, pa.int64()), "v": pa.array([value] * len(keys), pa.string())}

@@ -1,4 +1,4 @@
-"""Sketches of row keys: their error, their weights, where they divide, and what corrupt ones do."""
+"""Sketches of row keys: their error, their weights, the points where they divide, and corrupt containers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _one(schema: Schema, *columns: list[Any]) -> Quantiles:
 
 
 def _rank_errors(quantiles: Quantiles, field: str, values: Any) -> float:
-    """The largest distance between the ranks that the sketch and the values give, at 99 places."""
+    """The largest difference between the ranks of the sketch and of the values, at 99 places."""
     ordered = np.sort(values)
     places = ordered[(np.linspace(0.01, 0.99, 99) * len(ordered)).astype(int)].tolist()
     return max(
@@ -61,7 +61,10 @@ def test_files_of_very_different_sizes_weigh_as_many_rows_as_they_have() -> None
 
 
 def test_a_later_key_that_repeats_in_step_with_the_sampling_is_sampled_fairly() -> None:
-    """Every key has the same 16 others, as many as a block has rows: a fixed step would see one of them."""
+    """Each key has the same 16 values of the second key, as many as a block has rows.
+
+    A fixed step would draw only one of these values.
+    """
     keys = np.repeat(np.arange(40_000), 16)
     others = np.tile(np.arange(16), 40_000)
     assert _rank_errors(Quantiles(LONGS, [_file(keys, others)]), "other", others) < RANK_ERROR_MAX

@@ -1,4 +1,4 @@
-"""The aggregate and filter properties: what is accepted, and what is refused in one line."""
+"""The aggregate and filter properties: accepted values, and refusals in one line."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_wrong_aggregate_is_refused(aggregate: str, message: str) -> None:
 
 
 def test_new_filters_are_of_keys_where_rows_are_merged() -> None:
-    """Those that are there stay readable."""
+    """Filters of other columns that exist already stay readable."""
     Transform.check(SCHEMA, TableProperties(filter="age_off(time, 1)", aggregate=WHOLE))
     merged = TableProperties(filter="age_off(last_seen, 1)", aggregate=WHOLE)
     assert Transform.parse(SCHEMA, merged).age_off == AgeOff("last_seen", 1)

@@ -53,7 +53,7 @@ def test_a_lost_partition_is_told(dsn: str, tmp_path: Path) -> None:
         query(instance._supplier, "delete from partition where partition_id <> 'root'")
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
         for work in WORKS[:3]:
-            with pytest.raises(MetadataDamaged, match="'dormouse check' tells which"):
+            with pytest.raises(MetadataDamaged, match="run 'dormouse check' to see which"):
                 work(instance)
 
 

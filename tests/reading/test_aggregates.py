@@ -1,4 +1,4 @@
-"""Aggregation of every type of value: the same through queries, SQL and compaction, and however files lie."""
+"""Aggregation of each type of value: the same in queries, SQL and compaction, in whichever files rows are."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def add(context: TableContext, columns: dict[str, Sequence[Any]]) -> None:
 
 
 def answers(context: TableContext) -> list[pa.Table]:
-    """Of a query, of SQL, and of both after a compaction."""
+    """Returns the answers of a query and of SQL, before and after a compaction."""
 
     def ask() -> list[pa.Table]:
         return [query(context).read_all(), sql({"t": context}, "select * from t order by k").read_all()]

@@ -1,4 +1,4 @@
-"""Bloom filters where the table asks: every writer puts them into its files, and queries skip by them."""
+"""Bloom filters where the table asks for them: each writer adds them, and queries skip by them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _names = count()
 
 
 def orders(seed: int) -> pa.Table:
-    """Even numbers, so that the odd ones between them are in no file."""
+    """Even numbers, so that the odd numbers between them are in no file."""
     numbers = [(i * 7_919 + seed * 13) % ROWS * 2 for i in range(ROWS)]
     return pa.table(
         {
@@ -101,7 +101,7 @@ def test_every_writer_puts_them_into_its_files_and_queries_skip_by_them(
 
 @pytest.mark.slow
 def test_they_take_no_more_than_they_need(filled: Callable[..., TableContext], tmp_path: Path) -> None:
-    """Of 5,000 and of 15,000 rows with 5,000 values: at ten bits a value, rounded up to a power of two."""
+    """5,000 and 15,000 rows have 5,000 values: ten bits a value, rounded up to a power of two."""
     sizes = []
     for name, columns in (("without", None), ("with", "note")):
         context = filled(tmp_path / name, bloom_filter_columns=columns)

@@ -1,4 +1,4 @@
-"""What was ingested between two moments: each row once, whatever became of its files meanwhile."""
+"""Rows ingested between two moments: each row comes once, whatever happened to its files meanwhile."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_later_moment_comes_second(new_table: NewTable) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_was_collected_is_told_before_the_first_row(
+def test_collected_changes_are_an_error_before_the_first_row(
     new_table: NewTable, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files_of, "PAGE_REFERENCES", 2)
@@ -159,7 +159,7 @@ def test_what_was_collected_is_told_before_the_first_row(
             changes(table, after, end)
 
 
-def told(table: Table, after: Cut) -> list[tuple[str, int]]:
+def kinds_and_keys(table: Table, after: Cut) -> list[tuple[str, int]]:
     rows = table.changes(after=after).read_all().to_pylist()
     return [(row["_change"], row["k"]) for row in rows]
 
@@ -185,15 +185,15 @@ def test_the_files_are_looked_up_once_however_many_deletions_there_are(
             table.delete({"k": 10 * (deletions % 10)})
             expected += [("delete", 10 * (deletions % 10))] * (deletions < 11)
         looks.clear()
-        assert told(table, cut) == expected
+        assert kinds_and_keys(table, cut) == expected
         assert len(looks) == 4
     add_rows(table, 500, 1)
-    assert told(table, cut) == [*expected, ("insert", 500)]
+    assert kinds_and_keys(table, cut) == [*expected, ("insert", 500)]
 
 
 @pytest.mark.slow
 def test_what_an_older_transaction_adds_after_a_deletion_comes_after_it(instance: Instance) -> None:
-    """Its number is smaller than those of files that the deletion saw."""
+    """Its transaction number is smaller than those of files that the deletion saw."""
     table = made(instance)
     cut = table.history.record_cut()
     context = table.context
@@ -210,7 +210,7 @@ def test_what_an_older_transaction_adds_after_a_deletion_comes_after_it(instance
             table.delete({"k": 2})
             context.store.add_files_with_references(files, conn=slow)
     table.delete({"k": 11})
-    assert told(table, cut) == [
+    assert kinds_and_keys(table, cut) == [
         ("insert", 0), ("insert", 1), ("insert", 2), ("delete", 1), ("insert", 10), ("insert", 11),
         ("delete", 2), ("insert", 70), ("insert", 71), ("delete", 11),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Changes and consumers against a naive model, which keeps what was ingested when, as a list."""
+"""Changes and consumers, compared with a naive model: a list of what was ingested when."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLES, STEPS = 6, 20
 
 
 class ChangesMachine(RuleBasedStateMachine):
-    """`ingested` are all rows in their order; a moment is how many there were."""
+    """A state machine; `ingested` has all rows in order, and a moment is the number of rows at that time."""
 
     instance: Instance
     layout: str
@@ -74,7 +74,7 @@ class ChangesMachine(RuleBasedStateMachine):
 
     @rule()
     def cut(self) -> None:
-        # with a name, which keeps it
+        # a name keeps the cut
         cut = record_cut(self.table.context, f"cut{next(self.named)}")
         self.cuts.append((cut, len(self.ingested)))
 

@@ -1,4 +1,4 @@
-"""Changes across restores: what one took away goes, what it brought back comes, each row once."""
+"""Changes across restores: removed rows are deletes, rows brought back are inserts, each row once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.support.api import Instance, Table
 from tests.support.state import LAYOUTS
 from tests.support.writing import commit_files, open_source, write_leaves
 
-Told = list[tuple[str, int]]
+Changed = list[tuple[str, int]]
 
 
-def told(table: Table, after: Any, till: Any = None) -> Told:
-    """Each change with its key; those between two deletes or restores in one order."""
+def changed(table: Table, after: Any, till: Any = None) -> Changed:
+    """Each change with its key; sorted between two deletes or restores."""
     rows = table.changes(after=after, till=till).read_all().to_pylist()
     return [(row["_change"], row["k"]) for row in rows]
 
@@ -41,7 +41,7 @@ def deletes(*found: int) -> Counter[tuple[str, int]]:
 
 
 def churned(table: Table) -> None:
-    """All that changes no row."""
+    """Runs everything that changes no row."""
     for _ in range(3):
         table.compact()
         table.split()
@@ -65,11 +65,11 @@ def test_a_restore_then_compactions_then_changes_from_before_it(instance: Instan
     churned(table)
     bad = range(30, 35)
     for _ in range(2):
-        assert Counter(told(table, start)) == inserts(*bad, 90, 91) + deletes(*bad)
-        assert Counter(told(table, start, loaded)) == inserts(*bad)
-        assert Counter(told(table, loaded, restored)) == deletes(*bad), "not what was compacted, too"
-        assert Counter(told(table, loaded)) == deletes(*bad) + inserts(90, 91)
-        assert Counter(told(table, restored)) == inserts(90, 91)
+        assert Counter(changed(table, start)) == inserts(*bad, 90, 91) + deletes(*bad)
+        assert Counter(changed(table, start, loaded)) == inserts(*bad)
+        assert Counter(changed(table, loaded, restored)) == deletes(*bad), "not what was compacted, too"
+        assert Counter(changed(table, loaded)) == deletes(*bad) + inserts(90, 91)
+        assert Counter(changed(table, restored)) == inserts(90, 91)
         churned(table)
     rows = table.changes(after=loaded, till=restored).read_all().to_pylist()
     assert {(row["k"], row["v"]) for row in rows} == {(key, 1) for key in bad}, "as they were"
@@ -92,10 +92,10 @@ def test_a_restore_of_a_restore(instance: Instance) -> None:
     table.restore(undone)
     came = inserts(*range(10, 20))
     went = deletes(*range(10, 20))
-    assert told(table, second, undone) == sorted(went.elements())
-    assert Counter(told(table, undone, redone)) == came
-    assert Counter(told(table, redone)) == went
-    whole = told(table, first)
+    assert changed(table, second, undone) == sorted(went.elements())
+    assert Counter(changed(table, undone, redone)) == came
+    assert Counter(changed(table, redone)) == went
+    whole = changed(table, first)
     assert [change for change, _ in whole[::10]] == ["insert", "delete"] * 2
     assert Counter(whole) == came + went + came + went
     assert keys(table) == list(range(10))
@@ -111,15 +111,15 @@ def test_a_restore_to_before_a_delete_brings_the_rows_back(instance: Instance) -
     add(table, 20, 2)
     churned(table)
     table.restore(before)
-    assert Counter(told(table, deleted)) == inserts(20, 21) + inserts(0, 1, 2, 3) + deletes(20, 21)
-    assert told(table, before)[:4] == [("delete", key) for key in range(4)]
+    assert Counter(changed(table, deleted)) == inserts(20, 21) + inserts(0, 1, 2, 3) + deletes(20, 21)
+    assert changed(table, before)[:4] == [("delete", key) for key in range(4)]
     churned(table)
-    assert Counter(told(table, deleted)) == inserts(20, 21) + inserts(0, 1, 2, 3) + deletes(20, 21)
+    assert Counter(changed(table, deleted)) == inserts(20, 21) + inserts(0, 1, 2, 3) + deletes(20, 21)
     assert keys(table) == list(range(10))
 
 
 def test_a_restore_that_undoes_a_delete_alone(instance: Instance) -> None:
-    """No file comes or goes."""
+    """No file is added or removed."""
     table = made(instance, split_threshold_rows=10**6)
     table.partitions.split("root", 5)
     add(table, 0, 10)
@@ -128,10 +128,10 @@ def test_a_restore_that_undoes_a_delete_alone(instance: Instance) -> None:
     table.delete({"k": 9})
     deleted = table.history.record_cut("deleted")
     table.restore(before)
-    assert Counter(told(table, deleted)) == inserts(0, 1, 2, 3, 9)
+    assert Counter(changed(table, deleted)) == inserts(0, 1, 2, 3, 9)
     again = table.history.record_cut()
     table.restore(deleted)
-    assert Counter(told(table, again)) == deletes(0, 1, 2, 3, 9)
+    assert Counter(changed(table, again)) == deletes(0, 1, 2, 3, 9)
 
 
 @pytest.mark.slow
@@ -147,12 +147,12 @@ def test_delete_restore_delete(instance: Instance) -> None:
     table.delete({"k": [1, 2]})
     churned(table)
     parts = (deletes(0, 1), inserts(0, 1), deletes(1, 2))
-    found = told(table, before)
+    found = changed(table, before)
     assert [Counter(found[start : start + 2]) for start in range(0, 6, 2)] == [*parts]
-    assert Counter(told(table, middle)) == parts[-1]
+    assert Counter(changed(table, middle)) == parts[-1]
     table.restore(before)
     churned(table)
-    assert Counter(told(table, middle)) == parts[-1] + inserts(1, 2)
+    assert Counter(changed(table, middle)) == parts[-1] + inserts(1, 2)
     assert keys(table) == list(range(6))
 
 
@@ -169,7 +169,7 @@ def test_a_load_that_began_before_a_restore_and_commits_after_it_stays(instance:
         table.restore(before)
         assert commit_files(context, attempt, files, "late")
     assert keys(table) == [0, 1, 2, 3, 4, 70, 71]
-    assert told(table, before) == [
+    assert changed(table, before) == [
         *(("insert", key) for key in (50, 51)),
         *(("delete", key) for key in (50, 51)),
         *(("insert", key) for key in (70, 71)),
@@ -178,7 +178,7 @@ def test_a_load_that_began_before_a_restore_and_commits_after_it_stays(instance:
 
 @pytest.mark.slow
 def test_a_consumer_goes_on_when_what_the_restore_looked_back_to_was_collected(instance: Instance) -> None:
-    """The files between the moment that was put back and the consumer's position are gone."""
+    """The files between the restored moment and the consumer's position no longer exist."""
     table = made(instance, gc_delay_seconds=0, history_retention_seconds=0)
     add(table, 0, 10)
     good = table.history.record_cut("good")
@@ -210,10 +210,10 @@ def test_rows_of_equal_values_are_counted(instance: Instance, monkeypatch: pytes
     table.compact()
     five = table.history.record_cut("five")
     table.restore(two)
-    assert Counter(told(table, five)) == deletes(*([0, 1] * 3))
+    assert Counter(changed(table, five)) == deletes(*([0, 1] * 3))
     back = table.history.record_cut("back")
     table.restore(five)
-    assert Counter(told(table, back)) == inserts(*([0, 1] * 3))
+    assert Counter(changed(table, back)) == inserts(*([0, 1] * 3))
 
 
 def test_only_some_columns_of_rows_that_differ_as_a_whole(instance: Instance) -> None:
@@ -233,7 +233,7 @@ def test_only_some_columns_of_rows_that_differ_as_a_whole(instance: Instance) ->
 
 
 def test_values_of_every_kind_are_held_against_each_other(instance: Instance) -> None:
-    """What a compaction wrote anew is not told, whatever its values are."""
+    """Rows that a compaction rewrote are no change, whatever their values are."""
     values = [
         dm.Field("d", dm.DOUBLE, True),
         dm.Field("b", dm.BYTES, True),
@@ -276,11 +276,11 @@ def test_values_of_every_kind_are_held_against_each_other(instance: Instance) ->
 
 
 def table_row(row: dict[str, Any]) -> dict[str, Any]:
-    """As a table gives it back."""
+    """Returns a row as a table returns it."""
     return {**row, "n": row["n"] and pa.scalar(row["n"], pa.decimal128(9, 2)).as_py()}
 
 
-def test_of_merged_rows_those_whose_total_is_another_are_told(instance: Instance) -> None:
+def test_merged_rows_are_changes_if_their_total_changed(instance: Instance) -> None:
     table = made(instance, gc_delay_seconds=0, aggregate="sum(v)")
     add(table, 0, 3, v=1)
     add(table, 0, 3, v=2)
@@ -306,7 +306,7 @@ def test_rows_that_the_filter_hides_do_not_come_again(instance: Instance) -> Non
     table.compact()
     bad = table.history.record_cut("bad")
     table.restore(good)
-    assert told(table, bad) == [("delete", 20)]
+    assert changed(table, bad) == [("delete", 20)]
 
 
 def test_only_what_a_restore_touched_is_read(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +329,7 @@ def test_only_what_a_restore_touched_is_read(instance: Instance, monkeypatch: py
     assert (restored._ranges() or {})["k"] == (dm.Range(max=10), dm.Range(40, 70))
     groups = list(restored.groups())
     assert [(len(went), len(came)) for went, came in groups] == [(1, 0)] * 4, "leaves 0, 40, 50 and 60"
-    assert Counter(told(table, after)) == deletes(0, *range(45, 65))
+    assert Counter(changed(table, after)) == deletes(0, *range(45, 65))
 
 
 def test_a_restore_by_an_older_dormouse_is_refused_by_name(instance: Instance) -> None:
@@ -348,9 +348,9 @@ def test_a_restore_by_an_older_dormouse_is_refused_by_name(instance: Instance) -
         table.changes(after=before)
     with pytest.raises(InvalidCut, match=r"consumer 'c' cannot go on: .* To go on: table.drop_consumer"):
         consumer.read()
-    assert told(table, after) == []
+    assert changed(table, after) == []
     table.restore(before)
-    assert told(table, after) == []
+    assert changed(table, after) == []
 
 
 def test_a_consumer_has_something_to_read_when_the_table_was_only_restored_or_deleted_from(
@@ -379,5 +379,5 @@ def test_over_http_too(instance: Instance) -> None:
     table.restore(before)
     with serving(instance) as url, connect_client(url) as client:
         rows = client.table("t").changes("before").read_all().to_pylist()
-    assert [(row["_change"], row["k"]) for row in rows] == told(table, "before")
-    assert Counter(told(table, "before")) == inserts(5, 6) + deletes(5, 6)
+    assert [(row["_change"], row["k"]) for row in rows] == changed(table, "before")
+    assert Counter(changed(table, "before")) == inserts(5, 6) + deletes(5, 6)

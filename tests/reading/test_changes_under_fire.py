@@ -1,4 +1,4 @@
-"""A consumer reads on while processes ingest, compact, split and collect, and its readers die."""
+"""A consumer reads while processes ingest, compact, split and collect, and while its readers die."""
 
 from __future__ import annotations
 

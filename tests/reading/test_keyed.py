@@ -1,4 +1,4 @@
-"""Keyed tables: one row a key, the newest, for every reader, before compactions and after."""
+"""Keyed tables: one row a key, the newest, for every reader, before and after compactions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_of_rows_of_equal_key_in_a_load_the_last_stays(instance: Instance) -> No
 def test_of_rows_of_equal_key_in_a_large_load_the_last_stays(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spilled to several runs, which are merged."""
+    """The rows are spilled to several runs, which are merged."""
     from dormouse.writing import ingest
 
     table = keyed(instance)
@@ -207,7 +207,7 @@ def test_marks_stay_as_long_as_an_older_row_is_in_another_file(instance: Instanc
     upsert(table, *((key, 0) for key in range(50)))
     upsert(table, (7, 1))
     delete_keys(table, 7)
-    assert table.compact().jobs_run == 1  # of the two small ones
+    assert table.compact().jobs_run == 1  # a job of the two small files
     assert table.status().files == 2
     assert 7 not in seen(table, instance)
     table.compact()
@@ -345,8 +345,8 @@ def test_the_schema_has_no_more_columns_than_it_says(instance: Instance) -> None
 
 
 @pytest.mark.parametrize("newest_by", [None, "v"])
-def test_rows_are_told_apart_as_they_stream(instance: Instance, newest_by: str | None) -> None:
-    """Files that have a key once are merged as they are; nothing is sorted, and so held."""
+def test_the_newest_rows_are_found_as_rows_stream(instance: Instance, newest_by: str | None) -> None:
+    """Files with unique keys are merged as they are; nothing is sorted, so nothing is held in memory."""
     table = keyed(instance, newest_by=newest_by)
     upsert(table, (1, 1), (2, 2))
     upsert(table, (1, 3))

@@ -1,4 +1,4 @@
-"""What became of the keys of a keyed table: applied in order, the changes make of one moment the other."""
+"""Changes of a keyed table: applied in order to the rows of one moment, they give the rows of the other."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_row_that_is_upserted_unchanged_is_no_change(instance: Instance) -> No
     def change(*some: dict[str, Any]) -> list[int]:
         start = table.history.record_cut()
         table.upsert(pa.Table.from_pylist(list(some), schema=kinds))
-        # the columns that are asked for decide nothing
+        # the wanted columns do not decide what is a change
         return table.changes(start, columns=["k"]).read_all()["k"].to_pylist()
 
     assert change(*rows) == [1, 2, 3]

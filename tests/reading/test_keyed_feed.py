@@ -1,4 +1,4 @@
-"""The how-to of keyed tables does what it says: its change feed, its commands."""
+"""The code of the how-to page on keyed tables works: its change feed, its commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 
 def block(kind: str, holds: str) -> str:
-    """The page's code of a kind that has some text."""
+    """Returns the page's code block of a kind that contains a text."""
     [found] = [
         one
         for one in re.findall(rf"^```{kind}\n(.*?)^```", PAGE.read_text("utf-8"), re.S | re.M)

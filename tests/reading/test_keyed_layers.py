@@ -1,4 +1,4 @@
-"""Keyed tables with a large file below small ones, against a model that compares all rows of a key."""
+"""Keyed tables with a large file below small ones, compared with a model that compares all rows of a key."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Version(NamedTuple):
 
 
 class Model:
-    """All versions of all rows; the newest of a key is found by a comparison with all others."""
+    """All versions of all rows; the newest of a key is found by comparing all of its rows."""
 
     def __init__(self, newest_by: str | None) -> None:
         self.newest_by = newest_by
@@ -57,13 +57,13 @@ class Model:
         newest = [max(found, key=self._order) for found in by_key.values()]
         return {one.key: one.values for one in newest if not one.is_mark and not self._is_deleted(one)}
 
-    def _order(self, one: Version) -> tuple[Any, ...]:
-        by_value = {"v": one.values[0], "at": one.values[1], "s": one.values[3]}
-        return (by_value.get(self.newest_by or ""), one.began) if self.newest_by else (one.began,)
+    def _order(self, row: Version) -> tuple[Any, ...]:
+        by_value = {"v": row.values[0], "at": row.values[1], "s": row.values[3]}
+        return (by_value.get(self.newest_by or ""), row.began) if self.newest_by else (row.began,)
 
-    def _is_deleted(self, one: Version) -> bool:
+    def _is_deleted(self, row: Version) -> bool:
         return any(
-            one.began < place and one.key[0] == where and one.key[1] < below
+            row.began < place and row.key[0] == where and row.key[1] < below
             for place, where, below in self.deletions
         )
 
@@ -128,7 +128,7 @@ def _layers(table: Table) -> Layers:
 
 
 def _seen(rows: list[dict[str, Any]]) -> list[str]:
-    """Rows in the order of their keys, in a form in which NaN equals NaN and 0.0 differs from -0.0."""
+    """Returns rows in key order, in a form in which NaN equals NaN and 0.0 differs from -0.0."""
     return sorted(
         repr([row[name] for name in SCHEMA.names if name != "at"] + [row["at"].timestamp()]) for row in rows
     )
@@ -175,9 +175,9 @@ def _check(table: Table, instance: Instance, model: Model, random: Random) -> No
 @pytest.mark.parametrize("newest_by", [None, "at", "v", "text"])
 def test_random_files_have_the_rows_of_a_comparison_of_all(instance: Instance, newest_by: str | None) -> None:
     """Loads, late loads, marks and deletions by keys; two key columns; NaN, -0.0 and null as values."""
-    random = Random(str(newest_by))  # a seed of None is another one in each run
+    random = Random(str(newest_by))  # a seed of None would be another one in each run
     schema, column = SCHEMA, newest_by
-    if newest_by == "text":  # a column whose statistics in a footer may be cut
+    if newest_by == "text":  # a column whose statistics in a footer may be truncated
         column = "s"
         values = [*SCHEMA.values[:3], dm.Field("s", dm.STRING)]
         schema = dm.Schema(SCHEMA.row_keys, values=values)
@@ -227,7 +227,7 @@ def test_a_load_that_began_before_the_large_file_is_compared_with_it(instance: I
 
 @pytest.mark.slow
 def test_newer_small_files_decide_by_their_keys_alone(instance: Instance) -> None:
-    """Of a table whose loads came in order nothing of the large file is compared."""
+    """No rows of the large file are compared if the table's loads came in order."""
     table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(keep="newest_row"))
     random, model = Random(2), Model(None)
     for began in range(4):
@@ -240,7 +240,7 @@ def test_newer_small_files_decide_by_their_keys_alone(instance: Instance) -> Non
 
 
 def test_a_small_file_of_several_batches_decides_in_all_of_them(instance: Instance) -> None:
-    """An engine gives some thousand rows at a time; the small file is read on where it was left."""
+    """An engine returns some thousand rows at a time; the small file is read on from where it stopped."""
     rows, every = 60_000, 4
     table = instance.create_table("t", OF_K_AND_NUMBERS, properties=dm.TableProperties(keep="newest_row"))
     table.upsert(pa.table({"k": range(rows), "v": [0] * rows}))

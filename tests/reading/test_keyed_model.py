@@ -1,4 +1,4 @@
-"""Keyed tables against a naive dict: loads that come late, deletes, and all that maintains a table."""
+"""Keyed tables compared with a naive dict: late loads, deletes, and all maintenance of a table."""
 
 from __future__ import annotations
 
@@ -44,30 +44,30 @@ class Version:
 
 @dataclass(frozen=True)
 class State:
-    """What was loaded, and the deletions by keys: the place of each, and its keys."""
+    """All loaded rows, and the deletions by keys, each with its place and its keys."""
 
     versions: tuple[Version, ...] = ()
     deletions: tuple[tuple[int, range], ...] = ()
 
     def rows(self, *, by_value: bool) -> dict[int, int]:
-        """What the table has: the newest version of each key, unless it is gone."""
+        """Returns the rows of the table: the newest version of each key, unless it was deleted."""
         newest: dict[int, Version] = {}
         for one in self.versions:
             order = (one.value if by_value else 0, one.place)
             other = newest.get(one.key)
             if other is None or order > (other.value if by_value else 0, other.place):
                 newest[one.key] = one
-        return {key: one.value for key, one in newest.items() if not self._is_gone(one)}
+        return {key: one.value for key, one in newest.items() if not self._is_deleted(one)}
 
-    def _is_gone(self, one: Version) -> bool:
-        return one.is_mark or any(one.place < place and one.key in keys for place, keys in self.deletions)
+    def _is_deleted(self, row: Version) -> bool:
+        return row.is_mark or any(row.place < place and row.key in keys for place, keys in self.deletions)
 
     def with_versions(self, versions: Iterator[Version]) -> State:
         return State((*self.versions, *versions), self.deletions)
 
 
 class KeyedMachine(RuleBasedStateMachine):
-    """`state` is what is committed; open loads have their places already."""
+    """A state machine; `state` is what is committed; open loads have their places already."""
 
     instance: Instance
     layout: str
@@ -127,7 +127,7 @@ class KeyedMachine(RuleBasedStateMachine):
 
     @rule(rows=ROWS, low=KEYS, count=st.integers(1, 6))
     def load_around_a_deletion(self, rows: list[tuple[int, int, bool]], low: int, count: int) -> None:
-        """Which the three steps seldom come to by themselves."""
+        """The three separate steps seldom give this sequence by chance."""
         self.begin_load(rows)
         self.delete_keys(low, count)
         self._end(-1)
@@ -169,7 +169,7 @@ class KeyedMachine(RuleBasedStateMachine):
 
     @rule(by_ranges=st.booleans())
     def compact(self, by_ranges: bool) -> None:
-        """As Spark does it with large jobs, or whole."""
+        """Compacts whole partitions, or by ranges of keys, as Spark does with large jobs."""
         report = compact_by_ranges(self.context) if by_ranges else self.table.compact(engine="local")
         assert not report.errors
 
@@ -195,7 +195,7 @@ class KeyedMachine(RuleBasedStateMachine):
         if self.cuts and not self.jobs:
             cut, self.state = self.cuts[data.draw(st.integers(0, len(self.cuts) - 1))]
             self.table.restore(cut)
-            self.cuts = []  # changes do not reach over it
+            self.cuts = []  # changes do not reach back beyond a restore
 
     @invariant()
     def has_its_rows(self) -> None:
@@ -239,7 +239,7 @@ class KeyedMachine(RuleBasedStateMachine):
         return self.state.rows(by_value=self.by_value)
 
     def _loaded(self, rows: list[tuple[int, int, bool]]) -> list[Version]:
-        """What a load brings that takes its place now: of each key the last row, or the largest."""
+        """Returns the rows of a load that takes its place now: the last, or the largest, of each key."""
         place, kept = next(self.places), dict[int, Version]()
         for key, value, is_mark in rows:
             if not self.by_value or key not in kept or value >= kept[key].value:
@@ -272,12 +272,12 @@ def _unmerged(patch: pytest.MonkeyPatch) -> None:
 
 
 def _by_the_commit(patch: pytest.MonkeyPatch) -> None:
-    """A load has its place among the deletions when it commits."""
+    """A load takes its place among the deletions when it commits."""
     patch.setattr(ingest_module, "with_place", lambda _attempt, files: tuple(files))
 
 
 def _any_row(patch: pytest.MonkeyPatch) -> None:
-    """Compaction keeps any row of each key."""
+    """Compaction keeps an arbitrary row of each key."""
     patch.setattr(merge, "newest_first", lambda _properties: ())
 
 

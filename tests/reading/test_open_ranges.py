@@ -1,4 +1,4 @@
-"""Ranges that are open at both ends: in a query "not null", refused where rows are changed."""
+"""Ranges that are open at both ends: "not null" in a query, refused where rows are changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPEN: list[Any] = [
 
 
 def test_a_condition_that_bounds_nothing_changes_no_rows(instance: Instance) -> None:
-    """An open range often comes of two variables that are not set."""
+    """An open range often comes from two variables that are not set."""
     table = made(instance)
     add(table, row(1), row(2, v=None))
     for where in OPEN:

@@ -1,4 +1,4 @@
-"""Look-ups that read pages themselves: the engine's answers, of few bytes, whatever the files are like."""
+"""Look-ups that read pages themselves: the engine's answers, from few bytes, for files of all kinds."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ KEYS: dict[str, tuple[list[Field], Callable[[int], tuple[Any, ...]]]] = {
     "int, long": ([Field("k", INT), Field("l", LONG)], lambda n: (n // 7 - 50, n % 7)),
     "date": ([Field("k", DATE)], lambda n: (date(1969, 1, 1) + timedelta(days=n),)),
     "timestamp": ([Field("k", TIMESTAMP)], lambda n: (START + timedelta(microseconds=n * 7),)),
-    # beyond the 64 bytes that bounds of pages have
+    # longer than the 64 bytes that bounds of pages have
     "long text": ([Field("k", STRING)], lambda n: ("é" * 40 + f"{n // 3:06}",)),
     "text, bytes": ([Field("k", STRING), Field("l", BYTES)], lambda n: (f"{n // 2}", bytes([n % 2]))),
     "bytes": ([Field("k", BYTES)], lambda n: (b"\xff" * 70 + n.to_bytes(3, "big"),)),
-    # each of more rows than a page has
+    # with more rows for each than a page has
     "few": ([Field("k", LONG)], lambda n: (n // 400,)),
 }
 
@@ -89,7 +89,7 @@ def rows_for(schema: Schema, key_of: Callable[[int], tuple[Any, ...]], count: in
 
 
 def texts(table: pa.Table) -> list[str]:
-    """As NaN equals no NaN, and equal keys have no order."""
+    """Returns rows in a comparable form: NaN equals no NaN, and equal keys have no order."""
     return sorted(map(repr, table.to_pylist()))
 
 
@@ -99,7 +99,7 @@ def same(left: pa.Table, right: pa.Table) -> bool:
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each file that was to be looked up in, whether it was."""
+    """A list with one item for each file of a look-up: whether the look-up read its pages."""
     found: list[bool] = []
 
     def spy(*args: Any) -> Any:
@@ -126,12 +126,12 @@ def by_engine(context: Any, *args: Any) -> pa.Table:
         {"compression": "none", "use_dictionary": False, "data_page_size": 100_000},
         {"compression": "snappy", "data_page_version": "2.0", "data_page_size": 3_000},
         {"compression": {"k": "lz4"}, "max_rows_per_page": 97},
-        # given up amidst the column: some of its pages are plain
+        # the writer gave the dictionary up in mid-column: some of its pages are plain
         {"compression": "zstd", "dictionary_pagesize_limit": 900, "data_page_size": 400},
     ],
 )
 def test_a_file_gives_the_rows_of_each_key(tmp_path: Path, kind: str, how: dict[str, Any]) -> None:
-    """Pages of all sizes, which have other rows in each column."""
+    """Pages of all sizes; each column's pages have other rows."""
     keys, key_of = KEYS[kind]
     schema = Schema(keys, values=VALUES)
     table = rows_for(schema, key_of, 2_000, 5)
@@ -195,7 +195,7 @@ def _equals(where: dict[str, Any]) -> Any:
 
 
 def test_what_changes_rows_needs_an_engine(instance: Instance, used: list[bool]) -> None:
-    """Deletions, sums, changed columns, more than a key: none is looked up in pages."""
+    """Deletions, sums, changed columns, more than one key: none is looked up in pages."""
     schema = Schema([Field("k", LONG)], values=[Field("n", LONG)])
     rows = pa.table({"k": [1, 2, 3], "n": [10, 20, 30]}, schema=arrow_schema(schema))
     plain = instance.create_table("plain", schema)
@@ -225,7 +225,7 @@ def test_what_changes_rows_needs_an_engine(instance: Instance, used: list[bool])
 
 
 def test_the_newest_row_of_a_key_is_looked_up_in_pages(instance: Instance, used: list[bool]) -> None:
-    """Of several files the newest row, unless it is a mark; also of all keys that begin with a value."""
+    """The newest row of several files, unless it is a mark; also for all keys that begin with a value."""
     schema = Schema([Field("k", LONG), Field("l", LONG)], values=[Field("n", LONG), Field("at", LONG)])
     newest = instance.create_table(
         "newest", schema, properties=dm.TableProperties(keep="newest_row", newest_by="at")
@@ -266,8 +266,8 @@ def test_a_file_that_is_another_is_read_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_damage_is_left_to_who_can_name_it(tmp_path: Path) -> None:
-    """Any byte of it may be another: there is an answer, or none, and never an error of this part."""
+def test_damage_is_left_to_a_reader_that_can_name_it(tmp_path: Path) -> None:
+    """Any byte may differ: there is an answer or none, and never an error of this module."""
     store = open_store(tmp_path)
     path = tmp_path / "f.parquet"
     field = Field("k", LONG)
@@ -301,7 +301,7 @@ def test_what_is_kept_has_a_bound_and_answers_hold_no_pages(
 
 
 def test_far_away_a_look_up_takes_one_request(tmp_path: Path) -> None:
-    """After the first, which reads the footer."""
+    """After the first look-up, which reads the footer."""
     folder = open_store(tmp_path)
     rows = pa.table(
         {
@@ -322,7 +322,7 @@ def test_far_away_a_look_up_takes_one_request(tmp_path: Path) -> None:
 
 
 class _Far:
-    """A store whose objects are on no disk of this machine."""
+    """A store whose objects are not on a disk of this machine."""
 
     url = "far://away"
 

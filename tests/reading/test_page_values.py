@@ -1,4 +1,4 @@
-"""Places of pages and dictionaries are read here as pyarrow, and a reader of any Thrift, would."""
+"""Page locations and dictionaries are read as by pyarrow and by a general Thrift reader."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def dictionary_of(data: bytes, group: RowGroup, name: str) -> tuple[bytes, Any]:
 def test_a_dictionary_has_the_values_that_pyarrow_reads(kind: str, compression: str) -> None:
     data, group = written(KINDS, compression=compression)
     found = values_of_dictionary(*dictionary_of(data, group, kind))
-    # NaN is no NaN, and a zero has its sign: as they are shown
+    # compared as text, since NaN equals no NaN, and zeros have signs
     expected = KINDS[kind].dictionary_encode().dictionary
     assert found is not None
     assert (found.type, list(map(repr, found.to_pylist()))) == (

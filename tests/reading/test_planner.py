@@ -1,4 +1,4 @@
-"""Plans of queries: every wanted row is read exactly once, and groups come in key order."""
+"""Plans of queries: each wanted row is read exactly once, and groups come in key order."""
 
 from __future__ import annotations
 
@@ -120,12 +120,12 @@ def file_of(
 
 
 def within(tree: PartitionTree, file: FileWithReferences, row: Row) -> bool:
-    """Whether a row of a file counts."""
+    """Returns whether a row of a file counts."""
     return any(tree[r.partition_id].region.contains(row) for r in file.references)
 
 
-def asked(page: Page, files: list[FileWithReferences]) -> list[PlannedReference]:
-    """The references as the store gives them: on the partitions that are asked for."""
+def references_on(page: Page, files: list[FileWithReferences]) -> list[PlannedReference]:
+    """The references as the store returns them: those on the page's partitions."""
     wanted = set(page.partition_ids)
     return [one for file in files for one in planned(file) if one.partition_id in wanted]
 
@@ -144,9 +144,9 @@ def planned(file: FileWithReferences) -> list[PlannedReference]:
     ]
 
 
-def read(one: QueryPlan, rows: Mapping[str, list[Row]]) -> Iterator[list[tuple[str, int]]]:
-    """What each group reads: (file, position of the row)."""
-    for group in one.groups:
+def read(plan_: QueryPlan, rows: Mapping[str, list[Row]]) -> Iterator[list[tuple[str, int]]]:
+    """Returns what each group reads: (file, position of the row)."""
+    for group in plan_.groups:
         yield [
             (scan.filename, n)
             for scan in group
@@ -164,7 +164,7 @@ def test_every_wanted_row_is_read_once(seed: int, in_key_order: bool, known: boo
     files = [file for file, _ in made]
     rows = {file.filename: rows for file, rows in made}
     page = whole_page(tree, ranges, in_key_order=in_key_order)
-    made_plan = plan(page, asked(page, files))
+    made_plan = plan(page, references_on(page, files))
     groups = list(read(made_plan, rows))
     assert sorted(one for group in groups for one in group) == [
         (file.filename, n)
@@ -180,7 +180,7 @@ def test_every_wanted_row_is_read_once(seed: int, in_key_order: bool, known: boo
 
 @given(seed=st.integers(0, 2**32), leaves_max=st.integers(1, 4))
 def test_the_pages_of_a_plan_read_what_the_whole_plan_reads(seed: int, leaves_max: int) -> None:
-    """Each row once, all of a page before all of the next, and together they count what the whole counts."""
+    """Each row once, and pages in order; their counts add up to those of the whole plan."""
     rng = random.Random(seed)
     tree, ranges = random_tree(rng, rng.randrange(10)), ranges_of(rng)
     made = [file_of(rng, tree, f"f{n}", known=rng.random() < 0.5) for n in range(4)]
@@ -189,10 +189,10 @@ def test_the_pages_of_a_plan_read_what_the_whole_plan_reads(seed: int, leaves_ma
     rest: KeyRanges | None = ranges
     while rest is not None:
         page = first_page(tree, rest, leaves_max)
-        pages.append(plan(page, asked(page, files)))
+        pages.append(plan(page, references_on(page, files)))
         rest = page.rest
     all_of_it = whole_page(tree, ranges)
-    whole = plan(all_of_it, asked(all_of_it, files))
+    whole = plan(all_of_it, references_on(all_of_it, files))
     parts = [[one for group in read(page, rows) for one in group] for page in pages]
     assert sorted(one for part in parts for one in part) == sorted(
         one for group in read(whole, rows) for one in group
@@ -282,7 +282,7 @@ def test_a_plan_says_what_it_reads() -> None:
 
 @given(seed=st.integers(0, 2**32))
 def test_ranges_combine_like_sets(seed: int) -> None:
-    """Of rows: the intersection has those of both, the union at least those of either."""
+    """The intersection has the rows of both, the union at least the rows of either."""
     rng = random.Random(seed)
     one, other = ranges_of(rng), ranges_of(rng)
     both, either = one.intersect(other), united([one, other])
@@ -293,7 +293,7 @@ def test_ranges_combine_like_sets(seed: int) -> None:
 
 
 def test_a_list_of_thousands_of_keys_is_planned_on_thousands_of_leaves_without_their_product() -> None:
-    """Each leaf sees its own part of the list: the work is their sum, times the depth."""
+    """Each leaf gets its own part of the list: the work is the sum of the parts, times the depth."""
     partitions = [Partition("root", None, Region())]
     todo = [(partitions[0], 0, 2_048)]
     done: list[Partition] = []

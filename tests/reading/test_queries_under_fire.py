@@ -40,9 +40,9 @@ SMALL = {
     "row_group_bytes": 65_536,
 }
 DELAYS = (0.0, 1.0, 900.0)
-"""Of collection, in seconds, a table each."""
+"""The delay of collection in seconds, one for each table."""
 BYTES_MEAN = 250_000
-"""A long statement passes, most of the time."""
+"""The mean number of bytes after which a connection breaks; most long statements get through."""
 POINTS = ("a", "b", "c", "é")
 
 
@@ -91,7 +91,7 @@ def test_answers_are_right_in_a_long_storm(storm: Storm, supplier: ConnectionSup
 
 
 def blow(storm: Storm, crowd: list[tuple[Callable[..., None], int]], seconds: float, at_least: int) -> None:
-    """Until so much was done of everything, and for so long."""
+    """Runs until each kind of work was done often enough, and for at least `seconds`."""
     spawn = multiprocessing.get_context("spawn")
     processes = [
         spawn.Process(target=query_storm.run, args=(storm, work, number), daemon=True)
@@ -129,7 +129,7 @@ def is_enough(storm: Storm, at_least: int) -> bool:
 
 
 def check_end(storm: Storm, supplier: ConnectionSupplier) -> None:
-    """All is there; totals are what a count tells; looks at what has changed have forgotten nothing."""
+    """Checks that all rows exist, that totals match a count, and that no pending look was forgotten."""
     for number, context in enumerate(storm.contexts(supplier)):
         asked = Asked(storm, number)
         asked.check(in_order(query(context, columns=COLUMNS)), lambda row: True)

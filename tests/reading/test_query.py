@@ -1,4 +1,4 @@
-"""Queries by key over files that were written by hand, checked against the same rows."""
+"""Queries by key over files that were written by hand, compared with the same rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def new_lake(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> NewLake:
 
 @pytest.fixture(scope="module")
 def lake(own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """One for all tests, which only read it."""
+    """One lake for all tests, which only read it."""
     folder = tmp_path_factory.mktemp("lake") / "a [b]*?%20é"
     return four_leaves(lambda **more: Lake(*own_database, folder, SCHEMA, **more))
 
@@ -82,7 +82,7 @@ def test_a_query_gives_the_rows_that_it_asks_for(
 
 
 def test_columns_come_as_asked_for_and_with_exact_types(lake: Lake) -> None:
-    """Also when the keys, by which the rows are merged, are not among them, and when there are no rows."""
+    """Holds even if the keys, by which rows are merged, are not among them, and without rows."""
     whole = arrow_schema(SCHEMA)
     for where in ({"Name": "a"}, {"Name": "nobody"}):
         reader = query(lake.context, where, columns=["tags", "Name", "code"])
@@ -242,7 +242,7 @@ DOUBLES = [0.0, -0.0, 1.0, -1.0, 2.0, math.inf, -math.inf, math.nan, None]
 
 
 def _order(number: float) -> tuple[bool, float]:
-    """As the glossary has it: zeros are equal, NaN is the largest and equal to itself."""
+    """Zeros are equal; NaN is the largest number and equals itself."""
     return math.isnan(number), 0.0 if math.isnan(number) else number
 
 
@@ -281,16 +281,16 @@ def test_nan_is_found_and_counts_as_the_largest_double(
     lake.add([{"k": k, "d": d} for k, d in enumerate([1.0, math.nan, None, -math.nan])])
     lake.add([{"k": 4, "d": 5.0}])
 
-    def found(wanted: Any) -> list[int]:
+    def keys_of(wanted: Any) -> list[int]:
         return query(lake.context, {"d": wanted}, ["k"]).read_all()["k"].to_pylist()
 
-    assert found(math.nan) == [1, 3]
-    assert found([math.nan, 5.0, None]) == [1, 2, 3, 4]
-    assert found(Range(2.0)) == [1, 3, 4]
-    assert found(Range(max=2.0)) == [0]
-    assert found(Range(0.0, math.inf)) == [0, 4]
+    assert keys_of(math.nan) == [1, 3]
+    assert keys_of([math.nan, 5.0, None]) == [1, 2, 3, 4]
+    assert keys_of(Range(2.0)) == [1, 3, 4]
+    assert keys_of(Range(max=2.0)) == [0]
+    assert keys_of(Range(0.0, math.inf)) == [0, 4]
     for empty in (Range(5.0, 1.0), Range(1.0, 1.0)):
         with pytest.raises(InvalidRange, match=f"range of 'd' from {empty.min} to 1.0 is empty"):
-            found(empty)
+            keys_of(empty)
     with pytest.raises(InvalidRange, match="NaN cannot bound a range of 'd'"):
-        found(Range(1.0, math.nan))
+        keys_of(Range(1.0, math.nan))

@@ -19,7 +19,7 @@ SMALL = Plan(
     gc_delay_seconds=1,
     warm_seconds=0,
     idle_seconds=0.2,
-    seconds=1,  # and until all of the least has happened
+    seconds=1,  # and until each kind of work was done at least so often
     at_least=4,
 )
 
@@ -27,12 +27,12 @@ SMALL = Plan(
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", [SMALL, quick(Plan)], ids=["small", "whole"])
 def test_no_look_up_fails_or_is_wrong_or_stale(dsn: str, tmp_path: Path, plan: Plan) -> None:
-    """A client that asks after a commit was acknowledged sees it; every version of a key is there once."""
+    """A query after an acknowledged commit sees it; of each version of a key there is exactly one row."""
     found = run(Target(dsn, f"file://{tmp_path}/objects"), plan)
     assert verdict(found) == {"errors": 0, "wrong_rows": 0, "stale_reads": 0}, found
     assert found["lookups"] > 0
     assert {name: found[name] >= plan.at_least for name in COUNTS} == dict.fromkeys(COUNTS, True)
 
 
-def verdict(found: dict[str, Any]) -> dict[str, int]:
-    return {name: found[name] for name in ("errors", "wrong_rows", "stale_reads")}
+def verdict(counts: dict[str, Any]) -> dict[str, int]:
+    return {name: counts[name] for name in ("errors", "wrong_rows", "stale_reads")}

@@ -1,4 +1,4 @@
-"""Queries that are given up stop, also while DataFusion looks for their next row."""
+"""Abandoned queries stop, even while DataFusion searches for their next row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.reading import Interruption, query
 
 WAIT_SECONDS = 60
 _names = count()
-# some hours of looking for what is not there
+# some hours of searching for a row that does not exist
 ENDLESS = "select value from generate_series(1, 10000000000000) where value % 1000000007 = 1000000008"
 
 
@@ -36,7 +36,7 @@ def lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -> Lak
 
 
 class Endless:
-    """DataFusion finds the rows of two plans, and then looks for more for ever; and what it is at."""
+    """A fake DataFusion that finds the rows of two plans, then searches without end; records its state."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.searching = threading.Event()
@@ -77,10 +77,10 @@ def test_a_reader_that_is_dropped_ends_the_search_for_its_next_row(
     assert endless.ended.wait(WAIT_SECONDS)
 
 
-def test_whoever_waits_for_the_next_row_can_be_interrupted(
+def test_a_reader_that_waits_for_the_next_row_can_be_interrupted(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And is told: a part of the rows is never taken for all of them."""
+    """The reader gets an error: a part of the rows must never be taken for all of them."""
     endless = Endless(monkeypatch)
     interruption = Interruption()
     reader = query(lake.context, {"last": "x"}, interruption=interruption)

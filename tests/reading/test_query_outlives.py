@@ -38,14 +38,14 @@ def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) ->
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of a few rows, of which one is made ahead, so that plans end in the midst of everything."""
+    """Batches of a few rows, of which one is made ahead, so that plans end at arbitrary rows."""
     monkeypatch.setattr(streams, "AHEAD_BYTES", 1)
     monkeypatch.setattr(scan_session, "_key_sessions", {})
     monkeypatch.setitem(scan_session._OPTIONS, "datafusion.execution.batch_size", "16")
 
 
 def replans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the queries plan again, as they do."""
+    """Records the files for which queries plan again."""
     made: list[Any] = []
     again = executor._Execution._again
 
@@ -81,14 +81,14 @@ def test_a_query_outlives_all_files_of_its_plan_several_times(
 
 
 def meets(row: dict[str, Any], where: dict[str, Any] | None) -> bool:
-    def one(name: str, wanted: Any) -> bool:
+    def column_meets(name: str, wanted: Any) -> bool:
         if isinstance(wanted, list):
             return row[name] in wanted
         return (wanted.min is None or wanted.min <= row[name]) and (
             wanted.max is None or row[name] < wanted.max
         )
 
-    return all(one(name, wanted) for name, wanted in (where or {}).items())
+    return all(column_meets(name, wanted) for name, wanted in (where or {}).items())
 
 
 @pytest.mark.few(1)
@@ -130,7 +130,7 @@ def test_rows_of_equal_key_are_aggregated_once(new_lake: NewLake, monkeypatch: p
 
 
 def test_rows_of_one_key_fill_many_batches(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They wait until all of them are there, and come again from other files."""
+    """They wait until all of them are there, and are read again from other files."""
     lake = new_lake(split_points=["d"])
     one = {"name": "b", "code": b"", "time": 1}
     for n in range(4):
@@ -157,7 +157,7 @@ def test_rows_of_one_key_fill_many_batches(new_lake: NewLake, monkeypatch: pytes
 def test_too_many_rows_of_one_key_are_not_held_back(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever reads them has some of them when the file is gone: that is said, and nothing comes twice."""
+    """Some rows were already read when the file disappears: the query raises, and no row comes twice."""
     lake = new_lake()
     lake.add([{"name": "b", "code": b"", "time": 1, "n": i} for i in range(2_000)])
     monkeypatch.setattr(HeldBack.__init__, "__defaults__", (1_000,))
@@ -165,7 +165,7 @@ def test_too_many_rows_of_one_key_are_not_held_back(
     first = reader.read_next_batch().to_pylist()
     assert first
     replace_all_files(lake)
-    with pytest.raises(ObjectNotFound, match="collected amidst rows of equal key that are too many") as error:
+    with pytest.raises(ObjectNotFound, match="collected amid rows of equal key") as error:
         for batch in reader:
             first += batch.to_pylist()
     assert len(str(error.value).splitlines()) == 1
@@ -190,7 +190,7 @@ def test_after_too_many_rows_of_one_key_a_query_outlives_its_files_again(
 
 
 def test_a_file_that_is_lost_is_not_waited_for(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows before it come; then one line names it, and says how to bring it back."""
+    """The rows before it are returned; then one line names the file, and says how to restore it."""
     lake = filled(new_lake)
     made = replans(monkeypatch)
     reader = query(lake.context)
@@ -209,7 +209,7 @@ def test_a_file_that_is_lost_is_not_waited_for(new_lake: NewLake, monkeypatch: p
 
 
 def test_a_file_that_is_known_and_then_lost_has_no_rows(new_lake: NewLake) -> None:
-    """What the session knows of it from before is not taken for the file."""
+    """The session's cached metadata is not taken for the file."""
     lake = filled(new_lake, rows=2_000)
     assert query(lake.context).read_all().num_rows == 6_000
     everything = filenames(lake)
@@ -232,7 +232,7 @@ def test_a_file_that_is_brought_back_is_read_again(new_lake: NewLake) -> None:
 
 @pytest.mark.parametrize("ingest_first", [False, True])
 def test_a_query_never_sees_a_part_of_an_ingest(new_lake: NewLake, ingest_first: bool) -> None:
-    """Its files are gone, and what took their place may have the new rows."""
+    """Its files were collected, and the files that replaced them may have the new rows."""
     lake = filled(new_lake)
     reader = query(lake.context)
     reader.read_next_batch()
@@ -246,7 +246,7 @@ def test_a_query_never_sees_a_part_of_an_ingest(new_lake: NewLake, ingest_first:
 
 
 def test_a_compaction_hides_no_ingest_of_its_transaction(new_lake: NewLake) -> None:
-    """An aggregate leaves fewer rows, and the ingest has as many as it took away."""
+    """An aggregate leaves fewer rows, and the ingest has as many as it removed."""
     lake = filled(new_lake, aggregate="sum(n)")
     context, leaf = lake.context, lake.context.partitions.leaves()[-1].partition_id
     reader = query(context)
@@ -298,7 +298,7 @@ def test_a_damaged_file_is_no_lost_one(new_lake: NewLake) -> None:
 def test_files_that_are_collected_all_the_time_end_a_query(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it plans is gone before it is read: it does not try for ever."""
+    """Each planned file is collected before it is read: the query does not retry without limit."""
     lake = filled(new_lake)
     planned = executor.plan_query
 

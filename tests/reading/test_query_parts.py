@@ -20,7 +20,7 @@ SCHEMA = dm.Schema(
 
 
 def rows_of(seed: int, count: int) -> pa.Table:
-    """Many keys more than once, so that parts meet within them."""
+    """Many keys occur more than once, so that the limits of parts fall on them."""
     chance = random.Random(seed)
     numbers = range(count)
     rows = [
@@ -31,7 +31,7 @@ def rows_of(seed: int, count: int) -> pa.Table:
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of each group that was planned, in how many parts it was read."""
+    """Records for each planned group in how many parts it was read."""
     found: list[int] = []
     divide = executor._parts
 
@@ -107,15 +107,15 @@ WIDE = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("text", dm.STRING, n
 def test_batches_are_large_where_rows_are_narrow(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    """A dictionary has a long text once: only the footer tells what it takes for all rows."""
+    """A dictionary has a long text once: only the footer has the size for all rows."""
     monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
     table = instance.create_table("texts", WIDE)
     table.ingest(pa.table({"k": range(40_000), "text": ["x" * length] * 40_000}))
-    # the first row comes alone, as who waits for one is given it
+    # the first row comes alone, since the reader waits for it
     sizes = {batch.num_rows for batch, _ in zip(table.query(), range(3), strict=False)}
     assert max(sizes) > 8_192 if length == 10 else max(sizes) <= 8_192
     found = table.query(columns=["k"], limit=20_000)
-    assert max(batch.num_rows for batch in found) <= 8_192  # who asks for few waits for the first
+    assert max(batch.num_rows for batch in found) <= 8_192  # a query for few rows waits for its first
 
 
 def test_rows_with_a_column_that_came_later_are_not_known_to_be_narrow(
@@ -133,7 +133,7 @@ def test_rows_with_a_column_that_came_later_are_not_known_to_be_narrow(
 
 @pytest.fixture
 def two_files(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> dm.Table:
-    """Of many row groups each, in which one row of 64 has nearly all bytes."""
+    """Two files of many row groups each, in which one row of 64 has nearly all bytes."""
     monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
     table = instance.create_table("two", WIDE, properties=dm.TableProperties(row_group_bytes=1 << 20))
     for half, end in enumerate((160_000, 106_000)):
@@ -150,7 +150,7 @@ def two_files(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> dm.Table:
 def test_what_is_merged_of_many_row_groups_is_of_the_width_of_all(
     two_files: dm.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its batches have as many rows as they may, of however many row groups that is."""
+    """Its batches have the most rows allowed, from however many row groups."""
     assert max(batch.num_rows for batch in two_files.query()) > 8_192
     monkeypatch.setattr(executor, "BATCHES_BYTES_MAX", 3_000_000)
     assert max(batch.num_rows for batch in two_files.query()) <= 8_192
@@ -206,7 +206,7 @@ def test_the_first_rows_need_few_files(instance: Instance, monkeypatch: pytest.M
 
     monkeypatch.setattr(executor, "planned", counted)
     cut = table.history.record_cut("all")
-    assert table.query({"n": 1_000}, limit=0, as_of=cut).read_all().num_rows == 0  # of no row, too, it ends
+    assert table.query({"n": 1_000}, limit=0, as_of=cut).read_all().num_rows == 0  # a limit of 0 ends, too
     opened.clear()
     assert table.head(3).column("k").to_pylist() == [0, 1, 2]
     assert opened == [3]
@@ -214,4 +214,4 @@ def test_the_first_rows_need_few_files(instance: Instance, monkeypatch: pytest.M
     assert table.query({"k": dm.Range(510)}, limit=5).read_all().column("k").to_pylist() == [
         510, 511, 512, 513, 514,
     ]  # fmt: skip
-    assert opened == [40]  # each file may begin what is wanted
+    assert opened == [40]  # any file may have the first wanted row

@@ -1,4 +1,4 @@
-"""What queries skip of a file by its statistics, on every key, and what they read of the rest."""
+"""The parts of a file that queries skip by statistics on any column, and the parts they read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _names = count()
 
 @pytest.fixture
 def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -> Callable[[int], Lake]:
-    """Of one site, 40 devices of 100 readings each, in row groups of so many rows, in pages of 100."""
+    """Makes a table of one site and 40 devices of 100 readings each; pages have 100 rows."""
 
     def make(row_group_rows: int) -> Lake:
         lake = Lake(*shared_supplier, tmp_path, READINGS, name=f"pruned_{next(_names)}")
@@ -63,7 +63,7 @@ def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) ->
 def test_row_groups_and_pages_are_skipped_on_any_column(
     new_lake: Callable[[int], Lake], monkeypatch: pytest.MonkeyPatch, where: Any, groups: int, rows: int
 ) -> None:
-    """Of 40 row groups by their statistics; of 40 pages of one row group by the page index."""
+    """Statistics skip some of 40 row groups; the page index skips some of one row group's 40 pages."""
     found = pruned(new_lake(100).context, where, monkeypatch)
     assert found.rows == rows
     assert found.metrics.get("row_groups_pruned_statistics", (40, 0)) == (40, groups)
@@ -77,7 +77,7 @@ def test_row_groups_and_pages_are_skipped_on_any_column(
 def test_of_rows_that_are_not_wanted_only_what_is_asked_of_is_read(
     new_lake: Callable[[int], Lake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows are sorted out while they are decoded, not after."""
+    """Rows are filtered while they are decoded, not after."""
     found = pruned(new_lake(100).context, {"time": Range(750, 850)}, monkeypatch)
     assert found.numbers["pushdown_rows_pruned"] == 100
     assert found.numbers["pushdown_rows_matched"] == 100
@@ -87,7 +87,7 @@ def test_of_rows_that_are_not_wanted_only_what_is_asked_of_is_read(
 def test_each_of_many_keys_is_looked_at_a_few_times(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many leaves there are: not each key for each of them."""
+    """However many leaves there are, each key is not compared with each leaf."""
     looks = 0
 
     def counted(self: Range) -> bool:

@@ -1,4 +1,4 @@
-"""How queries read: merged and pruned, group after group, of one snapshot; and what damaged files do."""
+"""Streams of queries: merged, pruned, group after group, of one snapshot; and damaged files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lake(new_lake: NewLake) -> Lake:
 
 
 def plans_of(lake: Lake, monkeypatch: pytest.MonkeyPatch, *args: Any) -> list[Any]:
-    """The physical plans that a query runs, after it has run."""
+    """The physical plans that a query ran."""
     plans = []
     execute = SessionContext.execute
 
@@ -74,7 +74,7 @@ def test_sorted_files_are_merged_and_never_sorted(
 def test_row_groups_and_pages_are_pruned(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch, where: dict[str, Any]
 ) -> None:
-    """By the statistics in the file: of 40 row groups one is read, of a group's 40 pages one."""
+    """Statistics select one of 40 row groups, and one of a row group's 40 pages."""
     for n, (row_group_rows, metric) in enumerate(
         [(100, "row_groups_pruned_statistics"), (4_000, "page_index_pages_pruned")]
     ):
@@ -87,7 +87,7 @@ def test_row_groups_and_pages_are_pruned(
 
 
 def test_a_list_of_many_keys_prunes_too(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DataFusion prunes by no list of more than twenty values, hence the bounds beside it."""
+    """DataFusion does not prune by a list of more than twenty values, so bounds are added to it."""
     lake = new_lake(COUNTS)
     lake.add([{"word": f"{i:05}", "seen": i, "n": 1, "low": 0.0, "last": "x"} for i in range(4_000)])
     [plan] = plans_of(lake, monkeypatch, {"word": [f"{i:05}" for i in range(2_340, 2_370)]})
@@ -106,12 +106,12 @@ def test_objects_in_s3_are_queried(
     lake.context.objects.delete([r.filename for r in lake.context.store.file_references()])
     with pytest.raises(ObjectNotFound, match="which does not exist: it is lost, not collected"):
         query(lake.context).read_all()
-    with pytest.raises(ObjectNotFound, match=r"is gone: it was|is lost, not"):
+    with pytest.raises(ObjectNotFound, match=r"no longer exists: it was|is lost, not"):
         tuples(sql({"t": lake.context}, "select count(*) from t where word = 'z'"))
 
 
 def test_a_file_is_read_on_the_partitions_that_refer_to_it_and_nowhere_else(new_lake: NewLake) -> None:
-    """Of a file of two leaves, one leaf was compacted: its rows there are in another file now."""
+    """One leaf of a file with two leaves was compacted: its rows of that leaf are now in another file."""
     lake = new_lake(COUNTS, split_points=["m"])
     rows = [{"word": w, "seen": 1, "n": 1, "low": None, "last": "x"} for w in "az"]
     [old] = lake.add(rows, one_file=True)
@@ -182,7 +182,7 @@ def test_a_reader_gives_the_rows_of_its_plan_whatever_is_committed_meanwhile(new
 
 
 class Watched:
-    """An object store that notes which objects are opened."""
+    """An object store that records which objects are opened."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -211,7 +211,7 @@ def many_leaves(new_lake: NewLake, leaves: int = 10) -> tuple[Lake, Watched]:
 
 @pytest.mark.slow
 def test_groups_are_opened_one_after_another(new_lake: NewLake) -> None:
-    """With the first batch of the first leaf, at most the next leaf is open, and a batch of it in memory."""
+    """At the first batch of the first leaf, at most the next leaf is open, with one batch of it in memory."""
     lake, watched = many_leaves(new_lake)
     reader = query(lake.context)
     batches: Iterator[pa.RecordBatch] = iter(reader)
@@ -237,7 +237,7 @@ def test_a_reader_that_is_dropped_reads_no_further(new_lake: NewLake) -> None:
 
 
 def test_a_file_that_vanished_is_named(lake: Lake) -> None:
-    """Before its group is reached; the groups before it are given whole."""
+    """The error comes when its group is reached; the groups before it are returned whole."""
     reader = query(lake.context)
     [gone, *_] = lake.context.store.file_references_in([lake.context.partitions.leaves()[-1].partition_id])
     reader.read_next_batch()

@@ -1,4 +1,4 @@
-"""Every engine gives the rows that the filter in Python gives, of values of all kinds."""
+"""Every engine returns the rows that the filter in Python returns, for values of all kinds."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     numbered = pa.schema([*schema, pa.field("number", pa.int64())])
     table = pa.Table.from_pylist([row | {"number": n} for n, row in enumerate(ROWS)], schema=numbered)
     pq.write_table(table, path, row_group_size=ROWS_PER_GROUP)
-    # DuckDB believes minima and maxima, which leave NaN out: our files have none of numbers with NaN
+    # DuckDB relies on minima and maxima, which leave NaN out, so our files have none for numbers with NaN
     exact = [name for name in numbered.names if name not in ("x", "f")]
     pq.write_table(table, path.with_stem("ours"), row_group_size=ROWS_PER_GROUP, write_statistics=exact)
     return path
@@ -158,22 +158,22 @@ FILTERS: st.SearchStrategy[Filter] = st.recursive(
 )
 
 
-def expected(found: Filter) -> list[int]:
-    judge = rendered(found, PLAIN)
+def expected(node: Filter) -> list[int]:
+    judge = rendered(node, PLAIN)
     return [number for number, row in enumerate(ROWS) if judge(row)]
 
 
-def by_datafusion(file: Path, found: Filter) -> list[int]:
+def by_datafusion(file: Path, node: Filter) -> list[int]:
     session = sorted_session(options={"datafusion.execution.parquet.pushdown_filters": "true"})
-    frame = session.read_parquet(str(file)).filter(rendered(found, DATAFUSION)).select("number")
+    frame = session.read_parquet(str(file)).filter(rendered(node, DATAFUSION)).select("number")
     return sorted(number for batch in frame.collect() for number in batch.column(0).to_pylist())
 
 
-def by_duckdb(file: Path, found: Filter) -> list[int]:
+def by_duckdb(file: Path, node: Filter) -> list[int]:
     with duckdb.connect() as connection:
         connection.execute("set timezone = 'UTC'")
         ours = file.with_stem("ours")
-        text = f"select number from read_parquet('{ours}') where {rendered(found, DUCKDB)} order by 1"
+        text = f"select number from read_parquet('{ours}') where {rendered(node, DUCKDB)} order by 1"
         return [number for (number,) in connection.execute(text).fetchall()]
 
 
@@ -194,8 +194,8 @@ EXAMPLES = (ZEROS, MANY_ZEROS, NAN, LARGE, SMALL, NULLS, MANY, NOTHING_KNOWN)
 def test_an_engine_gives_the_rows_of_the_plain_filter(
     file: Path, by: Callable[[Path, Filter], list[int]]
 ) -> None:
-    def check(found: Filter) -> None:
-        assert by(file, found) == expected(found)
+    def check(node: Filter) -> None:
+        assert by(file, node) == expected(node)
 
     for one in EXAMPLES:
         check = example(one)(check)
@@ -208,9 +208,9 @@ def test_spark_gives_the_rows_of_the_plain_filter(file: Path, spark: Any) -> Non
         str(file)
     )
 
-    def check(found: Filter) -> None:
-        numbers = frame.where(rendered(found, SPARK)).select("number").collect()
-        assert sorted(number for (number,) in numbers) == expected(found)
+    def check(node: Filter) -> None:
+        numbers = frame.where(rendered(node, SPARK)).select("number").collect()
+        assert sorted(number for (number,) in numbers) == expected(node)
 
     for one in EXAMPLES:
         check = example(one)(check)
@@ -218,7 +218,7 @@ def test_spark_gives_the_rows_of_the_plain_filter(file: Path, spark: Any) -> Non
 
 
 def test_plain_filters_judge_as_sql_does() -> None:
-    """Three values, of which a row counts with the first: true, false, unknown."""
+    """Three values: true, false and unknown; a row counts only if its filter is true."""
     field = FIELDS["n"]
     positive = InRanges(field, (Range(min=1),))
     judged: Sequence[tuple[Filter, list[bool | None]]] = [
@@ -231,6 +231,6 @@ def test_plain_filters_judge_as_sql_does() -> None:
         (Every((positive, positive)), [True, False, None]),
         (Some((positive, positive)), [True, False, None]),
     ]
-    for found, wanted in judged:
-        judge = rendered(found, PLAIN)
+    for node, wanted in judged:
+        judge = rendered(node, PLAIN)
         assert [judge({"n": value}) for value in (1, 0, None)] == wanted

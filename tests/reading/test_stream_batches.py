@@ -1,4 +1,4 @@
-"""Batches that streams write: each once, after the one before it, or not at all; without a Spark session."""
+"""Batches that streams write: each once and in order, or not at all; without a Spark session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.reading import arrow_schema
 
 
 class OfAQuery:
-    """What Spark tells a task."""
+    """The local properties that Spark gives a task."""
 
     @staticmethod
     def get() -> OfAQuery:
@@ -43,7 +43,7 @@ def writer(instance: Instance, dsn: str, table: Table, monkeypatch: pytest.Monke
 
 
 def written(writer: StreamWriter, *rows: tuple[int, int]) -> Any:
-    """By a task."""
+    """Returns the message of a task that wrote rows."""
     return writer.write(iter(keyed_tables.data(rows).to_batches()))
 
 

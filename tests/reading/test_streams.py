@@ -1,4 +1,4 @@
-"""Items that a thread makes before they are asked for: how many, what fails among them, and which thread."""
+"""Items that a thread makes ahead: how many, an error among them, and the thread that makes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def one_ahead(items: Iterator[int]) -> Iterator[int]:
 
 
 def test_one_item_is_made_ahead_and_no_more() -> None:
-    """So that a slow consumer holds two, however many there are; for one no thread is needed."""
+    """A slow consumer holds two items, however many there are; a single item needs no thread."""
     made: list[int] = []
     third = threading.Event()
 
@@ -81,7 +81,7 @@ def batch(size: int) -> pa.RecordBatch:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 100_000, AHEAD_BYTES])
 def test_batches_are_made_ahead_up_to_some_bytes(size: int) -> None:
-    """Also those that have none; and as many again when half of them were taken."""
+    """Empty batches count, too; more are made once half of them were taken."""
     made = count()
     stream = in_thread(batch(size) for _ in made)
     next(stream)
@@ -93,7 +93,7 @@ def test_batches_are_made_ahead_up_to_some_bytes(size: int) -> None:
 
 
 def _settled(made: Iterator[int]) -> int:
-    """How many were made when no more are."""
+    """Returns the number of items made once no more are made."""
     before = -1
     while (now := int(repr(made)[6:-1])) != before:
         before = now
@@ -101,7 +101,7 @@ def _settled(made: Iterator[int]) -> int:
     return now
 
 
-def test_a_thread_that_makes_many_ends_when_its_reader_is_gone() -> None:
+def test_a_thread_that_makes_many_items_ends_when_its_reader_is_dropped() -> None:
     closed = threading.Event()
 
     def items() -> Iterator[pa.RecordBatch]:
@@ -132,8 +132,8 @@ def test_a_failure_comes_after_all_batches_that_the_thread_made_before_it() -> N
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("read", ["whole", "failed", "dropped"])
-def test_what_a_reader_had_is_gone_with_it(read: str) -> None:
-    """No memory waits for the garbage collector, which does not know how much of Arrow's there is."""
+def test_the_memory_of_a_reader_is_freed_with_it(read: str) -> None:
+    """No memory waits for garbage collection, which does not know how much Arrow has allocated."""
 
     def items() -> Iterator[pa.RecordBatch]:
         yield from (batch(100_000) for _ in range(20))

@@ -1,4 +1,4 @@
-"""What queries plan on: fresh at once, of one moment on all pages, whatever is committed meanwhile."""
+"""Plans of queries: never stale, of one moment on all pages, whatever is committed meanwhile."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ NewTable = Callable[..., TableContext]
 
 @contextmanager
 def sent(supplier: ConnectionSupplier, tmp_path: Path) -> Iterator[list[str]]:
-    """At the end, what was sent over the connection that is borrowed next to have something executed."""
+    """Lists, at the end, what was sent over the connection that is borrowed next."""
     trace, found = tmp_path / "trace", list[str]()
     with trace.open("w") as file:
         with supplier.connection() as conn:
             conn.pgconn.trace(file.fileno())
         yield found
         with supplier.connection() as conn:
-            conn.pgconn.untrace()  # which writes what is left
+            conn.pgconn.untrace()  # this writes the rest of the trace
     found += re.findall(r"\tF\t\d+\t(Query|Parse|Execute)\t", trace.read_text())
 
 
@@ -68,7 +68,7 @@ def new_table(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> NewTabl
 
 
 def again(table: TableContext) -> TableContext:
-    """The same table, as a process that knows nothing of it opens it."""
+    """The same table, as a new process opens it."""
     return TableContext(table.dsn, table.supplier, table.objects, table.table, trees=TreeCache())
 
 
@@ -119,7 +119,7 @@ def at(low: int, high: int) -> KeyRanges:
 
 
 def test_what_was_committed_is_planned_on_at_once(new_table: NewTable) -> None:
-    """Also by those that know an older tree, or none."""
+    """Holds even for processes that know an older tree, or none."""
     table = new_table()
     knowing = again(table)
     assert names(plan_query(knowing, EVERYTHING)) == []
@@ -174,7 +174,7 @@ def planned_in_pages(
     return table, plan_query(table, EVERYTHING)
 
 
-def test_a_collected_file_of_a_later_page_is_told(
+def test_a_collected_file_of_a_later_page_is_an_error(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, plan = planned_in_pages(new_table, monkeypatch)
@@ -212,13 +212,13 @@ def test_a_plan_takes_one_statement(
     table = new_table()
     add(table, 3, "f")
     table.partitions.tree()
-    plan_query(table, at(3, 4))  # the connection has the statement prepared
+    plan_query(table, at(3, 4))  # now the connection has the statement prepared
     with sent(supplier, tmp_path) as statements:
         assert names(plan_query(table, at(3, 4))) == ["f"]
     assert statements == ["Execute"]
 
 
-def test_who_asks_once_reads_no_whole_tree(new_table: NewTable) -> None:
+def test_a_process_that_plans_once_does_not_read_the_whole_tree(new_table: NewTable) -> None:
     table = again(new_table())
     plan_query(table, at(3, 4))
     assert table.partitions.cached() is None
@@ -234,14 +234,14 @@ def test_a_limit_needs_no_more_pages(
     for key in range(LEAVES):
         add(table, key, f"a{key:02}")
     table.partitions.tree()
-    plan_query(table, at(3, 4))  # the connection has the statement prepared
+    plan_query(table, at(3, 4))  # now the connection has the statement prepared
     with sent(supplier, tmp_path) as statements:
         assert [scan.filename for scan in next(plan_query(table, EVERYTHING))] == ["a00"]
     assert statements == ["Execute"]
 
 
 def test_a_summary_counts_all_pages(new_table: NewTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a file of several pages once."""
+    """A file of several pages counts once."""
     monkeypatch.setattr(table_view, "PAGE_LEAVES_MAX", 2)
     table = new_table()
     smallest, largest = (encode_key(SCHEMA.row_keys, [key]) for key in (100, 101))
@@ -268,7 +268,7 @@ def test_a_summary_counts_all_pages(new_table: NewTable, monkeypatch: pytest.Mon
     assert (found.files, found.files_pruned, found.byte_count) == (2, 1, 17)
 
 
-def test_a_table_that_was_dropped_is_told(new_table: NewTable, supplier: ConnectionSupplier) -> None:
+def test_a_dropped_table_is_an_error(new_table: NewTable, supplier: ConnectionSupplier) -> None:
     table = new_table()
     plan_query(table, EVERYTHING)
     table.partitions.tree()
@@ -298,7 +298,7 @@ def test_too_many_files_of_many_leaves_are_refused_before_they_are_planned(
 def test_tables_of_one_moment_are_planned_with_the_trees_that_are_known(
     new_table: NewTable, supplier: ConnectionSupplier, tmp_path: Path
 ) -> None:
-    """A statement for each, as long as they are those of the moment."""
+    """One statement for each table, if the known trees are those of the moment."""
     table = new_table(2)
     view = again(table)
     both = [(view, EVERYTHING), (view, at(1, 2))]
@@ -315,7 +315,7 @@ def test_tables_of_one_moment_are_planned_with_the_trees_that_are_known(
 def test_plans_are_right_while_leaves_are_divided_and_files_replaced(
     new_table: NewTable, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Readers with trees of any age always find every key's one live file."""
+    """Readers with trees of any age always find each key's one live file."""
     monkeypatch.setattr(table_view, "PAGE_LEAVES", 3)
     monkeypatch.setattr(table_view, "EPOCHS_CHASED_MAX", 1)
     table = new_table(8)
@@ -334,7 +334,7 @@ def test_plans_are_right_while_leaves_are_divided_and_files_replaced(
                     live = {name for plan in plan_tables(asked) for name in plan.filenames}
                     assert {name.partition("-")[0] for name in live} == {"7"}
                     assert len(live) == 1
-        except BaseException as error:  # told by the test's thread
+        except BaseException as error:  # the test's thread raises it
             failures.append(error)
 
     readers = [threading.Thread(target=read) for _ in range(3)]
@@ -353,7 +353,7 @@ def test_plans_are_right_while_leaves_are_divided_and_files_replaced(
 
 
 def drop_log(table: TableContext, xid: str | None = None) -> None:
-    """As when all that was removed is of long ago, by a transaction, and was collected."""
+    """Removes the log as if it were old, removed by a transaction and collected."""
     day = date.today() - timedelta(days=30)
     removal_log.DAYS.make(table.supplier, [day])
     aged = "update removal set removed_at = %s::date, removed_xid = coalesce(%s::xid8, removed_xid)"
@@ -367,13 +367,13 @@ def drop_log(table: TableContext, xid: str | None = None) -> None:
 def test_no_plan_goes_on_when_the_log_does_not_reach_back_to_its_moment(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch, drop: Callable[[TableContext], None], left: int
 ) -> None:
-    """What was removed since would be missing, and the end look like any other."""
+    """Files removed since would be missing, and the result would look complete."""
     table, plan = planned_in_pages(new_table, monkeypatch)
     plan_query(table, EVERYTHING, moment := Moment(table.schema))
     next(plan)
     compact(table, LEAVES - 1, [f"a{LEAVES - 1:02}"], "c")
     drop(table)
-    with pytest.raises(QueryOvertaken, match="what was removed from table 't' since the query began"):
+    with pytest.raises(QueryOvertaken, match="no longer has the log of references"):
         list(plan)
     with pytest.raises(QueryOvertaken, match="or may have been"):
         plan_query(table, EVERYTHING, moment)
@@ -387,5 +387,5 @@ def test_a_plan_goes_on_when_the_log_lacks_what_it_saw_removed(
     compact(table, LEAVES - 1, [f"a{LEAVES - 1:02}"], "c")
     plan = plan_query(table, EVERYTHING)
     found = [next(plan)]
-    drop_log(table, "3")  # so that what other databases do meanwhile makes no difference
+    drop_log(table, "3")  # so that activity in other databases makes no difference
     assert names([*found, *plan]) == [*(f"a{key:02}" for key in range(LEAVES - 1)), "c"]

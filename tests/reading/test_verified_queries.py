@@ -1,4 +1,4 @@
-"""A query with `verify` gives no row of a file in which a bit flipped, wherever it did."""
+"""A query with `verify` returns no row of a file in which any bit was flipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No reader gives rows of a file in which a bit flipped, if the table's property `verify_reads` says so."""
+"""No reader returns rows of a file with a flipped bit, if the table has the property `verify_reads`."""
 
 from __future__ import annotations
 
@@ -156,10 +156,10 @@ def test_the_service_verifies_where_it_is_asked(instance: Instance) -> None:
                 read()
 
 
-@pytest.mark.parametrize("asked", [{"table": "t"}, {"statement": SELECT}])
-def test_a_job_of_a_query_writes_no_rows_of_a_damaged_file(instance: Instance, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("query", [{"table": "t"}, {"statement": SELECT}])
+def test_a_job_of_a_query_writes_no_rows_of_a_damaged_file(instance: Instance, query: dict[str, Any]) -> None:
     path = damage(make(instance, dm.TableProperties()))
-    job = instance.jobs.start("query", {**asked, "verify": True})
+    job = instance.jobs.start("query", {**query, "verify": True})
     instance.jobs.worker(functions(instance)).run(drain=True)
     ended = instance.jobs.status(job)
     assert ended.state == "FAILED" and path.name in str(ended.error)
@@ -188,7 +188,7 @@ def test_rows_of_a_row_table_are_verified(instance: Instance, tmp_path: Path) ->
     ):
         with pytest.raises(ObjectDamaged, match=path.name):
             read()
-    # what the change leaves untouched is read from the file, and would be written anew
+    # rows that the change leaves untouched are read from the file, and would be written again
     with pytest.raises(ObjectDamaged, match=path.name):
         rows.change(
             [dm.AddColumn(dm.Column("n", "INTEGER")), dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 1, "n": 1}])]
@@ -202,7 +202,7 @@ def test_what_writes_files_anew_never_writes_damage(
     table = make(instance, properties)
     path = damage(table)
     table.ingest([{"k": 1000, "v": 0.0, "s": "later"}])
-    with suppress(DormouseError):  # of a job that is tried again
+    with suppress(DormouseError):  # of a job that is retried
         table.compact(full=True)
     with pytest.raises(DormouseError, match=path.name):
         table.erase({"k": 2})
@@ -225,7 +225,7 @@ def test_a_view_of_a_file_without_a_digest_says_so(instance: Instance) -> None:
 
 
 class Hanging:
-    """A store from which the first byte of a file does not come."""
+    """A store whose first byte of a file never arrives."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reads, self.let = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""What queries ask of columns, as DuckDB's SQL. Its order of values is ours: NaN is the largest number."""
+"""Filters as DuckDB's SQL. DuckDB orders values as Dormouse does: NaN is the largest number."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _TYPES = {
 }
 
 
-def type_name(found: DataType) -> str:
-    """A type as DuckDB calls it."""
-    if found.precision is not None:
-        return f"DECIMAL({found.precision}, {found.scale})"
-    if found.parts:
-        return f"STRUCT({', '.join(f'{quoted(part.name)} {type_name(part.type)}' for part in found.parts)})"
-    if found.element is None:
-        return _TYPES[found]
-    if found.key is None:
-        return f"{type_name(found.element)}[]"
-    return f"MAP({type_name(found.key)}, {type_name(found.element)})"
+def type_name(kind: DataType) -> str:
+    """Returns DuckDB's name of a type."""
+    if kind.precision is not None:
+        return f"DECIMAL({kind.precision}, {kind.scale})"
+    if kind.parts:
+        return f"STRUCT({', '.join(f'{quoted(part.name)} {type_name(part.type)}' for part in kind.parts)})"
+    if kind.element is None:
+        return _TYPES[kind]
+    if kind.key is None:
+        return f"{type_name(kind.element)}[]"
+    return f"MAP({type_name(kind.key)}, {type_name(kind.element)})"
 
 
 def literal(field: Field, value: Any) -> str:
-    """A value of a field that is not nested, with its type."""
+    """Returns a literal, with its type, of a value of a field that is not nested."""
     if field.type == STRING:
         return text(value)
     if field.type == BYTES:
@@ -60,14 +60,14 @@ def literal(field: Field, value: Any) -> str:
     if field.type == DATE:
         return f"'{value.isoformat()}'::DATE"
     if field.type.precision is not None or field.type.is_floating:
-        # without quotes digits are a DECIMAL first: a DOUBLE would be rounded twice. And DuckDB casts no
-        # exponent to a DECIMAL that has no whole digits
+        # unquoted digits are parsed as a DECIMAL first, which would round a DOUBLE twice; and DuckDB cannot
+        # cast an exponent to a DECIMAL without whole digits
         return f"'{value if field.type.is_floating else format(value, 'f')}'::{kind}"
     return f"{str(value).lower()}::{kind}" if value >= 0 else f"({value})::{kind}"
 
 
 class DuckDb(Engine[str]):
-    """Filters as DuckDB's SQL; `column` says how a column is computed."""
+    """An engine that renders filters as DuckDB's SQL; `column` returns the expression of a column."""
 
     def __init__(self, column: Callable[[Field], str] = lambda field: quoted(field.name)) -> None:
         self._column = column
@@ -101,13 +101,13 @@ DUCKDB: Engine[str] = DuckDb()
 
 
 def all_of(parts: Iterable[str | None]) -> str | None:
-    """Returns whether a row meets all of some conditions; None when every row does."""
+    """Returns a condition that all of some conditions are met; None when every row meets them."""
     return DUCKDB.all_of([part for part in parts if part is not None]) or None
 
 
 def text(value: str) -> str:
-    """A text as a literal."""
+    """Returns a text as a literal."""
     if value.isprintable():
         return "'" + value.replace("'", "''") + "'"
-    # what SQL's text cannot have, or what readers of a view's text would stumble over
+    # encoded, as SQL text cannot have some characters, and tools that show a view's text mishandle others
     return f"decode(from_hex('{value.encode().hex()}'))"

@@ -35,7 +35,7 @@ _OF_SECRET = {
     "region": "region",
 }
 _VARIABLES = {
-    # later ones count more, as for the store itself
+    # later variables take precedence, as for the store itself
     "AWS_ENDPOINT": "endpoint",
     "AWS_ENDPOINT_URL": "endpoint",
     "AWS_ENDPOINT_URL_S3": "endpoint",
@@ -48,11 +48,11 @@ _VARIABLES = {
 
 
 def connection(objects: ObjectStore) -> duckdb.DuckDBPyConnection:
-    """A connection to a database in memory, in UTC, that reads the store's objects by `path_of`."""
-    # what is needed is installed beside DuckDB, and nothing is fetched unasked
+    """Returns a connection to an in-memory database, in UTC, that reads the store's objects by `path_of`."""
+    # the needed extensions are installed beside DuckDB, so that nothing is downloaded
     made = duckdb.connect(config={"autoinstall_known_extensions": False})
     try:
-        # of all its cursors, too
+        # global, so that it also applies to all cursors
         made.execute("SET GLOBAL TimeZone = 'UTC'")
         if secret := secret_of(objects):
             _load_httpfs(made)
@@ -64,14 +64,14 @@ def connection(objects: ObjectStore) -> duckdb.DuckDBPyConnection:
 
 
 def path_of(objects: ObjectStore, name: str) -> str:
-    """Where DuckDB finds an object; none of its characters stands for others."""
+    """Returns the path or URL of an object for DuckDB, with glob characters escaped."""
     path = objects.local_path(name)
     found = objects.uri(name) if path is None else str(path)
     return "".join(f"[{one}]" if one in "*?[" else one for one in found)
 
 
 def _load_httpfs(made: duckdb.DuckDBPyConnection) -> None:
-    """From the wheel that is installed, of DuckDB's own version."""
+    """Loads DuckDB's httpfs extension from its installed wheel, in DuckDB's own version."""
     try:
         import duckdb_extension_httpfs
     except ImportError:
@@ -81,12 +81,12 @@ def _load_httpfs(made: duckdb.DuckDBPyConnection) -> None:
 
 
 def secret_of(objects: ObjectStore) -> str | None:
-    """The statement that says what S3 is reached with, as it is now: temporary credentials end."""
+    """Returns the statement that sets S3's credentials, as they are now, since temporary ones expire."""
     if urlsplit(objects.url).scheme != "s3":
         return None
     from dormouse.objects.s3 import s3_options
 
-    # AWS's own variables, which DuckDB would not look at
+    # AWS's environment variables, which DuckDB ignores
     variables = environment()
     found = {ours: variables[name] for name, ours in _VARIABLES.items() if variables.get(name)}
     found |= s3_options(objects.options)
@@ -99,23 +99,23 @@ def secret_of(objects: ObjectStore) -> str | None:
     return f"CREATE OR REPLACE SECRET dormouse (TYPE s3, SCOPE {scope}, {', '.join(given)})"
 
 
-# What was found out of short statements: those of services and dashboards come again and again.
+# A cache of results for short statements, since services and dashboards repeat them.
 
 T = TypeVar("T")
 STATEMENTS_MAX = 256
 CHARACTERS_MAX = 10_000
-"""Longer ones are found out each time, so that what is remembered stays small."""
+"""The longest statement whose result is cached, so that the cache stays small."""
 
 
 class Remembered(Generic[T]):
-    """The last values by statements and what else tells them apart. Safe to share between threads."""
+    """A least-recently-used cache of values by statement and a further key. Safe to share between threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, statement: str, more: Hashable, make: Callable[[], T]) -> T:
-        """The value, made when it is not here; what `make` raises is not remembered."""
+        """Returns the cached value, or makes and caches it; an error of `make` is not cached."""
         if not isinstance(statement, str) or len(statement) > CHARACTERS_MAX:
             return make()
         key = statement, more
@@ -132,23 +132,23 @@ class Remembered(Generic[T]):
 
 
 MEMORY_SHARE = 0.6
-"""Of what DuckDB takes by itself: four fifths of the machine's memory, or of its container's."""
+"""The share of DuckDB's own default, which is four fifths of the machine's or container's memory."""
 _of_parents: list[object] = []
 
 
 class Session(Protocol):
-    """What one statement is asked of, call after call."""
+    """The steps of one statement, run one after another."""
 
     def parsed(self, statement: str) -> Parsed:
-        """What it names."""
+        """Returns what the statement names."""
         ...
 
     def wanted(self, schemas: Mapping[str, Schema], statement: Parsed, parameters: Parameters) -> Wanted:
-        """What it wants of the tables that it names."""
+        """Returns the ranges that the statement needs of the tables that it names."""
         ...
 
     def rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
-        """Its answer, with tables as selects of their files; what was asked before is given up."""
+        """Returns the statement's rows, with tables as SELECTs of their files; an earlier call ends."""
         ...
 
     def close(self) -> None: ...
@@ -158,7 +158,7 @@ Sessions: TypeAlias = Callable[[Interruption], Session]
 
 
 class Engine:
-    """A DuckDB that reads the objects of one store, and nothing else; opened when it is first used."""
+    """A DuckDB that reads only the objects of one store; opened when it is first used."""
 
     def __init__(
         self,
@@ -190,7 +190,8 @@ class Engine:
         """Returns a connection for one statement, which closes it: its views and variables end with it."""
         with self._lock:
             if self._opened is None or self._pid != os.getpid():
-                # what a parent had opened does not work in its child, and must not be closed there
+                # a connection that a parent process opened does not work in its child, and must not be closed
+                # there
                 _of_parents.append(self._opened)
                 self._secret = secret_of(self._objects)
                 self._opened, self._pid = self._open(), os.getpid()
@@ -199,7 +200,7 @@ class Engine:
         return made
 
     def renew(self) -> bool:
-        """Reads with the credentials of now; whether they are others. What runs keeps those it began with."""
+        """Updates the credentials; returns whether they changed. A running statement keeps its own."""
         secret = secret_of(self._objects)
         with self._lock:
             if secret is None or secret == self._secret or self._opened is None:
@@ -209,7 +210,7 @@ class Engine:
             return True
 
     def give_up(self) -> None:
-        """After DuckDB failed inside: the next statement gets another."""
+        """Drops the connection after DuckDB failed internally; the next statement gets a new one."""
         with self._lock:
             self._opened = None
 
@@ -237,11 +238,11 @@ class Engine:
         return made
 
     def _lock_to_objects(self, made: duckdb.DuckDBPyConnection) -> None:
-        # as a path, and as the pattern that stands for it alone
+        # the folder as a path, and as its escaped pattern
         inside = {self._objects.uri("x"), path_of(self._objects, "x")}
         roots = ", ".join(text(name.removesuffix("x")) for name in sorted(inside))
         made.execute(f"SET allowed_directories = [{roots}]")
-        # rows come as soon as there are some
+        # a small buffer returns the first rows early
         made.execute("SET streaming_buffer_size = '256KiB'")
         made.execute("SET parquet_metadata_cache = true")
         made.execute("SET autoload_known_extensions = false")
@@ -257,7 +258,7 @@ class LocalSession:
         self._interruption = interruption
         self._connection = engine.cursor()
         self._views: dict[str, str] = {}
-        """What each view is, by its name in lower case."""
+        """The SELECT of each view, by its name in lower case."""
 
     def parsed(self, statement: str) -> Parsed:
         return self._engine.parsed.get(statement, None, lambda: parsed(self._connection, statement))
@@ -274,14 +275,14 @@ class LocalSession:
         try:
             return self._rows(views, statement, parameters)
         except ReadFailed:
-            # it may have taken longer than credentials last
+            # the credentials may have expired meanwhile
             if not self._engine.renew():
                 raise
         return self._rows(views, statement, parameters)
 
     def _rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
         with self._watched():
-            # in place of those of these names that this statement made before
+            # replaces views of these names that this statement made before
             for name, select in views.items():
                 if self._views.get(name.lower()) != select:
                     self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {quoted(name)} AS {select}")
@@ -289,12 +290,12 @@ class LocalSession:
             return rows_of(self._connection.execute(statement, parameters or None), self._watched)
 
     def close(self) -> None:
-        """Ends the statement, and all that it made: nothing of it is there for the next one."""
+        """Closes the connection, so that its views and variables end."""
         self._connection.close()
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """What ends when it is interrupted, and fails with errors of ours."""
+        """Interrupts the block if the interruption is set; turns DuckDB's errors into Dormouse's."""
         try:
             with self._interruption.ending(self._connection.interrupt), named_failures():
                 yield

@@ -1,4 +1,4 @@
-"""What a statement names, by DuckDB's own parser: one that reads, of tables alone."""
+"""The names that a statement uses, found by DuckDB's own parser, and checks that it only reads tables."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from dormouse.model.types import is_text
 from dormouse.reading.sql.conditions import text
 from dormouse.reading.sql.results import failure, syntax_error
 
-# Windows written so that DuckDB does not compute one over the partitions of another.
+# Windows rewritten so that DuckDB does not compute one over the partitions of another.
 
 _FRAMES = {"rows", "range", "groups"}
 _OPENING, _CLOSING = set("([{"), set(")]}")
 
 
-def told_apart(statement: str, tokens: Sequence[tuple[int, str]]) -> str:
-    """Returns the statement with different numbers of expressions in PARTITION BY clauses that differ.
+def with_distinct_windows(statement: str, tokens: Sequence[tuple[int, str]]) -> str:
+    """Returns the statement with PARTITION BY clauses that differ made to differ in length.
 
-    DuckDB 1.5 takes two lists of as many expressions for one if each of the first is in the second
-    (https://github.com/duckdb/duckdb/issues/24629). It compares them after it simplified them: `a` and
-    `coalesce(a, 1)` are one where no value of `a` is null. Lists of different lengths are never taken for
+    DuckDB 1.5 treats two lists of equal length as one if each expression of the first is in the second
+    (https://github.com/duckdb/duckdb/issues/24629). It compares them after simplification: `a` and
+    `coalesce(a, 1)` are equal if no value of `a` is null. Lists of different lengths are never treated as
     one, and a constant at the end of a list changes no partition.
 
-    - `tokens`: of the statement, as of `words`.
+    `tokens` are those of the statement, from `words`.
     """
     raw = statement.encode()
     # a quoted name is no keyword
@@ -44,7 +44,7 @@ def told_apart(statement: str, tokens: Sequence[tuple[int, str]]) -> str:
     lengths: dict[bytes, int] = {}
     for expressions, _, count in lists:
         if expressions not in lengths:
-            # lists of one expression are taken for one only where they are the same
+            # lists of one expression are treated as one only if they are equal
             free = (n for n in count_from(count) if n == 1 or n not in lengths.values())
             lengths[expressions] = next(free)
     for expressions, end, count in sorted(lists, key=itemgetter(1), reverse=True):
@@ -53,7 +53,7 @@ def told_apart(statement: str, tokens: Sequence[tuple[int, str]]) -> str:
 
 
 def _partitions(tokens: Sequence[tuple[int, str]]) -> Iterator[tuple[int, int, int]]:
-    """Yields where the expressions of each PARTITION BY begin and end, in UTF-8, and how many they are."""
+    """Yields the start and end of the expressions of each PARTITION BY, in UTF-8, and their number."""
     for n, pair in enumerate(pairwise(word for _, word in tokens), 2):
         if pair != ("partition", "by"):
             continue
@@ -68,7 +68,8 @@ def _partitions(tokens: Sequence[tuple[int, str]]) -> Iterator[tuple[int, int, i
             before = word
 
 
-# The functions that a statement may call: some of DuckDB's tell of other statements, so a list allows.
+# The functions that a statement may call. It is a list of allowed ones, since some of DuckDB's reveal other
+# statements.
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Functions:
 
     allowed: frozenset[str]
     refused: dict[str, str]
-    """Why each of the others is refused."""
+    """The reason for refusing each of the other functions."""
 
 
 def check_expressions(called: Iterable[str]) -> None:
@@ -100,13 +101,13 @@ def check_tables(called: Iterable[str]) -> None:
             listed = ", ".join(sorted(known.allowed))
             why = f": {known.refused[name]}" if name in known.refused else ""
             raise InvalidQuery(
-                f"SQL reads tables only, not {name}(…){why}; of functions in FROM there are {listed}"
+                f"SQL reads tables only, not {name}(…){why}; the functions allowed in FROM are {listed}"
             )
 
 
 @cache
 def reviewed(kind: str) -> Functions:
-    """Returns the functions of a kind: of "expressions", or of "tables", which stand in FROM."""
+    """Returns the reviewed functions: "expressions", or "tables", which are called in FROM."""
     found = review()
     allowed = (names for names in found["allowed"][kind].values())
     return Functions(
@@ -116,7 +117,7 @@ def reviewed(kind: str) -> Functions:
 
 
 def review() -> dict[str, Any]:
-    """Returns the whole review, and the version of DuckDB that it is of."""
+    """Returns the whole review, including the version of DuckDB that was reviewed."""
     return tomllib.loads(resources.files(__package__ or "").joinpath("functions.toml").read_text("utf-8"))
 
 
@@ -128,11 +129,11 @@ _READERS = {
     "(", "desc", "describe", "from", "pivot", "pivot_longer", "pivot_wider", "select", "show", "summarize",
     "table", "unpivot", "values", "with",
 }  # fmt: skip
-"""How statements begin that may read."""
+"""First words of statements that may read."""
 _DESCRIBES = {"desc", "describe", "show"}
-"""How statements begin that compute no rows of what they are about."""
+"""First words of statements that compute no rows of the table they name."""
 _NAME_ALONE = {2, 4}
-"""How many tokens such a statement has that names a table and nothing else: DESCRIBE t, DESCRIBE main.t."""
+"""The numbers of tokens of a statement that only names a table: DESCRIBE t, DESCRIBE main.t."""
 _UPSERTS = (
     "table.upsert and 'dormouse upsert' replace rows of a table that keeps one row a key, dm.Update and "
     "'dormouse rows change' those of a row table"
@@ -160,7 +161,7 @@ _CHANGES = {
     "alter": "table.add_column and 'dormouse table add-column' add a column, and others like them change it",
     "copy": "'dormouse sql --output FILE' writes an answer to a file, and 'dormouse ingest' reads one",
 }
-"""What does instead what a changing statement would do, by the word that it has."""
+"""What to use instead of a statement that makes changes, by a word of the statement."""
 _INSTEAD = _CHANGES | {
     **dict.fromkeys(("begin", "start", "commit", "end", "rollback", "abort", "savepoint"), _TRANSACTIONS),
     **dict.fromkeys(("lock", "declare", "fetch"), _TRANSACTIONS),
@@ -169,7 +170,7 @@ _INSTEAD = _CHANGES | {
     **dict.fromkeys(("grant", "revoke"), _ACCESS),
     "pragma": "SHOW TABLES lists the tables, DESCRIBE their columns",
 }
-"""What does instead what any statement would do, by its first word."""
+"""What to use instead of any refused statement, by its first word."""
 _HINTS = {
     ("for", "system_time"): _AT,
     ("for", "update"): "rows are read as they are at one moment, and none is locked",
@@ -178,7 +179,7 @@ _HINTS = {
 }
 """What to write instead, by two words of a statement that cannot be parsed."""
 _NO_STATEMENT = "parser"
-"""The type of DuckDB's error for a text that cannot be parsed."""
+"""DuckDB's error type for a text that cannot be parsed."""
 _NO_SELECT = "CTE needs a SELECT"
 _COMPARING_NULL = {
     ("distinct", "from"),
@@ -202,40 +203,41 @@ _PATHS = {
     "shown": "$..show_type",
     "moments": "$..at_clause.unit",
 }
-"""Of what a statement names, in the tree that the parser makes of it. No name can be mistaken for a node."""
+"""The paths of names in the parser's tree of a statement. No name can be mistaken for a node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A statement that reads; `names` are of tables, or of what it defines itself: `ctes`, in lower case."""
+    """A statement that reads; `names` are of tables or of its own `ctes`, in lower case."""
 
     text: str
     run: str
-    """The statement as it is run, with windows that DuckDB tells apart."""
+    """The statement as it is run, with windows that DuckDB does not confuse."""
     has_own_names: bool
-    """Whether the columns of its answer are those of its select."""
+    """Whether the columns of its answer are those of its SELECT."""
     select: str
     """The statement, or the one that it explains."""
     parameters: frozenset[str]
-    """Their names in lower case; `$1`, and the first `?`, is 1."""
+    """The parameters' names in lower case; `$1` and the first `?` are 1."""
     names: frozenset[str]
     ctes: frozenset[str]
     lists_tables: bool
     describes: bool
-    """Whether it is DESCRIBE, or SHOW, of one table by its name."""
+    """Whether it is DESCRIBE or SHOW of one table by its name."""
     explains: bool
     runs: bool
     """False for EXPLAIN without ANALYZE."""
     compares_null: bool
-    """Whether it may compare so that NULL is a value: IS DISTINCT FROM, IS TRUE and others."""
+    """Whether it may compare NULL as a value: IS DISTINCT FROM, IS TRUE and others."""
     joins_outer: bool
-    """As full, or where nulls come first."""
+    """Whether it may have a FULL JOIN, or an outer join sorted with NULLS FIRST.
 
-    """Whether it may have a FULL JOIN, of which DuckDB skips rows of one side that the other side needs."""
+    DuckDB then skips rows of one side that the other side needs.
+    """
 
 
 def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
-    """What a statement names; `InvalidQuery` unless it is one, and reads tables alone."""
+    """Returns what a statement names; raises `InvalidQuery` unless it only reads tables."""
     if not isinstance(statement, str):
         raise InvalidQuery(f"a statement must be a string, not {statement!r}")
     if not is_text(statement):
@@ -248,7 +250,7 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
     if not tokens:
         _check_begins(connection, statement)
     kind = _kind(tokens)
-    run = statement if kind in _DESCRIBES else told_apart(statement, tokens)
+    run = statement if kind in _DESCRIBES else with_distinct_windows(statement, tokens)
     explains, runs, select = kind == "explain", True, statement
     if explains:
         runs, select = _unexplained(connection, statement, tokens)
@@ -282,7 +284,7 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
 
 
 def words(text: str) -> Iterator[tuple[int, str]]:
-    """Tokens, where they begin in UTF-8, and the names and keywords in lower case."""
+    """Yields tokens: their positions in UTF-8, and the names and keywords in lower case."""
     raw = text.encode()
     for start, kind in duckdb.tokenize(text):
         word = _WORD.match(raw, start)
@@ -293,19 +295,17 @@ def words(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _kind(tokens: Sequence[tuple[int, str]]) -> str:
-    """Returns the first word of the only statement; raises `InvalidQuery` where there is none, or several."""
+    """Returns the first word of the only statement; raises `InvalidQuery` if there is none, or several."""
     parts = [list(part) for ends, part in groupby(tokens, lambda token: token[1] == ";") if not ends]
     if not parts:
         raise InvalidQuery(f"the statement is empty; {_READS}")
     if len(parts) > 1:
-        raise InvalidQuery(
-            f"only one statement at a time can be run, these are {len(parts)}; send each by itself"
-        )
+        raise InvalidQuery(f"only one statement can be run at a time, not {len(parts)}; send each by itself")
     return parts[0][0][1]
 
 
 def _check_begins(connection: duckdb.DuckDBPyConnection, statement: str) -> None:
-    """Raises `InvalidQuery` for a text without tokens that is more than blanks: its quote does not end."""
+    """Raises `InvalidQuery` for a text without tokens that is not blank, such as an unterminated quote."""
     try:
         connection.extract_statements(statement)
     except duckdb.Error as error:
@@ -315,7 +315,7 @@ def _check_begins(connection: duckdb.DuckDBPyConnection, statement: str) -> None
 def _unexplained(
     connection: duckdb.DuckDBPyConnection, statement: str, tokens: Sequence[tuple[int, str]]
 ) -> tuple[bool, str]:
-    """Whether an EXPLAIN runs what it explains, and what that is."""
+    """Returns whether an EXPLAIN runs the statement that it explains, and that statement."""
     raw, runs = statement.encode(), False
     left = [token for token in tokens if token[1] != ";"][1:]
     while left:
@@ -336,22 +336,22 @@ def _refusal(
     tokens: Sequence[tuple[int, str]],
     tree: Mapping[str, Any],
 ) -> DormouseError:
-    """Returns the reason for which a statement is refused that the parser makes no tree of.
+    """Returns the error for a statement that the parser makes no tree of.
 
-    It stands where it stood behind EXPLAIN.
+    After EXPLAIN, `statement` has blanks before it, so that the error's position is right.
     """
     kind = _kind(tokens)
     acts = kind in _INSTEAD or _NO_SELECT in tree["error_message"]
     if tree["error_type"] == _NO_STATEMENT and not acts:
         try:
-            # tells the place, too; a text that cannot be parsed is not acted on
+            # this error has the position, too; text that cannot be parsed is never run
             connection.extract_statements(statement)
         except duckdb.Error as error:
             return syntax_error(error, statement, _hint(tokens, str(error)))
     if "Only SELECT" not in tree["error_message"] and not acts:
         return InvalidQuery(tree["error_message"])
     if kind in _READERS:
-        # behind WITH
+        # the statement starts with WITH, for example
         changes = [word for _, word in tokens if word in _CHANGES]
         if not changes and any(word.startswith("pivot") for _, word in tokens):
             return InvalidQuery("PIVOT must name the values that become columns: PIVOT … ON column IN (…)")
@@ -363,7 +363,7 @@ def _refusal(
 
 
 def _hint(tokens: Sequence[tuple[int, str]], complaint: str) -> str | None:
-    """Returns what to write instead of a text that cannot be parsed, where that is known."""
+    """Returns what to write instead of a text that cannot be parsed, if known."""
     if 'at or near ":"' in complaint:
         return "a parameter is written $name"
     if 'at or near "."' in complaint or 'at or near "\\"' in complaint:
@@ -376,7 +376,7 @@ def _hint(tokens: Sequence[tuple[int, str]], complaint: str) -> str | None:
 def _parameters(connection: duckdb.DuckDBPyConnection, select: str) -> frozenset[str]:
     """Returns the names of the parameters of a statement that is known to be one SELECT.
 
-    DuckDB acts on others when it extracts them: IMPORT DATABASE and PRAGMA open files.
+    DuckDB runs some other statements when it extracts them: IMPORT DATABASE and PRAGMA open files.
     """
     [found] = connection.extract_statements(select)
     return frozenset(name.lower() for name in found.named_parameters)
@@ -385,25 +385,25 @@ def _parameters(connection: duckdb.DuckDBPyConnection, select: str) -> frozenset
 def _check_reads_tables(named: Mapping[str, set[str]]) -> None:
     check_tables(named["functions"])
     check_expressions(named["called"] - named["functions"])
-    # a function of "system" would be another than the one of the planner, which knows no time
+    # a function of schema "system" would bypass the planner's macros for the current time
     catalogs = named["catalogs"] | named["homes"]
     for schema in sorted(named["schemas"] - {"main"} | catalogs - _CATALOGS | named["catalogs"] - {"temp"}):
         instead = (
             "SHOW TABLES lists the tables, DESCRIBE their columns"
             if schema.lower() in _ABOUT_TABLES
-            else "tables and functions go by their names alone"
+            else "use the names of tables and functions alone"
         )
         raise InvalidQuery(f"there is no schema {schema!r}: {instead}")
     if named["moments"]:
         raise InvalidQuery(_AT)
     if "SHOW_UNQUALIFIED" in named["shown"] and not named["names"] & _LISTS:
-        raise InvalidQuery("of SHOW there is SHOW TABLES, and SHOW with a table's name")
+        raise InvalidQuery("use SHOW TABLES, or SHOW with a table's name")
 
 
 def _tree(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str, Any]:
-    """Returns what a statement names, by `_PATHS`, or the error of the parser, which executes nothing.
+    """Returns the names in a statement, by `_PATHS`, or the error of the parser, which executes nothing.
 
-    There is an error for all but SELECT.
+    All statements but SELECT give an error.
     """
     tree = f"json_serialize_sql({text(select)}, skip_null := true, skip_empty := true, skip_default := true)"
     paths = {"error_type": "$.error_type", "error_message": "$.error_message", **_PATHS}

@@ -1,4 +1,4 @@
-"""Answers of DuckDB as Arrow: exact types, columns of different names, errors that are ours."""
+"""DuckDB's answers as Arrow: exact types, distinct column names, and Dormouse's errors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dormouse.errors import DormouseError, EngineFailed, InvalidQuery, QueryTooL
 
 BATCH_ROWS = 8_192
 AHEAD_BYTES = 32 << 20
-"""Of an answer with whole numbers of 128 bits, read before the types of their columns are given."""
+"""The most bytes of an answer with 128-bit integers that are read to choose its columns' types."""
 _NOT_ARROWS = {"bignum", "bit", "geometry", "time with time zone", "uhugeint", "union", "variant"}
 _DAY_MICROSECONDS = 24 * 60 * 60 * 1_000_000
 _INFINITE_DAY, _INFINITE_TIME = 2**31 - 1, 2**63 - 1
-"""DuckDB's numbers for infinity; those below zero are for -infinity."""
+"""DuckDB's numbers for infinity; their negatives are -infinity."""
 _NESTED = {"array", "list", "map", "struct"}
 INTERRUPTED = "the query was interrupted"
 _POSITION = re.compile(r"\n*^LINE \d+:", re.MULTILINE)
@@ -29,23 +29,23 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 _CARET = re.compile(r"^LINE (\d+): (.*)\n( *)\^", re.MULTILINE)
 _KIND = re.compile(r"^(?:TransactionContext Error: )?(?:(\w[\w ]*) Error: )?")
 _MAY_BE_FILES = {"IO", "HTTP", "Invalid Input", "Serialization", "Binder", None}
-"""Kinds of what it complains of; of a page that ends too soon it tells none."""
+"""Kinds of DuckDB's errors that a bad file may cause; a truncated page gives an error without a kind."""
 _SETTING = re.compile(r'\n?Use "?SET [^\n]*')
-"""Advice that no statement can follow: settings are locked."""
+"""Advice to change settings, which no statement can follow: settings are locked."""
 _DEVIATION = re.compile(r"^(STDDEV|VAR)\w* is out of range")
 _DISK_FULL = ("No space left on device", "max_temp_directory_size")
 
 
-# What DuckDB complains of, as our errors: one line, and what is to be done.
+# DuckDB's errors as Dormouse's: one line, with what to do.
 
 
 class ReadFailed(InvalidQuery):
-    """What DuckDB complained of while it read: a file may be the cause, or what was asked of its values."""
+    """An error of DuckDB while it read: caused by a file, or by the statement's use of its values."""
 
 
 @contextmanager
 def named_failures() -> Iterator[None]:
-    """Turns DuckDB's errors into ours, also those that reach us by way of Arrow's streams."""
+    """Turns DuckDB's errors into Dormouse's, including errors that Arrow's streams pass on."""
     try:
         yield
     except (duckdb.Error, pa.ArrowException, OSError) as error:
@@ -53,7 +53,7 @@ def named_failures() -> Iterator[None]:
 
 
 def failure(error: Exception, *, reads: bool = True) -> DormouseError:
-    """Our error for one of DuckDB's, which read files or did not."""
+    """Returns Dormouse's error for one of DuckDB's; `reads`: DuckDB may have been reading files."""
     line, found = first_line(error), _KIND.match(str(error))
     kind = found[1] if found else None
     if kind == "INTERRUPT":
@@ -61,45 +61,43 @@ def failure(error: Exception, *, reads: bool = True) -> DormouseError:
     if any(part in str(error) for part in _DISK_FULL):
         needed = line.partition("; This limit")[0]
         return QueryTooLarge(
-            f"what the statement had to put aside on disk did not fit there, ask for less at once: {needed}"
+            f"the statement's temporary data did not fit on disk; make it read less: {needed}"
         )
     if kind == "Out of Memory":
-        # its advice is of settings, which are locked
+        # DuckDB's advice is to change settings, which are locked
         needed = line.partition("; Possible solutions")[0]
-        return QueryTooLarge(
-            f"the statement needs more memory than it may use, ask for less at once: {needed}"
-        )
+        return QueryTooLarge(f"the statement needs more memory than it may use; make it read less: {needed}")
     if _DEVIATION.search(line):
         return InvalidQuery(
             f"{line.rstrip('!')}: values are infinite, or too large to be squared; leave them out by "
             "WHERE isfinite(x), or the column: SUMMARIZE SELECT ... FROM ..."
         )
     if kind in {"INTERNAL", "FATAL"}:
-        return EngineFailed(f"DuckDB failed at this statement, write it in another way: {line}")
+        return EngineFailed(f"DuckDB failed to run this statement; write it differently: {line}")
     return ReadFailed(line) if reads and kind in _MAY_BE_FILES else InvalidQuery(line)
 
 
 def syntax_error(error: duckdb.Error, statement: str, hint: str | None = None) -> DormouseError:
-    """Why the statement cannot be read, where, and what to write instead."""
+    """Returns the error for a statement that cannot be parsed, with its place and a hint."""
     complaint = f"{first_line(error)}{_place(str(error), statement)}"
     return InvalidQuery(f"{complaint}; {hint}" if hint else complaint)
 
 
 def _place(complaint: str, statement: str) -> str:
-    """The line and column, of what DuckDB shows of the line with a caret below."""
+    """Returns the line and column that DuckDB's error shows with a caret, as text."""
     found = _CARET.search(complaint)
     if found is None:
         return ""
     number, shown, indent = found.groups()
     line, part = _LINE_END.split(statement)[int(number) - 1], shown.removeprefix("...").removesuffix("...")
-    if not line.isascii() or part not in line:  # its caret stands elsewhere then
+    if not line.isascii() or part not in line:  # the caret is then in another place
         return f" (line {number})"
     cut = len(f"LINE {number}: ") + len("...") * shown.startswith("...")
     return f" (line {number}, column {line.index(part) + len(indent) - cut + 1})"
 
 
 def first_line(error: BaseException) -> str:
-    """DuckDB's complaint with its hints in one line, without its kind and the statement that it repeats."""
+    """Returns DuckDB's message and hints in one line, without the error's kind and the quoted statement."""
     text = _SETTING.sub("", _POSITION.split(str(error), maxsplit=1)[0])
     return "; ".join(line.strip() for line in _KIND.sub("", text, count=1).splitlines() if line.strip())
 
@@ -109,7 +107,7 @@ def first_line(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """An answer's columns, and its batches, which are made as they are asked for."""
+    """An answer's columns, and its batches, which are made when they are requested."""
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
@@ -121,15 +119,15 @@ class Rows:
         return Rows(schema, (exact(batch, schema) for batch in self.batches))
 
 
-def rows_of(found: duckdb.DuckDBPyConnection, watched: Callable[[], AbstractContextManager[object]]) -> Rows:
-    """What was executed, as rows; each batch is made as `watched`."""
-    for name, kind, *_ in found.description or ():
+def rows_of(answer: duckdb.DuckDBPyConnection, watched: Callable[[], AbstractContextManager[object]]) -> Rows:
+    """Returns the rows of an executed statement; each batch is made within `watched`."""
+    for name, kind, *_ in answer.description or ():
         if not _is_arrows(kind):
             raise InvalidQuery(f"column {name!r} is {kind}, which Arrow does not have: cast it to VARCHAR")
-    reader = found.to_arrow_reader(BATCH_ROWS)
+    reader = answer.to_arrow_reader(BATCH_ROWS)
     names = numbered(reader.schema.names)
     types = [plain(field.type) for field in reader.schema]
-    kinds = [kind for _, kind, *_ in found.description or ()]
+    kinds = [kind for _, kind, *_ in answer.description or ()]
     narrow = {n: one for n, kind in enumerate(kinds) if (one := _narrow(kind, types[n])) != types[n]}
     ahead = list(_ahead(reader)) if narrow else []
     for index, kind in narrow.items():
@@ -151,7 +149,7 @@ def rows_of(found: duckdb.DuckDBPyConnection, watched: Callable[[], AbstractCont
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Returns the batch with exactly the types of a schema; `InvalidQuery` for a sum that is no LONG."""
+    """Returns the batch with a schema's exact types; raises `InvalidQuery` for a sum too large for LONG."""
     try:
         return exact(batch, schema)
     except pa.ArrowInvalid:
@@ -165,7 +163,7 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _held(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the batch; raises `InvalidQuery` for a value that readers of Arrow take for another one."""
+    """Returns the batch; raises `InvalidQuery` for a value that readers of Arrow would misread."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if value := _not_held(column):
             raise InvalidQuery(f"column {name!r} has {value}, which Arrow does not have: cast it to VARCHAR")
@@ -173,7 +171,7 @@ def _held(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _not_held(column: pa.Array) -> str | None:
-    """Names a value of DuckDB that a column has and Arrow has not: it would be another value, or none."""
+    """Returns the name of a value in a column that DuckDB has and Arrow does not; None if there is none."""
     kind = column.type
     if pa.types.is_map(kind):
         return _not_held(column.keys) or _not_held(column.items)
@@ -199,26 +197,26 @@ def _not_held(column: pa.Array) -> str | None:
 
 
 def _ahead(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-    """Yields the first batches of an answer, or all of a small one."""
+    """Yields the first batches of an answer, or all batches of a small one."""
     taken = 0
     while taken < AHEAD_BYTES and (batch := next(reader, None)) is not None:
         taken += batch.nbytes
         yield batch
 
 
-def _narrow(kind: Any, found: pa.DataType) -> pa.DataType:
-    """Returns the type of a column with LONG for whole numbers of 128 bits, within nested types too."""
+def _narrow(kind: Any, arrow: pa.DataType) -> pa.DataType:
+    """Returns the type of a column with LONG for 128-bit integers, within nested types too."""
     if kind.id == "hugeint":
         return pa.int64()
     if kind.id == "list":
-        return pa.list_(pa.field("element", _narrow(kind.children[0][1], found.value_type)))
+        return pa.list_(pa.field("element", _narrow(kind.children[0][1], arrow.value_type)))
     if kind.id == "map":
         (_, key), (_, item) = kind.children
-        return pa.map_(_narrow(key, found.key_type), _narrow(item, found.item_type))
+        return pa.map_(_narrow(key, arrow.key_type), _narrow(item, arrow.item_type))
     if kind.id == "struct":
-        parts = zip(found, kind.children, strict=True)
+        parts = zip(arrow, kind.children, strict=True)
         return pa.struct([field.with_type(_narrow(part, field.type)) for field, (_, part) in parts])
-    return found
+    return arrow
 
 
 def _fits(column: pa.Array, kind: pa.DataType) -> bool:
@@ -231,18 +229,18 @@ def _fits(column: pa.Array, kind: pa.DataType) -> bool:
 
 
 def _is_arrows(kind: Any) -> bool:
-    """Whether Arrow has the values of a type, as it is or made plain."""
+    """Returns whether Arrow has the values of a type, directly or as its plain type."""
     if kind.id in _NOT_ARROWS:
         return False
     if kind.id == "struct" and len(dict(kind.children)) < len(kind.children):
-        # fields without names
+        # a struct with unnamed fields
         return False
     parts = kind.children if kind.id in _NESTED else []
     return all(_is_arrows(part) for _, part in parts if not isinstance(part, int))
 
 
 def numbered(names: Iterable[str]) -> list[str]:
-    """The names, of which the second that is equal to another has _1, the third _2."""
+    """Returns the names made distinct: a repeated name gets _1, then _2, and so on."""
     found: dict[str, None] = {}
     taken = set(names := list(names))
     for name in names:
@@ -254,14 +252,14 @@ def numbered(names: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def plain(found: pa.DataType) -> pa.DataType:
-    """The type as tables and every reader of Arrow have it, within nested types too."""
-    if pa.types.is_list(found):
-        return pa.list_(pa.field("element", plain(found.value_type)))
-    if pa.types.is_map(found):
-        return pa.map_(plain(found.key_type), plain(found.item_type))
-    if pa.types.is_struct(found):
-        return pa.struct([field.with_type(plain(field.type)) for field in found])
-    if pa.types.is_dictionary(found):
-        return plain(found.value_type)
-    return found
+def plain(arrow: pa.DataType) -> pa.DataType:
+    """Returns the type that tables and all readers of Arrow support, within nested types too."""
+    if pa.types.is_list(arrow):
+        return pa.list_(pa.field("element", plain(arrow.value_type)))
+    if pa.types.is_map(arrow):
+        return pa.map_(plain(arrow.key_type), plain(arrow.item_type))
+    if pa.types.is_struct(arrow):
+        return pa.struct([field.with_type(plain(field.type)) for field in arrow])
+    if pa.types.is_dictionary(arrow):
+        return plain(arrow.value_type)
+    return arrow

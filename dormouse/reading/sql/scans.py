@@ -1,4 +1,4 @@
-"""The scans of tables in one of DuckDB's serialized plans, and what bounds their row keys."""
+"""The tables that one of DuckDB's serialized plans scans, and the ranges of row keys that the plan needs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP
 
 ROUNDS_MAX = 10
-"""Of passing on from key to key; each alone is right."""
+"""The most rounds in which ranges are passed from key to key; the ranges are valid after each round."""
 _INTS = Range(-(1 << 31), (1 << 31) - 1, max_inclusive=True)
 _LONGS = Range(-(1 << 63), (1 << 63) - 1, max_inclusive=True)
 _OUTPUTS: Mapping[str, Callable[[Known, Known], Known]] = {
-    # a side's columns are null where it has no row
+    # the columns of a side are unknown where the join fills it with nulls
     "INNER": lambda left, right: [*left, *right],
     "LEFT": lambda left, right: [*left, *_unknown(right)],
     "SINGLE": lambda left, right: [*left, *_unknown(right)],
@@ -29,16 +29,17 @@ _OUTPUTS: Mapping[str, Callable[[Known, Known], Known]] = {
     "ANTI": lambda left, _right: left,
     "MARK": lambda left, _right: [*left, None],
 }
-"""The columns of joins by those of their sides."""
+"""The columns of a join's result, from the columns of its sides, by the kind of join."""
 _LEFT_BY_RIGHT = {"INNER", "SEMI", "RIGHT"}
-"""Joins in which a row of the left counts only when it meets one of the right."""
+"""Joins in which a row of the left side counts only if it matches a row of the right side."""
+# joins in which a row of the right side counts only if it matches a row of the left side
 _RIGHT_BY_LEFT = {"INNER", "SEMI", "ANTI", "LEFT", "SINGLE"}
 _COMPUTED_AGAIN = {"LOGICAL_MATERIALIZED_CTE", "LOGICAL_RECURSIVE_CTE", "LOGICAL_CTE_REF"}
 Node = dict[str, Any]
 _WHOLE = {f"{sign}{name}" for name in ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT") for sign in "U"}
 _WHOLE |= {name[1:] for name in _WHOLE}
 _EXACT_BELOW = {"DOUBLE": 1 << 53, "FLOAT": 1 << 24}
-"""Up to it they have every whole number, so that a key made one is still itself."""
+"""The number below which a type has each whole number exactly, so that a cast key keeps its value."""
 _OPERATORS = {
     "COMPARE_EQUAL": "=",
     "COMPARE_NOT_DISTINCT_FROM": "=",
@@ -51,18 +52,18 @@ _TIMES = {"TIMESTAMP WITH TIME ZONE": TIMESTAMP, "DATE": DATE}
 _FLIPPED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _LISTS = {"list_contains", "list_has", "array_contains", "array_has", "contains"}
 _PREFIXES = {"prefix": "", "starts_with": "", "^@": "", "~~": "%_\\", "like_escape": "%_\\", "~~~": "*?[\\"}
-"""Functions of a text and a pattern, and what ends its prefix."""
+"""Functions of a text and a pattern, with the characters that end the pattern's literal prefix."""
 _CODE_POINT_MAX = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 _ESCAPED = re.compile(r"\\x([0-9A-F]{2})")
 
 
-# Ranges that conditions set row keys. What is not understood bounds nothing: too much is read, never too
-# little, and DuckDB filters again.
+# The ranges to which conditions restrict row keys. An expression that is not understood restricts nothing:
+# the plan may then read too much, but never too little, and DuckDB filters the rows again.
 
 
 class _Unknown:
-    """A value that is not understood."""
+    """The type of `UNKNOWN`, a value that is not understood."""
 
 
 UNKNOWN = _Unknown()
@@ -70,23 +71,23 @@ UNKNOWN = _Unknown()
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A row key where a plan scans it."""
+    """A row key in one scan of a plan."""
 
     name: str
-    """Of its own in the plan."""
+    """The key's name in the plan, unique among all scans."""
     field: Field
     is_copy: bool = False
-    """Whether conditions on it do not bound the scan."""
+    """Whether the key is a copy of a column elsewhere, so that conditions on it do not restrict it."""
 
 
 Known = Sequence[Key | None]
-"""The columns of a plan's node; None for what is no key."""
+"""The columns of a plan's node; None for a column that is no key."""
 Columns = Known | None
-"""None when not even their number is known."""
+"""The columns, or None if not even their number is known."""
 
 
 def met(condition: Node, columns: Columns) -> KeyRanges:  # noqa: PLR0911 one a kind
-    """Ranges of keys, by their names in the plan, that every row has that meets a condition."""
+    """Returns ranges of keys, by their names in the plan, that contain each row that meets a condition."""
     match condition:
         case {"type": "CONJUNCTION_AND", "children": parts}:
             return reduce(KeyRanges.intersect, (met(part, columns) for part in parts), KeyRanges())
@@ -106,9 +107,9 @@ def met(condition: Node, columns: Columns) -> KeyRanges:  # noqa: PLR0911 one a 
     return KeyRanges()
 
 
-def met_by_column(found: Node, key: Key) -> KeyRanges:  # noqa: PLR0911 one a kind
-    """The same, for what was pushed down into the scan of a column."""
-    match found:
+def met_by_column(filter_: Node, key: Key) -> KeyRanges:  # noqa: PLR0911 one a kind
+    """Returns ranges of a key that contain each value that meets a filter pushed down into a scan."""
+    match filter_:
         case {"filter_type": "CONJUNCTION_AND", "child_filters": parts}:
             return reduce(KeyRanges.intersect, (met_by_column(part, key) for part in parts), KeyRanges())
         case {"filter_type": "CONJUNCTION_OR", "child_filters": parts}:
@@ -126,10 +127,13 @@ def met_by_column(found: Node, key: Key) -> KeyRanges:  # noqa: PLR0911 one a ki
 
 
 def key_of(expression: Node, columns: Columns) -> tuple[Key, str | None] | None:
-    """The key that an expression is, and the type of number that it is cast to."""
+    """Returns the key that an expression is, and the numeric type that it is cast to.
+
+    Returns None if it is no key.
+    """
     match expression:
         case {"expression_class": "BOUND_CAST", "try_cast": True}:
-            # null, where it fails; and null may be what is asked for
+            # a failed cast gives null, which may be the wanted value
             return None
         case {"expression_class": "BOUND_CAST", "child": child, "return_type": {"id": cast}}:
             found = key_of(child, columns)
@@ -144,12 +148,12 @@ def key_of(expression: Node, columns: Columns) -> tuple[Key, str | None] | None:
 
 
 def is_whole(cast: str | None) -> bool:
-    """Whether the cast leaves whole numbers what they are."""
+    """Returns whether a cast keeps whole numbers unchanged."""
     return cast is None or cast in _WHOLE
 
 
 def value_of(constant: Node) -> Any:  # noqa: PLR0911 one a type
-    """A constant in Python: None, a number, str, bytes, datetime, date, tuple or list; else `UNKNOWN`."""
+    """Returns a constant as None, a number, str, bytes, datetime, date, tuple or list, else `UNKNOWN`."""
     match constant:
         case {"is_null": True}:
             return None
@@ -179,12 +183,12 @@ def _time(name: str, number: int) -> KeyValue | _Unknown:
     try:
         return value_of_number(_TIMES[name], number)
     except (ValueError, OverflowError):
-        # infinity, or of a year that no key has
+        # infinity, or a year that no key can have
         return UNKNOWN
 
 
 def constant(expression: Node) -> Any:
-    """The value of an expression that is a constant."""
+    """Returns the value of an expression that is a constant, else `UNKNOWN`."""
     known = expression.get("expression_class") == "BOUND_CONSTANT"
     return value_of(expression["value"]) if known else UNKNOWN
 
@@ -199,7 +203,7 @@ def _comparison(kind: str, left: Node, right: Node, columns: Columns) -> KeyRang
             return met(left, columns)
         left, operator, value = right, _FLIPPED[operator], constant(left)
     if value is None and kind == "COMPARE_NOT_DISTINCT_FROM":
-        # what is cast may be null
+        # casts may make nulls, so nothing is known
         return KeyRanges()
     return _compared(left, operator, value, columns)
 
@@ -211,13 +215,13 @@ def _is_true(expression: Node) -> bool:
     return False
 
 
-def _function(name: str, one: Node, others: Sequence[Node], columns: Columns) -> KeyRanges:
+def _function(name: str, first: Node, others: Sequence[Node], columns: Columns) -> KeyRanges:
     values = [constant(other) for other in others]
     if name in _PREFIXES and all(isinstance(value, str) for value in values) and len(values) <= 2:
-        found = key_of(one, columns)
+        found = key_of(first, columns)
         if found is not None and found[0].field.type == STRING:
             return _beginning(found[0], values[0], _PREFIXES[name] + "".join(values[1:]))
-    if name in _LISTS and len(others) == 1 and isinstance(items := constant(one), list):
+    if name in _LISTS and len(others) == 1 and isinstance(items := constant(first), list):
         return _among(others[0], items, columns)
     return KeyRanges()
 
@@ -231,7 +235,7 @@ def _beginning(key: Key, pattern: str, wildcards: str) -> KeyRanges:
 
 
 def after_prefix(prefix: str) -> str | None:
-    """The smallest text that is above all that begin with the prefix; None when there is none."""
+    """Returns the smallest text above all texts with a prefix; None when there is none."""
     for end in range(len(prefix), 0, -1):
         following = ord(prefix[end - 1]) + 1
         if following in _SURROGATES:
@@ -249,7 +253,7 @@ def _among(left: Node, values: Sequence[Any], columns: Columns) -> KeyRanges:
 
 
 def _any_of(key: Key, values: Sequence[Any], type_name: str | None) -> KeyRanges:
-    """A key among values; there may be thousands."""
+    """Returns the ranges of a key that has one of some values, of which there may be thousands."""
     found = [_ranges(key.field, "=", value, type_name) for value in values]
     if any(ranges is None for ranges in found):
         return KeyRanges()
@@ -269,10 +273,13 @@ def _compared(left: Node, operator: str, value: Any, columns: Columns) -> KeyRan
 
 
 def _together(parts: Sequence[Node], operator: str, values: tuple[Any, ...], columns: Columns) -> KeyRanges:
-    """Several at once: (a, b) = (1, 2), or (a, b) > (1, 2), of which the first decide."""
+    """Returns ranges for a comparison of several columns at once: (a, b) = (1, 2), or (a, b) > (1, 2).
+
+    For an inequality only the first column is restricted.
+    """
     if operator != "=":
         parts, operator = parts[:1], f"{operator[0]}="
-    # within a row, null equals null
+    # within a row comparison, null equals null
     found = [
         _compared(part, operator, UNKNOWN if value is None else value, columns)
         for part, value in zip(parts, values, strict=False)
@@ -286,7 +293,7 @@ def _bounded(key: Key, operator: str, value: Any, type_name: str | None) -> KeyR
 
 
 def _ranges(field: Field, operator: str, value: Any, type_name: str | None) -> list[Range] | None:
-    """Where a key, or what it is as the named type, compares so with a value of that type; None: anywhere."""
+    """Returns the ranges in which a key, cast to the named type, meets a comparison; None for any value."""
     if value is None:
         return []
     if field.type in (INT, LONG):
@@ -298,7 +305,7 @@ def _ranges(field: Field, operator: str, value: Any, type_name: str | None) -> l
 
 
 def _numbers(field: Field, operator: str, value: Any, type_name: str | None) -> list[Range] | None:
-    """The whole numbers that surely compare so with a number."""
+    """Returns the ranges of whole numbers that meet a comparison with a number; None for any."""
     if isinstance(value, float):
         if not math.isfinite(value) or abs(value) >= _EXACT_BELOW.get(type_name or "", 0):
             return None
@@ -313,7 +320,7 @@ def _numbers(field: Field, operator: str, value: Any, type_name: str | None) -> 
     assert isinstance(smallest, int)  # noqa: S101 it is of a number
     if smallest <= low < -smallest:
         return [_range(operator, low)]
-    # beyond what the key can be: each of its values meets it, or none
+    # the value is out of the key's range: either all keys meet the comparison, or none
     return None if _range(operator, low).contains(smallest) else []
 
 
@@ -327,15 +334,15 @@ def _range(operator: str, value: Any) -> Range:
 
 @dataclass(frozen=True, slots=True)
 class Enough:
-    """So many rows of a result, after an OFFSET, are all of it."""
+    """The number of rows, including those skipped by OFFSET, after which a result is complete."""
 
     rows: int
     in_key_order: bool
-    """Whether they must be those that come first in the order of the row keys, or are any."""
+    """Whether these must be the first rows in the order of the row keys."""
 
 
 def enough(plan: Node, schemas: Mapping[str, Schema]) -> Enough | None:
-    """What the limit of a plan of one scan says, when each of its rows comes from one row of the table."""
+    """Returns the limit of a plan of one scan, if each row of its result comes from one row of the table."""
     plan = _below(plan, "LOGICAL_PROJECTION")
     limit = plan.get("limit_val", {})
     if plan["type"] != "LOGICAL_LIMIT" or limit.get("type") != "CONSTANT_VALUE":
@@ -361,7 +368,7 @@ def _is_scan(plan: Node) -> bool:
 
 
 def _is_in_key_order(order: Node, schemas: Mapping[str, Schema]) -> bool:
-    """Whether rows are sorted by the first row keys; by more, when it is all of them."""
+    """Returns whether rows are sorted by the first row keys, and by more only after all of them."""
     [child] = order["children"]
     scans = Scans(schemas)
     columns = scans.read(child)
@@ -374,9 +381,10 @@ def _is_in_key_order(order: Node, schemas: Mapping[str, Schema]) -> bool:
 
 
 class Scans:
-    """The scans of one plan.
+    """The scans of one plan, and the ranges of keys that each needs.
 
-    A bound says that the rows outside of it change nothing, so that those of one scan may bound another.
+    Rows outside a scan's ranges do not change the result. So the ranges of one scan may restrict another that
+    is joined with it.
     """
 
     def __init__(self, schemas: Mapping[str, Schema]) -> None:
@@ -390,16 +398,16 @@ class Scans:
 
     @property
     def tables(self) -> Sequence[str]:
-        """Those that are scanned, once for each scan."""
+        """The scanned tables, one item for each scan."""
         return self._tables
 
     @property
     def is_one(self) -> bool:
-        """Whether one table is scanned, and once."""
+        """Returns whether exactly one table is scanned, exactly once."""
         return len(self._tables) == 1 and not self._again
 
     def ranges(self) -> dict[str, KeyRanges]:
-        """By tables: what any of a table's scans wants."""
+        """Returns the ranges that any of a table's scans needs, by table."""
         for _ in range(ROUNDS_MAX):
             before = self._ranges
             for target, source in self._passed:
@@ -421,7 +429,7 @@ class Scans:
             self._ranges = self._ranges.intersect(passed)
 
     def read(self, node: Node) -> Columns:
-        """Notes the scans below a node and their bounds; what is known of the node's columns."""
+        """Records the scans below a node and their ranges; returns the node's columns."""
         kind = node["type"]
         self._again = self._again or kind in _COMPUTED_AGAIN
         reader = _READERS.get(kind)
@@ -460,7 +468,7 @@ class Scans:
         return _mapped(self._only(node), node.get("projection_map"))
 
     def _opaque(self, node: Node) -> Columns:
-        # conditions on what is left would leave others
+        # conditions above a LIMIT or DISTINCT must not restrict the rows below it
         columns = self._only(node)
         return None if columns is None else _unknown(columns)
 
@@ -507,7 +515,7 @@ class Scans:
             self._passed.append((right[0], left[0]))
 
     def _correlated_columns(self, node: Node) -> Columns:
-        # in a subquery of a subquery it is not told whose they are
+        # within nested subqueries the plan does not say which outer query the columns come from
         columns = self._correlated[0] if len(self._correlated) == 1 else _unknown(node["chunk_types"])
         return [one and replace(one, is_copy=True) for one in columns]
 
@@ -527,17 +535,17 @@ class Scans:
         if columns is None:
             return None
         lists = [constant(one.get("child", {})) for one in node["expressions"]]
-        # of several lists, the shorter have nulls
+        # of several lists, the shorter ones are padded with nulls
         return [*columns, *(self._listed(one) for one in lists)] if len(lists) == 1 else None
 
     def _listed(self, values: Any) -> Key | None:
-        """Constants, as if they were the key of a scan that has them alone."""
+        """Returns constants as if they were the key of a scan that has exactly these values."""
         if not isinstance(values, list):
             return None
         given = [value for value in values if value is not None]
         for field_type, python in ((LONG, int), (STRING, str), (BYTES, bytes)):
             if all(isinstance(value, python) for value in given):
-                # no key is beyond it
+                # larger numbers equal no key
                 given = [value for value in given if python is not int or _LONGS.contains(value)]
                 self._constants += 1
                 key = Key(f"constants {self._constants}", Field("constants", field_type))

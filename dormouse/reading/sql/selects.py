@@ -1,4 +1,4 @@
-"""Tables as DuckDB's selects of their files."""
+"""DuckDB's SELECTs of tables from their files."""
 
 from __future__ import annotations
 
@@ -31,21 +31,24 @@ from dormouse.reading.sql.engine import path_of
 from dormouse.reading.where import Deletion, Question
 from dormouse.state.context import TableContext
 
-# Which files DuckDB reads in one scan, and which rows of them count.
+# The files that DuckDB reads in one scan, and which of their rows count.
 
 SCANS_MAX = 64
-"""Of files that are written alike. DuckDB plans each for itself: a thousand take it seconds."""
+"""The most scans of files of one kind.
+
+DuckDB plans each scan separately, which for a thousand scans takes seconds.
+"""
 INDEX = "file_index"
-"""DuckDB's own column: which file of its list a row is of."""
+"""DuckDB's virtual column with the position of a row's file in the list of files."""
 
 
 def written_alike(scan: Scan) -> tuple[bool, int]:
-    """Whether DuckDB may skip by all of a file's statistics, and the version of the schema that it is of."""
+    """Returns whether DuckDB may use all of a file's statistics, and the file's schema version."""
     return scan.filename.endswith(PARQUET_SUFFIX), scan.schema_version
 
 
 def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Scan]]:
-    """The files of each scan, in their order there."""
+    """Yields the files of each scan, in their order there."""
     ways = ways_of(scans, written_alike)
     if len(ways) <= SCANS_MAX or may_hide_index(schema, (way.kind[1] for way in ways)):
         yield from ways.values()
@@ -61,12 +64,12 @@ def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Sc
 
 
 def rows_of(schema: Schema, scans: Sequence[Scan]) -> str | None:
-    """Whether a row of files that are read together lies where its file counts; None when every row does."""
+    """Returns the condition for rows that lie where their file counts; None when every row does."""
     runs = [(slices, len(list(run))) for slices, run in groupby(scans, attrgetter("slices"))]
     conditions = [rendered_unless_all(in_slices(schema, slices), DUCKDB) for slices, _ in runs]
     if len(runs) == 1:
         return conditions[0]
-    # only such a bound lets DuckDB skip what it need not read
+    # only a bound on the first key lets DuckDB skip row groups
     first = schema.row_keys[0].name
     near = KeyRanges({first: [united([one for slices, _ in runs for one in slices]).enclosing(first)]})
     ends = list(accumulate(length for _, length in runs))
@@ -80,7 +83,7 @@ def left_of(
     deletions: Sequence[Sequence[Deletion]],
     value: Callable[[Field], str],
 ) -> str | None:
-    """Whether a row of such files is none that one of its file's deletions is of; None without deletions."""
+    """Returns the condition for rows that no deletion of their file matches; None without deletions."""
     numbers = [{one.deletion_id for one in some} for some in deletions]
     known = {one.deletion_id: one for some in deletions for one in some}
 
@@ -95,12 +98,12 @@ def left_of(
 
 
 def asks_index(scans: Sequence[Scan]) -> bool:
-    """Whether the conditions may name the file that a row is of."""
+    """Returns whether the conditions need the file that a row comes from."""
     return any((scan.slices, scan.deletions) != (scans[0].slices, scans[0].deletions) for scan in scans)
 
 
 def may_hide_index(schema: Schema, versions: Iterable[int] = ()) -> bool:
-    """Whether a file may have a column of the index's name, which DuckDB then takes it for."""
+    """Returns whether a file may have a column named as the index, which DuckDB would use instead."""
     shape = schema.shape
     names = (stage.name for column in shape.columns for stage in column.stages)
     return (
@@ -111,7 +114,7 @@ def may_hide_index(schema: Schema, versions: Iterable[int] = ()) -> bool:
 
 
 def _place(schema: Schema, scan: Scan) -> tuple[Any, ...]:
-    """Files of the same deletions are near each other, and of those the ones whose keys are near."""
+    """Returns a sort key that puts files with equal deletions together, and among them near keys."""
     first = schema.row_keys[0].name
     return (
         not scan.deletions,
@@ -121,7 +124,7 @@ def _place(schema: Schema, scan: Scan) -> tuple[Any, ...]:
 
 
 def _by_index(conditions: Sequence[str | None], ends: Sequence[int]) -> str:
-    """The condition of a row's file, of files up to each end; found by halves."""
+    """Returns the condition of each row by the number of its file, as a binary search."""
     if len(conditions) == 1:
         return conditions[0] or "true"
     half = len(conditions) // 2
@@ -130,9 +133,9 @@ def _by_index(conditions: Sequence[str | None], ends: Sequence[int]) -> str:
 
 
 def _runs(scans: Sequence[Scan], numbers: Sequence[set[int]], number: int) -> Iterator[tuple[int, int]]:
-    """From where to where files are that a deletion is of.
+    """Yields the first and one past the last file of each run of files that a deletion applies to.
 
-    Those between that came before it, and cannot have its rows, are as well in a run as not.
+    A run may include files older than the deletion that cannot have rows it matches.
     """
     start = end = None
     for at, scan in enumerate(scans):
@@ -145,15 +148,18 @@ def _runs(scans: Sequence[Scan], numbers: Sequence[set[int]], number: int) -> It
         yield start, end
 
 
-# The rows of keyed tables in DuckDB's SQL: the newest of each key first, then what is asked of values.
+# The rows of keyed tables as DuckDB's SQL: first the newest row of each key, then the conditions on values.
 
 GONE = "__gone"
 THERE = f"{quoted(DELETED_AT)} IS NULL"
-"""Whether a row is no mark of deletion."""
+"""The condition for rows that are no marks of deletion."""
 
 
-def told_by(properties: TableProperties, remains: str | None) -> Sequence[str]:
-    """What `newest` needs beside the table's columns; `remains`: what rows meet that no deletion is of."""
+def deletion_columns(properties: TableProperties, remains: str | None) -> Sequence[str]:
+    """Returns the expressions that `newest` needs beside the table's columns.
+
+    `remains` is the condition for rows that no deletion matches.
+    """
     gone = f"NOT ({THERE})" if remains is None else f"NOT ({THERE} AND {remains})"
     return [*map(quoted, _hidden(properties)), f"{gone} AS {GONE}"]
 
@@ -161,7 +167,10 @@ def told_by(properties: TableProperties, remains: str | None) -> Sequence[str]:
 def by_keys(
     kind: Literal["ANTI", "SEMI"], schema: Schema, columns: Iterable[str], rows: str, others: str
 ) -> str:
-    """Returns a select of the rows whose key is in none of `others`, or in them; conditions go below it."""
+    """Returns a SELECT of the rows whose key is in none of `others` (ANTI), or in them (SEMI).
+
+    DuckDB pushes conditions on the rows below the join.
+    """
     keys = ", ".join(map(quoted, schema.row_key_names))
     among = f"{kind} JOIN (SELECT {keys} FROM ({others})) USING ({keys})"
     return f"SELECT {', '.join(map(quoted, columns))} FROM ({rows}) {among}"
@@ -172,126 +181,129 @@ def _hidden(properties: TableProperties) -> list[str]:
 
 
 def newest(schema: Schema, rows: str, newest_by: Sequence[str], gone: str) -> str:
-    """Returns a select of the newest row of each key, by the columns `newest_by`, unless it is `gone`."""
+    """Returns a SELECT of the newest row of each key, by the columns `newest_by`, unless it is `gone`."""
     keys = ", ".join(quoted(field.name) for field in schema.row_keys)
     order = ", ".join(f"{quoted(name)} DESC" for name in newest_by)
     columns = ", ".join(map(quoted, schema.names))
-    # conditions on the keys go below it, and no others
+    # DuckDB pushes only conditions on the keys below the window
     place = f"row_number() OVER (PARTITION BY {keys} ORDER BY {order})"
     numbered = f"SELECT *, {place} AS __place FROM ({rows})"
     return f"SELECT {columns} FROM ({numbered}) WHERE __place = 1 AND NOT {quoted(gone)}"
 
 
 class Select:
-    """What is wanted of one table, as a select."""
+    """The wanted rows of one table, as a SELECT."""
 
     def __init__(
         self,
         context: TableContext,
-        asked: Question,
+        question: Question,
         now_ms: int,
         *,
         compares_null: bool = True,
         joins_outer: bool = False,
     ) -> None:
-        """Whether what reads it may compare so that NULL is a value, and whether it may have a FULL JOIN."""
+        """Prepares the SELECT; `compares_null` and `joins_outer` are those of `Parsed`."""
         self._context = context
         self._compares_null = compares_null
         self._joins_outer = joins_outer
         self._schema = context.schema
         self._properties = context.properties
         self._transform = Transform.parse(context.schema, context.properties)
-        self._asked = asked
+        self._question = question
         self._now_ms = now_ms
 
     def of(self, scans: Collection[Scan]) -> str:
-        """The wanted rows of files; without any, a select of no row."""
+        """Returns a SELECT of the wanted rows of some files; without files, of no row."""
         if not scans:
             fields = self._schema.fields
             columns = (f"NULL::{type_name(field.type)} AS {quoted(field.name)}" for field in fields)
             return f"SELECT {', '.join(columns)} WHERE false"
         if self._context.current_rows:
-            every = Select(self._context.every_version, self._asked, self._now_ms)
+            every = Select(self._context.every_version, self._question, self._now_ms)
             rows = newest(self._schema, every.unmerged(scans), [ROW_VERSION], ROW_DELETED)
         else:
             rows = self._newest(scans) if is_keyed(self._properties) else self.unmerged(scans)
-        conditions = [rendered_unless_all(meets(one), DUCKDB) for one in self._asked.conditions]
+        conditions = [rendered_unless_all(meets(one), DUCKDB) for one in self._question.conditions]
         if not self._transform.aggregates:
             return _where(f"SELECT * FROM ({rows})", [*conditions, self._young()])
-        # rows of equal keys are made one
+        # the rows of each key are aggregated into one
         keys = ", ".join(map(quoted, self._schema.key_names))
         values = ", ".join(_aggregate(field, function) for field, function in self._transform.aggregates)
         merged = _where(f"SELECT {keys}, {values} FROM ({rows})", [self._young()])
         return _where(f"SELECT * FROM ({merged} GROUP BY {keys})", conditions)
 
     def _newest(self, scans: Collection[Scan]) -> str:
-        """Returns a select of the newest row of each key.
+        """Returns a SELECT of the newest row of each key.
 
-        Rows of a large file are read as they are, but for those whose key the small files beside it have.
+        Rows of a large file are read without comparing them, except that rows whose key is in its small files
+        are left out.
         """
         schema, properties = self._schema, self._properties
         found = layers(self._context.objects, schema, properties, scans)
         rows = [self.unmerged(found.alone)] if found.alone else []
-        keys = self.unmerged(found.small, told=True) if found.small else ""
+        keys = self.unmerged(found.small, marked=True) if found.small else ""
         if found.large:
             rows.append(by_keys("ANTI", schema, schema.names, self.unmerged(found.large), keys))
         compared = [*found.small, *found.together]
-        told = [self.unmerged(compared, told=True)] if compared else []
+        compare = [self.unmerged(compared, marked=True)] if compared else []
         if found.undecided:
-            undecided = self.unmerged(found.undecided, told=True)
+            undecided = self.unmerged(found.undecided, marked=True)
             columns = [*schema.names, *_hidden(properties), GONE]
-            told.append(by_keys("SEMI", schema, columns, undecided, keys))
-        if told:
-            rows.append(newest(schema, " UNION ALL ".join(told), newest_first(properties), GONE))
+            compare.append(by_keys("SEMI", schema, columns, undecided, keys))
+        if compare:
+            rows.append(newest(schema, " UNION ALL ".join(compare), newest_first(properties), GONE))
         return " UNION ALL ".join(rows)
 
-    def unmerged(self, scans: Iterable[Scan], *, told: bool = False) -> str:
-        """The rows of files, of which there are some, in the wanted slices, as the files have them.
+    def unmerged(self, scans: Iterable[Scan], *, marked: bool = False) -> str:
+        """Returns a SELECT of the rows of some files in their slices, at least one, as they are in the files.
 
-        Of a keyed table without marks of deletion; or, `told`, with what tells which rows are gone.
+        For a keyed table it leaves marks of deletion out. With `marked` it has all rows, and the columns that
+        `newest` needs.
         """
         parts = read_together(self._schema, scans)
-        return " UNION ALL ".join(self._part(files, told=told) for files in parts)
+        return " UNION ALL ".join(self._part(files, marked=marked) for files in parts)
 
-    def _part(self, scans: Sequence[Scan], *, told: bool) -> str:
-        """The rows of files that are read together."""
+    def _part(self, scans: Sequence[Scan], *, marked: bool) -> str:
+        """Returns a SELECT of the rows of files that are read in one scan."""
         unbounded, version = written_alike(scans[0])
         columns = [self._column(field, unbounded) for field in self._schema.fields]
         files = ", ".join(text(path_of(self._context.objects, scan.filename)) for scan in scans)
-        # a folder that is called a=b says nothing of its files' columns
+        # a folder named a=b would otherwise add a column to its files
         read = f"read_parquet([{files}], hive_partitioning = false)"
         now = self._context.stored_schema
         written = now.as_written(version)
         if not is_as_stored(written, now):
             index = [INDEX] if asks_index(scans) else []
-            read = f"(SELECT {', '.join([*starmap(_now, pairs(written, now)), *index])} FROM {read})"
+            read = f"(SELECT {', '.join([*starmap(_as_now, pairs(written, now)), *index])} FROM {read})"
 
         def value(field: Field) -> str:
             return _computed(field, unbounded) or quoted(field.name)
 
-        by_value = told and self._properties.newest_by is not None
+        by_value = marked and self._properties.newest_by is not None
         both = [parted(scan.deletions, hides=by_value) for scan in scans]
         hiding, others = (left_of(self._schema, scans, some, value) for some in zip(*both, strict=True))
-        if told:
-            columns += told_by(self._properties, hiding)
+        if marked:
+            columns += deletion_columns(self._properties, hiding)
         conditions = [rows_of(self._schema, scans), others]
-        if is_keyed(self._properties) and not told:
+        if is_keyed(self._properties) and not marked:
             conditions.append(THERE)
         return _where(f"SELECT {', '.join(columns)} FROM {read}", conditions)
 
     def _column(self, field: Field, unbounded: bool) -> str:
-        """A column as the file has it, computed where DuckDB would leave out rows that are wanted."""
+        """Returns a column of a file; computed where DuckDB would otherwise skip wanted rows."""
         name = quoted(field.name)
         is_plain = field.nullable and not self._compares_null and (unbounded or not field.type.is_floating)
         computed = None if is_plain else _computed(field, unbounded)
         if self._joins_outer and not field.type.is_nested:
-            # under ORDER BY … NULLS FIRST LIMIT DuckDB skips rows of one side of an outer join by what it has
-            # read of it; those of the other side, left alone, come with NULL, and first
+            # With ORDER BY … NULLS FIRST LIMIT over an outer join, DuckDB skips rows of one side by the
+            # values that it has read. Rows of the other side then find no match, and come first, with NULL. A
+            # computed column prevents this.
             computed = f"CASE WHEN {name} IS NULL THEN NULL ELSE {computed or name} END"
         return name if computed is None else f"{computed} AS {name}"
 
     def _young(self) -> str | None:
-        """Whether a row is one that the table's filter keeps."""
+        """Returns the condition for rows that the table's filter keeps."""
         age_off = self._transform.age_off
         if age_off is None:
             return None
@@ -302,8 +314,8 @@ class Select:
         return f"{name} > {oldest} OR {name} IS NULL"
 
 
-def _now(field: Field, column: Column, before: Field | None) -> str:
-    """A column of now, of files that have it as it was before, or have it not."""
+def _as_now(field: Field, column: Column, before: Field | None) -> str:
+    """Returns today's form of a column of files that have it in an earlier form, or lack it."""
     if before is None:
         default = column.default
         found = f"NULL::{type_name(field.type)}" if default is None else literal(field, default)
@@ -314,13 +326,13 @@ def _now(field: Field, column: Column, before: Field | None) -> str:
 
 
 def _computed(field: Field, unbounded: bool) -> str | None:
-    """A column computed, where DuckDB would take the statistics of files for more than they tell.
+    """Returns an expression for a column whose statistics DuckDB must not use; None if it may use them.
 
-    Parquet's statistics leave NaN out, and DuckDB, to which it is the largest number, would skip what has
-    one. Files have none for DOUBLE; where those of before have, they are not applied to what is computed:
-    1.0 times any number is that number, -0.0 too.
+    Parquet's statistics leave NaN out, but DuckDB treats NaN as the largest number, and would skip row groups
+    that have one. New files have no statistics for DOUBLE. Older files may have them, but DuckDB does not
+    apply them to a computed column: x * 1.0 equals x for each number, including -0.0.
 
-    Of a file in which a column is all NULL it skips every row for `x IS DISTINCT FROM 1 OR x < 0`.
+    If a column of a file is all NULL, DuckDB skips every row of it for `x IS DISTINCT FROM 1 OR x < 0`.
     """
     name = quoted(field.name)
     if field.type.is_floating and not unbounded:
@@ -332,7 +344,7 @@ def _computed(field: Field, unbounded: bool) -> str | None:
 
 def _aggregate(field: Field, function: Function) -> str:
     name = quoted(field.name)
-    # a sum of BIGINT is exact, and too large a one an error
+    # a sum of BIGINT is exact, and its overflow raises an error
     exact = "::BIGINT" if function == "sum" and field.type == LONG else ""
     return f"{function}({name}){exact} AS {name}"
 

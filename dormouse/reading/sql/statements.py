@@ -1,7 +1,8 @@
-"""SQL over tables by name, as they are at one moment: DuckDB reads only the files that a statement wants.
+"""SQL statements that read tables by name, all as of one moment.
 
-A statement is planned twice. Once over tables without files, to see which row keys it wants of each; then
-over the files that hold them.
+DuckDB runs each statement and opens only the files that it needs. A statement is planned twice: first over
+tables without files, to find the row keys that it wants of each table, then over the files that hold those
+keys.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ from dormouse.reading.sql.results import BATCH_ROWS, ReadFailed, Rows, fitted
 from dormouse.reading.sql.scans import Enough
 from dormouse.reading.sql.selects import Select, may_hide_index
 from dormouse.reading.sql.wanted import Wanted
-from dormouse.reading.streams import Interruption, heeding_signals, in_thread, undisturbed
+from dormouse.reading.streams import Interruption, in_thread, interruptible_call, undisturbed
 from dormouse.reading.table_view import Moments, plan_query, plan_tables, summary
 from dormouse.reading.where import Condition, Question, question, unknown
 from dormouse.state.context import TableContext
 
-# What EXPLAIN and DESCRIBE say beside what DuckDB knows: what is read, and what is never null.
+# The parts of EXPLAIN and DESCRIBE that DuckDB does not know: the files that are read, and the columns that
+# are never null.
 
 PLAN_TYPE = "dormouse"
 COLUMNS = ["plan_type", "plan"]
@@ -52,7 +54,7 @@ _FILES_JSON = re.compile(r'"Filename\(s\)":\s*"(?:[^"\\]|\\.)*"')
 
 
 def explanation(wanted: Wanted, summaries: Mapping[str, PlanSummary]) -> pa.RecordBatch:
-    """One row for EXPLAIN's columns: a paragraph for each table."""
+    """Returns one row with EXPLAIN's columns, whose text has a paragraph for each table."""
     text = "\n".join(_table(name, summaries[name], ranges) for name, ranges in wanted.ranges.items())
     return pa.RecordBatch.from_arrays(
         [pa.array([PLAN_TYPE]), pa.array([text or "no table is read"])], COLUMNS
@@ -60,7 +62,7 @@ def explanation(wanted: Wanted, summaries: Mapping[str, PlanSummary]) -> pa.Reco
 
 
 def without_files(plan: pa.Array) -> pa.Array:
-    """Returns plans of DuckDB without the paths of the files that they read."""
+    """Returns DuckDB's plans without the paths of the files that they read."""
     return pa.array(
         [None if text is None else _without_files(text) for text in plan.to_pylist()], pa.string()
     )
@@ -74,12 +76,12 @@ def _without_files(plan: str) -> str:
         for found in _FILES_BOX.finditer(lines[number]):
             _clear_box(lines, number, *found.span(1))
     shown = "\n".join(lines)
-    # a form whose paths are not found is not shown at all
+    # an output format in which the paths cannot be located is not shown at all
     return "the plan names files of the server: ask for the text or json format" if _FILES in shown else shown
 
 
 def _clear_box(lines: list[str], first: int, left: int, right: int) -> None:
-    """Clears the lines of a box between two columns, down to its first empty line."""
+    """Clears the lines of a box between two columns, down to the box's first empty line."""
     for number in range(first, len(lines)):
         line = lines[number]
         if not line[left:right].strip() or line[left - 1 : left] != "│":
@@ -88,16 +90,16 @@ def _clear_box(lines: list[str], first: int, left: int, right: int) -> None:
 
 
 def with_nulls(rows: Rows, schema: Schema) -> Rows:
-    """Returns DuckDB's description of a table's view, with NO for its columns that are never null."""
+    """Returns DuckDB's description of a table's view, with NO for the columns that are never null."""
     never = {field.name for field in schema.fields if not field.nullable}
 
     def batches() -> Iterator[pa.RecordBatch]:
         for batch in rows.batches:
-            told = pa.array(
+            nullable = pa.array(
                 ["NO" if name in never else "YES" for name in batch["column_name"].to_pylist()],
                 rows.schema.field("null").type,
             )
-            yield batch.set_column(batch.schema.get_field_index("null"), rows.schema.field("null"), told)
+            yield batch.set_column(batch.schema.get_field_index("null"), rows.schema.field("null"), nullable)
 
     return Rows(rows.schema, batches())
 
@@ -134,27 +136,30 @@ _DUCKDBS = re.compile(r"[./\\:]|^(duckdb|pg|pragma|sqlite)_", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Named:
-    """How a statement finds tables by their names."""
+    """Three ways to look up the tables that a statement names."""
 
     like: Callable[[Iterable[str]], Mapping[str, TableContext]]
-    """Tables that have one of the names, in upper or lower case."""
+    """Returns the tables that have one of the names, in upper or lower case."""
     all: Callable[[], Mapping[str, TableContext]]
     names: Callable[[], Iterable[str]]
 
 
 def alone(context: TableContext) -> Named:
-    """One table that is known, for a statement that gives it the name by which it is known."""
+    """Returns a lookup that knows one table, by its name."""
     found = {context.table.name: context}
     return Named(like=lambda _: found, all=lambda: found, names=lambda: list(found))
 
 
 def meant(parsed: Parsed, tables: Named) -> dict[str, TableContext]:
-    """The tables that a statement may read, by name; `InvalidQuery` for a name that means nothing."""
+    """Returns the tables that a statement may read, by name.
+
+    Raises `InvalidQuery` for a name that is no table, and for names that differ in case only.
+    """
     found = dict(tables.all() if parsed.lists_tables else tables.like(parsed.names))
     by_name: dict[str, str] = {}
     for name in sorted(parsed.names):
-        meant = _one(name, found)
-        # where the statement's own name does not reach, DuckDB would read a file, or its catalog
+        meant = _table_named(name, found)
+        # outside the scope of a CTE's name, DuckDB would read a file or its own catalog
         if meant is None and (name.lower() not in parsed.ctes or _DUCKDBS.search(name)):
             raise unknown("table", name, tables.names())
         if meant is not None and by_name.setdefault(meant.lower(), meant) != meant:
@@ -164,17 +169,17 @@ def meant(parsed: Parsed, tables: Named) -> dict[str, TableContext]:
     return {name: _checked(found[name]) for name in by_name.values()}
 
 
-def _one(name: str, found: Mapping[str, TableContext]) -> str | None:
-    """The table that a name means: exactly, or else in upper or lower case."""
-    alike = [name] if name in found else [one for one in found if one.lower() == name.lower()]
+def _table_named(name: str, tables: Mapping[str, TableContext]) -> str | None:
+    """Returns the name of the table that a statement means: an exact match, else one in another case."""
+    alike = [name] if name in tables else [table for table in tables if table.lower() == name.lower()]
     if len(alike) > 1:
         raise _alike(*sorted(alike)[:2])
     return alike[0] if alike else None
 
 
-def _alike(one: str, other: str) -> InvalidQuery:
+def _alike(name: str, other: str) -> InvalidQuery:
     return InvalidQuery(
-        f"SQL cannot tell table {one!r} from {other!r}, whose name differs in upper and lower case only: "
+        f"SQL cannot tell table {name!r} from {other!r}, whose name differs in upper and lower case only: "
         "rename one"
     )
 
@@ -191,18 +196,18 @@ def _checked(context: TableContext) -> TableContext:
 
 
 FILES_MAX = 50_000
-"""Of one statement: DuckDB looks for each before it reads the first."""
+"""The most files that one statement may read: DuckDB looks up each before it reads the first."""
 EXPLAINED_FILES_MAX = 1_000
-"""Beyond it EXPLAIN says what is read, and leaves DuckDB's plan out, which looks at each file."""
+"""The most files for which EXPLAIN includes DuckDB's own plan, since making that plan looks at each file."""
 REPLANS_MAX = 10
 ROWS_ENOUGH_MAX = 10_000
 FIRST_FILES = 16
 MORE_FILES = 8
-"""A limit that the first files do not fill is tried on so many times as many."""
+"""The factor by which the number of files grows when the files so far do not fill the limit."""
 FIRST_ROWS = 10_000
-"""As many as this have the first keys of files of which rows are merged."""
+"""The number of first keys that are read alone, where the rows of several files are merged."""
 COLUMNS_CHECKED_MAX, BYTES_CHECKED_MAX = 1_000, 1 << 28
-"""Files whose columns, and bytes that are read, when DuckDB fails at something and names no file."""
+"""The most files whose columns, and bytes whose digests, are checked when DuckDB fails and names no file."""
 Reads = Mapping[str, Sequence[Scan]]
 
 
@@ -214,15 +219,15 @@ def sql(
     interruption: Interruption | None = None,
     as_of: When | None = None,
 ) -> pa.RecordBatchReader:
-    """The answer of one statement that reads tables by name, streamed.
+    """Runs one statement that reads tables by name, and streams its answer.
 
-    All tables are of one instance, and are seen as they are at one moment: now, or `as_of`. EXPLAIN gives
-    rows `plan_type` and `plan`, of which the first says what is read of each table. A file that is collected
-    before the first rows come makes the statement start anew. Columns of one name are numbered.
+    All tables are of one instance and are read as of one moment: now, or `as_of`. Columns of the same name
+    are numbered. EXPLAIN gives columns `plan_type` and `plan`; its first row says what is read of each table.
+    If a file was collected before the first rows arrive, the statement starts again.
 
-    Raises `InvalidQuery`, `InvalidCut` and `CutExpired`; also while it is read, `ObjectNotFound` for a file
-    that was collected, `ObjectStoreError` for one that is damaged, and `DormouseError` when another thread
-    sets `interruption`. A reader that is dropped stops.
+    Raises `InvalidQuery`, `InvalidCut` and `CutExpired`. While the answer is read, raises `ObjectNotFound`
+    for a file that was collected, `ObjectStoreError` for a damaged file, and `DormouseError` when another
+    thread sets `interruption`. Dropping the reader stops the statement.
     """
     values, end = given(parameters), interruption or Interruption()
     return again_if_moved(lambda: _Statement(sessions, tables, statement, values, end, as_of).reader())
@@ -231,18 +236,18 @@ def sql(
 def sql_of(
     sessions: Sessions,
     context: TableContext,
-    asked: Question,
+    question: Question,
     statement: str,
     interruption: Interruption | None = None,
     as_of: When | None = None,
 ) -> pa.RecordBatchReader:
-    """The answer of a statement over the rows of one table that a question asks for, as that of `sql`.
+    """Runs a statement over the rows of one table that a question selects, as `sql` does.
 
-    Its limit is the statement's own. Raises also `TableNotFound`, and `SchemaMoved` when the columns are
-    others now.
+    The question's limit is not applied: the statement has its own. Also raises `TableNotFound`, and
+    `SchemaMoved` when the table's columns have changed.
     """
     end = interruption or Interruption()
-    return _Statement(sessions, alone(context), statement, (), end, as_of, asked).reader()
+    return _Statement(sessions, alone(context), statement, (), end, as_of, question).reader()
 
 
 def explain_sql(
@@ -253,13 +258,13 @@ def explain_sql(
     interruption: Interruption | None = None,
     as_of: When | None = None,
 ) -> dict[str, PlanSummary]:
-    """What a statement would read of each table that it reads."""
+    """Returns the files and bytes that a statement would read of each table."""
     values, end = given(parameters), interruption or Interruption()
     return again_if_moved(lambda: _Statement(sessions, tables, statement, values, end, as_of).summaries())
 
 
 class _Statement:
-    """A statement over the tables as the catalog has them when it is made."""
+    """A statement over the tables as the catalog had them when the object was made."""
 
     def __init__(
         self,
@@ -269,11 +274,11 @@ class _Statement:
         parameters: Parameters,
         interruption: Interruption,
         as_of: When | None,
-        asked: Question | None = None,
+        question: Question | None = None,
     ) -> None:
-        """`asked` where it is over a part of one table's rows."""
+        """Parses the statement; `question` selects a part of one table's rows."""
         self.session = session = sessions(interruption)
-        self.asked = asked
+        self.question = question
         self.parameters = parameters
         self.interruption = interruption
         self.gone: set[str] = set()
@@ -287,8 +292,8 @@ class _Statement:
             self.describes = found.describes
             schemas = {name: context.schema for name, context in self.contexts.items()}
             self.wanted = session.wanted(schemas, found, parameters)
-            if asked is not None:
-                ranges = dict.fromkeys(self.wanted.ranges, asked.ranges)
+            if question is not None:
+                ranges = dict.fromkeys(self.wanted.ranges, question.ranges)
                 self.wanted = replace(self.wanted, ranges=ranges, enough=None)
             names = {name.lower() for name in found.names}
             self.moments.read(self.wanted.ranges, [name for name in self.contexts if name.lower() in names])
@@ -297,13 +302,13 @@ class _Statement:
             raise
 
     def summaries(self) -> dict[str, PlanSummary]:
-        """What is read of each table; made without a plan in memory."""
+        """Returns what is read of each table, without keeping a plan in memory."""
         self.session.close()
         return self._summaries()
 
     def reader(self) -> pa.RecordBatchReader:
         try:
-            rows = heeding_signals(self._opened, self.interruption.set)
+            rows = interruptible_call(self._opened, self.interruption.set)
         except BaseException:
             self.session.close()
             raise
@@ -311,17 +316,17 @@ class _Statement:
         return pa.RecordBatchReader.from_batches(rows.schema, undisturbed(self._read(rows)))
 
     def _read(self, rows: Rows) -> Iterator[pa.RecordBatch]:
-        """The batches; when there are many, in a thread, so that Ctrl-C need not wait for one."""
+        """Yields the batches; if there are many, a thread makes them, so that Ctrl-C takes effect at once."""
         with self.moments.kept():
             found = self._again_if_gone(rows)
-            first = heeding_signals(lambda: next(found, None), self.interruption.set)
+            first = interruptible_call(lambda: next(found, None), self.interruption.set)
             if first is None:
                 return
             yield first
             yield from found if first.num_rows < BATCH_ROWS else in_thread(found, self.interruption.set)
 
     def _again_if_gone(self, rows: Rows) -> Iterator[pa.RecordBatch]:
-        """Plans and runs anew when a file is gone, as long as no row was handed out."""
+        """Plans and runs again when a file no longer exists, unless rows were already returned."""
         given, schema = False, rows.schema
         try:
             while True:
@@ -339,7 +344,7 @@ class _Statement:
             self.session.close()
 
     def _opened(self) -> Rows:
-        """The answer, of which the first rows were found; planned anew as long as a file is gone."""
+        """Returns the answer once its first rows are ready; plans again while a file no longer exists."""
         while True:
             try:
                 return self._run()
@@ -348,14 +353,14 @@ class _Statement:
             except SchemaMoved:
                 if not self.is_open:
                     raise
-                # the columns of the answer are told already
+                # the reader already has the answer's columns
                 self.contexts = {name: keeping_columns(one) for name, one in self.contexts.items()}
 
     def _note_gone(self, error: FileGone) -> None:
         if self.moments:
             raise self.moments.why_gone(error) from error
         if error.filename in self.gone:
-            # a plan that was made after it was gone refers to it
+            # this plan was made after the file was found missing, and still refers to it
             raise error.lost() from error
         if len(self.gone) == REPLANS_MAX:
             raise error
@@ -370,7 +375,7 @@ class _Statement:
         return self._until_enough(enough)
 
     def _explained(self) -> Rows:
-        """What is read of each table, and DuckDB's own plan."""
+        """Returns what is read of each table, followed by DuckDB's own plan."""
         summaries = self._summaries()
         files = sum(one.files for one in summaries.values())
         said = explanation(self.wanted, summaries)
@@ -390,10 +395,10 @@ class _Statement:
         return Rows(said.schema, batches())
 
     def _on_all(self) -> Rows:
-        asked = [(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()]
+        tables = [(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()]
         at = self.moments.all(list(self.wanted.ranges))
         plans: list[QueryPlan] = plan_tables(
-            asked, files_max=FILES_MAX, filtered_again=self._filters_again, begun=self.is_open, at=at
+            tables, files_max=FILES_MAX, filtered_again=self._filters_again, begun=self.is_open, at=at
         )
         return self._on(
             {
@@ -403,7 +408,7 @@ class _Statement:
         )
 
     def _until_enough(self, enough: Enough) -> Rows:
-        """Over the first files in key order, and over more of them until the limit is filled."""
+        """Runs over the first files in key order, then over more of them until the limit is filled."""
         [(name, ranges)] = self.wanted.ranges.items()
         scans: list[Scan] = []
         files = 1 if enough.in_key_order else FIRST_FILES
@@ -420,9 +425,9 @@ class _Statement:
         return self._first_of(name, scans, enough) or self._on({name: scans})
 
     def _first_of(self, name: str, scans: Sequence[Scan], enough: Enough) -> Rows | None:
-        """An answer from the first keys of files of which rows are merged, if it fills the limit.
+        """Answers from the first keys of files whose rows are merged; None if they do not fill the limit.
 
-        No key is merged with one that is larger, so that the others need not be read.
+        Rows merge only with rows of the same key, so the files with larger keys need not be read.
         """
         context = self.contexts[name]
         if not (enough.in_key_order and scans and context.properties.aggregate):
@@ -438,14 +443,14 @@ class _Statement:
         return self._filled({name: [_within(scan, below) for scan in wanted]}, enough)
 
     def _filled(self, reads: Reads, enough: Enough) -> Rows | None:
-        """The answer over these files, if it fills the limit."""
+        """Returns the answer over these files; None if it does not fill the limit."""
         rows = self._on(reads)
         found = list(rows.batches)
         is_enough = sum(batch.num_rows for batch in found) >= enough.rows
         return Rows(rows.schema, iter(found)) if is_enough else None
 
     def _on(self, reads: Reads) -> Rows:
-        """The statement over tables that have these files; what it does not read is empty."""
+        """Runs the statement over tables that have these files; a table without files here is empty."""
         views = {name: self._select(name).of(reads.get(name, ())) for name in self.contexts}
         rows = self._rows(reads, views, self.text, self.parameters)
         if self.describes:
@@ -469,20 +474,20 @@ class _Statement:
 
     def _select(self, name: str) -> Select:
         context = self.contexts[name]
-        asked = self.asked or question(context.schema, None, None, None)
+        wanted = self.question or question(context.schema, None, None, None)
         if self._filters_again:
-            keys = (Condition(context.schema.field(key), ranges) for key, ranges in asked.ranges.items())
-            asked = replace(asked, conditions=(*keys, *asked.conditions))
+            keys = (Condition(context.schema.field(key), ranges) for key, ranges in wanted.ranges.items())
+            wanted = replace(wanted, conditions=(*keys, *wanted.conditions))
         now_ms = self.moments.milliseconds(name)
-        return Select(context, asked, now_ms, compares_null=self.compares_null, joins_outer=self.joins_outer)
+        return Select(context, wanted, now_ms, compares_null=self.compares_null, joins_outer=self.joins_outer)
 
     @property
     def _filters_again(self) -> bool:
-        """Whether the wanted keys are a condition of all rows, and not of each leaf's.
+        """Returns whether the wanted keys are one condition on all rows, instead of one for each leaf.
 
-        Of a question they are the latter, unless each leaf would be a scan of its own for that.
+        With a question it is one for each leaf, unless that would make each leaf a scan of its own.
         """
-        return self.asked is None or any(may_hide_index(one.schema) for one in self.contexts.values())
+        return self.question is None or any(may_hide_index(one.schema) for one in self.contexts.values())
 
     def _summaries(self) -> dict[str, PlanSummary]:
         return {
@@ -492,7 +497,7 @@ class _Statement:
 
     @contextmanager
     def _naming_files(self, reads: Reads) -> Iterator[None]:
-        """Names the table and file, or the sum, of which DuckDB complains."""
+        """Adds the table and file, or the sum that overflowed, to DuckDB's error."""
         try:
             yield
         except InvalidQuery as error:
@@ -510,7 +515,7 @@ def _within(scan: Scan, ranges: KeyRanges) -> Scan:
 
 
 def _check_files(context: TableContext, scans: Sequence[Scan], error: ReadFailed) -> None:
-    """`FileGone` or `ObjectDamaged` for a file that DuckDB names, or one of the first, if it names none."""
+    """Raises `FileGone` or `ObjectDamaged` for a file that DuckDB names, or for one of the first files."""
     said = unquote(str(error))
     if named := [scan for scan in scans if scan.filename in said]:
         check_bytes(context, named)
@@ -524,7 +529,7 @@ def _check_files(context: TableContext, scans: Sequence[Scan], error: ReadFailed
 
 
 def _check_size(reads: Reads) -> None:
-    """`InvalidQuery` when DuckDB would have too much to plan."""
+    """Raises `InvalidQuery` when there are too many files for DuckDB to plan."""
     files = sum(map(len, reads.values()))
     if files > FILES_MAX:
         name = max(reads, key=lambda table: len(reads[table]))

@@ -1,4 +1,4 @@
-"""Tables as DuckDB's views of their files, all of one moment."""
+"""Tables as DuckDB's views of their files, all as of one moment."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from dormouse.reading.table_view import Moments, at_moment, check_files, plan_ta
 from dormouse.reading.where import Question, Where, checked_offset, question, unknown
 from dormouse.state.context import TableContext
 
-# A table's files for readers that know nothing of it, each with the condition on the rows that count.
+# A table's files for other readers, each with the condition for the rows that count.
 
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """A Parquet file of a table: a path, or a URL of S3, and a condition in SQL; None: all of its rows count.
+    """A Parquet file of a table: a path or S3 URL, and a condition in SQL; None if all of its rows count.
 
-    `byte_count` is its size, 0 where it is not known.
+    `byte_count` is its size, 0 if not known.
     """
 
     path: str
@@ -46,18 +46,18 @@ class LiveFile:
 
 
 def live_files(context: TableContext, as_of: When | None = None) -> list[LiveFile]:
-    """The files that hold the table's rows now, or at another moment, each once, by their names.
+    """Returns the files with the table's rows, now or at another moment, each once, with conditions.
 
     A row is in as many files as it was ingested. Conditions are DuckDB's SQL, on columns of the file. Raises
-    `InvalidQuery` where no condition on a file's rows says which count: of tables that merge or hide rows,
-    and of files that were written before columns were changed.
+    `InvalidQuery` if no condition can select the rows: for tables that merge or hide rows, and for files that
+    were written before the table's columns changed.
     """
     then, at = at_moment(context, as_of)
 
     def listed(then: TableContext) -> list[LiveFile]:
         _check_plain(then)
         [plan] = plan_tables([(then, KeyRanges())], at=None if at is None else [at])
-        return [_told(then, scan) for group in plan.groups for scan in group]
+        return [_live_file(then, scan) for group in plan.groups for scan in group]
 
     return on_current(context, listed) if at is None else listed(then)
 
@@ -73,12 +73,12 @@ def _check_plain(context: TableContext) -> None:
     if is_keyed(properties) or transform.aggregates or transform.age_off:
         which = "keep" if is_keyed(properties) else "aggregate" if transform.aggregates else "filter"
         raise InvalidQuery(
-            f"the property {which} of table {name!r} makes rows what no file has: read it by query, sql or "
-            "instance.duckdb()"
+            f"the files of table {name!r} alone do not show its rows, as it has the property {which}: read "
+            "it by query, sql or instance.duckdb()"
         )
 
 
-def _told(context: TableContext, scan: Scan) -> LiveFile:
+def _live_file(context: TableContext, scan: Scan) -> LiveFile:
     schema, objects = context.schema, context.objects
     written = context.stored_schema.as_written(schema_version_of(scan.filename))
     if not is_as_stored(written, schema):
@@ -95,7 +95,7 @@ def _told(context: TableContext, scan: Scan) -> LiveFile:
     )
 
 
-# What DuckDB tells of one table: of that which is meant, whatever its name is, or is of, meanwhile.
+# Queries of one table, which is identified by its context, even if it is renamed meanwhile.
 
 
 def descending(
@@ -108,7 +108,7 @@ def descending(
     interruption: Interruption | None,
     as_of: When | None,
 ) -> pa.RecordBatchReader:
-    """The rows that `where` asks for, those of the largest keys first: DuckDB sorts, and spills.
+    """Returns the rows that `where` selects, largest keys first: DuckDB sorts them, and spills to disk.
 
     Raises as `Table.query` does.
     """
@@ -116,38 +116,38 @@ def descending(
 
     def read(now: TableContext) -> pa.RecordBatchReader:
         schema = at_moment(now, as_of)[0].schema
-        asked = question(schema, where, columns, limit)
-        statement = f"select {', '.join(map(quoted, asked.columns))} from {quoted(now.table.name)}"
+        checked = question(schema, where, columns, limit)
+        statement = f"select {', '.join(map(quoted, checked.columns))} from {quoted(now.table.name)}"
         statement += f" order by {', '.join(f'{quoted(key)} desc' for key in schema.key_names)}"
         statement += f" limit {'all' if limit is None else limit} offset {skipped}"
-        found = sql_of(sessions, now, asked, statement, interruption, as_of)
+        found = sql_of(sessions, now, checked, statement, interruption, as_of)
         whole = arrow_schema(schema)
-        wanted = pa.schema([whole.field(column) for column in asked.columns])
+        wanted = pa.schema([whole.field(column) for column in checked.columns])
         return pa.RecordBatchReader.from_batches(wanted, _exactly(found, wanted))
 
     return on_current(context, read)
 
 
 def value(sessions: Sessions, context: TableContext, expression: str, as_of: When | None = None) -> Any:
-    """What an aggregate of all rows is. Raises as `Table.query` does."""
+    """Returns an aggregate of all rows. Raises as `Table.query` does."""
 
     def read(now: TableContext) -> Any:
-        asked = question(now.schema, None, None, None)
+        checked = question(now.schema, None, None, None)
         statement = f"select {expression} from {quoted(now.table.name)}"
-        answer = sql_of(sessions, now, asked, statement, as_of=as_of)
+        answer = sql_of(sessions, now, checked, statement, as_of=as_of)
         return answer.read_all().column(0)[0].as_py()
 
     return on_current(context, read)
 
 
-def _exactly(found: pa.RecordBatchReader, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    with found:
-        for batch in found:
+def _exactly(answer: pa.RecordBatchReader, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    with answer:
+        for batch in answer:
             yield exact(batch, wanted)
 
 
 FILES_MAX = 10_000
-"""Of a view: whenever it is used, DuckDB looks at each."""
+"""The most files of a view: DuckDB looks at each file whenever the view is used."""
 REPLANS_MAX = 10
 
 
@@ -157,23 +157,23 @@ def opened(
     where: Mapping[str, Where],
     as_of: When | None = None,
 ) -> duckdb.DuckDBPyConnection:
-    """A connection with a view of each table, by name, as all of them are, or were, at one moment.
+    """Returns a connection with a view of each table, by name, all as of one moment.
 
-    `where` bounds what is seen of a table. The view of a table that has more than `FILES_MAX` files says so
-    when it is used. Raises `InvalidQuery` for a condition that does not fit its table, or a table that there
-    is not.
+    `where` restricts the rows of a table. A view of a table with more than `FILES_MAX` files raises an error
+    when it is used. Raises `InvalidQuery` for a condition that does not fit its table, and for an unknown
+    table.
     """
     for name in where.keys() - contexts.keys():
         raise unknown("table", name, contexts)
     moments = Moments(contexts, as_of)
     contexts, refused = moments.contexts, moments.refused
-    asked = {
+    questions = {
         name: question(context.schema, where.get(name), None, None) for name, context in contexts.items()
     }
-    for name, one in asked.items():
+    for name, one in questions.items():
         if name not in refused and (why := _refusal(contexts[name], one.ranges, moments.of(name))):
             refused[name] = why
-    planned = {name: one for name, one in asked.items() if name not in refused}
+    planned = {name: one for name, one in questions.items() if name not in refused}
     moments.read(planned, planned)
     failed: dict[str, str] = {}
     for _ in range(REPLANS_MAX):
@@ -183,7 +183,7 @@ def opened(
             for name, why in (refused | failed).items():
                 made.execute(f"CREATE VIEW {quoted(name)} AS {_refusing(contexts[name], why)}")
             return made
-        # a file was collected since it was planned, or is lost: another plan tells
+        # a file was collected since the plan, or is lost: a second plan distinguishes the two
         made.close()
     raise ObjectNotFound(
         f"files are collected faster than they are planned: {next(iter(failed.values()), '')}"
@@ -193,18 +193,18 @@ def opened(
 def _with_views(
     objects: ObjectStore,
     contexts: Mapping[str, TableContext],
-    asked: Mapping[str, Question],
+    questions: Mapping[str, Question],
     moments: Moments,
 ) -> tuple[duckdb.DuckDBPyConnection, dict[str, str]]:
-    """A connection with views of tables at one moment; and of which the files cannot be read, and why."""
-    wanted = [(contexts[name], one.ranges) for name, one in asked.items()]
-    plans = plan_tables(wanted, at=moments.all(list(asked)))
+    """Returns a connection with views of tables, and the error of each table whose files cannot be read."""
+    wanted = [(contexts[name], one.ranges) for name, one in questions.items()]
+    plans = plan_tables(wanted, at=moments.all(list(questions)))
     failed: dict[str, str] = {}
     made = connection(objects)
     try:
-        # what `Select` avoids in statements that it knows: see `joins_outer`
+        # the optimizer that `Select` works around in known statements: see `joins_outer`
         made.execute("SET disabled_optimizers = 'top_n'")
-        for (name, one), plan in zip(asked.items(), plans, strict=True):
+        for (name, one), plan in zip(questions.items(), plans, strict=True):
             scans = [scan for group in plan.groups for scan in group]
             now_ms = moments.milliseconds(name)
             context, files = contexts[name], plan.summary.files
@@ -223,7 +223,7 @@ def _with_views(
 
 
 def _failure(made: duckdb.DuckDBPyConnection, name: str, select: str) -> str | None:
-    """Makes a view; why its files cannot be read, in one line."""
+    """Creates a view; returns why its files cannot be read, in one line, or None."""
     try:
         made.execute(f"CREATE VIEW {quoted(name)} AS {select}")
     except duckdb.CatalogException:
@@ -237,18 +237,21 @@ def _failure(made: duckdb.DuckDBPyConnection, name: str, select: str) -> str | N
 
 
 def _damage(context: TableContext, scans: Sequence[Scan]) -> str | None:
-    """Why files are not what was written; of the first, whose columns DuckDB takes for those of all, too."""
+    """Returns why files are not as they were written, or None.
+
+    Checks the columns of the first file, since DuckDB takes them for those of all.
+    """
     try:
         with checked_sizes(context, scans):
             for scan in scans[:1]:
                 check_columns(context, scan)
-    except (ObjectStoreError, InvalidQuery) as error:  # the latter of a file that has no digest
+    except (ObjectStoreError, InvalidQuery) as error:  # InvalidQuery is raised for a file without a digest
         return str(error)
     return None
 
 
 def _refusal(context: TableContext, ranges: KeyRanges, at: Position | None) -> str | None:
-    """Why a table has too many files to be planned whole."""
+    """Returns why a table has too many files to be planned in one piece; None if it has not."""
     try:
         check_files(context, ranges, FILES_MAX, at)
     except InvalidQuery as error:
@@ -257,7 +260,7 @@ def _refusal(context: TableContext, ranges: KeyRanges, at: Position | None) -> s
 
 
 def _refusing(context: TableContext, why: str) -> str:
-    """A select of a table's columns that fails, whatever is asked of it."""
+    """Returns a SELECT of a table's columns that always fails with an error."""
     columns = (
         f"error({text(why)})::{type_name(field.type)} AS {quoted(field.name)}"
         for field in context.schema.fields

@@ -1,4 +1,4 @@
-"""What a statement surely wants of each table's row keys, read from DuckDB's own plan of it."""
+"""The ranges of row keys that a statement needs of each table, read from DuckDB's plan of it."""
 
 from __future__ import annotations
 
@@ -29,32 +29,36 @@ _UNSETTLED = {
     "age", "current_database", "current_query", "current_schema", "current_schemas", "current_setting",
     "getvariable", "in_search_path", "query", "txid_current",
 }  # fmt: skip
-"""Functions that are folded when planning, but may tell something else when the statement runs."""
+"""Functions that are folded when a statement is planned, but may return another value when it runs."""
 _SECRET = f"parameter_{secrets.token_hex(8)}"
-"""No statement can name the variables, or their parts."""
+"""A random prefix of variables and their parts, so that no statement can name them."""
 TOGETHER = 16
-"""Parameters of one variable, a STRUCT: to set one is a statement, and to take a part of one copies it."""
+"""The number of parameters that share one variable, a STRUCT.
+
+Setting a variable takes a statement, and reading a part of one copies the whole, so neither extreme is fast.
+"""
 _PARAMETER = re.compile(rb'\?(\d*)|\$(\d+|"(?:[^"]|"")*"|[A-Za-z_\x80-\xff][\w$\x80-\xff]*)')
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What is planned of a statement, and the values of its variables."""
+    """A statement as it is planned, and the values of its variables."""
 
     text: str
     planned: str
     variables: Mapping[str, Mapping[str, Any]]
-    """The parts of each, by their names."""
+    """The parts of each variable, by name."""
     is_settled: bool
-    """Whether it is planned as it runs."""
+    """Whether the plan holds when the statement runs."""
 
 
 def placed(
     statement: Parsed, parameters: Sequence[Any] | Mapping[str, Any], tree: Callable[[str], Any]
 ) -> Placed:
-    """Raises `InvalidQuery` for parameters that a statement does not have, or that it lacks.
+    """Returns a statement with variables in place of its parameters.
 
-    `tree` is DuckDB's parser, whose answer is JSON.
+    `tree` calls DuckDB's parser and returns its JSON. Raises `InvalidQuery` for parameters that the statement
+    does not have, or that were not given.
     """
     text = statement.select
     values = _values(statement.parameters, parameters)
@@ -75,7 +79,7 @@ def _is_unsettled(text: str) -> bool:
 
 
 def _values(names: frozenset[str], parameters: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
-    """By the parameters' names in lower case; `InvalidQuery` when they are not those of the statement."""
+    """Returns values by the parameters' names in lower case; raises `InvalidQuery` if they do not match."""
     if isinstance(parameters, Mapping):
         given = {str(name).lower(): value for name, value in parameters.items()}
     else:
@@ -95,7 +99,10 @@ def _values(names: frozenset[str], parameters: Sequence[Any] | Mapping[str, Any]
 def _with_variables(
     text: str, values: Mapping[str, Any], tree: Callable[[str], Any]
 ) -> tuple[str, Mapping[str, str] | None]:
-    """The text with a part of a variable at each parameter, and parameters by parts; None when unsure."""
+    """Returns the text with a part of a variable for each parameter, and the parameter of each part.
+
+    The second item is None if the parameters cannot be matched.
+    """
     if not values:
         return text, {}
     raw, parts, end = text.encode(), [], 0
@@ -107,7 +114,7 @@ def _with_variables(
         name = (found[1] or found[2] or b"").decode().lower()
         variable, part = _variable(len(names)), f"{_SECRET}_{len(names)}"
         names[part] = (name[1:-1].replace('""', '"') if name.startswith('"') else name) or None
-        # no parentheses: those of IN (…) would be around a list
+        # without parentheses: in IN (…) they would enclose a list
         parts += [raw[end:start].decode(), f" struct_extract(getvariable('{variable}'), '{part}') "]
         end = found.end()
     planned = "".join(parts) + raw[end:].decode()
@@ -121,20 +128,23 @@ def _variable(number: int) -> str:
 def _numbered(
     names: Mapping[str, str | None], placed: Callable[[], Iterable[list[str]]]
 ) -> Mapping[str, str] | None:
-    """With the number of each `?`, which DuckDB does not always count from left to right."""
+    """Returns the parameter of each part, with a number for each `?`.
+
+    DuckDB does not always count them from left to right.
+    """
     if len(names) == 1:
         return {part: name or "1" for part, name in names.items()}
     known = {part: name for part, name in names.items() if name is not None}
     if len(known) == len(names):
         return known
-    # both trees have the same at each place
+    # both trees have the same parameter at the same place
     before, after = placed()
     found = dict(zip(after, before, strict=False))
     return found if len(before) == len(after) and found.keys() == names.keys() else None
 
 
 def _placed(tree: Any) -> Iterator[str]:
-    """The parameters, or the parts of variables, of a statement's tree, in its order."""
+    """Yields the parameters, or the parts of variables, of a statement's tree, in its order."""
     pending = [tree]
     while pending:
         match pending.pop():
@@ -153,12 +163,12 @@ def _placed(tree: Any) -> Iterator[str]:
 
 
 MEMORY_MAX = "64MB"
-"""Of text that is computed when it is planned; it does not bound lists, here or where a statement runs."""
+"""The planner's limit of memory for text that is computed while planning. It does not limit lists."""
 PLAN_CHARACTERS_MAX = 20_000_000
 PLANNERS_MAX = 4
-"""Kept for later statements; more are made when more are planned at once."""
+"""The most planners kept for later statements; more are made if more statements are planned at once."""
 _OPTIMIZERS = {
-    # those that tell more of keys. None that asks how many rows there are: the tables are empty
+    # optimizers that reveal more about keys; none that uses row counts, since the tables are empty
     "filter_pullup", "filter_pushdown", "expression_rewriter", "cte_filter_pusher", "cte_inlining",
     "deliminator", "unnest_rewriter",
 }  # fmt: skip
@@ -167,24 +177,24 @@ _NOW = {
     "current_date": "DATE", "today": "DATE", "get_current_time": "TIMETZ", "current_localtime": "TIME",
     "current_localtimestamp": "TIMESTAMP",
 }  # fmt: skip
-"""Functions whose value is another when the statement runs: here they are ones that are not folded."""
+"""Functions whose value differs when the statement runs; they are replaced by macros that are not folded."""
 _TOO_LONG = '{"error": true, "error_type": ""}'
 _REFUSED = {"binder", "catalog", "parser", "syntax"}
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a statement reads at most of each table that it reads; for all that is not known, of every one."""
+    """The most that a statement reads of each table; everything, if its plan is not understood."""
 
     ranges: Mapping[str, KeyRanges]
-    """By the names of tables; one that it does not read is not here."""
+    """The ranges by table name; tables that are not read are left out."""
     enough: Enough | None
-    """What makes further files needless."""
+    """The limit after which no further files are needed."""
     explains: bool
     runs: bool
     """False for EXPLAIN without ANALYZE."""
     names: tuple[str, ...] | None = None
-    """The columns of its answer, where they have other names when it is run as `Parsed.run`."""
+    """The answer's column names, if they differ when it is run as `Parsed.run`."""
 
 
 def wanted(
@@ -193,7 +203,10 @@ def wanted(
     parameters: Parameters = (),
     interruption: Interruption | None = None,
 ) -> Wanted:
-    """Raises `InvalidQuery` for what DuckDB refuses when it plans; some mistakes show only when it runs."""
+    """Plans a statement and returns what it needs of each table.
+
+    Raises `InvalidQuery` for what DuckDB refuses while planning; some mistakes show only when it runs.
+    """
     with _planner() as planner, _watched(planner, interruption):
         planner.make(schemas)
         found = placed(statement, parameters, planner.tree)
@@ -218,7 +231,7 @@ def wanted(
 
 
 class _Planner:
-    """A database with empty tables, for one statement at a time."""
+    """An in-memory database with empty tables, which plans one statement at a time."""
 
     def __init__(self) -> None:
         self._connection = duckdb.connect(
@@ -249,7 +262,7 @@ class _Planner:
         self._connection.close()
 
     def make(self, schemas: Mapping[str, Schema]) -> None:
-        """Exactly these tables."""
+        """Creates exactly these tables; drops all others."""
         gone = [
             name
             for name, schema in self._made.items()
@@ -272,23 +285,23 @@ class _Planner:
             self._made[name] = schemas[name]
 
     def tree(self, statement: str) -> Any:
-        """What DuckDB's parser makes of a statement."""
+        """Returns the JSON tree that DuckDB's parser makes of a statement."""
         return self._json(f"SELECT json_serialize_sql({text(statement)})")
 
     def plan(self, statement: Placed) -> Node:
-        """DuckDB's plan of a statement, or its error."""
+        """Returns DuckDB's plan of a statement, or its error."""
         with self._variables(statement.variables):
             found = self._plan(statement.planned, optimize=True)
         if found["error"] and statement.variables:
-            # a mistake only when it is one without variables, too
+            # an error counts only if the statement without variables has it too
             return {"error": True, **{**self._plan(statement.text, optimize=False), "error": True}}
         return found
 
     def names(self, statement: Parsed, parameters: Parameters) -> tuple[str, ...]:
         """Returns the names of the columns of an answer; raises `InvalidQuery` where it cannot be run.
 
-        DuckDB names a window by its text, which is another when it is run; the rest of the statement may
-        refer to that name.
+        DuckDB names a window by its text, which differs when it is run; the rest of the statement may refer
+        to that name.
         """
         try:
             found = self._connection.execute(f"DESCRIBE {statement.text}", parameters or None).fetchall()
@@ -301,12 +314,12 @@ class _Planner:
 
     @contextmanager
     def _variables(self, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-        """Sets variables for what stands within, and resets them: the next statement is another caller's."""
+        """Sets variables for the block, then resets them, as the next statement is another caller's."""
         try:
             for name, parts in variables.items():
                 made = ", ".join(f"{part} := ${number}" for number, part in enumerate(parts, 1))
                 try:
-                    # each value by itself: within a dict NaN would be taken for NULL
+                    # one parameter for each value: within a dict NaN would become NULL
                     self._connection.execute(
                         f"SET VARIABLE {name} = struct_pack({made})", list(parts.values())
                     )
@@ -325,18 +338,19 @@ class _Planner:
 
     def _json(self, query: str) -> Any:
         try:
-            # no parameter: for the first of a process DuckDB loads pandas, half a second
+            # without parameters: for the first one of a process DuckDB loads pandas, which takes half a
+            # second
             [[found]] = self._connection.execute(query).fetchall()
             return json.loads(found)
         except duckdb.InterruptException:
             raise
         except (duckdb.Error, json.JSONDecodeError, RecursionError) as error:
-            # its constants take too much memory or are no JSON, or it is too deep for Python
+            # its constants need too much memory or are no JSON, or it is nested too deeply for Python
             return {"error": True, "error_type": "", "error_message": str(error)}
 
 
 _free: dict[int, list[_Planner]] = {}
-"""By process, as none may be used after a fork."""
+"""Free planners by process, as none may be used after a fork."""
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A process that runs SQL, one statement at a time, for the pool that starts it as a program.
 
-What a statement exhausts or crashes is this process. It has no database, no secret but those of the object
-store, limits of the operating system, and ends with its parent, whatever it is doing.
+A statement can exhaust or crash only this process. It has no access to the database, no secrets but those of
+the object store, and limits set by the operating system. It ends with its parent, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -41,20 +41,22 @@ from dormouse.reading.sql.wanted import Wanted
 from dormouse.reading.streams import Interruption
 
 PIECE_BYTES_MAX = 4 * 1024 * 1024
-"""What the pool holds of an answer that is read slowly."""
+"""The most bytes of an answer that the pool holds in memory at once."""
 OOM_SCORE = 500
-"""When memory ends, the kernel takes it, and not the server."""
+"""When memory runs out, this makes the kernel kill the worker rather than the server."""
 CALL, STOP = b"C", b"I"
-"""To the worker: a call, pickled; and that the call is given up."""
+"""Frames to the worker: a pickled call; and a request to stop it."""
 VALUE, SCHEMA, BATCH, END, FAILURE = b"V", b"S", b"B", b"E", b"F"
-"""From it: a value, pickled; an answer's schema, its batches, its end; or an error. All but the first two of
-an answer end the call."""
+"""Frames from the worker: a pickled value; an answer's schema, its batches, its end; or an error.
+
+All but SCHEMA and BATCH end the call.
+"""
 ROW_BYTES_MAX = 64 * 1024 * 1024
 FRAME_BYTES_MAX = 2 * ROW_BYTES_MAX
 TOGETHER_BYTES_MAX = 16 * 1024
 _HEADER = struct.Struct("!cQ")
 _OF_KEYS = (datetime, timezone, timedelta, date)
-"""Of the values of keys, those that a pickle names by their class."""
+"""Classes of key values that a pickle refers to by name."""
 _CLASSES = (Parsed, Wanted, Enough, KeyRanges, Range, frozenset, *_OF_KEYS)
 _PLAIN = {f"{one.__module__}.{one.__qualname__}": one for one in _CLASSES}
 _ERRORS = {
@@ -64,9 +66,9 @@ _ERRORS = {
 }
 
 
-# What goes between a worker and its pool: frames on a socket, of which the pool trusts as little as it can. A
-# statement may have corrupted the memory of its worker: what comes from there is bounded, is of a few plain
-# classes, and its Arrow is validated.
+# Frames on the socket between a worker and its pool. The pool does not trust them, since a statement may have
+# corrupted the worker's memory: their size is limited, they have only a few plain classes, and their Arrow
+# data is validated.
 
 
 class Channel:
@@ -86,7 +88,10 @@ class Channel:
             self._socket.sendall(view)
 
     def receive(self) -> tuple[bytes, pa.Buffer]:
-        """Raises `EOFError` when the other end is gone, `ValueError` when it sends too much at once."""
+        """Receives a frame; raises `EOFError` if the other end is closed.
+
+        Raises `ValueError` for a frame of more than `FRAME_BYTES_MAX` bytes.
+        """
         kind, length = _HEADER.unpack(self._exactly(_HEADER.size))
         if length > FRAME_BYTES_MAX:
             raise ValueError(f"a frame of {length:,} bytes")
@@ -110,13 +115,13 @@ class Channel:
 
 
 def failed(error: BaseException) -> bytes:
-    """An error as it travels."""
+    """Encodes an error."""
     known = next((one.__name__ for one in type(error).__mro__ if one.__name__ in _ERRORS), "")
     return json.dumps([known, str(error)]).encode()
 
 
 def failure_in(data: pa.Buffer) -> DormouseError:
-    """The error that travelled."""
+    """Decodes an error that `failed` encoded."""
     name, message = json.loads(data.to_pybytes())
     return _ERRORS[str(name)](str(message))
 
@@ -130,20 +135,20 @@ class _Plain(pickle.Unpickler):
 
 
 def plain_value(data: pa.Buffer) -> Any:
-    """A value of the classes that a worker may send."""
+    """Decodes a value of the classes that a worker may send."""
     return _Plain(io.BytesIO(data)).load()
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a worker is told when it starts."""
+    """The settings that a worker gets when it starts."""
 
     objects_url: str
     objects_options: dict[str, str]
     memory_bytes_max: int
-    """Of the process."""
+    """The limit of the whole process."""
     engine_bytes_max: int
-    """Of what DuckDB accounts for."""
+    """The limit of what DuckDB accounts for."""
     spill_folder: Path
     spill_bytes_max: int
     threads: int | None
@@ -165,7 +170,7 @@ def main() -> None:
 
 
 def _end_with(lifeline: int) -> None:
-    """The kernel ends this process when its parent has ended: no other holds the pipe's other end."""
+    """Makes the kernel end this process when its parent ends: only the parent holds the pipe's other end."""
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
@@ -196,7 +201,7 @@ def _engine(setup: Setup) -> Engine:
 def _warm_up(engine: Engine) -> None:
     schemas = {"t": Schema(row_keys=[Field("k", LONG)])}
     with closing(engine.session(Interruption())) as session:
-        # with a parameter: for the first DuckDB loads pandas, where that is installed
+        # with a parameter: for the first one DuckDB loads pandas, if it is installed
         statement = "SELECT * FROM t WHERE k = $1"
         session.wanted(schemas, session.parsed(statement), [1])
         for _ in session.rows({"t": "SELECT 1::BIGINT AS k"}, statement, [1]).batches:
@@ -204,7 +209,7 @@ def _warm_up(engine: Engine) -> None:
 
 
 class _Worker:
-    """Runs the calls that come, one after the other, and hears meanwhile that one is given up."""
+    """A loop that runs calls one after another, while a thread listens for requests to stop them."""
 
     def __init__(self, channel: Channel, engine: Engine) -> None:
         self._channel = channel
@@ -234,25 +239,25 @@ class _Worker:
                     self._calls.put((data, interruption))
                 else:
                     interruption.set()
-                    # it is told again and again, and each set has a thread
+                    # the request is repeated, and each `set` would start a thread
                     interruption = Interruption()
         finally:
-            # its pool is gone, or memory is exhausted so much that no thread can be started
+            # the pool closed the socket, or so little memory is left that no thread can be started
             os._exit(1)
 
-    def _answer(self, name: str, found: Any) -> None:
+    def _answer(self, name: str, result: Any) -> None:
         if name != "rows":
-            self._channel.send(VALUE, pickle.dumps(found))
+            self._channel.send(VALUE, pickle.dumps(result))
             return
-        self._channel.send(SCHEMA, found.schema.serialize())
-        for batch in found.batches:
+        self._channel.send(SCHEMA, result.schema.serialize())
+        for batch in result.batches:
             for piece in _pieces(batch):
                 self._channel.send(BATCH, piece.serialize())
         self._channel.send(END)
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A batch in slices of some megabytes."""
+    """Yields a batch in slices of a few megabytes."""
     if batch.nbytes <= PIECE_BYTES_MAX:
         yield batch
     elif batch.num_rows > 1:
@@ -274,7 +279,7 @@ def _ours(error: BaseException) -> DormouseError:
         return InvalidQuery("the statement is nested too deeply")
     if isinstance(error, MemoryError):
         return QueryTooLarge("the statement needs more memory than it may use")
-    return EngineFailed(f"the statement failed, write it in another way: {one_line(error)}")
+    return EngineFailed(f"the statement failed; write it differently: {one_line(error)}")
 
 
 if __name__ == "__main__":

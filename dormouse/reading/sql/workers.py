@@ -1,6 +1,6 @@
-"""A pool of processes that run SQL: what a statement exhausts or crashes is one of them.
+"""A pool of processes that run SQL, so that a statement can exhaust or crash only its own process.
 
-One more than may be asked at once is kept ready, so that the place of one that ends is taken at once.
+One more process than may run statements at once is kept ready, to replace one that ends without delay.
 """
 
 from __future__ import annotations
@@ -53,39 +53,41 @@ from dormouse.settings.service import SQL_MEMORY_BYTES_MIN
 
 logger = logging.getLogger(__name__)
 PROCESS_BYTES = 256 * 1024 * 1024
-"""Of a worker's memory, what is not DuckDB's: programs, threads, the planner."""
+"""The part of a worker's memory that is not DuckDB's: programs, threads, the planner."""
 ACCOUNTED_SHARE = 0.7
-"""Of the rest, what DuckDB may use that it accounts for; some that it uses it does not."""
+"""The share of the remaining memory that DuckDB may account for; it also uses some that it does not count."""
 KEPT_SHARE = 0.5
-"""Of the rest: a worker that keeps more of it after a statement is replaced, for allocators give back what
-they do not use, but not what counts against the limit."""
+"""The share of the remaining memory that a worker may keep after a statement; beyond it, it is replaced.
+
+Allocators return unused pages, but not the address space that counts against the limit.
+"""
 _FOLDER = "dormouse-sql"
-"""Of temporary files, with a folder for each worker."""
+"""The name of the folder for temporary files, which has a folder for each worker."""
 AGAIN_SECONDS = 1.0
 POLL_SECONDS = 0.1
-HEED_SECONDS_MAX = 1.0
-"""How long a worker that is interrupted may go on before it is killed."""
+STOP_SECONDS_MAX = 1.0
+"""The longest time that an interrupted worker may continue before it is killed."""
 START_SECONDS_MAX = 60.0
 _NOT_FOR_IT = (PREFIX, "PG")
-"""Variables that begin so tell how the database is reached, and the service's token."""
+"""Prefixes of environment variables that workers do not get: database access, and the service's token."""
 _VARIABLES = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
-"""Another would reserve a gigabyte at once."""
+"""Environment variables of workers: another memory pool would reserve a gigabyte at once."""
 
 
 class WorkerProcess:
-    """A worker as its pool sees it: a process that is interrupted and, if it heeds none of it, killed.
+    """A worker as its pool sees it: a process that is interrupted, and killed if it does not stop.
 
-    Answers one call at a time; another thread may interrupt it.
+    It answers one call at a time; another thread may interrupt it.
     """
 
     def __init__(self, setup: Setup, slot: Slot) -> None:
-        """Starts it, and waits until it is ready; `InstanceError`."""
+        """Starts the process and waits until it is ready; raises `InstanceError`."""
         self._slot = slot
         self._is_answering = False
         self._interrupted_at: float | None = None
         self._killed_for: str | None = None
         self.is_spent = False
-        """Whether something failed inside, so that it must not be asked again."""
+        """Whether DuckDB failed internally, so that the worker must not be used again."""
         ours, theirs = socket.socketpair()
         watched, self._lifeline = os.pipe()
         self._channel = Channel(ours)
@@ -116,25 +118,25 @@ class WorkerProcess:
 
     @property
     def grown_bytes(self) -> int:
-        """By how much it has grown since it was ready, of what counts against its limit."""
+        """The growth in bytes since it was ready, of the memory that counts against its limit."""
         return self._data_bytes() - self._data_bytes_ready
 
     def _data_bytes(self) -> int:
-        """What is mapped, given back by its allocators or not; 0 where the system does not tell."""
+        """Returns the bytes of its data segment; 0 where the system does not report them."""
         with suppress(OSError):
             found = Path(f"/proc/{self._process.pid}/statm").read_text("ascii").split()
             return int(found[5]) * resource.getpagesize()
         return 0
 
     def value(self, interruption: Interruption, name: str, *arguments: Any) -> Any:
-        """What a call gives."""
+        """Runs a call and returns its value."""
         with interruption.ending(self._interrupt):
             self._call((name, arguments))
             with self._doubted():
                 return plain_value(self._next()[1])
 
     def rows(self, interruption: Interruption, *arguments: Any) -> Rows:
-        """The answer of a call, whose batches come as they are asked for."""
+        """Runs a call and returns its rows, whose batches are received when they are requested."""
         with interruption.ending(self._interrupt):
             self._call(("rows", arguments))
             with self._doubted():
@@ -153,8 +155,8 @@ class WorkerProcess:
         return Rows(schema, batches())
 
     def settle(self) -> bool:
-        """Ends what it is doing; whether it can be asked again."""
-        with _after(HEED_SECONDS_MAX, self.kill, "unheeding"), suppress(DormouseError, OSError):
+        """Stops the current call; returns whether the worker can be used again."""
+        with _after(STOP_SECONDS_MAX, self.kill, "unheeding"), suppress(DormouseError, OSError):
             if self._is_answering:
                 self._channel.send(STOP)
             while self._is_answering:
@@ -162,14 +164,14 @@ class WorkerProcess:
         return self.is_alive and not self.is_spent
 
     def kill(self, why: str) -> None:
-        """Ends the process, from any thread; the one that asks it finds out."""
+        """Kills the process, from any thread; the thread that waits for its answer gets an error."""
         if self.is_alive:
             self._killed_for = why
             self._process.kill()
             self._process.wait()
 
     def end(self, why: str) -> str:
-        """Ends the process, and removes what it leaves; says why it ended."""
+        """Ends the process and removes its temporary files; returns why it ended."""
         if not self.is_alive and self._killed_for is None:
             why = "crash"
         self.kill(why)
@@ -186,7 +188,7 @@ class WorkerProcess:
             raise self._death() from None
 
     def _next(self) -> tuple[bytes, pa.Buffer]:
-        """What comes next; raises what the call failed with, or what became of the process."""
+        """Receives the next frame; raises the error of the call, or the error for a process that ended."""
         try:
             kind, data = self._channel.receive()
         except EOFError:
@@ -200,7 +202,7 @@ class WorkerProcess:
 
     @contextmanager
     def _doubted(self) -> Iterator[None]:
-        """What comes from there may be anything, once a statement has corrupted its memory."""
+        """Raises `EngineFailed` for an invalid frame: a statement may have corrupted the worker's memory."""
         try:
             yield
         except DormouseError:
@@ -208,33 +210,33 @@ class WorkerProcess:
         except Exception as error:
             self.kill("crash")
             raise EngineFailed(
-                "DuckDB failed at this statement, write it in another way: its answer cannot be read"
+                "DuckDB failed to run this statement; write it differently: its answer cannot be read"
             ) from error
 
     def _interrupt(self) -> None:
-        """Called again and again, until the call ends."""
+        """Asks the worker to stop, and kills it after a while; called repeatedly until the call ends."""
         now = time.monotonic()
         self._interrupted_at = self._interrupted_at or now
         with suppress(OSError):
             self._channel.send(STOP)
-        if now - self._interrupted_at > HEED_SECONDS_MAX:
+        if now - self._interrupted_at > STOP_SECONDS_MAX:
             self.kill("unheeding")
 
     def _death(self) -> DormouseError:
         self._is_answering = False
-        with _after(HEED_SECONDS_MAX, self.kill, "crash"):
+        with _after(STOP_SECONDS_MAX, self.kill, "crash"):
             code = self._process.wait()
         if self._interrupted_at is not None:
             return DormouseError(INTERRUPTED)
         if code == -signal.SIGKILL:
             return EngineFailed(
                 "the process that ran the statement was killed, as the system does when memory is short; "
-                "ask for less at once"
+                "make the statement read less"
             )
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return EngineFailed(
-            f"the statement ended the process that ran it ({name}), as one may that needs too much memory: "
-            "ask for less at once, or write it in another way"
+            f"the process that ran the statement ended ({name}), perhaps because it needed too much memory: "
+            "make the statement read less, or write it differently"
         )
 
     def _release(self) -> None:
@@ -252,15 +254,15 @@ def _started(end: int, lifeline: int) -> subprocess.Popen[bytes]:
         pass_fds=(end, lifeline),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        umask=OTHERS,  # what it spills has rows in it
-        # Ctrl-C in the terminal is for the parent
+        umask=OTHERS,  # files that it spills have rows
+        # Ctrl-C in the terminal is meant for the parent
         start_new_session=True,
     )
 
 
 @contextmanager
 def _after(seconds: float, do: Any, *arguments: Any) -> Iterator[None]:
-    """Does something when what stands within takes longer."""
+    """Calls `do` in another thread if the block of this context takes longer."""
     timer = threading.Timer(seconds, do, arguments)
     timer.daemon = True
     timer.start()
@@ -272,7 +274,7 @@ def _after(seconds: float, do: Any, *arguments: Any) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """How many statements run at once, and what each may use; None: a share of the machine's."""
+    """The number of statements that run at once, and the limits of each; None: a share of the machine's."""
 
     count: int
     memory_bytes_max: int | None = None
@@ -280,16 +282,16 @@ class WorkerLimits:
     threads: int | None = None
     wait_seconds_max: float = 60.0
     share: int = 1
-    """How many pools there are on the machine, each with as many."""
+    """The number of pools on the machine, each with as many workers."""
 
 
 class Workers:
-    """Lends processes that run SQL over one object store, in the order in which they are asked for."""
+    """A pool that lends processes that run SQL over one object store, first come, first served."""
 
     def __init__(
         self, objects: ObjectStore, limits: WorkerLimits, ended: Callable[[str], object] = lambda why: None
     ) -> None:
-        """`ended` is told why one ended."""
+        """Prepares the pool; `ended` is called with the reason whenever a worker ends."""
         self._limits = limits
         self._ended = ended
         self._setup = _setup(objects, limits)
@@ -302,7 +304,7 @@ class Workers:
         self._starter = threading.Thread(target=self._keep_ready, name="dormouse-sql-workers", daemon=True)
 
     def start(self) -> Self:
-        """They become ready in a thread."""
+        """Starts a thread that makes the workers ready."""
         self._starter.start()
         return self
 
@@ -312,11 +314,11 @@ class Workers:
             return [worker.process_id for worker in (*self._idle, *self._lent)]
 
     def session(self, interruption: Interruption) -> WorkerSession:
-        """A worker for one statement; `InstanceError` when none becomes free in time."""
+        """Returns a session for one statement; raises `InstanceError` if no worker is free in time."""
         return WorkerSession(self, self._take(interruption), interruption)
 
     def give_back(self, worker: WorkerProcess, usable: bool) -> None:
-        """Keeps a worker that can be asked again, and replaces others."""
+        """Returns a worker to the pool if it is usable; otherwise ends it, and another is started."""
         kept_bytes_max = KEPT_SHARE * (self._setup.memory_bytes_max - PROCESS_BYTES)
         usable = usable and worker.grown_bytes <= kept_bytes_max
         if not usable:
@@ -328,7 +330,7 @@ class Workers:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends all of them, whatever they do."""
+        """Ends all workers, whatever they are doing."""
         self._closed.set()
         with self._changed:
             lent = list(self._lent)
@@ -394,7 +396,7 @@ class Workers:
                 self._end(self._idle.pop(), "closed")
 
     def _lacks_one(self) -> bool:
-        """Waits until there is one less than there should be; False when there should be none any more."""
+        """Waits until a worker is missing; returns False once the pool is closed."""
         with self._changed:
             while len(self._idle) + len(self._lent) > self._limits.count and not self._closed.is_set():
                 self._changed.wait()
@@ -402,13 +404,13 @@ class Workers:
 
 
 class WorkerSession:
-    """What one statement is asked of, in a process of its own."""
+    """The session of one statement, in a process of its own."""
 
     def __init__(self, workers: Workers, worker: WorkerProcess, interruption: Interruption) -> None:
         self._workers = workers
         self._worker = worker
         self._interruption = interruption
-        # of one that is dropped it is not known what its worker does
+        # what the worker of an abandoned session is doing is not known, so it is not used again
         self._dropped = weakref.finalize(self, workers.give_back, worker, False)
         self._dropped.atexit = False
 

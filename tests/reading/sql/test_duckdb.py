@@ -1,4 +1,4 @@
-"""Tables as views of a DuckDB connection: all rows of one moment, with DuckDB's meaning of every value."""
+"""Tables as views of a DuckDB connection: all rows of one moment, with DuckDB's meaning of each value."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def new_lake(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Callable
 
 @pytest.fixture(scope="module")
 def lake(own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """One for the tests that only read it."""
+    """A lake for the tests that only read."""
     folder = tmp_path_factory.mktemp("lake") / "k=v [b]*?%20é'"
     return four_leaves(lambda **more: Lake(*own_database, folder, SCHEMA, **more))
 
@@ -117,7 +117,7 @@ def test_nan_in_orders_groups_and_joins(numbers: Lake, statement: str) -> None:
 
 @pytest.fixture(scope="module")
 def numbers(lake: Lake) -> Lake:
-    """A file for each number, and one with all of them."""
+    """A file for each number, and one with all numbers."""
     schema = Schema([Field("k", LONG)], [], [Field("x", DOUBLE, nullable=True)])
     context = lake.context
     made = Lake(context.dsn, context.supplier, Path(), schema, objects=context.objects, name="numbers")
@@ -149,7 +149,8 @@ def test_rows_of_equal_keys_are_one_after_the_filter(new_lake: Callable[..., Lak
         assert repr(db.execute("select * from t order by word, seen").fetchall()) == repr(lake.expect(merged))
         part = db.execute("select sum(n) from t where word = 'a'").fetchall()
     assert part == lake.expect("select sum(n) from t where word = 'a'")
-    with opened(lake, {"n": Range(2**61 + 1, None)}) as db:  # of the merged row, not of those that make it
+    # of the merged row, not of the rows merged into it
+    with opened(lake, {"n": Range(2**61 + 1, None)}) as db:
         found = db.execute("select word, seen from t order by word, seen").fetchall()
     assert found == lake.expect(
         "select word, seen from t group by all having sum(n) > 2::hugeint**61 order by all"
@@ -212,7 +213,7 @@ def test_a_file_that_is_lost_or_damaged_is_said_where_its_table_is_used(
     contexts = {lake.context.table.name: lake.context for lake in (good, lost, damaged)}
     names = [lake.add([{"k": 1}])[0] for lake in (good, lost, damaged)]
     objects = good.context.objects
-    # what is lost is not looked for where its path, taken for a pattern, leads
+    # a missing file's path, taken as a pattern, must not find other files
     like_it = Path(str(objects.local_path(names[1])).replace("[c]*?", "c--"))
     like_it.parent.mkdir(parents=True)
     shutil.copy(str(objects.local_path(names[1])), like_it)
@@ -274,7 +275,8 @@ def test_it_opens_while_tables_come_and_go_and_files_are_collected(dsn: str, tmp
             before = 0
             try:
                 for _ in range(15):
-                    with instance.duckdb() as db, suppress(duckdb.IOException):  # collected before it is read
+                    # the file was collected before it was read
+                    with instance.duckdb() as db, suppress(duckdb.IOException):
                         rows = db.execute("select count(*), max(k) + 1 from stays").fetchall()[0]
                         assert rows[0] == rows[1] >= before
                         before = rows[0]
@@ -317,7 +319,7 @@ def test_an_instance_shows_all_its_tables_at_one_moment(dsn: str, tmp_path: Path
         ):
             with pytest.raises(InvalidQuery, match=said):
                 instance.duckdb(**wrong)
-        # as releases before could name it
+        # a name that earlier releases allowed
         with psycopg.connect(dsn) as conn:
             conn.execute("update tables set name = 'TWO' where name = 'One'")
         with pytest.raises(InvalidQuery, match="differs in upper and lower case only: rename one"):

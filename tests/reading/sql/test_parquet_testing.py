@@ -1,4 +1,4 @@
-"""Files of apache/parquet-testing with DECIMAL, STRUCT and TIMESTAMP columns come out as they went in."""
+"""Files of apache/parquet-testing with DECIMAL, STRUCT and TIMESTAMP columns are read back as loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILES = Path(__file__).parents[2] / "parquet_testing"
 
 
 def keyed(source: Path, folder: Path) -> Path:
-    """The file with a key, where it has no column that can be one."""
+    """The file, with a key added if no column can be one."""
     rows = pq.read_table(source)
     numbers = pa.field("k", pa.int64(), nullable=False)
     path = folder / source.name
@@ -41,7 +41,9 @@ def plain(rows: list[dict[str, Any]]) -> list[str]:
         ("nullable.impala", None),
     ],
 )
-def test_it_goes_in(instance: dm.Instance, tmp_path: Path, name: str, kind: str | None) -> None:
+def test_a_file_is_loaded_and_read_back(
+    instance: dm.Instance, tmp_path: Path, name: str, kind: str | None
+) -> None:
     path = keyed(FILES / f"{name}.parquet", tmp_path)
     schema = parse_schema(None, path, ["k"], [], [])
     if kind is not None:

@@ -1,4 +1,4 @@
-"""What is remembered of statements."""
+"""The cache of parsed and planned statements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dormouse.reading.sql import engine
 from dormouse.reading.sql.engine import CHARACTERS_MAX, Remembered
 
 
-def test_it_is_found_out_once_for_each_statement_and_what_else_tells_them_apart() -> None:
+def test_a_value_is_computed_once_for_each_statement_and_further_key() -> None:
     made = Remembered[int]()
     assert [made.get("a", 1, lambda: 1), made.get("a", 2, lambda: 2), made.get("b", 1, lambda: 3)] == [
         1,
@@ -22,7 +22,7 @@ def test_it_is_found_out_once_for_each_statement_and_what_else_tells_them_apart(
     ]
 
 
-def test_what_was_asked_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_value_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "STATEMENTS_MAX", 2)
     made = Remembered[int]()
     for number, statement in enumerate("abac"):

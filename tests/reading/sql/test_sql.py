@@ -1,4 +1,4 @@
-"""SQL over tables whose files were written by hand, checked against DuckDB on the same rows."""
+"""SQL over tables whose files were written by hand, compared with DuckDB on the same rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def shared(
 
 @pytest.fixture(scope="module")
 def lake(shared: tuple[str, ConnectionSupplier, Path]) -> Lake:
-    """One for the tests that only read it."""
+    """A lake for the tests that only read."""
     return flights(*shared)
 
 
@@ -135,7 +135,7 @@ def test_a_statement_reads_only_what_it_wants(
 
 
 def test_what_one_use_of_a_table_wants_does_not_hide_rows_from_another(lake: Lake) -> None:
-    """A scan in a subquery of an expression is not among the plan's inputs: others must not prune for it."""
+    """A scan in a subquery is not among the plan's inputs: other scans must not prune it."""
     contexts = {"Flights": lake.context}
     text = "select * from Flights where Carrier = 'AA' and flight > (select min(flight) from Flights)"
     assert explain_sql(contexts, text)["Flights"].partitions == 4
@@ -175,7 +175,7 @@ def test_the_schema_is_plain_also_without_rows(lake: Lake) -> None:
     text = (
         "select Carrier || 'x', code, tags, [Carrier], {'a': [Carrier]}, count(*) over (), map {Carrier: leg}"
     )
-    for condition in ("", " where Carrier = 'nobody'"):
+    for condition in ("", " where Carrier = 'none'"):
         table = sql({"Flights": lake.context}, f"{text} from Flights{condition}").read_all()
         assert [str(field.type) for field in table.schema] == [
             "string",
@@ -260,7 +260,7 @@ def test_explain_shows_the_pruned_scans(lake: Lake) -> None:
 
 
 def test_it_needs_no_datafusion() -> None:
-    """Which the extra `sql` does not bring."""
+    """The extra `sql` does not install DataFusion."""
     script = (
         "import sys; sys.modules['datafusion'] = None; "
         "import dormouse.reading.sql.statements, dormouse.reading.sql.views"
@@ -306,7 +306,7 @@ def test_a_damaged_file_is_named(dsn: str, supplier: ConnectionSupplier, tmp_pat
 def test_a_file_of_nulls_is_read_where_null_is_a_value(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, condition: str
 ) -> None:
-    """DuckDB takes it from the statistics of a file that no row meets such a condition."""
+    """DuckDB concludes from the statistics of such a file that no row meets the condition."""
     values = [Field("s", STRING, True), Field("b", BOOLEAN, True), Field("n", LONG, True)]
     lake = Lake(dsn, supplier, tmp_path, Schema([Field("k", LONG)], [], values))
     lake.add([{"k": k, "s": None, "b": None, "n": None} for k in range(3)])
@@ -323,7 +323,7 @@ def test_a_file_of_nulls_is_read_where_null_is_a_value(
 def test_the_first_rows_of_a_full_join_are_not_those_that_duckdb_skipped(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, column: str, join: str
 ) -> None:
-    """It skips row groups of the left side that cannot be among the first, and gives NULL in their place."""
+    """DuckDB skips row groups of the left side that cannot be first, and returns NULL in their place."""
     schema = Schema([Field("k", LONG)], [], [Field("x", DOUBLE)])
     lake = Lake(dsn, supplier, tmp_path, schema, name="t")
     for first in range(0, 25_000, 5_000):
@@ -341,7 +341,7 @@ def test_the_first_rows_of_a_full_join_are_not_those_that_duckdb_skipped(
 def test_the_first_rows_of_an_outer_join_are_not_those_that_duckdb_skipped(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, column: str, join: str
 ) -> None:
-    """Of the smaller side all rows are kept, so that DuckDB reads the other one last."""
+    """All rows of the smaller side are kept, so that DuckDB reads the other side last."""
     schema = Schema([Field("k", LONG)], [], [Field("x", DOUBLE)])
     large, small = (Lake(dsn, supplier, tmp_path, schema, name=name) for name in ("t", "small"))
     for first in range(0, 30_000, 5_000):
@@ -357,7 +357,7 @@ def test_the_first_rows_of_an_outer_join_are_not_those_that_duckdb_skipped(
 def test_a_leaf_that_reaches_beyond_a_page_of_a_plan_is_read_once(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first row keys are those of several leaves, as the partition above was divided by another key."""
+    """Its first row keys are those of several leaves: the partition above was divided by another key."""
     monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
     schema = Schema([Field("k", LONG), Field("j", LONG)])
     lake = Lake(dsn, supplier, tmp_path, schema, name="t")

@@ -1,4 +1,4 @@
-"""A statement that is refused was parsed and no more: no file is opened, nothing is fetched or written."""
+"""A refused statement is only parsed: no file is opened, and nothing is fetched or written."""
 
 from __future__ import annotations
 
@@ -127,18 +127,18 @@ REFUSED = {
     "VACUUM": ["vacuum", "analyze t"],
     "syntax": ["import database '{path}' garbage", "pragma import_database('{path}'", "import '{path}'", "("],
 }
-"""By the type that DuckDB gives them."""
+"""Statements by the type that DuckDB gives them."""
 NO_STATEMENTS = {
     "ANALYZE", "CREATE_FUNC", "EXTENSION", "INVALID", "LOGICAL_PLAN", "MULTI", "RELATION", "VARIABLE_SET",
 }  # fmt: skip
-"""Types that no text has when it is parsed."""
+"""Types that a parsed text never has."""
 STATEMENTS = [statement for some in REFUSED.values() for statement in some]
 SOME = [REFUSED["PRAGMA"][0], REFUSED["PRAGMA"][5], REFUSED["SELECT"][0], REFUSED["COPY"][2]]
 IN_OPEN, IN_CREATE = 0x20, 0x100
 
 
 class Watched:
-    """A folder, a home and a server, and what was done to them."""
+    """A folder, a home and a server, which record every access to them."""
 
     def __init__(self, folder: Path, home: Path, server: socket.socket) -> None:
         self.folder, self.home = folder, home
@@ -160,14 +160,14 @@ class Watched:
             accepted.close()
 
     def texts(self, statement: str) -> tuple[str, str]:
-        """The statement with a path where something is, and with one of the same length where nothing is."""
+        """The statement with the path of an existing file, and with a missing path of equal length."""
         return (
             statement.replace("{path}", str(self.folder)).replace("{url}", self.url),
             statement.replace("{path}", str(self.folder.with_name("nosuch"))).replace("{url}", self.url),
         )
 
     def seen(self) -> list[object]:
-        """What was opened, made or asked for since it was asked last."""
+        """Returns the files opened, files made and requests received since the last call."""
         found, self._requests[:] = list(self._requests), []
         with suppress(BlockingIOError):
             found.append(os.read(self._events, 1 << 16))
@@ -198,7 +198,7 @@ def refusal(door: dm.Instance | Client, statement: str) -> str:
 
 
 def check(watched: Watched, answers: Sequence[str], statement: str) -> None:
-    """That nothing was touched, and that the answers tell nothing of what is there."""
+    """Checks that nothing was accessed, and that the answers do not depend on the files."""
     there, nowhere = answers
     assert there.replace("/folder", "/nosuch") == nowhere, statement
     assert "word" not in there
@@ -206,7 +206,7 @@ def check(watched: Watched, answers: Sequence[str], statement: str) -> None:
     assert watched.seen() == [], statement
     assert list(watched.home.iterdir()) == []
     assert {path.name for path in watched.folder.iterdir()} == {"schema.sql", "load.sql"}
-    watched.seen()  # what this looked at itself
+    watched.seen()  # the accesses of this test itself
 
 
 def test_every_type_of_statement_is_among_them() -> None:
@@ -233,8 +233,10 @@ def test_a_statement_that_is_refused_touches_nothing(
 
 
 @pytest.mark.slow
-def test_nor_does_it_through_a_service(instance: dm.Instance, watched: Watched) -> None:
-    """Whose workers have a home and a folder as this process has."""
+def test_a_refused_statement_touches_nothing_through_a_service(
+    instance: dm.Instance, watched: Watched
+) -> None:
+    """The service's workers have the same home and folder as this process."""
     with serving(instance, sql_workers=1) as url, closing(connect(url)) as client:
         client.sql("select count(*) from t").read_all()
         watched.seen()

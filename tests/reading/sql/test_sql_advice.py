@@ -1,4 +1,4 @@
-"""What SQL and the command line tell of nulls, of infinities, and of the methods of answers."""
+"""Advice of SQL and of the command line about nulls, infinities, and the methods of answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker sends whose memory a statement has corrupted: an error, and never code or nonsense."""
+"""Frames of a worker whose memory a statement has corrupted give an error, and never run code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Temporary credentials end while a statement reads S3: it is read again with those that followed them."""
+"""Temporary credentials expire while a statement reads S3: it is read again with new ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = 5
 
 
 class Bucket(ThreadingHTTPServer):
-    """Objects of a folder by path, as S3 has them, for whom has the right key."""
+    """A server of a folder's objects by path, as S3, for requests with the right key."""
 
     daemon_threads = True
 
@@ -89,7 +89,7 @@ def bucket(tmp_path: Path) -> Iterator[Bucket]:
 
 @pytest.fixture
 def engine(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """Its credentials are those that the bucket takes now."""
+    """An engine with the credentials that the bucket accepts now."""
     monkeypatch.setattr(
         s3,
         "s3_options",

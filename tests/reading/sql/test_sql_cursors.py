@@ -1,4 +1,4 @@
-"""Each statement has a connection of its own to DuckDB, and leaves nothing to the next."""
+"""Each statement has its own connection to DuckDB, and leaves nothing to the next."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_table_that_was_dropped_is_not_seen(instance: Instance) -> None:
     instance.drop_table("a")
     assert tuples(instance.sql("select count(*) from b")) == [(2,)]
     with pytest.raises(InvalidQuery, match="a does not exist"):
-        # the name that the statement defines does not reach the first
+        # the name that the statement defines does not cover its first use
         instance.sql("select * from a, (with a as (select 1 as k) select * from a) as inner_one").read_all()
     instance.sql("select count(*) from b").read_all()
     assert tuples(instance.sql("show tables")) == [("b",)]
@@ -59,13 +59,13 @@ def test_a_table_is_seen_as_it_is_now(instance: Instance) -> None:
 
 @pytest.mark.slow
 def test_statements_at_once_have_cursors_of_their_own(instance: Instance) -> None:
-    def asked(number: int) -> bool:
+    def is_right(number: int) -> bool:
         name = "ab"[number % 2]
         one, other = (instance.sql(f"select word, k + {n} from {name} where k = 2") for n in (0, number))
         return tuples(other) == [(name, 2 + number)] and tuples(one) == [(name, 2)]
 
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(asked, range(100)))
+        assert all(pool.map(is_right, range(100)))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_statements_at_once_have_cursors_of_their_own(instance: Instance) -> Non
     ],
 )
 def test_nothing_of_a_statement_is_there_for_the_next(engine: Engine, statement: str) -> None:
-    """However it ended: read to the end, failed, left alone after its first rows, refused."""
+    """However the statement ended: read to the end, failed, abandoned after its first rows, or refused."""
     with (
         closing(engine.session(Interruption())) as session,
         suppress(InvalidQuery),

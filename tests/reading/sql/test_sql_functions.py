@@ -1,4 +1,4 @@
-"""The review of DuckDB's functions knows each that there is; and the functions of its module that we call."""
+"""The review of DuckDB's functions lists each that exists; and the functions that Dormouse calls."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dormouse.reading.sql.parsed import check_expressions, check_tables, review,
 
 KINDS = {"expressions": ("scalar", "aggregate", "macro"), "tables": ("table", "table_macro")}
 OF_THE_GRAMMAR = {"unnest"}
-"""Functions that DuckDB lists as functions of FROM only."""
+"""Functions that DuckDB lists only as table functions."""
 OF_THE_MODULE = {"DuckDBPyConnection", "Error", "__version__", "connect", "token_type", "tokenize"}
-"""What needs no connection, and `connect`, which makes one."""
+"""Functions that need no connection, and `connect`, which makes one."""
 REVIEWED_AGAIN = (
     "review them in dormouse/reading/sql/functions.toml: a new function is allowed or refused by hand"
 )
@@ -54,7 +54,7 @@ def test_each_refusal_has_a_reason() -> None:
 
 
 def test_no_allowed_macro_calls_what_is_refused(connection: duckdb.DuckDBPyConnection) -> None:
-    """A macro's text is bound when it is called: the check of a statement does not see it."""
+    """A macro's text is bound when it is called, so the check of a statement does not see it."""
     allowed = reviewed("expressions").allowed
     macros = connection.execute(
         "select function_name, macro_definition from duckdb_functions() where function_type = 'macro'"
@@ -69,7 +69,7 @@ def test_no_allowed_macro_calls_what_is_refused(connection: duckdb.DuckDBPyConne
 
 
 def test_every_aggregate_is_allowed(connection: duckdb.DuckDBPyConnection) -> None:
-    """For list_aggregate('name') calls any of them by a name that may be computed."""
+    """list_aggregate('name') calls any aggregate by a name that may be computed."""
     found = connection.execute(
         "select distinct function_name from duckdb_functions() where function_type = 'aggregate'"
     ).fetchall()
@@ -77,7 +77,7 @@ def test_every_aggregate_is_allowed(connection: duckdb.DuckDBPyConnection) -> No
 
 
 def names_in(tree: object) -> tuple[set[str], set[str]]:
-    """Names of functions and of tables in a tree of DuckDB's parser."""
+    """Returns the names of functions and of tables in a tree of DuckDB's parser."""
     if isinstance(tree, list):
         parts = [names_in(item) for item in tree]
     elif isinstance(tree, dict):
@@ -90,7 +90,7 @@ def names_in(tree: object) -> tuple[set[str], set[str]]:
 
 
 def test_no_refused_function_is_called_without_parentheses(connection: duckdb.DuckDBPyConnection) -> None:
-    """As current_date is, which the parser takes for a column."""
+    """The parser takes current_date for a column, for example."""
     assert connection.execute("select current_date").fetchall()
     for name in reviewed("expressions").refused:
         for text in (name, f'"{name}"'):
@@ -114,7 +114,7 @@ def test_what_is_not_on_the_list_is_refused_in_one_line(called: str, message: st
     assert "\n" not in str(error.value)
 
 
-def test_so_it_is_in_from() -> None:
+def test_a_function_in_from_that_is_not_on_the_list_is_refused_too() -> None:
     check_tables({"range", "UNNEST"})
     for name, why in (("read_text", ": it reads files; of"), ("a_function_of_tomorrow", "; of functions in")):
         with pytest.raises(InvalidQuery, match=rf"^SQL reads tables only, not {name}\(…\){why}"):
@@ -123,7 +123,7 @@ def test_so_it_is_in_from() -> None:
 
 @pytest.mark.slow
 def test_the_connection_of_the_module_itself_is_used_nowhere() -> None:
-    """`duckdb.sql` and its like run, and parse, on a connection of the process that is not locked."""
+    """`duckdb.sql` and similar functions run, and parse, on a shared connection that is not locked."""
     package = Path(__file__).parents[3] / "dormouse"
     used = set()
     for path in package.rglob("*.py"):

@@ -26,7 +26,7 @@ from tests.support.api import Instance
 from tests.support.model import DOUBLE, LONG, STRING, Field, Schema
 
 SEED = 20
-"""Of the quick tier; the slow one looks for what is new."""
+"""Seeds of the quick tier; the slow tier tries new ones."""
 SIMPLE = Create("a", Schema([Field("k", LONG)], [], [Field("x", DOUBLE, True)]), {})
 _answer = Lake.answer
 
@@ -62,13 +62,13 @@ def test_many_answers_are_those_of_duckdb_and_postgresql(fuzz: Fuzz, number: int
 
 
 def without_nan(self: Lake, statement: Statement) -> pa.Table:
-    """What an engine answers that is wrong about NaN."""
+    """Returns an engine's wrong answer, which ignores NaN."""
     found = _answer(self, statement)
     return found.filter(pc.invert(pc.is_nan(found["x"])))
 
 
 @pytest.mark.slow
-def test_a_wrong_answer_is_told_with_a_script_that_shows_it(
+def test_a_wrong_answer_is_reported_with_a_script_that_shows_it(
     fuzz: Fuzz,
     judges: Judges,
     tmp_path: Path,
@@ -103,7 +103,7 @@ def test_a_wrong_answer_is_told_with_a_script_that_shows_it(
         ("select '-0.0'::float8", "select '0.0'::float8", None),
         ("select null::float8", "select 'nan'::float8", "missing"),
         ("select 9007199254740993", "select 9007199254740992", "too many"),
-        # here the two differ: it tells that PostgreSQL is asked
+        # here the two differ, which shows that PostgreSQL is asked too
         ("select 7 / 2", "select 7 / 2", "PostgreSQL"),
     ],
 )
@@ -128,7 +128,7 @@ def test_postgresql_does_not_judge_orders_by_means_that_duckdb_rounds() -> None:
 
 @pytest.mark.slow
 def test_a_mistake_of_duckdbs_optimizer_is_none_of_ours(instance: Instance, judges: Judges) -> None:
-    """DuckDB 1.5.5 pushes a part of this condition down to where its row is not yet."""
+    """DuckDB 1.5.5 pushes a part of this condition below the node that makes its row."""
     lake = Lake(instance)
     values = [Field("x", DOUBLE, nullable=True)]
     lake.do(Create("c", Schema([Field("k", LONG)], values=[*values]), {}))
@@ -142,7 +142,7 @@ def test_a_mistake_of_duckdbs_optimizer_is_none_of_ours(instance: Instance, judg
     right, wrong = lake.answer(Statement('select "Key" from d')), lake.answer(Statement("select 'z' as c"))
     assert judges.verdict(right, mistaken).wrong
     assert judges.contradict_themselves(instance, right, mistaken)
-    # where nothing contradicts itself, and for an answer that neither gives
+    # a statement without contradictions, and an answer that neither gives
     assert not judges.contradict_themselves(instance, wrong, Statement('select "Key" from d'))
     assert not judges.contradict_themselves(instance, wrong, mistaken)
 

@@ -1,4 +1,4 @@
-"""Statements that are given up stop: while they are planned, and while DuckDB computes."""
+"""Abandoned statements stop: while they are planned, and while DuckDB computes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.standard import OF_KEYS
 from tests.support.reading import Interruption
 
 NUMBERS = "range(1000000)"
-# some thousand years of counting, before there is a row
+# thousands of years of counting before the first row
 HEAVY = f"select count(*) from {NUMBERS} a(i), {NUMBERS} b(j), {NUMBERS} c(k) where i * j <> k + 1"
-# rows at once, and then none for ever
+# rows at once, and then none in any reasonable time
 SEARCH = "select i from range(1000000000000) a(i) where i < 1000000 or i % 3 = 5"
 FEW_FOUND = "select i from range(1000000000000) a(i) where i < 10 or i % 3 = 5"
 INTERRUPTED = "the query was interrupted"
@@ -34,7 +34,7 @@ INTERRUPTED = "the query was interrupted"
 
 @pytest.fixture
 def computing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when a statement is about to run."""
+    """An event that is set when a statement is about to run."""
     begun, rows = threading.Event(), LocalSession.rows
 
     def watched(*given: Any) -> Any:
@@ -52,7 +52,7 @@ def instance(module_instance: dm.Instance) -> dm.Instance:
     return module_instance
 
 
-def test_whoever_waits_for_the_first_row_can_be_interrupted(
+def test_a_reader_that_waits_for_the_first_row_can_be_interrupted(
     instance: dm.Instance, computing: threading.Event
 ) -> None:
     interruption = Interruption()
@@ -69,7 +69,7 @@ def test_whoever_waits_for_the_first_row_can_be_interrupted(
 
 @pytest.fixture
 def ctrl_c(computing: threading.Event) -> Iterator[None]:
-    """Presses it when a statement runs."""
+    """Sends Ctrl-C when a statement runs."""
 
     def press() -> None:
         assert computing.wait(SECONDS_MAX)
@@ -87,7 +87,7 @@ def ctrl_c(computing: threading.Event) -> Iterator[None]:
 @pytest.mark.parametrize("statement", [HEAVY, f"explain analyze {HEAVY}", SEARCH, FEW_FOUND])
 @pytest.mark.parametrize("restarts", [False, True], ids=["", "calls begin anew"])
 def test_ctrl_c_ends_what_is_computed(instance: dm.Instance, statement: str, restarts: bool) -> None:
-    """Also where a library, such as Polars, has what a signal interrupts begin anew."""
+    """Holds even with a library, such as Polars, that restarts calls which a signal interrupts."""
     signal.siginterrupt(signal.SIGINT, not restarts)
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -54,7 +54,7 @@ def lake(new_lake: NewLake) -> Lake:
 
 @pytest.fixture(scope="module")
 def damaged(new_lake: NewLake) -> Lake:
-    """The same, but whatever reads a file of another leaf than the first fails."""
+    """The same table, but reading a file of any leaf but the first fails."""
     lake = new_lake(LEAVES)
     _damage_all_but_the_first(lake)
     return lake
@@ -104,7 +104,8 @@ def test_a_small_limit_reads_few_files(
         "select row_number() over (order by v) from t limit 1",
         "select a.k from t a join t b on a.v = b.v limit 1",
         "select k from t where k > (select max(k) - 1 from t) limit 1",
-        "select * from (select * from t limit 1000) where v = 'v39'",  # fewer may come without a damaged file
+        # may return fewer rows, without reading a damaged file
+        "select * from (select * from t limit 1000) where v = 'v39'",
     ],
 )
 def test_a_limit_of_what_needs_all_rows_reads_all_files(
@@ -202,7 +203,7 @@ def test_explain_of_many_files_says_what_is_read_alone(lake: Lake, monkeypatch: 
 
 
 def _after(event: Callable[[], None], patch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """What runs planned files, but the first time when something has happened."""
+    """Replaces the method that runs planned files, so that its first call waits for `event`."""
     run = statements._Statement._on
 
     def late(*given: Any) -> Any:
@@ -216,11 +217,11 @@ def _after(event: Callable[[], None], patch: pytest.MonkeyPatch) -> Callable[...
 def test_a_file_that_is_collected_before_rows_come_is_planned_around(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rows are in another file by then, as after a compaction."""
+    """Its rows are then in another file, as after a compaction."""
     lake = new_lake(4)
     for statement in ("select count(*), min(k) from t", "select k, v from t", "select k from t limit 200"):
         with monkeypatch.context() as patch:
-            # a moment after it was planned
+            # just after the statement was planned
             patch.setattr(statements._Statement, "_on", _after(lambda: _replace_first_file(lake), patch))
             found = sql({"t": lake.context}, statement).read_all()
         if statement.startswith("select count"):
@@ -286,7 +287,7 @@ def test_a_statement_that_comes_again_is_of_the_table_that_is_there_now(instance
             instance.sql("from again where k = '7'")
 
 
-def test_files_in_s3_are_read_and_named_when_they_are_gone(
+def test_files_in_s3_are_read_and_named_when_they_are_missing(
     shared_supplier: tuple[str, ConnectionSupplier], s3_store: ObjectStore
 ) -> None:
     lake = Lake(*shared_supplier, Path(), SCHEMA, split_points=[10], name="limits_s3", objects=s3_store)

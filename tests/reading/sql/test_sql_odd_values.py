@@ -1,4 +1,4 @@
-"""Odd values in answers of SQL, at every door: each is exact there, or refused by one clear line."""
+"""Odd values in answers of SQL, by every interface: each is exact, or refused by one clear line."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_odd_values_are_written_as_they_are(instance: dm.Instance, url: str) -> 
             found = io.BytesIO()
             export(stored.to_reader(), found, "lines")
             value = json.loads(found.getvalue())["v"]
-            # Parquet has no seconds: its times are of milliseconds
+            # Parquet has no times in seconds: they become milliseconds
             assert value == in_json or value == f"{in_json}.000", expression
 
 
@@ -140,7 +140,7 @@ def test_values_that_arrow_has_not_are_refused_at_every_door(instance: dm.Instan
                 assert len(said.splitlines()) == 1
             answer = client.post("/v1/sql", json={"statement": statement})
             assert answer.status_code == 400, (expression, answer.text)
-            # and what is advised works
+            # the advice works
             text = f"select ({expression})::varchar as v"
             assert isinstance(instance.sql(text).read_all().to_pylist()[0]["v"], str)
 

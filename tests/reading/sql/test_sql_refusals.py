@@ -1,4 +1,4 @@
-"""Statements that are refused, in one clear line: what does not read, what reads no tables, mistakes."""
+"""Statements that are refused, in one clear line: those that do not read tables only, and mistakes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def lake(own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.
         ("drop view Flights", "SQL can only read"),
         ("insert into Flights select * from Flights", "SQL can only read"),
         ("set threads = 1", "SQL can only read"),
-        ("select 1; select 2", "only one statement at a time can be run, these are 2"),
+        ("select 1; select 2", "only one statement can be run at a time, not 2"),
         ("", "the statement is empty"),
         ("-- nothing", "the statement is empty"),
         ("select abs(Carrier, 3) from Flights", "No function matches the given name and argument types"),
@@ -58,7 +58,7 @@ def lake(own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.
         ("explain\nselect * frm Flights", 'syntax error at or near "Flights" (line 2, column 14)'),
         ("drop table Flights", "EXPLAIN of them; not DROP"),
         ("select (select flight from Flights)", "More than one row returned by a subquery"),
-        ("show databases", "of SHOW there is SHOW TABLES"),
+        ("show databases", "use SHOW TABLES, or SHOW"),
         ("select * from range(2) at (version => 1)", ""),
         ("select '\x00'", "neither NUL"),
         ("select '\ud800'", "neither NUL"),
@@ -71,7 +71,7 @@ def test_a_mistake_is_one_clear_line(lake: Lake, statement: str, message: str) -
     with pytest.raises(InvalidQuery) as error:
         sql({"Flights": lake.context}, statement).read_all()
     assert message in str(error.value)
-    assert "SET " not in str(error.value)  # no statement can
+    assert "SET " not in str(error.value)  # no statement can change settings
     assert len(str(error.value).splitlines()) == 1
     assert not Path("never.csv").exists()
 
@@ -185,7 +185,7 @@ from (show all tables), duckdb_views
 from a_function_of_tomorrow(1)
 """
 CALLED = "current_setting('threads')"
-"""What is refused wherever it stands."""
+"""Expressions that are refused wherever they stand."""
 PLACES = """
 select [x for x in [1] if x::varchar > {}]
 select list_transform([1], lambda x: {})

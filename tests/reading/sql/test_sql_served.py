@@ -1,4 +1,4 @@
-"""SQL from strangers, served: parameters, and statements that want everything while others are answered."""
+"""SQL from untrusted clients, served: parameters, and statements that exhaust resources beside others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MEMORY = 512 * 1024**2
 QUERY_SECONDS = 2.0
 STOP_SECONDS_MAX = 10.0
 HEALTH_SECONDS_MAX = 10.0
-"""Of a machine that runs other tests; alone it takes a tenth of a second."""
+"""The limit on a machine that runs other tests; alone it takes a tenth of a second."""
 ANSWERS = {200, 400, 413, 504}
 FEW = (
     "levenshtein", "cross product", "repeat", "rows of megabytes", "list", "string_agg", "backtracking",
@@ -56,7 +56,7 @@ def instance(module_instance: dm.Instance) -> dm.Instance:
 
 @contextmanager
 def _served(instance: dm.Instance, **settings: Any) -> Iterator[tuple[str, Workers]]:
-    """The URL, and the workers of a service of two."""
+    """The URL and the workers of a service with two workers."""
     given = {"sql_workers": 2, "sql_memory_bytes_max": MEMORY, "queue_seconds_max": SECONDS_MAX}
     with running(instance, **given | settings) as server:
         here: Any = server._server.config.app
@@ -81,12 +81,12 @@ def client(url: str) -> Iterator[Client]:
         yield client
 
 
-def asked(url: str, statement: str, **others: Any) -> httpx.Response:
+def post_sql(url: str, statement: str, **others: Any) -> httpx.Response:
     return http_post(f"{url}/v1/sql", json={"statement": statement, **others}, timeout=SECONDS_MAX)
 
 
 class Watch:
-    """How slow `/health` was, and how much memory a worker had, at most."""
+    """A thread that records the longest time of `/health`, and the most memory of a worker."""
 
     def __init__(self, url: str, workers: Workers) -> None:
         self.health_seconds, self.memory_bytes = 0.0, 0
@@ -121,10 +121,10 @@ def _check_hostile(served: tuple[str, Workers], statement: str) -> None:
             )
             problem = None if found.status_code == 200 else found.json()
         except httpx.RemoteProtocolError:
-            pass  # rows came, and it was broken off
+            pass  # some rows came before it was stopped
         assert time.monotonic() - begun < QUERY_SECONDS + STOP_SECONDS_MAX
-        eventually(lambda: asked(url, "select 1").status_code == 200)
-        text = asked(url, "select count(*) as n, max(k) as k from t").text
+        eventually(lambda: post_sql(url, "select 1").status_code == 200)
+        text = post_sql(url, "select count(*) as n, max(k) as k from t").text
         assert text == f'{{"n":{ROWS},"k":{ROWS - 1}}}\n'
     assert watch.health_seconds < HEALTH_SECONDS_MAX
     assert watch.memory_bytes <= MEMORY
@@ -149,14 +149,15 @@ def test_all_statements_that_want_everything(served: tuple[str, Workers], name: 
 def test_64_statements_at_once_and_look_ups_meanwhile(instance: dm.Instance) -> None:
     with _served(instance, queries_max=1) as (url, workers), ThreadPoolExecutor(64) as threads:
         text = "select count(*) as n from t a, range(20) where a.k < $1"
-        answers = [threads.submit(asked, url, text, parameters=[n]) for n in range(1, 65)]
+        answers = [threads.submit(post_sql, url, text, parameters=[n]) for n in range(1, 65)]
         eventually(lambda: metric(url, "dormouse_queries_waiting") > 40)
         found = http_post(f"{url}/v1/tables/t/query", json={"where": {"k": 7}}, timeout=SECONDS_MAX)
         assert found.text == '{"k":7}\n'
         for n, answer in enumerate(answers, 1):
             assert answer.result().text == f'{{"n":{20 * n}}}\n', answer.result().text
         assert len(workers.process_ids) <= 3
-        eventually(lambda: metric(url, "dormouse_queries_running") == 0)  # it is told behind the answer
+        # the metric is updated after the answer
+        eventually(lambda: metric(url, "dormouse_queries_running") == 0)
 
 
 @pytest.mark.slow
@@ -165,8 +166,8 @@ def test_a_client_that_goes_gives_its_worker_back(
 ) -> None:
     url, workers = served
     eventually(lambda: len(workers.process_ids) == 3 and not workers._lent)
-    # from here on only: those of tests before are killed when they do not heed
-    monkeypatch.setattr("dormouse.reading.sql.workers.HEED_SECONDS_MAX", SECONDS_MAX)
+    # only from here on: workers of earlier tests may be killed if they do not stop in time
+    monkeypatch.setattr("dormouse.reading.sql.workers.STOP_SECONDS_MAX", SECONDS_MAX)
     before = set(workers.process_ids)
     with connected(url) as sock:
         sock.sendall(request("/v1/sql", b'{"statement": "select * from t a, t b"}'))
@@ -177,10 +178,10 @@ def test_a_client_that_goes_gives_its_worker_back(
 
 
 @pytest.mark.slow
-def test_what_becomes_of_workers_is_told_to_prometheus(served: tuple[str, Workers]) -> None:
+def test_the_ends_of_workers_are_counted_for_prometheus(served: tuple[str, Workers]) -> None:
     url, _ = served
     before = metric(url, "dormouse_sql_workers_ended_total", why="unheeding")
-    assert asked(url, HOSTILE["levenshtein"]).status_code == 504
+    assert post_sql(url, HOSTILE["levenshtein"]).status_code == 504
     eventually(lambda: metric(url, "dormouse_sql_workers_ended_total", why="unheeding") == before + 1)
     eventually(lambda: metric(url, "dormouse_sql_workers") == 3)
 
@@ -221,7 +222,7 @@ def test_parameters_choose_what_is_read(instance: dm.Instance, client: Client) -
     ],
 )
 def test_parameters_that_do_not_fit_are_refused(url: str, parameters: Any, message: str) -> None:
-    found = asked(url, "select $1 as v", parameters=parameters)
+    found = post_sql(url, "select $1 as v", parameters=parameters)
     assert (found.status_code, found.json()["type"]) == (400, "urn:dormouse:invalid-query")
     with pytest.raises(InvalidQuery, match=message):
         raise InvalidQuery(found.json()["detail"])
@@ -229,7 +230,7 @@ def test_parameters_that_do_not_fit_are_refused(url: str, parameters: Any, messa
 
 @pytest.mark.slow
 def test_parameters_are_a_list_or_an_object(url: str, client: Client) -> None:
-    assert asked(url, "select 1", parameters="x").json()["type"] == "urn:dormouse:invalid-input"
+    assert post_sql(url, "select 1", parameters="x").json()["type"] == "urn:dormouse:invalid-input"
     with pytest.raises(InvalidQuery, match="must be a list"):
         client.sql("select 1", "x")
     with pytest.raises(InvalidQuery, match="of which SQL has no type"):

@@ -1,4 +1,4 @@
-"""Rows that DuckDB puts aside on disk can be read by no other user of the machine."""
+"""Rows that DuckDB spills to disk can be read by no other user of the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SORTED = "SELECT range AS n FROM range(3_000_000) ORDER BY md5(range::VARCHAR) |
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for the temporary files of all users, in which another laid the names that can be foreseen."""
+    """A folder for the temporary files of all users, in which another user created the predictable names."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     folder.chmod(0o1777)
     for name in ("dormouse-sql", "dormouse-spill"):

@@ -1,4 +1,4 @@
-"""Sums in answers of SQL: int64 for programs where they fit, exact where they do not."""
+"""Sums in answers of SQL: int64 for programs if they fit, exact if they do not."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_whole_numbers_that_do_not_fit_are_exact(instance: Instance) -> None:
 def test_a_sum_that_comes_late_and_does_not_fit_is_refused(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The types were given by then. The first rows may be any, so the largest sum is far behind."""
+    """The types were already chosen by then. Any rows may come first, so the largest sum is far behind."""
     monkeypatch.setattr(results, "AHEAD_BYTES", 1)
     made(instance, LARGEST)
     far = "(select k from t union all select unnest(range(1, 100_000)))"

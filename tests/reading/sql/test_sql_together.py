@@ -27,13 +27,13 @@ WHERE = [{"k": Range(3, 20)}, {"v": 1}, {"k": Range(5, 6), "v": None}, {"v": [0,
 
 
 def _deletion(number: int) -> Deletion:
-    asked = question(SCHEMA, WHERE[number - 1], None, None)
-    return Deletion(number, "", asked.ranges, asked.conditions)
+    parts = question(SCHEMA, WHERE[number - 1], None, None)
+    return Deletion(number, "", parts.ranges, parts.conditions)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, list[tuple[int, int | None]]]]:
-    """Each with keys of its own, one third of them after the other."""
+    """Files with keys of their own; one third of them in key order."""
     found = []
     for number in range(9):
         low = number % 3 * 10
@@ -57,7 +57,7 @@ def _parts() -> st.SearchStrategy[tuple[KeyRanges, ...]]:
 
 @pytest.mark.slow
 @given(
-    asked=st.lists(
+    parts=st.lists(
         st.tuples(st.integers(0, 8), _parts(), st.integers(0, 6), st.sets(st.integers(1, 6), max_size=1)),
         min_size=1,
         max_size=12,
@@ -67,14 +67,14 @@ def _parts() -> st.SearchStrategy[tuple[KeyRanges, ...]]:
 @settings(max_examples=40, deadline=None)
 def test_files_that_are_read_together_give_the_rows_that_each_gives_alone(
     files: list[tuple[str, list[tuple[int, int | None]]]],
-    asked: list[tuple[int, tuple[KeyRanges, ...], int, set[int]]],
+    parts: list[tuple[int, tuple[KeyRanges, ...], int, set[int]]],
     scans_max: int,
 ) -> None:
     scans, expected = [], []
-    for number, slices, till, left in asked:
+    for number, slices, till, left in parts:
         path, rows = files[number]
         of = [one for one in map(_deletion, range(1, 7)) if one.deletion_id > till or one.deletion_id in left]
-        # as plans have it, without those that keys tell
+        # as in plans, without slices that keys exclude
         of = [one for one in of if any(_in(one.ranges, k) for k, _ in rows)]
         scans.append(Scan(path, slices, "p", None, tuple(of), till if of else 0))
         expected += [

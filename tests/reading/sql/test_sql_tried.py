@@ -1,6 +1,6 @@
 """Statements that a user of DuckDB or PostgreSQL tries first, in Python, over HTTP and on the command line.
 
-Each has DuckDB's own answer, or one line that says what to do instead.
+Each gets DuckDB's own answer, or one line that says what to do instead.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ REFUSED = {
     "load httpfs": "not LOAD; instance.duckdb()",
     "use main": "not USE; instance.duckdb()",
     "explain insert into flights values (1)": "not INSERT; table.ingest",
-    "select 1; select 2": "these are 2; send each by itself",
+    "select 1; select 2": "not 2; send each by itself",
     "pivot flights on carrier using count(*)": "PIVOT … ON column IN (…)",
     "select * from flights at (timestamp => now())": "as_of, or --as-of",
     "select * from flights at (version => 1)": "as_of, or --as-of",
@@ -113,9 +113,9 @@ REFUSED = {
     "select * from histogram(flights, carrier)": "SELECT histogram(column) FROM table",
     "select table_name from information_schema.tables": "SHOW TABLES lists the tables",
     "show create table flights": "DESCRIBE table gives its columns",
-    "show databases": "of SHOW there is SHOW TABLES",
-    "select * from memory.main.flights": "go by their names alone",
-    "select * from public.flights": "go by their names alone",
+    "show databases": "use SHOW TABLES, or SHOW",
+    "select * from memory.main.flights": "use the names of tables and functions alone",
+    "select * from public.flights": "use the names of tables and functions alone",
     "select :a": "a parameter is written $name",
     "select $1": "the statement has 1 parameter, but 0 values were given",
     "\\d flights": "SHOW TABLES lists the tables",
@@ -153,7 +153,7 @@ def test_what_reads_has_duckdbs_answer(instance: dm.Instance, url: str) -> None:
         for statement in ANSWERED.strip().splitlines():
             expected = plain.execute(statement).to_arrow_table().to_pylist()
             found = instance.sql(statement).read_all()
-            # numbers of the catalog, and the order where none is asked for, differ
+            # catalog numbers, and the order of unordered rows, differ
             assert sorted(map(str, found.to_pylist())) == sorted(map(str, expected)), statement
             answer = client.post("/v1/sql", json={"statement": statement}, headers={"accept": ARROW})
             assert answer.status_code == 200, (statement, answer.text)

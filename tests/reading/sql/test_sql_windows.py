@@ -1,4 +1,4 @@
-"""Windows that DuckDB takes for one another are computed each over its own partitions."""
+"""Windows that DuckDB confuses are each computed over their own partitions."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_windows_beside_others_are_those_that_stand_alone(filled: Instance) -> N
         "qualify sum(v) over (partition by b, a) + rank() over (partition by {}) > 0",
     ],
 )
-def test_windows_are_told_apart_wherever_they_stand(filled: Instance, statement: str) -> None:
+def test_windows_are_distinct_wherever_they_stand(filled: Instance, statement: str) -> None:
     for twice in ("a, a", "a, coalesce(a, 1)", "a, a + $1 - $1") if "t.a" not in statement else ("a, a",):
         found = filled.sql(statement.replace("{}", twice), [3] if "$1" in twice and "{}" in statement else ())
         assert {(row["v"], row["x"], row["y"]) for row in found.read_all().to_pylist()} == {
@@ -111,7 +111,7 @@ def test_columns_keep_the_names_of_the_statement_as_it_was_given(filled: Instanc
 
 
 def test_duckdb_still_gives_wrong_answers() -> None:
-    """When this fails, `dormouse.reading.sql.parsed` can go."""
+    """DuckDB was repaired once this fails: `with_distinct_windows` can then be removed."""
     rows = "(values (1, 1, 10), (1, 2, 20)) t(a, b, v)"
     found = duckdb.sql(
         f"select sum(v) over (partition by a, a), sum(v) over (partition by a, b) from {rows}"

@@ -1,4 +1,4 @@
-"""Processes that run SQL: what they answer, and that what a statement exhausts or crashes is one of them."""
+"""Processes that run SQL: their answers, and that a statement can exhaust or crash only its own process."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def answer(session: Session, statement: str, parameters: object = ()) -> pa.Tabl
         return pa.Table.from_batches(rows.batches, rows.schema)
 
 
-def one(workers: Workers) -> int:
-    """What the next statement gives."""
+def next_answer(workers: Workers) -> int:
+    """Returns the answer of the next statement."""
     [value] = answer(workers.session(Interruption()), "SELECT 42 AS n")["n"].to_pylist()
     return int(value)
 
@@ -89,7 +89,7 @@ def test_answers_are_those_of_this_process(
     assert found.equals(expected)
 
 
-def test_what_a_statement_names_and_wants_is_told(workers: Workers, tmp_path: Path) -> None:
+def test_a_worker_returns_what_a_statement_names_and_needs(workers: Workers, tmp_path: Path) -> None:
     schemas = {"t": Schema([Field("k", LONG), Field("b", BYTES)])}
     statement = "SELECT * FROM t WHERE k IN (3, 5) AND b >= $1::BLOB LIMIT 7"
     with (
@@ -104,7 +104,7 @@ def test_what_a_statement_names_and_wants_is_told(workers: Workers, tmp_path: Pa
         assert wanted.ranges["t"]["k"] == (Range.exactly(3), Range.exactly(5))
 
 
-def test_bounds_of_keys_of_every_type_are_told(workers: Workers) -> None:
+def test_a_worker_returns_bounds_of_keys_of_every_type(workers: Workers) -> None:
     values = {kind: min_value(DataType(kind)) for kind in sorted(KEY_TYPES)}
     schemas = {"t": Schema([Field(f"k_{kind}", DataType(kind)) for kind in values])}
     statement = "SELECT * FROM t WHERE " + " AND ".join(f"k_{kind} = ${kind}" for kind in values)
@@ -134,7 +134,7 @@ def test_errors_come_with_their_class(
 ) -> None:
     with pytest.raises(kind, match=message):
         answer(workers.session(Interruption()), statement)
-    assert one(workers) == 42
+    assert next_answer(workers) == 42
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_result_is_one_clear_line(
         os.kill(lent(session), number)
         with pytest.raises(EngineFailed, match=message):
             list(rows.batches)
-    assert one(workers) == 42
+    assert next_answer(workers) == 42
     eventually(lambda: len(workers.process_ids) == 3)
     assert lent(session) not in workers.process_ids
 
@@ -164,13 +164,13 @@ def test_a_worker_that_dies_while_it_rests_is_not_lent(tmp_path: Path) -> None:
         for worker in workers._idle:
             os.kill(worker.process_id, signal.SIGKILL)
         eventually(lambda: not any(worker.is_alive for worker in workers._idle))
-        assert one(workers) == 42
+        assert next_answer(workers) == 42
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that heeds an interruption is not killed, however slow the machine is."""
-    monkeypatch.setattr("dormouse.reading.sql.workers.HEED_SECONDS_MAX", SECONDS_MAX)
+    """A worker that reacts to an interruption is not killed, however slow the machine is."""
+    monkeypatch.setattr("dormouse.reading.sql.workers.STOP_SECONDS_MAX", SECONDS_MAX)
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_an_interruption_ends_what_listens_to_it_and_what_does_not(
         with pytest.raises(DormouseError, match="the query was interrupted"):
             answered.result(SECONDS_MAX)
     assert (lent(session) in workers.process_ids) is survives
-    assert one(workers) == 42
+    assert next_answer(workers) == 42
 
 
 @pytest.mark.usefixtures("patient")
@@ -202,7 +202,7 @@ def test_a_session_that_is_closed_in_the_middle_gives_its_worker_back(workers: W
     session.close()
     session.close()
     assert lent(session) in workers.process_ids
-    assert one(workers) == 42
+    assert next_answer(workers) == 42
 
 
 @pytest.mark.usefixtures("patient")
@@ -215,7 +215,7 @@ def test_a_session_can_be_asked_anew_in_the_middle(workers: Workers) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_gives_no_memory_back_is_replaced(tmp_path: Path) -> None:
-    """What it has once taken counts against its limit, also where it is not resident any more."""
+    """Memory that it once mapped counts against its limit, even if it is no longer resident."""
     with pool(tmp_path) as workers:
         session = workers.session(Interruption())
         before = lent(session)
@@ -224,7 +224,7 @@ def test_a_worker_that_gives_no_memory_back_is_replaced(tmp_path: Path) -> None:
         session = workers.session(Interruption())
         assert lent(session) != before
         session.close()
-        assert one(workers) == 42
+        assert next_answer(workers) == 42
 
 
 @pytest.mark.slow
@@ -236,16 +236,16 @@ def test_the_worker_of_a_session_that_is_dropped_is_replaced(tmp_path: Path) -> 
         del session, rows
         gc.collect()
         assert number not in workers.process_ids
-        assert one(workers) == 42
+        assert next_answer(workers) == 42
 
 
 @pytest.mark.slow
-def test_whoever_waits_gets_a_worker_in_turn_or_is_refused(tmp_path: Path) -> None:
+def test_waiting_sessions_get_a_worker_in_turn_or_are_refused(tmp_path: Path) -> None:
     with pool(tmp_path) as workers, ThreadPoolExecutor(3) as threads:
         session = workers.session(Interruption())
         waiting = []
         for number in range(3):
-            waiting.append(threads.submit(lambda: (one(workers), time.monotonic())))
+            waiting.append(threads.submit(lambda: (next_answer(workers), time.monotonic())))
             eventually(lambda number=number: len(workers._waiting) == number + 1)  # type: ignore[misc]
         session.close()
         times = [future.result(SECONDS_MAX)[1] for future in waiting]
@@ -259,7 +259,7 @@ def test_whoever_waits_gets_a_worker_in_turn_or_is_refused(tmp_path: Path) -> No
             with pytest.raises(InstanceError, match="all 1 processes that run SQL are busy; try again later"):
                 workers.session(Interruption())
             workers._limits = replace(workers._limits, wait_seconds_max=SECONDS_MAX)
-        assert one(workers) == 42
+        assert next_answer(workers) == 42
     with pytest.raises(InstanceError, match="are closed"):
         workers.session(Interruption())
 
@@ -280,9 +280,9 @@ SORTED = "SELECT range FROM range(2_000_000) ORDER BY md5(range::VARCHAR) || rep
 
 def _spills(workers: Workers) -> None:
     session = workers.session(Interruption())
-    with closing(session), pytest.raises(QueryTooLarge, match=r"put aside on disk did not fit"):
+    with closing(session), pytest.raises(QueryTooLarge, match=r"temporary data did not fit on disk"):
         list(session.rows({}, SORTED, ()).batches)
-    assert one(workers) == 42
+    assert next_answer(workers) == 42
 
 
 @pytest.mark.slow
@@ -328,7 +328,7 @@ time.sleep(1000)
 def test_workers_end_with_their_server_whatever_they_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when it is killed; what they left on disk goes with the next server."""
+    """Holds even if the server is killed; the next server removes the workers' files."""
     command = [sys.executable, "-c", PARENT, str(tmp_path / "objects"), UNHEEDING, ENDLESS]
     variables = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as parent:
@@ -341,7 +341,7 @@ def test_workers_end_with_their_server_whatever_they_do(
     assert len(left) >= len(numbers)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pool(tmp_path) as workers:
-        assert one(workers) == 42
+        assert next_answer(workers) == 42
         assert not any(folder.exists() for folder in left)
 
 

@@ -1,4 +1,4 @@
-"""What runs the files of sqllogictest, on a small one."""
+"""The runner of sqllogictest's files, tested on a small file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def test_every_statement_of_a_file_is_run(instance: Instance, tmp_path: Path) ->
     assert "9 SELECTs of 1 files: 5 right (0 of them in the keys' order), 0 wrong" in shown(found)
 
 
-def test_a_wrong_answer_is_told(instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_answer_is_reported(
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sql = Instance.sql
     monkeypatch.setattr(Instance, "sql", lambda self, text, **_: sql(self, text.replace("x > 1", "x >= 1")))
     made = "statement ok\ncreate table t as select unnest([1, 2]) as x\n\n"

@@ -37,7 +37,7 @@ from tests.wanted_ranges import SCHEMAS, of, shown, wanted
         ("from t where k = any(?)", [[1, 5]], "t k=1+=5"),
         ("from t where k in ?", [[1, 5]], "t k=1+=5"),
         ("from t where k in?and s = ?", [[1], "a"], "t k=1 s='a'"),
-        ("from t where s in $1", ["ab"], "t"),  # text that has s in it
+        ("from t where s in $1", ["ab"], "t"),  # the texts that contain s
         ("from t where k > ? + 1", [5], "t k(6,)"),
         ("from t where k = ?", ["5"], "t k=5"),
         ("from t where k = ?", ["abc"], "t"),
@@ -57,7 +57,7 @@ def test_parameters_bound_it_too(statement: str, parameters: Any, expected: str)
 
 
 def test_a_parameter_is_the_one_that_duckdb_counts() -> None:
-    """In a list comprehension the condition comes first, wherever it stands."""
+    """The condition of a list comprehension comes first, wherever it is written."""
     statement = "from t where k = [? for i in [?] if ? = 7][1]"
     assert of(statement, [1, 7, 5]) == "t k=5"
 
@@ -69,7 +69,7 @@ def test_a_statement_cannot_ask_for_another_ones_parameters() -> None:
 
 
 def test_parameters_are_set_some_at_once() -> None:
-    """To set a variable is a statement, and to take a part of one copies all of it."""
+    """Setting a variable takes a statement, and reading a part of one copies the whole."""
     numbers = range(1, 1_001)
     with duckdb.connect() as parser:
         found = parsed(parser, f"from t where k in ({', '.join(f'${n}' for n in numbers)})")
@@ -93,14 +93,14 @@ def test_parameters_are_set_some_at_once() -> None:
     ],
 )
 def test_a_parameter_among_many_is_what_it_is_alone(condition: str, value: object, expected: str) -> None:
-    """Within a dict NaN would be NULL, which no number is below."""
+    """Within a dict NaN would become NULL, and no number is below NULL."""
     assert of(f"from t where {condition.format('$1')}", [value]) == expected
     others = " and ".join(f"v <> ${n}" for n in range(2, 40))
     assert of(f"from t where {condition.format('$1')} and {others}", [value, *range(2, 40)]) == expected
 
 
 def test_what_one_statement_sets_the_next_one_does_not_find() -> None:
-    """Also after a parameter that cannot be used, in the middle of others."""
+    """Holds even after a parameter that cannot be used, in the middle of others."""
     parameters = [5] * 40
     with pytest.raises(InvalidQuery, match="a parameter cannot be used"):
         of(f"from t where k in ({', '.join('?' * 41)})", [*parameters, object()])
@@ -137,7 +137,7 @@ def test_what_one_statement_sets_the_next_one_does_not_find() -> None:
         ("select '\ud800'", [], ".* half a surrogate pair"),
         ("", [], "the statement is empty; SQL can only read: .*"),
         ("-- nothing", [], "the statement is empty; SQL can only read: .*"),
-        ("from t; from u", [], "only one statement at a time can be run, these are 2; send each by itself"),
+        ("from t; from u", [], "only one statement can be run at a time, not 2; send each by itself"),
     ],
 )
 def test_what_duckdb_refuses_is_one_clear_line(statement: str, parameters: Any, message: str) -> None:
@@ -219,7 +219,7 @@ def test_the_first_rows_in_key_order_are_enough_for_a_limit_in_that_order(
         ("select * from t where s <> 'explain' and k = 5", False, True),
     ],
 )
-def test_explain_is_told_from_the_statement_that_it_explains(
+def test_explain_is_separated_from_the_statement_that_it_explains(
     statement: str, explains: bool, runs: bool
 ) -> None:
     found = wanted(SCHEMAS, statement)
@@ -256,7 +256,7 @@ def test_conditions_too_deep_for_python_bound_nothing() -> None:
 
 
 class Watching(Interruption):
-    """An interruption that notes what ends the planning."""
+    """An interruption that records the functions that end the planning."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,7 +267,7 @@ class Watching(Interruption):
         return super().ending(end)
 
 
-def test_an_interruption_is_told_how_to_end_the_planning() -> None:
+def test_an_interruption_gets_the_function_that_ends_the_planning() -> None:
     watching = Watching()
     wanted(SCHEMAS, "from t", interruption=watching)
     [end] = watching.ends

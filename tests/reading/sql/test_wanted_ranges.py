@@ -1,4 +1,4 @@
-"""What statements want of their tables' row keys, by DuckDB's plans: a table of statements."""
+"""The ranges of row keys that statements need, by DuckDB's plans: a table of statements."""
 
 from __future__ import annotations
 

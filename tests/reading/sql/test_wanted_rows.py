@@ -1,4 +1,4 @@
-"""Statements have the same rows of what they want as of all: random conditions in many shapes."""
+"""Statements return the same rows from the ranges they need as from all rows: random conditions."""
 
 from __future__ import annotations
 
@@ -126,13 +126,13 @@ def database() -> Iterator[duckdb.DuckDBPyConnection]:
         yield connection
 
 
-def result(database: duckdb.DuckDBPyConnection, statement: str, found: Wanted | None = None) -> list[str]:
-    """The rows of a statement, of what it wants or of all."""
+def result(database: duckdb.DuckDBPyConnection, statement: str, needs: Wanted | None = None) -> list[str]:
+    """Returns the rows of a statement, from the ranges that it needs or from all rows."""
     for name, schema in SCHEMAS.items():
         where: str | None = None
-        if found is not None:
+        if needs is not None:
             where = (
-                rendered(in_slices(schema, [found.ranges[name]]), DUCKDB) if name in found.ranges else "false"
+                rendered(in_slices(schema, [needs.ranges[name]]), DUCKDB) if name in needs.ranges else "false"
             )
         rows = f"SELECT * FROM all_{name} WHERE {where or 'true'}"
         database.execute(f"CREATE OR REPLACE VIEW {name} AS {rows}")
@@ -155,7 +155,7 @@ def test_a_statement_has_the_same_rows_of_what_it_wants_as_of_all(
     try:
         rows = result(database, statement)
     except duckdb.Error:
-        # a number beyond its type, or a column that this shape does not have
+        # a number out of its type's range, or a column that this shape lacks
         return
     found = wanted(SCHEMAS, statement)
     assert result(database, statement, found) == rows, shown(found.ranges)
