@@ -353,7 +353,7 @@ def test_what_retention_ends_between_two_pages_is_told_as_that(
     records = history.epochs(first)
     assert next(records).epoch == 0
     query(table.supplier, TRUNCATE, table.table.table_id, 7)
-    with pytest.raises(EpochNotFound, match="epoch 3 any more: its history is truncated at epoch 7"):
+    with pytest.raises(EpochNotFound, match="epoch 3.*: its history is truncated at epoch 7"):
         list(records)
 
 

@@ -88,7 +88,7 @@ def test_the_time_of_another_transaction_with_the_same_lower_half_is_not_taken(n
     own = f"file_reference_{table.table.table_id}"
     shifted = "(added_xid::text::numeric + 4294967296)::text::xid8"
     query(table.supplier, f"update {own} set added_xid = {shifted}")
-    with pytest.raises(CutExpired, match="cannot be told"):
+    with pytest.raises(CutExpired, match="cannot be found"):
         moments.position_of(table, when)
 
 
