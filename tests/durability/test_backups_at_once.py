@@ -84,7 +84,7 @@ def test_a_slow_backup_is_not_taken_for_an_abandoned_one(tmp_path: Path) -> None
     with dm.local(tmp_path / "lake") as instance:
         during(instance, lambda: None)
         assert len(dm.backups(place)) == 2
-        with pytest.raises(InstanceError, match="stood still for so long"):
+        with pytest.raises(InstanceError, match="made no progress for so long"):
             during(instance, freeze)
         found = dm.backups(place)
         assert len(found) == 3

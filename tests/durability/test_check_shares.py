@@ -112,7 +112,7 @@ def test_what_no_time_is_left_for_is_no_round_that_went_well(
     lost, _ = lose_a_file(instance, "t3")
     ledgers = instance._durability.ledgers
     none = checking.checks(ledgers, seconds_left=lambda: 0.0)
-    with pytest.raises(DormouseError, match="only 0 of 8 tables in the time"):
+    with pytest.raises(DormouseError, match="time limit reached: 0 of 8 tables checked"):
         none["check 0"]()
     with pytest.raises(DormouseError, match="no time was left"):
         none["check rest"]()

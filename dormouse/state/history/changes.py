@@ -219,7 +219,7 @@ def _reference(
 
 def _there(context: TableContext, ends: Ends, rows: Sequence[Any]) -> list[Position]:
     """Returns the positions of a page's ends; raises `CutExpired` if the log of removals begins later."""
-    moments = ends.found(rows[0][0] if rows else None)
+    moments = ends.read(rows[0][0] if rows else None)
     positions = ends.positions(moments)
     if moments[0].since > positions[0].at:
         raise expired(context, positions[0])
@@ -268,7 +268,7 @@ def size_between(context: TableContext, a: When | None = None, b: When | None = 
     rows = context.store.own.looked_up(_BETWEEN, ends.values, operation="measure changes")
     [(moments, row_count, byte_count, is_unknown)] = rows
     # a cut's running total is known even if the cut itself can no longer be read
-    after, till = ends.positions(ends.found(moments), reads=False)
+    after, till = ends.positions(ends.read(moments), reads=False)
     if till.at < after.at:
         raise InvalidCut(f"{till.at} is before {after.at}: give the earlier moment first")
     if is_unknown:

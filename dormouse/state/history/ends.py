@@ -76,9 +76,9 @@ class Ends:
     def look_up(self) -> list[Found]:
         """Looks the moments up in a statement of their own; returns them in their order."""
         rows = self._context.store.own.looked_up(_FIND, self.values, operation="find a moment")
-        return self.found(rows[0][0])
+        return self.read(rows[0][0])
 
-    def found(self, answer: Sequence[Mapping[str, Any]] | None) -> list[Found]:
+    def read(self, answer: Sequence[Mapping[str, Any]] | None) -> list[Found]:
         """Reads the moments in a statement's answer, the value of `ends`; returns them in their order.
 
         Raises `InvalidCut` for a cut that does not exist, `CutExpired` and `TableNotFound`.

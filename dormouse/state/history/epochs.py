@@ -229,7 +229,7 @@ class Epochs:
         return _flat(self._life_pages(ends))
 
     def _life_pages(self, ends: Ends | None, first: int = 0, last: int = 0) -> Iterator[list[Life]]:
-        """Yields pages of lives from epoch `first` to `last`, or those of `ends`, which the first page finds."""
+        """Yields pages of lives from epoch `first` to `last`, or between `ends`, found by the first page."""
         if ends is None:
             after, end = _bounded(first), _bounded(last)
             rows = self._lives(after, end)
@@ -351,7 +351,7 @@ def _by_id(rows: Sequence[Any]) -> dict[str, list[str]]:
 
 
 def _epochs_of(ends: Ends, rows: Sequence[Any]) -> tuple[int, int]:
-    first, last = ends.positions(ends.found(rows[0][0] if rows else None))
+    first, last = ends.positions(ends.read(rows[0][0] if rows else None))
     if last.at < first.at:
         raise InvalidCut(f"{last.at} is before {first.at}: give the earlier moment first")
     return first.epoch, last.epoch

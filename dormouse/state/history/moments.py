@@ -177,15 +177,15 @@ def _position_at(context: TableContext, at: datetime) -> Position:
     refuse_before(context, at, since, what)
     if not times_known:
         raise CutExpired(
-            f"{what} of table {context.table.name!r} cannot be found: the database does not know the times of "
-            "all commits since the last cut before it (track_commit_timestamp was off, or they are so old "
+            f"{what} of table {context.table.name!r} cannot be found: the database does not know the times "
+            "of all commits since the last cut before it (track_commit_timestamp was off, or they are so old "
             "that it has forgotten them): name a cut; times from the next one on can be read",
             table=context.table.name,
         )
     if not is_once:
         raise InvalidCut(
-            f"{what} of table {context.table.name!r} cannot be found: the database's clock was set back then, "
-            "so that it was that time twice; name a cut, or give a time after the next one"
+            f"{what} of table {context.table.name!r} cannot be found: the database's clock was set back "
+            "then, so that it was that time twice; name a cut, or give a time after the next one"
         )
     return Position(epoch or 0, snapshot, at, made_at)
 
