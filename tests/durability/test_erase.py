@@ -168,7 +168,7 @@ def test_a_writer_that_began_before_is_named_until_it_has_ended(instance: Instan
     assert not again.is_finished, "the attempt ended without telling"
     last = quick(table, abandon_writers=True)
     assert (last.files, last.rows, last.is_finished) == (1, 1, True), (
-        "what the first found is told by the last"
+        "the last report has what the first one found"
     )
     assert is_erased(tmp_path)
     assert table.erasures() == [report, again, last]
@@ -354,7 +354,7 @@ def test_open_queries_go_on_or_say_that_they_were_overtaken(instance: Instance) 
 
 
 def test_of_a_keyed_table_every_row_of_a_key_is_erased(instance: Instance, tmp_path: Path) -> None:
-    """Also those that others had replaced, and marks of deletion; by values it is refused."""
+    """Older rows of a key and marks of deletion are erased, too; erasing by values is refused."""
     table = made(instance, keep="newest_row")
     table.ingest(data(*range(20)))
     table.upsert(data(*range(2, 9), v=1))

@@ -1,4 +1,4 @@
-"""What the leaves of a table were, at any epoch and time, and who became whom: PDP-32's own cases."""
+"""The leaves of a table at any epoch and time, successors and predecessors: the cases of PDP-32."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def long_history(new_table_in: Callable[..., TableContext], tmp_path_factory: py
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [None, 7, 11])
 def test_incremental_totals_are_those_from_scratch(long_history: Any, lost: int | None) -> None:
-    """Also where a running total is not there, as in a table from before there were any."""
+    """This holds without running totals, too, as in a table from before there were any."""
     table, _ = long_history
     table_id, chosen = table.table.table_id, random.Random(32)
     history = Epochs(table.supplier, table.table)
@@ -353,7 +353,7 @@ def test_what_retention_ends_between_two_pages_is_told_as_that(
     records = history.epochs(first)
     assert next(records).epoch == 0
     query(table.supplier, TRUNCATE, table.table.table_id, 7)
-    with pytest.raises(EpochNotFound, match="epoch 3.*: its history is truncated at epoch 7"):
+    with pytest.raises(EpochNotFound, match=r"epoch 3.*: its history is truncated at epoch 7"):
         list(records)
 
 

@@ -109,9 +109,7 @@ def test_what_is_collected_cannot_be_read_and_says_so_before_the_first_row(insta
     table.history.drop_cut("kept")
     table.collect_garbage()
     for when in (lost, at):
-        with pytest.raises(
-            CutExpired, match="can no longer be read; the oldest moment that can is"
-        ) as error:
+        with pytest.raises(CutExpired, match="can no longer be read; the oldest moment that can is") as error:
             table.query(as_of=when)
         assert error.value.oldest is not None and error.value.oldest > at
         with pytest.raises(CutExpired):
