@@ -378,7 +378,7 @@ def test_what_there_is_none_of_is_one_clear_line(table: TableContext, history: E
     for at in (history.epoch_at, history.partitions_at, lambda t: history.scale_metadata(BEGAN, t)):
         with pytest.raises(InvalidCut, match="is naive: give a time with its time zone"):
             at(naive)
-        with pytest.raises(InvalidCut, match="an aware datetime, not '2026-11-20'"):
+        with pytest.raises(InvalidCut, match="give a datetime with a time zone, not '2026-11-20'"):
             at("2026-11-20")  # type: ignore[arg-type]
     with pytest.raises(InvalidCut, match="is before"):
         history.scale_metadata(BEGAN, BEGAN - SECOND)
