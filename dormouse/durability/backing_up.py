@@ -1,7 +1,7 @@
-"""Takes a backup of an instance while everything runs.
+"""Backups of an instance that are taken while everything runs.
 
-Collection is held first, then the database is copied, then the objects that its tables refer to: what the
-copy of the database knows is older than the list of the objects, and held, so all of it is there.
+First a hold stops garbage collection, then the database is copied, then the objects that its tables refer to.
+So every object that the copy of the database refers to is still there when the objects are copied.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ def back_up(
     despite_damage: bool = False,
     progress: Progress = no_progress,
 ) -> Backup:
-    """`base_backup` writes the database's to a path. What fails leaves no backup.
+    """Takes a backup; `base_backup` writes the database to a path. If it fails, no backup is left.
 
-    The database notes the backup before any object is copied: an erasure looks at what it notes, so it never
-    misses a backup that is killed, whole or not.
+    The database records the backup before any object is copied. So an erasure, which reads these records,
+    never misses a backup, even if its process is killed.
     """
     supplier, objects = ledgers.supplier, ledgers.objects
     writer = BackupWriter(target, ledgers.catalog.instance_id(), since, despite_damage=despite_damage)
     try:
         _note(supplier, "note_backup", target, writer.name)
         with held(supplier, f"backup {writer.name}"):
-            # a committer takes away the bodies of what it has applied, which the copy may still have to apply
+            # first, as a committer deletes the bodies that it has applied, and the copy may still need them
             writer.objects(objects, (LedgerObject(name) for name, _ in objects.list(OBJECT_PREFIX)), progress)
             writer.database(base_backup)
             records = (name for folder in RECORDED for name, _ in objects.list(folder))
             writer.objects(objects, wanted(ledgers, records, objects.get), progress)
-            gone = (name for prefix in _dropped(supplier) for name, _ in objects.list(prefix))
-            writer.objects(objects, map(LedgerObject, gone), progress)
+            of_dropped = (name for prefix in _dropped(supplier) for name, _ in objects.list(prefix))
+            writer.objects(objects, map(LedgerObject, of_dropped), progress)
         return writer.finish()
     except BaseException:
         writer.abandon()
-        with suppress(DormouseError):  # a note without a backup does no harm
+        with suppress(DormouseError):  # a record without a backup does no harm
             _note(supplier, "forget_backup", target, writer.name)
         raise
 
@@ -78,37 +78,43 @@ def _note(supplier: Supplier, query: str, target: ObjectStore, name: str) -> Non
 
 
 def wanted(ledgers: Ledgers, records: Iterable[str], get: Callable[[str], bytes]) -> Iterator[LedgerObject]:
-    """The instance's own of the names in `records`: bodies of requests, which `get` gives, and objects of
-    jobs, too; and the files of all tables, and of what was submitted and is not applied.
+    """Yields the objects that a backup needs.
+
+    - From the names in `records`: the instance's records, bodies of requests, and objects of jobs.
+    - The objects that a ledger knows, such as the files of all tables.
+    - The files of requests that were submitted and are not applied; `get` reads the bodies of requests.
     """
-    submitted = set(_submitted(ledgers.supplier, get))  # first: what is applied meanwhile a table has
+    submitted = set(_submitted(ledgers.supplier, get))  # first: files applied meanwhile are found in tables
     yield LedgerObject(MARKER, needed=True)
     cell_files = set[str]()
-    # before all that takes long: a committer takes bodies away
+    # before the steps that take long, as a committer deletes bodies
     for name in records:
         if name.startswith(f"{ROW_FILES}/"):
             cell_files.add(name)
         elif name.startswith(RECORDED) and not name.startswith(f"{NOW}/"):
             yield LedgerObject(name)
-    # what has died since the copy of the database was made is there, as it is held
-    for one in ledgers.written():
-        submitted.discard(one.name)
-        cell_files.discard(one.name)
-        yield one
-    # files of cells that were put before they were noted
+    # objects that lost their last reference since the copy of the database are still there, as they are held
+    for written in ledgers.written():
+        submitted.discard(written.name)
+        cell_files.discard(written.name)
+        yield written
+    # files of cells that were written and not yet recorded in the database
     yield from map(LedgerObject, sorted(cell_files))
     for name in sorted(submitted):
         yield from (LedgerObject(name), LedgerObject(name + SKETCHES_SUFFIX))
 
 
 def _submitted(supplier: Supplier, get: Callable[[str], bytes]) -> Iterator[str]:
-    """The files that requests would add that wait; not those of writers who wait, too: they write again."""
+    """Yields the files that waiting requests would add.
+
+    Skips requests of write attempts: their writers wait for an answer, and write again.
+    """
     after = (NIL, NIL)
     while True:
         values = {"commit_key": after[0], "message_id": after[1], "limit": PAGE_MESSAGES}
         page = run_lookup(supplier, rows_of(_QUERIES["submitted"], values), operation="look at what waits")
         for *_, body in page:
-            with suppress(InvalidCommitRequest, InvalidName, ObjectNotFound):  # as the committer will say
+            with suppress(InvalidCommitRequest, InvalidName, ObjectNotFound):  # the committer reports these
                 name = object_of(body)
                 request = decode(body if name is None else get(name)).request
                 if attempt_of(request) is None:
@@ -119,7 +125,7 @@ def _submitted(supplier: Supplier, get: Callable[[str], bytes]) -> Iterator[str]
 
 
 def _dropped(supplier: Supplier) -> list[str]:
-    """Where the objects of tables are that are gone, which the copy of the database may have."""
+    """Returns the object prefixes of dropped tables, which the copy of the database may still have."""
     return [
         prefix for (prefix,) in run_lookup(supplier, rows_of(_QUERIES["dropped"]), operation="dropped tables")
     ]

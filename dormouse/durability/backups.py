@@ -1,9 +1,13 @@
 """Backups of an instance: a base backup of its database, and a copy of every object that it refers to.
 
-A backup is a folder of a store: `<name>/manifest.json`, which is written last, so that a backup is whole or
-absent; `database.tar.gz`, as pg_basebackup writes it; `objects.txt`, with the size and the XXH3-128 of each
-object; and the objects below `objects/`. An object never changes, so a later backup may give those of an
-earlier one another name in place of a copy.
+A backup is a folder `<name>/` of a store, with
+
+- `manifest.json`, which is written last, so that a backup is whole or absent
+- `database.tar.gz`, as pg_basebackup writes it
+- `objects.txt`, with the size and the XXH3-128 of each object
+- the objects below `objects/`
+
+An object never changes, so a later backup may link to the objects of an earlier one instead of copying them.
 
 Source: PostgreSQL's pg_basebackup and pg_verifybackup; rsync's --link-dest.
 """
@@ -54,13 +58,13 @@ from dormouse.state.files.holds import held_until_next
 
 MANIFEST, BEGUN = "manifest.json", "begun.json"
 SWEPT = "swept.json"
-"""Another took it for abandoned: it can be finished no more."""
+"""The mark of a backup that another process took for abandoned and removes; it can no longer be finished."""
 ABANDONED_AFTER = timedelta(seconds=KEPT_SECONDS)
-"""A backup that has no manifest, and to which nothing was written for so long, is nobody's any more."""
+"""How long nothing was written to a backup without a manifest before it counts as abandoned."""
 NAME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{6}Z(-\d+)?")
 FORMAT = 1
 FORMAT_DAMAGED = 2
-"""Of a backup that was taken despite damage: a Dormouse that does not know of these would miss no object."""
+"""The format of a backup taken despite damage; an older Dormouse, which would not notice that, refuses it."""
 DATABASE, OBJECTS = "database.tar.gz", "objects.txt"
 FOLDER = "objects"
 COPIED_AT_ONCE = 4
@@ -70,23 +74,23 @@ logger = logging.getLogger(__name__)
 
 
 def has_object(store: ObjectStore, name: str) -> bool:
-    """Whether a store has an object."""
+    """Returns whether a store has an object."""
     with suppress(ObjectNotFound):
         return store.size(name) >= 0
     return False
 
 
 def sweep(store: ObjectStore, now: datetime) -> set[str]:
-    """Removes what is left of backups that were killed, and nothing that no backup has begun.
+    """Removes the rest of abandoned backups; leaves folders that are no backups.
 
-    Gives what there was: the first part of each name.
+    Returns the first part of every name that the store had.
     """
     names: set[str] = set()
     written_at: dict[str, datetime] = {}
-    for one, _, written in store.list_dated(""):
-        name, *rest = one.split("/")
-        if len(rest) == 1:  # the marks, and not what is in the backups
-            names.add(one)
+    for object_name, _, written in store.list_dated(""):
+        name, *rest = object_name.split("/")
+        if len(rest) == 1:  # the marks, and not the content of the backups
+            names.add(object_name)
         written_at[name] = max(written_at.get(name, written), written)
     for name in sorted(written_at):
         if not NAME.fullmatch(name) or f"{name}/{MANIFEST}" in names:
@@ -104,9 +108,9 @@ def sweep(store: ObjectStore, now: datetime) -> set[str]:
 
 
 def remove(store: ObjectStore, name: str, mark: str) -> None:
-    """Without its `mark`, which goes last, nobody would go on when this is killed."""
+    """Removes a backup; its `mark` last, so that `sweep` finds and finishes a removal that was killed."""
     last = f"{name}/{mark}"
-    pending: Iterator[str] = (one for one, _ in list(store.list(name)) if one != last)
+    pending: Iterator[str] = (each for each, _ in list(store.list(name)) if each != last)
     while batch := list(islice(pending, _BATCH)):
         store.delete(batch)
     store.delete([last])
@@ -116,7 +120,7 @@ def remove(store: ObjectStore, name: str, mark: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """An object that was not what was written, or not there, when it was backed up; `fault` says what."""
+    """An object that was damaged or missing when it was backed up; `fault` describes it."""
 
     name: str
     fault: str
@@ -124,9 +128,11 @@ class Damaged:
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """A whole backup. `objects` and `bytes` are those of the object store; `copied` were not there before.
+    """A whole backup.
 
-    `damaged` are objects that it lacks, or has as they were, damaged, as it was taken despite damage.
+    - `objects`, `bytes`: the number of objects, and their bytes.
+    - `copied`: the objects that were copied; the others were linked to an earlier backup.
+    - `damaged`: objects that are missing, or were copied damaged, as the backup was taken despite damage.
     """
 
     name: str
@@ -152,39 +158,43 @@ class BackedUp(NamedTuple):
 
 
 def backups(store: ObjectStore) -> list[Backup]:
-    """The backups that are whole, the earliest first; of those that cannot be read it warns."""
-    found = []
+    """Returns the whole backups, the earliest first; logs a warning for each that cannot be read."""
+    readable = []
     for name in _names(store):
         try:
-            found.append(backup_of(store, name))
+            readable.append(backup_of(store, name))
         except (BackupDamaged, InstanceTooNew) as error:
             logger.warning("%s", error)
-    return found
+    return readable
 
 
 def backup_of(store: ObjectStore, name: str | None) -> Backup:
-    """A backup by its name; the latest when there is none. `InvalidInput` when it is not there."""
+    """Returns the backup of a name; the latest for None.
+
+    Raises `InvalidInput` if there is none, `BackupDamaged` and `InstanceTooNew`.
+    """
     if name is None:
         known = _names(store)
         if not known:
             raise InvalidInput(f"there is no backup in {store.url}")
         name = known[-1]
-        if len({one.instance_id for one in backups(store)}) > 1:
+        if len({each.instance_id for each in backups(store)}) > 1:
             raise InvalidInput(
                 f"{store.url} has backups of several instances: name one, see dormouse backups"
             )
     try:
         if not NAME.fullmatch(name):
             raise ObjectNotFound(name)
-        said = json.loads(store.get(f"{name}/{MANIFEST}"))
-        version = int(said.pop("format"))
+        fields = json.loads(store.get(f"{name}/{MANIFEST}"))
+        version = int(fields.pop("format"))
         if version > FORMAT_DAMAGED:
             raise InstanceTooNew(
                 f"backup {name} in {store.url} has format {version}, this Dormouse knows {FORMAT_DAMAGED}; "
                 "upgrade Dormouse"
             )
-        damaged = tuple(Damaged(**one) for one in said.pop("damaged", ()))
-        return Backup(**{**said, "name": name, "damaged": damaged})  # a folder may be renamed, by anybody
+        damaged = tuple(Damaged(**each) for each in fields.pop("damaged", ()))
+        # the folder's name counts, as a user may have renamed it
+        return Backup(**{**fields, "name": name, "damaged": damaged})
     except ObjectNotFound:
         there = ", ".join(_names(store)) or "none"
         raise InvalidInput(f"there is no backup {name!r} in {store.url}; there are: {there}") from None
@@ -193,32 +203,32 @@ def backup_of(store: ObjectStore, name: str | None) -> Backup:
 
 
 def objects_of(store: ObjectStore, backup: Backup) -> dict[str, BackedUp]:
-    """The objects of a backup, by name; `BackupDamaged` when the list is not the one that was written."""
+    """Returns the objects of a backup, by name; raises `BackupDamaged` if the list was changed."""
     data = _get(store, f"{backup.name}/{OBJECTS}")
     if new_digest(data=data).hexdigest() != backup.objects_digest:
         raise BackupDamaged(f"{store.url}/{backup.name}/{OBJECTS} is damaged: {INSTEAD}")
-    found = {}
+    objects = {}
     for line in data.decode().splitlines():
         digest, size, name = line.split(" ", 2)
-        found[name] = BackedUp(name, int(size), bytes.fromhex(digest))
-    return found
+        objects[name] = BackedUp(name, int(size), bytes.fromhex(digest))
+    return objects
 
 
-def fetch(store: ObjectStore, backup: Backup, found: BackedUp, path: Path) -> None:
-    """Copies an object of a backup to a path, and verifies it; `BackupDamaged`."""
-    _fetch(store, f"{backup.name}/{FOLDER}/{found.name}", path, found.size, found.digest.hex())
+def fetch(store: ObjectStore, backup: Backup, item: BackedUp, path: Path) -> None:
+    """Copies an object of a backup to a path, and verifies it. Raises `BackupDamaged`."""
+    _fetch(store, f"{backup.name}/{FOLDER}/{item.name}", path, item.size, item.digest.hex())
 
 
 def fetch_database(store: ObjectStore, backup: Backup, path: Path) -> None:
-    """Copies the base backup to a path, and verifies it; `BackupDamaged`."""
+    """Copies the base backup to a path, and verifies it. Raises `BackupDamaged`."""
     name = f"{backup.name}/{DATABASE}"
     _fetch(store, name, path, backup.database_bytes, backup.database_digest)
 
 
 class BackupWriter:
-    """Writes a backup into a store; nothing is a backup before `finish`.
+    """A writer of a backup, which exists only after `finish`.
 
-    `despite_damage`: objects that are damaged, or missing, are noted in it, and end no backup.
+    With `despite_damage`, damaged and missing objects are listed in the backup; without it, they raise.
     """
 
     def __init__(
@@ -239,7 +249,7 @@ class BackupWriter:
         self.name = self._begin()
 
     def database(self, write: Callable[[Path], None]) -> None:
-        """The base backup, which `write` writes to a path."""
+        """Adds the base backup, which `write` writes to a path."""
         with self._store.staged(f"{self.name}/{DATABASE}") as path:
             write(path)
             shut_out_others(path)
@@ -252,13 +262,16 @@ class BackupWriter:
         pending = iter(wanted)
         with ThreadPoolExecutor(COPIED_AT_ONCE, "backup") as pool:
             while batch := list(islice(pending, _BATCH)):
-                found = list(pool.map(lambda one: self._object(source, one), batch))
-                self._done += [one for one in found if one is not None]
+                copies = list(pool.map(lambda item: self._object(source, item), batch))
+                self._done += [each for each in copies if each is not None]
                 progress(len(self._done), None)
 
     def finish(self) -> Backup:
-        """Makes it a backup."""
-        lines = "".join(f"{one.digest.hex()} {one.size} {one.name}\n" for one in self._done).encode()
+        """Writes the list of objects and the manifest; returns the backup.
+
+        Raises `InstanceError` if another process has removed it as abandoned.
+        """
+        lines = "".join(f"{each.digest.hex()} {each.size} {each.name}\n" for each in self._done).encode()
         self._store.put(f"{self.name}/{OBJECTS}", lines)
         made = Backup(
             name=self.name,
@@ -266,27 +279,27 @@ class BackupWriter:
             made_at=self._began.isoformat(timespec="seconds"),
             seconds=round((datetime.now(UTC) - self._began).total_seconds(), 3),
             objects=len(self._done),
-            bytes=sum(one.size for one in self._done),
+            bytes=sum(each.size for each in self._done),
             copied=self._copied,
             database_bytes=self._database[0],
             since=None if self._since is None else self._since.name,
             database_digest=self._database[1],
             objects_digest=new_digest(data=lines).hexdigest(),
-            damaged=tuple(sorted(self._damaged, key=lambda one: one.name)),
+            damaged=tuple(sorted(self._damaged, key=lambda each: each.name)),
         )
-        said = asdict(made)
+        fields = asdict(made)
         if not made.damaged:
-            del said["damaged"]  # so that an older Dormouse reads it
+            del fields["damaged"]  # so that an older Dormouse reads it
         version = FORMAT_DAMAGED if made.damaged else FORMAT
-        text = json.dumps({"format": version, **said}, indent=1)
+        text = json.dumps({"format": version, **fields}, indent=1)
         self._store.put(f"{self.name}/{MANIFEST}", text.encode())
-        # each writes first, and then asks for the other's: one of them sees it
+        # `sweep` also writes its mark first and then looks for this one, so one of the two sees the other
         swept = has_object(self._store, f"{self.name}/{SWEPT}")
         if swept or not has_object(self._store, f"{self.name}/{BEGUN}"):
             self._store.delete([f"{self.name}/{MANIFEST}"])
             raise InstanceError(
-                f"backup {self.name} stood still for so long that another one in {self._store.url} removed "
-                "it as abandoned: take it again"
+                f"backup {self.name} made no progress for so long that another one in {self._store.url} "
+                "removed it as abandoned: take it again"
             )
         return made
 
@@ -295,8 +308,8 @@ class BackupWriter:
         remove(self._store, self.name, BEGUN)
 
     def _last(self) -> Backup | None:
-        """The instance's last backup there; None: the first is a whole one, as from cron."""
-        own = [one for one in backups(self._store) if one.instance_id == self._instance_id]
+        """Returns the instance's last backup in the store; None if this is the first one."""
+        own = [each for each in backups(self._store) if each.instance_id == self._instance_id]
         return own[-1] if own else None
 
     def _begin(self) -> str:
@@ -304,7 +317,7 @@ class BackupWriter:
         taken = sweep(self._store, self._began)
         stem = f"{self._began:%Y-%m-%dT%H%M%SZ}"
         for name in (stem, *(f"{stem}-{number}" for number in range(2, 1_000))):
-            with suppress(ObjectAlreadyExists):  # another began at the same time
+            with suppress(ObjectAlreadyExists):  # another backup began at the same time
                 if name not in taken:
                     self._mark(name)
                     return name
@@ -325,7 +338,7 @@ class BackupWriter:
         if (
             before is not None
             and self._since is not None
-            and not is_answer(name)  # when a job has expired, another may have its id
+            and not is_answer(name)  # another job may have the id of an expired one, and so the same name
             and not compared(wanted, before.size, before.digest)
         ):
             try:
@@ -347,7 +360,7 @@ class BackupWriter:
         except _Unreadable as error:
             self._note(source, name, unreadable(error.__cause__ or error))
             return None
-        except ObjectAlreadyExists:  # of a table that was dropped while it was listed, or a body
+        except ObjectAlreadyExists:  # listed twice: of a table dropped meanwhile, or the body of a request
             return None
         if fault := compared(wanted, size, digest):
             self._note(source, name, fault)
@@ -364,7 +377,7 @@ class BackupWriter:
             raise
 
     def _note(self, source: ObjectStore, name: str, fault: Fault) -> None:
-        """Of an object that is damaged or missing: in the backup, or there is none."""
+        """Records a damaged or missing object in the backup; raises unless `despite_damage`."""
         if not self._despite_damage:
             raise BackupDamaged(
                 f"{source.url}/{name} {fault}; nothing is backed up. 'dormouse check --deep' lists what is "
@@ -375,20 +388,20 @@ class BackupWriter:
 
 
 class _Unreadable(Exception):
-    """An object of the source cannot be read."""
+    """An error for an object of the source that cannot be read."""
 
 
 def listed_backups(store: ObjectStore) -> tuple[list[str], list[str]]:
-    """Returns the names of the backups that are whole, and of those that were only begun, each sorted.
+    """Returns the names of the whole backups, and of those that were only begun, each sorted.
 
-    Raises `ObjectStoreError` for a folder that is not there, as that of a disk that is not mounted.
+    Raises `ObjectStoreError` for a folder that does not exist, for example on a disk that is not mounted.
     """
     path = store.local_path(MANIFEST)
     if path is not None and not path.parent.is_dir():
         raise ObjectStoreError(
             f"{store.url} is not there; if its backups are deleted for good, put an empty folder there"
         )
-    marks = (one.split("/") for one, _ in store.list("") if one.count("/") == 1)
+    marks = (each.split("/") for each, _ in store.list("") if each.count("/") == 1)
     marked = {(name, mark) for name, mark in marks if NAME.fullmatch(name)}
     whole = {name for name, mark in marked if mark == MANIFEST}
     begun = {name for name, mark in marked if mark in (BEGUN, SWEPT)}
@@ -396,23 +409,23 @@ def listed_backups(store: ObjectStore) -> tuple[list[str], list[str]]:
 
 
 def objects_in(store: ObjectStore, name: str) -> Iterator[str]:
-    """Yields the names of the objects that lie in a backup, whole or not."""
+    """Yields the names of the objects in a backup, whole or not."""
     folder = f"{name}/{FOLDER}/"
-    return (one.removeprefix(folder) for one, _ in store.list(folder))
+    return (each.removeprefix(folder) for each, _ in store.list(folder))
 
 
 def _names(store: ObjectStore) -> list[str]:
-    """Of what has a manifest, in the order of time."""
+    """Returns the names of the backups with a manifest, the earliest first."""
     names = {name.split("/")[0] for name, _ in store.list("") if name.endswith(f"/{MANIFEST}")}
     return sorted(name for name in names if NAME.fullmatch(name))
 
 
 def _fetch(store: ObjectStore, name: str, path: Path, size: int, digest: str) -> None:
     try:
-        found = copied(store, name, path)
+        copy = copied(store, name, path)
     except ObjectNotFound:
-        raise BackupDamaged(f"{store.url}/{name} is gone: {INSTEAD}") from None
-    if (found[0], found[1].hex()) != (size, digest):
+        raise BackupDamaged(f"{store.url}/{name} is missing: {INSTEAD}") from None
+    if (copy[0], copy[1].hex()) != (size, digest):
         raise BackupDamaged(f"{store.url}/{name} is damaged: {INSTEAD}")
 
 
@@ -420,18 +433,18 @@ def _get(store: ObjectStore, name: str) -> bytes:
     try:
         return store.get(name)
     except ObjectNotFound:
-        raise BackupDamaged(f"{store.url}/{name} is gone: {INSTEAD}") from None
+        raise BackupDamaged(f"{store.url}/{name} is missing: {INSTEAD}") from None
 
 
-# Backups of an instance's metadata in its own store, for the day on which the database is gone.
+# Backups of an instance's metadata in its own store, for the case that the database is lost.
 #
-# `backups/<incarnation>/<time>.tar.gz` is a base backup of the database. What a table's files were then
-# is known again from it; files that came later are orphans, and those that were collected are missing.
+# `backups/<incarnation>/<time>.tar.gz` is a base backup of the database. After a restore from it, files that
+# were written later are orphans, and files that were collected since are missing.
 
 METADATA = "backups"
 KIND = "metadata backup"
 HELD_SECONDS_MAX = METADATA_BACKUP_SECONDS
-"""Two days: should the next one not come, collection goes on."""
+"""How long a backup keeps its files from collection if no other one follows: two days."""
 
 _TIME = "%Y-%m-%dT%H%M%SZ"
 _METADATA_NAME = re.compile(rf"{METADATA}/(\d+)/(\d{{4}}-\d{{2}}-\d{{2}}T\d{{6}}Z)\.tar\.gz")
@@ -439,7 +452,7 @@ _METADATA_NAME = re.compile(rf"{METADATA}/(\d+)/(\d{{4}}-\d{{2}}-\d{{2}}T\d{{6}}
 
 @dataclass(frozen=True, slots=True)
 class MetadataBackup:
-    """One backup; `name` is its object's, `made` its time in UTC."""
+    """A metadata backup: `name` is the name of its object, `made` its time in UTC."""
 
     name: str
     incarnation: int
@@ -448,10 +461,10 @@ class MetadataBackup:
 
 
 def metadata_backups(objects: ObjectStore) -> list[MetadataBackup]:
-    """Those that the store has, the earliest first."""
-    found = ((_METADATA_NAME.fullmatch(name), name, size) for name, size in objects.list(METADATA))
-    listed = [MetadataBackup(name, int(m[1]), m[2], size) for m, name, size in found if m is not None]
-    return sorted(listed, key=lambda one: (one.incarnation, one.made))
+    """Returns the metadata backups in the store, the earliest first."""
+    names = ((_METADATA_NAME.fullmatch(name), name, size) for name, size in objects.list(METADATA))
+    listed = [MetadataBackup(name, int(m[1]), m[2], size) for m, name, size in names if m is not None]
+    return sorted(listed, key=lambda each: (each.incarnation, each.made))
 
 
 def take_metadata(
@@ -462,27 +475,27 @@ def take_metadata(
     *,
     keep: int,
 ) -> MetadataBackup:
-    """Takes one, and deletes all but the last `keep`.
+    """Takes a metadata backup, and deletes all but the last `keep`; returns the new one.
 
-    Files that it refers to are held until the next one: else it would be of little use when it is needed.
+    The files that it refers to are held until the next one, so that a restore from it finds them.
     """
     made = f"{datetime.now(UTC):{_TIME}}"
-    last = max((one.made for one in metadata_backups(objects)), default="")
-    if made <= last:  # the clock was ahead: the order says what is deleted, and what is restored
+    last = max((each.made for each in metadata_backups(objects)), default="")
+    if made <= last:  # the clock was set back; names must ascend, as they decide what is deleted and restored
         made = f"{datetime.strptime(last, _TIME) + timedelta(seconds=1):{_TIME}}"
     name = f"{METADATA}/{incarnation}/{made}.tar.gz"
     with held_until_next(supplier, KIND, HELD_SECONDS_MAX), objects.staged(name) as path:
         base_backup(path)
-    found = metadata_backups(objects)
-    objects.delete([one.name for one in found[:-keep]])
-    return found[-1]
+    listed = metadata_backups(objects)
+    objects.delete([each.name for each in listed[:-keep]])
+    return listed[-1]
 
 
 def find_metadata(objects: ObjectStore, name: str | None) -> MetadataBackup:
-    """The one of this name or time, the last one when there is none. `InvalidInput`."""
-    found = metadata_backups(objects)
-    for one in reversed(found):
-        if name in (None, one.name, one.made):
-            return one
-    known = ", ".join(one.made for one in found) or "none"
+    """Returns the metadata backup of a name or time; the last one for None. Raises `InvalidInput`."""
+    listed = metadata_backups(objects)
+    for each in reversed(listed):
+        if name in (None, each.name, each.made):
+            return each
+    known = ", ".join(each.made for each in listed) or "none"
     raise InvalidInput(f"{objects.url} has no such backup of the metadata; there are: {known}")

@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     from dormouse.data.file_checks import FileReader
 
 PROBLEMS_OF_ONE_MAX = 1_000
-"""Of payloads, and of the cells of one table."""
+"""The problems of one ledger, e.g. the payloads or the cells of a table, that are reported at most."""
 RUN_OBJECTS = 100_000
-"""Sorted in memory at once; what there is more waits on disk."""
+"""The names that are sorted in memory at once; more are sorted on disk."""
 PROBLEMS_MAX = 10_000
-"""With so many problems a check ends."""
+"""The number of problems at which a check ends."""
 UNKNOWN_MAX = 1_000
-"""Of objects that nothing knows so many are told, and of those that are quarantined so many are counted."""
+"""The unknown objects that are reported at most, and the quarantined objects that are counted at most."""
 SUSPECTS_MAX = 1_000
 
 
@@ -64,13 +64,10 @@ def _problem(fault: Fault, table: str | None, name: str, partition_id: str | Non
     return Problem(fault.kind, table, partition_id, name, f"it {fault}")
 
 
-# A listing of objects in the order in which the database reads files: by the ids of their names.
-
-
 def by_file(objects: Iterable[tuple[str, int]]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yields each (name, bytes) after its file's id, in the order of these ids, in bounded memory.
+    """Yields (file id, (name, bytes)) for each object, sorted by file id, in bounded memory.
 
-    Ids are hexadecimal digits. Sketches have that of their file.
+    The database reads files in this order. Ids are hexadecimal; a sketch has the id of its file.
     """
     lines = map(_line, objects)
     with ExitStack() as stack:
@@ -99,12 +96,13 @@ def _listed(line: str) -> tuple[str, tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What was checked: tables, files and their bytes; with `deep` the bytes were read.
+    """The result of a check: the numbers of tables, files and bytes checked; with `deep` the bytes were read.
 
-    `problems` are at most 10,000 and a few: with so many, a check ends. Objects that nothing knows come last,
-    the first thousand. `quarantined` are none: what another timeline wrote, and is kept for a way back to it;
-    they are counted up to a thousand and a few. `clock_jumps` are those of the database's clock in the last
-    week, and no problems, as they were healed.
+    - `problems`: a check ends at about 10,000. Unknown objects come last, at most 1,000 of them.
+    - `quarantined`: the number of objects that another timeline wrote, counted up to about 1,000. They are no
+      problems, and are kept in case that timeline is restored.
+    - `clock_jumps`: the jumps of the database's clock in the last week. They are no problems, as their
+      effects were corrected.
     """
 
     tables: int
@@ -118,7 +116,7 @@ class CheckReport:
 
 @dataclass
 class _Done:
-    """What was found; `quarantined` counts unknown objects that may be another timeline's."""
+    """The counts and problems found so far; `quarantined` counts objects that another timeline may own."""
 
     ledgers: Ledgers
     adopted: int
@@ -139,15 +137,15 @@ class _Done:
         return len(self.unknown) >= UNKNOWN_MAX
 
     def look(self, table: str | None, names: Sequence[str]) -> None:
-        """Notes objects that the database does not know now, and that are still there."""
+        """Records objects that the database does not know now, and that still exist."""
         is_enough = {True: self.quarantined >= UNKNOWN_MAX, False: self.has_enough_unknown}
-        asked = [name for name in names if not is_enough[is_quarantined(name, self.adopted)]]
-        for name in self.ledgers.unknown(asked) if asked else ():
+        suspects = [name for name in names if not is_enough[is_quarantined(name, self.adopted)]]
+        for name in self.ledgers.unknown(suspects) if suspects else ():
             if not is_there(self.ledgers.objects, name):
                 continue
             if is_quarantined(name, self.adopted):
                 self.quarantined += 1
-            elif not name.startswith(f"{ANSWERS}/"):  # what was sent for no job is expired with jobs
+            elif not name.startswith(f"{ANSWERS}/"):  # data sent for no job is deleted when jobs expire
                 detail = "the database does not know it: see dormouse orphans"
                 self.unknown.append(Problem("object_unknown", table, None, name, detail))
 
@@ -158,10 +156,10 @@ class _Done:
 
 
 class Checker:
-    """Checks tables of one instance. `progress` is called with the files done.
+    """A checker of tables of one instance. It calls `progress` with the number of files done.
 
-    What is not known, and was written under an incarnation before `adopted`, is quarantined. With `notes`,
-    files that were written without a digest, and read well, have one from then on.
+    Unknown objects that were written under an incarnation before `adopted` are quarantined. With `deep` and
+    `notes`, files that have no digest get one if they were read without a problem.
     """
 
     def __init__(
@@ -191,7 +189,7 @@ class Checker:
         rest: bool = False,
         finished: Callable[[str], object] = lambda table: None,
     ) -> CheckReport:
-        """Checks the tables, and the `rest`: what of the store is no table's. Once."""
+        """Checks the tables, and with `rest` the objects of no table. May be called once."""
         try:
             for table in tables:
                 if not self._done.is_over:
@@ -205,7 +203,7 @@ class Checker:
         return self.rest(tables) if rest else self._done.report()
 
     def rest(self, tables: Sequence[TableRecord]) -> CheckReport:
-        """Checks what of the store is no table's; what begins as the objects of `tables` is not looked at."""
+        """Checks the objects of no table; skips those below the prefixes of `tables`."""
         if not self._done.is_over:
             self._look_at(self._ledgers.of_instance)
             self._unknown(tables)
@@ -219,8 +217,8 @@ class Checker:
 
     def _look_at(self, ledgers: Sequence[Ledger]) -> None:
         for ledger in ledgers:
-            for one, fault in faults(self._objects, ledger, PROBLEMS_OF_ONE_MAX, deep=self._deep):
-                self._done.problems.append(_problem(fault, one.table, one.name))
+            for written, fault in faults(self._objects, ledger, PROBLEMS_OF_ONE_MAX, deep=self._deep):
+                self._done.problems.append(_problem(fault, written.table, written.name))
 
     def _unknown(self, tables: Sequence[TableRecord]) -> None:
         owned = tuple(prefix for table in tables for prefix in table.object_prefixes)
@@ -236,7 +234,7 @@ class Checker:
 
 
 class _TableObjects:
-    """The objects of one table, beside its files; with `apart`, files are read whole."""
+    """A check of one table's objects against its files; with `apart`, files are read whole."""
 
     def __init__(
         self, ledgers: Ledgers, table: TableRecord, done: _Done, apart: FileReader | None, notes: bool
@@ -258,8 +256,8 @@ class _TableObjects:
         files = ((file.file_id.hex, file) for file in self._checks.files(with_references=deep))
         by_id = heapq.merge(files, listed, key=itemgetter(0))
         for _, of_id in groupby(by_id, itemgetter(0)):
-            of_file = [one for _, one in of_id]
-            sizes = dict(one for one in of_file if not isinstance(one, TrackedFile))
+            of_file = [each for _, each in of_id]
+            sizes = dict(each for each in of_file if not isinstance(each, TrackedFile))
             if isinstance(of_file[0], TrackedFile):
                 self._file(of_file[0], sizes)
                 if deep or not self._done.files % PAGE_FILES:
@@ -285,7 +283,7 @@ class _TableObjects:
 
     def _file(self, file: TrackedFile, sizes: dict[str, int]) -> None:
         if not file.name.startswith(self._table.object_prefixes):
-            # a caller's own name: others may be beside it, so that it is looked up alone
+            # the caller chose the name, and its folder may have other objects, so it is not listed
             size = _size(self._objects, file.name)
         else:
             size = sizes.get(file.name)
@@ -300,31 +298,31 @@ class _TableObjects:
 
     def _read(self, apart: FileReader, file: TrackedFile) -> None:
         try:
-            found = self._problems_of(file, apart)
+            problems = self._problems_of(file, apart)
         except ObjectNotFound:
             self._doubt(file, file.name)
             return
-        if found and self._checks.referenced([file.file_id]):
-            self._done.problems += found
-        if not found and file.digest is None and self._notes:
+        if problems and self._checks.referenced([file.file_id]):
+            self._done.problems += problems
+        if not problems and file.digest is None and self._notes:
             self._without.append(file)
             if len(self._without) >= SUSPECTS_MAX:
                 self._note_digests()
 
     def _note_digests(self) -> None:
-        """Of files that have none, and were read without a problem."""
+        """Records digests for files that have none and were read without a problem."""
         if not self._without:
             return
-        found = {}
+        digests = {}
         for file in self._without:
             with suppress(ObjectNotFound):  # collected since
-                found[file.file_id] = digest_of_object(self._objects, file.name)[1]
-        if found:
-            self._checks.note_digests(found)
+                digests[file.file_id] = digest_of_object(self._objects, file.name)[1]
+        if digests:
+            self._checks.note_digests(digests)
         self._without = []
 
     def _doubt(self, file: TrackedFile | None, name: str) -> None:
-        """Suspects an object, of no file or of one, until `_confirm`."""
+        """Keeps an object, of a file or of none, for `_confirm`, which looks at it again."""
         self._doubtful.append((file, name))
         if len(self._doubtful) >= SUSPECTS_MAX:
             self._confirm()
@@ -333,7 +331,7 @@ class _TableObjects:
         doubtful, self._doubtful = self._doubtful, []
         self._done.look(self._table.name, [name for file, name in doubtful if file is None])
         of_files = [(file, name, _size(self._objects, name)) for file, name in doubtful if file is not None]
-        # what is collected loses its references long before its object
+        # a file loses its references long before its object is collected
         referenced = self._checks.referenced([file.file_id for file, *_ in of_files])
         for file, name, seen in of_files:
             if file.file_id in referenced:
@@ -343,7 +341,7 @@ class _TableObjects:
                     self._done.problems.append(_problem(fault, self._table.name, name))
 
     def _problems_of(self, file: TrackedFile, apart: FileReader) -> list[Problem]:
-        """What is read of a file whose bytes are not those that were written tells nothing more."""
+        """Reads a file; returns its problems. If its bytes were changed, that is the only one reported."""
         from dormouse.data.file_checks import Recorded, file_problems
 
         name = file.name
@@ -353,13 +351,14 @@ class _TableObjects:
                 return [_problem(fault, self._table.name, name, file.partition_id)]
         recorded = Recorded(file.row_count, file.min_key, file.max_key, self._region(file.partition_id))
         read = apart.problems if file.digest is None else file_problems
-        found = read(self._objects, name, self._stored, recorded)
-        return [Problem(kind, self._table.name, file.partition_id, name, detail) for kind, detail in found]
+        table, partition_id = self._table.name, file.partition_id
+        problems = read(self._objects, name, self._stored, recorded)
+        return [Problem(kind, table, partition_id, name, detail) for kind, detail in problems]
 
     def _region(self, partition_id: str | None) -> Region | None:
         try:
             return None if partition_id is None else self._partitions.partition(partition_id).region
-        except PartitionNotFound:  # which is a problem that was found before
+        except PartitionNotFound:  # this problem was reported before
             return None
 
 
@@ -371,32 +370,33 @@ def _size(objects: ObjectStore, name: str) -> int | None:
 
 
 def _twice(look: Callable[[], list[Problem]]) -> list[Problem]:
-    """What is found, and found again: what changed meanwhile is no problem."""
+    """Returns the problems found by both of two looks, as a change in between is no problem."""
     first = look()
     if not first:
         return []
-    known = {(one.kind, one.partition_id, one.filename) for one in first}
-    return [one for one in look() if (one.kind, one.partition_id, one.filename) in known]
+    known = {(each.kind, each.partition_id, each.filename) for each in first}
+    return [each for each in look() if (each.kind, each.partition_id, each.filename) in known]
 
 
-# Checks of tables in seven shares: of few tables all each day, else one share, so each table once a week.
-# Each share is a round of its own, so that what one misses is told until it is there again.
+# The daily checks divide tables into seven shares. With few tables all shares are checked each day, otherwise
+# one share a day, so each table once a week. Each share is a round of its own, whose error is reported until
+# the share is checked without a problem.
 
 KIND = "check"
-"""What the rounds' kinds begin with; before there were shares, it was the one kind."""
+"""The beginning of the rounds' kinds; before there were shares, it was the only kind."""
 
 REST = f"{KIND} rest"
 SHARES = 7
 SECONDS_MIN = 60.0
-"""With less time left no other table is begun."""
+"""The time that must be left to begin another table."""
 
 
 def checks(
     ledgers: Ledgers, seconds_left: Callable[[], float] = lambda: math.inf
 ) -> Mapping[str, Callable[[], None]]:
-    """The checks of today, and those that failed when they were last done, by the kinds of their rounds.
+    """Returns the checks that are due, by the kinds of their rounds: those of today, and those that failed.
 
-    In any order, so that none takes always the time of the others.
+    They are shuffled, so that it is not always the same ones for which no time is left.
     """
     rounds, tables = InstanceRounds(ledgers.supplier), ledgers.catalog.tables()
     shares: dict[str, list[TableRecord]] = {f"{KIND} {number}": [] for number in range(SHARES)}
@@ -405,7 +405,7 @@ def checks(
         shares[kinds[int(table.uuid, 16) % SHARES]].append(table)
     rounds.divide(KIND, [*kinds, REST])
     today = datetime.now(UTC).toordinal() % SHARES
-    due = [one.kind for one in rounds.read() if one.error is not None and one.kind in {*kinds, REST}]
+    due = [each.kind for each in rounds.read() if each.error is not None and each.kind in {*kinds, REST}]
     due += [kind for kind in (kinds if len(tables) <= SHARES else [kinds[today]]) if shares[kind]]
     due += [REST] if today == 0 else []
 
@@ -420,7 +420,10 @@ def checks(
 
 
 def _check_tables(checker: Checker, tables: Sequence[TableRecord], seconds_left: Callable[[], float]) -> None:
-    """Without reading them. In any order, so that none is always the one for which no time is left."""
+    """Checks tables without reading their files; raises `CheckFailed`, or an error if the time was too short.
+
+    They are shuffled, so that it is not always the same ones for which no time is left.
+    """
     done, problems = 0, tuple[Problem, ...]()
     for table in random.sample(tables, len(tables)):
         if seconds_left() <= SECONDS_MIN:
@@ -430,11 +433,11 @@ def _check_tables(checker: Checker, tables: Sequence[TableRecord], seconds_left:
     if problems:
         raise CheckFailed(problems)
     if done < len(tables):
-        raise DormouseError(f"only {done:,} of {len(tables):,} tables in the time")
+        raise DormouseError(f"time limit reached: {done:,} of {len(tables):,} tables checked")
 
 
 def _check_rest(checker: Checker, tables: Sequence[TableRecord], seconds_left: Callable[[], float]) -> None:
     if seconds_left() <= SECONDS_MIN:
-        raise DormouseError("no time was left for what is no table's")
+        raise DormouseError("time limit reached: the objects of no table were not checked")
     if problems := checker.rest(tables).problems:
         raise CheckFailed(problems)

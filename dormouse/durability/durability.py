@@ -1,4 +1,4 @@
-"""What keeps an instance from losing anything: who may write, checks, backups, adoption, maintenance."""
+"""The durability of an instance: ownership of its store, checks, backups, adoption and maintenance."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Rounds = Callable[[], Mapping[str, Callable[[], object]]]
-"""Gives work by its kind."""
+"""A function that returns pieces of work, by their kinds."""
 
 KEEP_DAYS_MAX = 36_500
 PAYLOAD_SECONDS_MAX = 600.0
-"""For so long an hour `maintain` cools payloads down, and keeps tables waiting."""
+"""How long `maintain` offloads payloads each hour at most, while tables wait."""
 
 
 class Durability:
@@ -82,7 +82,7 @@ class Durability:
             own.read_only = True
             own.refusal = own.look(self.catalog.instance_id())
             if is_standby:
-                self._supplier.forbid_writes()  # else each that is tried looks for the primary
+                self._supplier.forbid_writes()  # otherwise every failed write would look for the primary
                 why = "the database is a standby, which only takes reads: open the primary to change anything"
                 own.refusal = own.refusal or InstanceReadOnly(why)
             return False
@@ -94,7 +94,7 @@ class Durability:
             return False
         if writers_are_dead:
             self.attempts.abandon_all()
-        with suppress(ObjectStoreError):  # a user that may not delete objects may still read and add
+        with suppress(ObjectStoreError):  # a user without the right to delete objects can still read and add
             self.attempts.collect_abandoned()
         self.objects.sweep_staging()
         removal_log.roll(self._supplier)
@@ -112,8 +112,8 @@ class Durability:
         self.ownership.check_writable()
         if self.base_backup is None:
             raise InvalidInput(
-                "backup is for an instance in a folder: of your own PostgreSQL take its own backups, of a "
-                "deployed instance Aurora's"
+                "backup is for an instance in a folder: for your own PostgreSQL use its own backups, for a "
+                "deployed instance those of Aurora"
             )
         store = open_store(target)
         mine, place = self.objects.local_path(OWNER_FOLDER), store.local_path(OWNER_FOLDER)
@@ -141,7 +141,7 @@ class Durability:
         tell: Callable[[str], object],
         metrics: Path | None,
     ) -> Maintenance:
-        """`daily` gives what else is done once a day; `numbers` are more of the instance, for Prometheus."""
+        """Maintains the tables; `daily` returns more work for once a day, `numbers` more metrics."""
         from dormouse.durability import checking
         from dormouse.durability.backups import KIND, take_metadata
         from dormouse.durability.maintaining import Maintainer
@@ -168,7 +168,7 @@ class Durability:
             if metrics is not None:
                 every = chain(payload_numbers(self._payloads()), numbers())
                 rounds = InstanceRounds(self._supplier).read()
-                write_metrics(metrics, (one.status() for one in tables()), rounds, done, every)
+                write_metrics(metrics, (table.status() for table in tables()), rounds, done, every)
 
         def hourly() -> Mapping[str, Callable[[], object]]:
             return {cooling.KIND: self.cool_payloads}
@@ -198,7 +198,7 @@ class Durability:
 
         tables = self.catalog.tables() if table is None else [self.catalog.get(table)]
         if after is not None:
-            tables = [one for one in tables if one.name > after]
+            tables = [each for each in tables if each.name > after]
         checker = Checker(
             self.ledgers,
             adopted=self._adopted,
@@ -226,7 +226,7 @@ class Durability:
 
     def delete_orphans(self, older_than: timedelta, progress: Progress) -> Swept:
         self.ownership.check_writable()
-        missing = [one for one in self.check().problems if one.kind == "object_missing"]
+        missing = [each for each in self.check().problems if each.kind == "object_missing"]
         if missing:
             raise CheckFailed(missing, "nothing is deleted, as orphans may be the last copy of these rows")
         from dormouse.durability.ledgers import delete_orphans
@@ -235,8 +235,8 @@ class Durability:
 
     @property
     def _adopted(self) -> int:
-        """The incarnation before which another timeline may have written."""
-        # to a copy, whatever it does not know may be the owner's
+        """The incarnation before which another timeline may have written objects."""
+        # for a copy, every object that it does not know may be the owner's
         is_copy = self.ownership.look(self.catalog.instance_id()) is not None
         return sys.maxsize if is_copy else self.ownership.adopted
 
@@ -274,20 +274,20 @@ class Durability:
         return number
 
     def _recover_payloads(self, tell: Callable[[str], object]) -> None:
-        """Leads pointers of payloads to objects that the owner of before has left; the adoption has ended."""
+        """Points payloads to objects that the previous owner wrote; called after the adoption has ended."""
         try:
             lines = self._payloads().recover()
         except DormouseError as error:
-            lines = [f"objects of payloads were not looked for, maintenance does it later: {error}"]
+            lines = [f"objects of payloads were not recovered; maintenance does it later: {error}"]
         for line in lines:
             tell(line)
 
     def holds(self) -> list[Hold]:
-        return [one for one in holds(self._supplier) if not one.is_of_history]
+        return [each for each in holds(self._supplier) if not each.is_of_history]
 
     def release(self, holder: str) -> None:
         self.ownership.check_writable()
-        names = [one.holder for one in self.holds()]
+        names = [each.holder for each in self.holds()]
         if holder not in names or not release(self._supplier, holder):
             known = ", ".join(map(repr, names)) or "none"
             raise InvalidInput(f"nothing is held by {holder!r}; there are: {known}")

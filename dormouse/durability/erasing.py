@@ -1,8 +1,8 @@
-"""Erasing rows: deleted, merged out of every file that has them, and out of the history and the store, now.
+"""The erasure of rows: they are deleted, and removed at once from all files, the history and the store.
 
-Each step leaves in the database how far it came, so that an erasure that was ended anywhere is gone on with
-by asking for it again: that deletes what came since, too, and takes over the files that were found. Those
-that have rows are known before any of them goes, and moments that need them are expired from then on.
+Each step records its progress in the database. If an erasure is interrupted, calling it again continues it,
+also deletes rows that were added since, and keeps the files found so far. The files with rows are recorded
+before the first of them is deleted; from then on, moments that need them have expired.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from dormouse.writing.compaction_job import CompactionResult
 from dormouse.writing.deleting import asked_to_delete, bounds_to_delete, names_values
 from dormouse.writing.ingest import check_engine, choose_engine
 
-# Where else a table's rows may be: unknown objects, versions of deleted ones, backups.
+# A table's rows may also be in unknown objects, in old versions of deleted objects, and in backups.
 
 PAGE_NAMES = 1_000
 UNREADABLE_MAX = 1_000
@@ -62,12 +62,12 @@ RUN_SECONDS = 24 * 3600.0
 WAIT_SECONDS = 60.0
 IGNORED_HOLDS = ("metadata backup ", "reader ")
 RunsJobsOf = Callable[..., Generator[CompactionResult, None, None]]
-"""As `compact_in_threads`, which takes `run_id`."""
+"""A function like `compact_in_threads` that takes `run_id`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """A version of a deleted object, as the store's `list` does not show it."""
+    """A version of a deleted object, which the store's `list` does not return."""
 
     name: str
     byte_count: int
@@ -75,7 +75,7 @@ class Hidden:
 
 
 class HiddenVersions:
-    """Those of a store; a folder has none. Raises `InstanceError` when S3 may not be asked for them."""
+    """The versions of a store's deleted objects; a folder has none. Raises `InstanceError` if S3 refuses."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._prefix = ""
@@ -86,49 +86,52 @@ class HiddenVersions:
             self._versions = Versions(bucket, objects.options)
 
     def below(self, prefix: str) -> Iterator[Hidden]:
-        """Of the objects whose names begin with a prefix."""
+        """Yields the hidden versions of objects whose names begin with a prefix."""
         if self._versions is None:
             return
-        for one in self._versions.below(self._prefix + prefix):
-            if one.byte_count is not None and not one.is_latest:
-                yield Hidden(one.key.removeprefix(self._prefix), one.byte_count, one)
+        for version in self._versions.below(self._prefix + prefix):
+            if version.byte_count is not None and not version.is_latest:
+                yield Hidden(version.key.removeprefix(self._prefix), version.byte_count, version)
 
     def fetch(self, hidden: Hidden, path: Path) -> None:
-        """Writes its bytes to a path."""
+        """Writes the bytes of a hidden version to a path."""
         if self._versions is not None:
             self._versions.fetch(hidden.version, path)
 
     def delete(self, names: Iterable[str]) -> int:
-        """Deletes all that is kept of objects, which are deleted themselves; gives how many versions."""
+        """Deletes all versions of deleted objects; returns how many."""
         if self._versions is None:
             return 0
-        found = [
-            one
+        every = [
+            version
             for name in names
-            for one in self._versions.below(self._prefix + name)
-            if one.key == self._prefix + name
+            for version in self._versions.below(self._prefix + name)
+            if version.key == self._prefix + name
         ]
-        # of an object that is there again, nothing is lost
-        gone = [
-            one for _, versions in groupby(found, attrgetter("key")) for one in _of_deleted(list(versions))
+        # the latest version stays if the object exists again
+        old = [
+            version
+            for _, versions in groupby(every, attrgetter("key"))
+            for version in _of_deleted(list(versions))
         ]
-        self._versions.delete(gone)
-        return sum(one.byte_count is not None for one in gone)
+        self._versions.delete(old)
+        return sum(version.byte_count is not None for version in old)
 
     def replicas(self) -> list[str]:
-        """Where copies of the store's objects stay, whatever is deleted here."""
+        """Returns the places with copies of the store's objects, which keep what is deleted here."""
         return [] if self._versions is None else self._versions.replicas()
 
 
 def _of_deleted(versions: list[Version]) -> list[Version]:
-    """All versions of a key, but for the object that is there."""
-    return [one for one in versions if not (one.is_latest and one.byte_count is not None)]
+    """Returns all versions of a key but the current object."""
+    return [each for each in versions if not (each.is_latest and each.byte_count is not None)]
 
 
 class Elsewhere:
-    """What is looked at beside the table's files: `looked` objects, of which `versions` went.
+    """The search for rows in objects that are no files of the table, and in backups.
 
-    Objects that the database does not know may be another timeline's, or left by programs that died.
+    Such objects may belong to another timeline, or were left by programs that died. `looked` counts the
+    objects read, `versions` the old versions deleted.
     """
 
     def __init__(self, context: TableContext, erasure: Erasure, condition: str) -> None:
@@ -141,13 +144,13 @@ class Elsewhere:
         self.unreadable: list[str] = []
 
     def delete_versions(self, filenames: Iterable[str]) -> int:
-        """Deletes what the store keeps of deleted files and their sketches; gives how many versions."""
+        """Deletes the versions that the store keeps of deleted files and their sketches; returns how many."""
         return self._hidden.delete(part for name in filenames for part in (name, name + SKETCHES_SUFFIX))
 
     def look(self, writers: Sequence[tuple[str, str]], progress: Progress) -> None:
-        """Looks at all that is below the table's prefixes and no file of it; what has rows is deleted.
+        """Reads all objects below the table's prefixes that are no files of it; deletes those with rows.
 
-        `writers` are attempts that go on, whose objects are theirs.
+        Skips the objects of `writers`, which are attempts that still run.
         """
         own = tuple(prefix for _, prefix in writers)
         for prefix in self._context.table.object_prefixes:
@@ -167,10 +170,10 @@ class Elsewhere:
                     progress(self.looked, None)
 
     def backups(self, places: Sequence[str]) -> Iterator[str]:
-        """Yields the backups that still hold rows, by name, and those that may, with why it is not known.
+        """Yields the names of backups that still have rows, and of those that may, with the reason.
 
-        It looks in each place that a backup of the instance was begun in, and in `places`. Files of a backup
-        that the table does not have any more are read; of the others it is known.
+        It searches every place in which a backup of the instance was begun, and `places`. It reads only those
+        files of a backup that the table no longer has; for the others the result is known.
         """
         files = set(self._erasure.filenames())
         known = backups_taken(self._context.supplier)
@@ -185,9 +188,9 @@ class Elsewhere:
     def _in_place(
         self, place: str, noted: Sequence[str], files: set[str]
     ) -> Iterator[tuple[str, str | None]]:
-        """Yields the name of each backup that holds rows, and of each that may, with why that is not known.
+        """Yields the name of each backup in a place that has rows, and of each that may, with the reason.
 
-        `noted` are the names of backups of this instance that were begun there.
+        `noted` are the names of the backups of this instance that were begun there.
         """
         try:
             store = open_store(place)
@@ -223,11 +226,12 @@ class Elsewhere:
         return any(self._rows(name, None, folder) for page in pages for name in checks.unknown(page))
 
     def _unknown(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """The objects of the store that are no files of the table, nor their sketches, and of no attempt."""
+        """Yields the objects that are no files of the table, no sketches, and of no attempt, with sizes."""
         checks = FileChecks(self._context.store.own)
         attempts = self._context.attempts
-        listed = (one for one in self._context.objects.list(prefix) if not one[0].endswith(SKETCHES_SUFFIX))
-        # attempts first: what one has committed meanwhile the table knows
+        objects = self._context.objects.list(prefix)
+        listed = (item for item in objects if not item[0].endswith(SKETCHES_SUFFIX))
+        # attempts first: if one commits in between, the table knows its files
         pages = unknown_pages(listed, lambda names: checks.unknown(attempts.unknown(names)), PAGE_NAMES)
         return chain.from_iterable(pages)
 
@@ -241,12 +245,15 @@ class Elsewhere:
             self.versions += self.delete_versions([name])
 
     def _rows(self, name: str, size: int | None, objects: ObjectStore | None = None, copy: str = "") -> int:
-        """How many rows of the erasure an object has, of which there may be a copy in another store."""
+        """Returns how many rows of the erasure an object has; reads `copy` in `objects` if given.
+
+        An object that cannot be read counts 0, and is added to `unreadable`.
+        """
         context = self._context if objects is None else replace(self._context, objects=objects)
         place = copy or name
         try:
-            # what is in no file of the table came before it
-            found = on_current(
+            # an object that is no file of the table is older than the deletion, so that applies to it
+            counts = on_current(
                 context, lambda now: count_rows(now, place, size, deletions_of(now.schema, self._deletion))
             )
         except ObjectNotFound:
@@ -254,7 +261,7 @@ class Elsewhere:
         except DormouseError as error:
             self.unreadable = [*self.unreadable, f"{name}: {error}"][:UNREADABLE_MAX]
             return 0
-        return sum(found.values())
+        return sum(counts.values())
 
     def _note(self, name: str, rows: int) -> None:
         self.looked += 1
@@ -265,14 +272,18 @@ class Elsewhere:
 class EraseReport:
     """The proof of an erasure.
 
-    `files_looked_at` of the table and its history, and `objects_looked_at` that the store has beside them.
-    `rows` of the deletion were found in `files` of these, once for each copy: these files are deleted.
-    `versions` of deleted objects went, too. `consumers` did not read the deletion in time, and are told
-    `CutExpired`. `backups` still hold rows, or, those of the metadata, keys of them; of a backup that cannot
-    be looked at, or is not whole, it says so in brackets. `unreadable` objects are not of the table, and
-    could not be looked at. `open` says what may have rows still: attempts of writers
-    that began before; erase again when they have ended. Without any the erasure `is_finished`. Of one that
-    was only tried there is no `deletion_id` nor `deleted_at`, and only files of the table were looked at.
+    - `deletion_id`, `deleted_at`: the deletion; None for a dry run, which reads only files of the table.
+    - `files_looked_at`: the files of the table and its history that were read.
+    - `objects_looked_at`: the other objects of the store that were read.
+    - `files`: the files and objects that had rows, and were deleted.
+    - `rows`: the rows found in them; a row counts once for each copy.
+    - `versions`: the versions of deleted objects that were deleted, too.
+    - `consumers`: the consumers that did not read the deletion in time; their next read raises `CutExpired`.
+    - `backups`: the backups that still have rows, and the metadata backups with keys of such rows. A reason
+      in brackets follows for a backup that is not whole or cannot be read.
+    - `unreadable`: the objects outside the table that could not be read.
+    - `open`: the write attempts that began before the deletion and still run, and may add rows. Erase again
+      when they have ended. If there is none, the erasure `is_finished`.
     """
 
     deletion_id: int | None
@@ -297,10 +308,10 @@ class EraseReport:
 
     @staticmethod
     def from_json(text: str) -> EraseReport:
-        said: Mapping[str, Any] = json.loads(text)
-        lists = {name: tuple(value) for name, value in said.items() if isinstance(value, list)}
-        at = datetime.fromisoformat(str(said["deleted_at"]))
-        return EraseReport(**{**said, **lists, "deleted_at": at})
+        fields: Mapping[str, Any] = json.loads(text)
+        lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        at = datetime.fromisoformat(str(fields["deleted_at"]))
+        return EraseReport(**{**fields, **lists, "deleted_at": at})
 
 
 def erase(
@@ -314,7 +325,7 @@ def erase(
     progress: Progress = no_progress,
     on_spark: RunsJobsOf | None = None,
 ) -> EraseReport:
-    """Deletes the rows that match, and makes that physical everywhere; `Table.erase` says what it raises."""
+    """Deletes the rows that match, and removes them from all files; raises as `Table.erase`."""
     check_engine(engine)
     started = time.monotonic()
     erasure, at, condition = on_current(context, lambda now: _begun(now, where))
@@ -323,7 +334,7 @@ def erase(
     loads_have_places = is_keyed(context.properties)
     if loads_have_places:
         still = work.end_writers(abandon=abandon_writers)
-        # what a load committed meanwhile came before the deletion, as the load did
+        # a load that was announced before the deletion is subject to it, also if it committed meanwhile
         work.rewrite()
     late = work.wait_for_readers()
     elsewhere = Elsewhere(context, erasure, condition)
@@ -352,45 +363,47 @@ def erase(
 
 
 def _begun(context: TableContext, where: DeleteWhere) -> tuple[Erasure, datetime, str]:
-    """The erasure of the rows, when they were deleted, and by which condition."""
-    asked, condition = _asked(context, where)
-    bounds, by_values = bounds_to_delete(context, asked)
-    found, at, older = begin_erasure(context.store, context.deletions, condition, bounds, by_values=by_values)
-    for one in older:
-        context.jobs.release_run(one.run_id)  # what still runs of it commits nothing
-    return found, at, condition
+    """Begins or continues an erasure; returns it, the time of its deletion, and the deletion's condition."""
+    question, condition = _question(context, where)
+    bounds, by_values = bounds_to_delete(context, question)
+    erasure, at, older = begin_erasure(
+        context.store, context.deletions, condition, bounds, by_values=by_values
+    )
+    for each in older:
+        context.jobs.release_run(each.run_id)  # its jobs that still run can no longer commit
+    return erasure, at, condition
 
 
-def _asked(context: TableContext, where: DeleteWhere) -> tuple[Question, str]:
+def _question(context: TableContext, where: DeleteWhere) -> tuple[Question, str]:
     if is_keyed(context.properties) and names_values(context, where):
         raise InvalidQuery(
             f"erase from table {context.table.name!r}, which keeps one row a key: name row keys, as its "
-            "older rows have other values; table.query tells the keys"
+            "older rows have other values; table.query finds the keys"
         )
     return asked_to_delete(context, where)
 
 
 def would_erase(context: TableContext, where: DeleteWhere, progress: Progress) -> EraseReport:
-    """What is in the files of the table and its history; changes nothing."""
+    """Returns how many rows an erasure would find in files of the table and its history; changes nothing."""
     return on_current(context, lambda now: _would_erase(now, where, progress))
 
 
 def _would_erase(context: TableContext, where: DeleteWhere, progress: Progress) -> EraseReport:
     started = time.monotonic()
-    asked, _ = _asked(context, where)
-    deletion = Deletion(0, "", asked.ranges, asked.conditions)
+    question, _ = _question(context, where)
+    deletion = Deletion(0, "", question.ranges, question.conditions)
     looked = files = rows = 0
     for file in FileChecks(context.store.own).files():
-        if may_hold(context.schema, file.min_key, file.max_key, asked.ranges):
-            found = sum(count_rows(context, file.name, file.byte_count, [deletion]).values())
-            looked, files, rows = looked + 1, files + bool(found), rows + found
+        if may_hold(context.schema, file.min_key, file.max_key, question.ranges):
+            matches = sum(count_rows(context, file.name, file.byte_count, [deletion]).values())
+            looked, files, rows = looked + 1, files + bool(matches), rows + matches
             progress(looked, None)
     seconds = round(time.monotonic() - started, 3)
     return EraseReport(None, None, looked, 0, files, rows, 0, (), (), (), (), seconds)
 
 
 class _Erasing:
-    """One run of an erasure; `looked` files were looked at."""
+    """One run of an erasure; `looked` counts the files read."""
 
     def __init__(
         self,
@@ -410,51 +423,51 @@ class _Erasing:
         self.looked = 0
 
     def rewrite(self) -> None:
-        """Merges all files that have rows and that partitions refer to.
+        """Merges all referenced files with rows into files without them.
 
-        What comes from jobs that began before is looked at, too: it is done when no file with rows was
-        referenced, and a look after that finds no other.
+        Jobs that began before may add files with rows meanwhile. So it repeats until no file with rows is
+        referenced, and reading the files after that finds no other.
         """
         jobs, run_id = self._context.jobs, self._erasure.run_id
         tries = 0
         while True:
             references, free = self._erasure.referenced()
-            found = self._look()
-            if not references and not found:
+            new_files = self._look()
+            if not references and not new_files:
                 return
             self._check_not_undone()
-            if free or found:
+            if free or new_files:
                 tries = 0
                 while jobs.create_of_erased(run_id, RUN_SECONDS):
                     self._run_jobs(run_id)
             left = self._erasure.release_others(running_too=time.monotonic() > self._until)
-            if left or not (free or found):
+            if left or not (free or new_files):
                 tries += 1
                 time.sleep(backoff_seconds(tries))
 
     def _look(self) -> int:
-        """Looks at the files that may have rows; gives how many have some of which that was not known."""
-        found = 0
+        """Reads the files that may have rows and were not read before; returns how many of them have some."""
+        with_rows = 0
         for page in self._erasure.candidates():
-            unknown = [one for one in page if not one.is_found]
+            unknown = [each for each in page if not each.is_found]
             if unknown:
-                found += sum(bool(self._rows(look)) for look in self._looks(unknown))
+                with_rows += sum(bool(self._rows(look)) for look in self._looks(unknown))
                 self.looked += len(unknown)
                 self._progress(self.looked, None)
-        return found
+        return with_rows
 
     def _looks(self, files: Sequence[Candidate]) -> list[Look]:
         try:
-            return look_at(self._context, [(one.filename, one.byte_count) for one in files], self._note)
+            return look_at(self._context, [(each.filename, each.byte_count) for each in files], self._note)
         except ObjectNotFound:
             if len(files) > 1:
-                return [look for one in files for look in self._looks([one])]
+                return [look for each in files for look in self._looks([each])]
             if FileChecks(self._context.store.own).referenced([files[0].file_id]):
                 raise
-            return []  # it is being collected: first the object goes, then its row
+            return []  # it is being collected: the object is deleted before its row
 
     def _note(self, conn: Any, looks: Sequence[Look]) -> None:
-        self._erasure.looked({one.filename: self._rows(one) for one in looks}, len(looks), conn)
+        self._erasure.looked({look.filename: self._rows(look) for look in looks}, len(looks), conn)
 
     def _rows(self, look: Look) -> int:
         if self._erasure.deletion_id in look.unasked:
@@ -465,7 +478,7 @@ class _Erasing:
         return look.rows.get(self._erasure.deletion_id, 0)
 
     def _check_not_undone(self) -> None:
-        # retired it may be while files are referenced that have rows of other erasures
+        # only a restore undoes the deletion; that it was retired is no reason to stop
         if self._erasure.is_undone() and self._erasure.referenced()[0]:
             raise TableBusy(
                 f"table {self._context.table.name!r} was restored to a moment before the erasure while it "
@@ -481,21 +494,21 @@ class _Erasing:
                 if result.outcome == "given_up":
                     raise JobFailed(
                         f"table {self._context.table.name!r}: rows are deleted and not erased, as files that "
-                        f"have them cannot be merged: {result.error}; mend that, and erase them again"
+                        f"have them cannot be merged: {result.error}; fix the cause, and erase them again"
                     )
 
     def wait_for_readers(self) -> list[str]:
-        """Waits for consumers that did not read the deletion yet, and gives those that are late.
+        """Waits for consumers that have not read the deletion yet; returns those that are still late.
 
-        Raises `TableBusy` when a backup that is being taken, or a way back to another owner, needs the files.
+        Raises `TableBusy` when a hold, as of a backup that is being taken or of an adoption, keeps the files.
         """
         tries = 0
         while True:
             late = self._erasure.consumers_behind()
             held = [
-                one.holder
-                for one in holds(self._context.supplier)
-                if not one.is_of_history and not one.holder.startswith(IGNORED_HOLDS)
+                hold.holder
+                for hold in holds(self._context.supplier)
+                if not hold.is_of_history and not hold.holder.startswith(IGNORED_HOLDS)
             ]
             if not late and not held:
                 return []
@@ -513,9 +526,9 @@ class _Erasing:
         return late
 
     def free(self, elsewhere: Elsewhere) -> int:
-        """Deletes the files that had rows, whatever the history keeps; gives how many versions of them went.
+        """Deletes the files that had rows, even if the history keeps them; returns how many old versions.
 
-        Raises `CheckFailed` while references are lost, and `ObjectStoreError`; erase again then.
+        Raises `CheckFailed` while references are lost, and `ObjectStoreError`; erase again after either.
         """
         versions = 0
         self._context.garbage.look()
@@ -532,15 +545,19 @@ class _Erasing:
         return versions
 
     def end_writers(self, *, abandon: bool) -> list[tuple[str, str]]:
-        """Waits for writers that began before; gives those that go on. Then the objects of the dead go."""
+        """Waits for writers that began before, or abandons them; returns those that still run.
+
+        Then deletes the objects of abandoned attempts.
+        """
         tries = 0
-        while (found := self._erasure.writers()) and not abandon and time.monotonic() < self._until:
+        while (writers := self._erasure.writers()) and not abandon and time.monotonic() < self._until:
             tries += 1
             time.sleep(min(backoff_seconds(tries), 1.0))
         if abandon:
-            self._context.attempts.abandon_each([attempt_id for attempt_id, _ in found], self._context.table)
-            found = self._erasure.writers()
+            attempt_ids = [attempt_id for attempt_id, _ in writers]
+            self._context.attempts.abandon_each(attempt_ids, self._context.table)
+            writers = self._erasure.writers()
         self._context.attempts.collect(self._context.table)
         with suppress(ObjectStoreError):
             self._context.objects.sweep_staging()
-        return found
+        return writers

@@ -1,4 +1,4 @@
-"""Incarnations as the database has them, with the milestones that it has passed under each."""
+"""The records of incarnations and milestones in the database and in the object store."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup
 
-# Which process this is, so that another may find out whether it still lives.
+# The identity of a process, by which another process can find out if it still runs.
 
 _STARTED = 19  # in /proc/<pid>/stat, counted from the state, which follows the name in parentheses
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of some host; what is empty is not known."""
+    """A process of some host; empty fields are not known."""
 
     host: str = ""
     boot: str = ""
@@ -37,8 +37,11 @@ class Process:
     started: str = ""
 
     def is_gone(self) -> bool:
-        """Whether it has surely ended: it was of this host, boot and namespace, and is not there any more."""
-        # machines that go on from one snapshot have one boot
+        """Returns whether the process has certainly ended.
+
+        This is known only for processes of this host, boot and namespace of process ids.
+        """
+        # the boot id alone is not enough: machines that were cloned from one snapshot share it
         here = (socket.gethostname(), boot(), namespace())
         if not (self.boot and self.namespace) or (self.host, self.boot, self.namespace) != here:
             return False
@@ -57,7 +60,7 @@ class Process:
 
 
 def this_process() -> Process:
-    """The one that asks."""
+    """Returns the calling process."""
     return process_here(os.getpid())
 
 
@@ -67,7 +70,7 @@ def process_here(pid: int) -> Process:
 
 
 def boot() -> str:
-    """The id of the host's boot; empty where it is not told."""
+    """Returns the id of the host's boot; empty where it is not known."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -75,7 +78,7 @@ def boot() -> str:
 
 
 def namespace() -> str:
-    """The namespace in which process ids mean what they mean here; empty where it is not told."""
+    """Returns this process's namespace of process ids; empty where it is not known."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -83,7 +86,7 @@ def namespace() -> str:
 
 
 def _state_of(pid: int) -> tuple[str, str]:
-    """Its state, and when it started, in ticks since the boot; empty where it is not told."""
+    """Returns a process's state, and when it started, in ticks since the boot; empty where not known."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return fields[0], fields[_STARTED]
@@ -91,7 +94,7 @@ def _state_of(pid: int) -> tuple[str, str]:
         return "", ""
 
 
-# What an object store says of its owner: incarnations, how far the last has come, deletions under way.
+# The records of an object store about its owner: incarnations, milestones, and announced deletions.
 
 FOLDER = "owner"
 NOW = f"{FOLDER}/now"
@@ -103,25 +106,25 @@ _DELETION = re.compile(rf"{NOW}/deletion-(\d{{1,18}})-[0-9a-f]+\.json")
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What one listing of the store gives; numbers are 0 for what there is none of."""
+    """The records in the store, from one listing."""
 
     last: int = 0
-    """The last incarnation."""
+    """The number of the last incarnation; 0 if there is none."""
 
     milestones: tuple[tuple[int, int], ...] = ()
-    """The incarnation and the number of each."""
+    """The incarnation and the number of each milestone."""
 
     deletions: tuple[tuple[int, str], ...] = ()
-    """Of those announced, the incarnation and the object's name."""
+    """The incarnation and the name of each announcement of a deletion."""
 
     @property
     def milestone(self) -> int:
-        """The last one of the last incarnation."""
+        """The number of the last milestone of the last incarnation; 0 if there is none."""
         return max((milestone for number, milestone in self.milestones if number == self.last), default=0)
 
 
 def records(objects: ObjectStore) -> Records:
-    """The store's records, of now."""
+    """Returns the store's records as they are now."""
     last = 0
     milestones: list[tuple[int, int]] = []
     deletions: list[tuple[int, str]] = []
@@ -144,26 +147,29 @@ def milestone_name(number: int, milestone: int) -> str:
 
 
 def new_deletion_name(number: int) -> str:
-    """A name that no other deletion has."""
+    """Returns a name for an announcement of a deletion, which no other one has."""
     return f"{NOW}/deletion-{number}-{secrets.token_hex(8)}.json"
 
 
 def read_record(objects: ObjectStore, name: str, key: str) -> tuple[str, str]:
-    """The id under `key`, and when it was made, and where. Raises `ObjectNotFound`, `NotAnInstance`."""
+    """Returns the id under `key` of a record, and when and where it was made.
+
+    Raises `ObjectNotFound` and `NotAnInstance`.
+    """
     try:
-        said = json.loads(objects.get(name))
-        return str(said[key]), str(said["made"])
+        fields = json.loads(objects.get(name))
+        return str(fields[key]), str(fields["made"])
     except (ValueError, KeyError, TypeError):
         raise NotAnInstance(f"{objects.url}/{name} is not Dormouse's") from None
 
 
 def written_now() -> str:
-    """When a record is made, and where."""
+    """Returns the time and the host, as text for a record that is made now."""
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by {socket.gethostname()}"
 
 
 KEPT = 100
-"""Incarnations of before that both halves remember."""
+"""The number of earlier incarnations that the database and the store keep."""
 
 Reason = Literal["made", "start", "adoption"]
 _ENDPOINT = re.compile(r"([^.]+)\.cluster-(?:ro-)?[^.-]+\.[^.]+\.rds\.amazonaws\.com(?:\.cn)?")
@@ -172,9 +178,12 @@ _QUERIES = load(__file__, "incarnations")
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """As the database has it; `here`: made in this very database.
+    """An incarnation as the database has it.
 
-    `seconds`: how old the last milestone is; `moved`: something may have been committed since.
+    - `confirmed`: the store has it, too.
+    - `here`: it was made in this very database.
+    - `seconds`: the age of its last milestone.
+    - `moved`: something may have been committed since that milestone.
     """
 
     number: int
@@ -189,29 +198,32 @@ class Incarnation:
 
     @property
     def waits(self) -> bool:
-        """Whether it is an adoption that waits for deletions of the owner of before."""
+        """True if it is an adoption that waits for deletions of the previous owner."""
         return self.reason == "adoption" and not self.confirmed
 
 
 def known(supplier: Supplier) -> list[Incarnation]:
-    """The last ones, the latest first."""
+    """Returns the last incarnations that the database has, the latest first."""
     return run_lookup(supplier, _latest(KEPT), operation="look at incarnations")
 
 
 def last_adopted(supplier: Supplier) -> int:
-    """The number of the incarnation that the last adoption began; 0: there was none."""
+    """Returns the number of the incarnation that the last adoption began; 0 if there was none."""
     return int(run_lookup(supplier, rows_of(_QUERIES["adopted"]), operation="look at incarnations")[0][0])
 
 
 def on_disk(conn: psycopg.Connection[Any]) -> None:
-    """The transaction waits for the disk, whatever the role asks, as the store will know of it."""
+    """Makes the transaction wait for the disk, whatever the role's settings: the store will refer to it."""
     conn.execute(_QUERIES["on_disk"].on())
 
 
 def intend(
     conn: psycopg.Connection[Any], number: int, reason: Reason, began_xid: int | None = None
 ) -> Incarnation:
-    """In a transaction: one that the store does not have yet. Raises `UniqueViolation`."""
+    """Records, in a transaction, an incarnation that the store does not have yet; returns it.
+
+    Raises `UniqueViolation` if another process does the same.
+    """
     on_disk(conn)
     values = {"number": number, "reason": reason, "cluster": cluster_of(conn.info.host)}
     conn.execute(_QUERIES["intend"].on(), {**values, "began_xid": began_xid})
@@ -219,12 +231,12 @@ def intend(
 
 
 def settle(conn: psycopg.Connection[Any], number: int, *, ours: bool) -> None:
-    """In a transaction: the store has one that was intended, or gave its number to another."""
+    """Confirms, in a transaction, an intended incarnation; deletes it if another database got its number."""
     conn.execute(_QUERIES["confirm" if ours else "withdraw"].on(), {"number": number, "kept": KEPT})
 
 
 def cluster_of(host: str) -> str | None:
-    """The name of the Aurora cluster whose endpoint for writers or readers this is; None for other hosts."""
+    """Returns the name of the Aurora cluster of an endpoint for writers or readers; None for other hosts."""
     match = _ENDPOINT.fullmatch(host)
     return None if match is None else match[1]
 

@@ -1,6 +1,6 @@
-"""The list of the ledgers: all that the database knows of objects; and orphans, which it does not know.
+"""The ledgers, which are all that the database knows of objects; and orphans, objects that it does not know.
 
-A new kind of objects is one more ledger here: checks, orphans, backups and quarantine are loops over them.
+Checks, orphans, backups and quarantine are loops over the ledgers: a new kind of object needs one more here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dormouse.state.files.layout import OwnTables
 from dormouse.state.files.write_streams import PutFiles
 
 FOLDERS = (PAYLOADS, ANSWERS)
-"""The first segments of the names of objects that are no table's, and that a ledger knows."""
+"""The first segments of the names of objects that are in a ledger and belong to no table."""
 
 _OF_JOB = re.compile(rf"{ANSWERS}/([0-9a-f]{{32}})/")
 _ANSWER = re.compile(rf"{ANSWERS}/[0-9a-f]{{32}}/\d+\.parquet")
@@ -39,7 +39,7 @@ _QUERIES = load(__file__, "ledgers")
 
 
 class Ledgers:
-    """The ledgers of an instance. Each answer is of now: what an object belongs to may change."""
+    """The ledgers of an instance. Answers are not cached, as the owner of an object may change."""
 
     def __init__(self, supplier: Supplier, objects: ObjectStore) -> None:
         from dormouse.payloads.pack import PayloadObjects
@@ -50,15 +50,15 @@ class Ledgers:
         self.of_instance: tuple[Ledger, ...] = (PayloadObjects(supplier, objects), JobObjects(supplier))
 
     def of_table(self, table: TableRecord) -> tuple[Ledger, ...]:
-        """Those of a table's objects beside its files."""
+        """Returns the ledgers of a table's objects that are no files."""
         return (PutFiles(self.supplier, table),) if is_edited(table.properties) else ()
 
     def files(self, table: TableRecord) -> FileChecks:
-        """The ledger of a table's files."""
+        """Returns the ledger of a table's files."""
         return FileChecks(OwnTables(self.supplier, table))
 
     def written(self) -> Iterator[LedgerObject]:
-        """Yields every object that was settled."""
+        """Yields every object that a ledger knows to be written."""
         for table in self.catalog.tables():
             with suppress(TableNotFound):  # dropped meanwhile
                 for ledger in (*self.of_table(table), self.files(table)):
@@ -68,42 +68,45 @@ class Ledgers:
 
     @staticmethod
     def is_record(name: str) -> bool:
-        """Whether it is one of the instance's own records, like `instance.json`, and in no ledger."""
+        """Returns whether an object is a record of the instance, like `instance.json`, and in no ledger."""
         first = name.split("/", 1)[0]
         return first in RECORDS and first not in FOLDERS
 
     def unknown(self, names: Sequence[str]) -> list[str]:
-        """Returns those of some names that no ledger knows, and that are no records."""
+        """Returns the names that no ledger knows, and that are no records."""
         impossible = [name for name in names if not is_text(name)]
         others = [name for name in names if is_text(name) and not self.is_record(name)]
-        # attempts first: what one has committed meanwhile its table knows
+        # attempts first: if one commits in between, the table knows its files
         others = self._attempts.unknown(others)
         for ledger in self.of_instance:
             others = ledger.unknown(others)
         return self._of_no_table(others) + impossible
 
     def _of_no_table(self, names: Sequence[str]) -> list[str]:
-        """Each table is asked: most names are the own of one, and of these that one alone."""
+        """Returns the names that are of no table.
+
+        Most names show their table, and are looked up there alone; the others are looked up in each table.
+        """
         tables = self.catalog.tables()
         owners = {prefix: table.table_id for table in tables for prefix in table.object_prefixes}
         of_table: dict[int | None, list[str]] = {}
         for name in names:
             of_table.setdefault(owners.get(f"{'/'.join(name.split('/', 2)[:2])}/"), []).append(name)
-        others, found = of_table.get(None, []), list[str]()
+        others, unknown = of_table.get(None, []), list[str]()
         for table in tables:
-            found += self._of_other_tables(table, of_table.get(table.table_id, []))
+            unknown += self._of_other_tables(table, of_table.get(table.table_id, []))
             others = self._of_other_tables(table, others)
-        return found + others
+        return unknown + others
 
     def _of_other_tables(self, table: TableRecord, names: list[str]) -> list[str]:
         try:
             return self.files(table).unknown(names) if names else []
-        except TableNotFound:  # dropped since: its own objects are to be deleted
+        except TableNotFound:  # dropped since, so its objects are deleted anyway
             return [name for name in names if not name.startswith(table.object_prefixes)]
 
 
 class JobObjects:
-    """The ledger of the objects of jobs: their answers, and what was sent for them. They have no digests."""
+    """The ledger of the objects of jobs: their answers, and data sent for them. They have no digests."""
 
     prefix = ANSWERS
 
@@ -111,11 +114,11 @@ class JobObjects:
         self._supplier = supplier
 
     def written(self) -> Iterator[LedgerObject]:
-        """Yields none: a job tells which objects it may have written, and not which it did."""
+        """Yields nothing: a job records which objects it may have written, not which it did."""
         return iter(())
 
     def unknown(self, names: Sequence[str]) -> list[str]:
-        """Returns those of some names that are of no job which is there, whatever has become of it."""
+        """Returns the names that are of no job in the database, in whatever state."""
         keys = of_jobs(names)
         work = rows_of(_QUERIES["known"], {"job_keys": list(set(keys.values()))})
         rows = run_lookup(self._supplier, work, operation="look for jobs of objects") if keys else []
@@ -124,27 +127,30 @@ class JobObjects:
 
 
 def of_jobs(names: Sequence[str]) -> Mapping[str, UUID]:
-    """Those of some names that are of a job, and of which; others are somebody else's."""
-    return {name: UUID(found[1]) for name in names if (found := _OF_JOB.match(name))}
+    """Returns the job of each name; leaves out names that are of no job."""
+    return {name: UUID(match[1]) for name in names if (match := _OF_JOB.match(name))}
 
 
 def is_answer(name: str) -> bool:
-    """Whether an object is the answer of a job, and not what was sent for one."""
+    """Returns whether an object is the answer of a job, and not data sent for one."""
     return _ANSWER.fullmatch(name) is not None
 
 
-# Objects that no ledger knows cost space, and are never deleted by themselves. Most come from a database that
-# was restored or adopted: what another timeline wrote is quarantined, so that going back to it works as long
-# as nobody deletes. Others are of programs that died before they announced them, or that are not Dormouse.
+# Objects that no ledger knows cost space, and are never deleted automatically. Most come from a database that
+# was restored or adopted. Objects of another timeline are quarantined: that timeline can be restored as long
+# as no user deletes them. Others are of programs that died before they announced them, or of other software.
 
 
 def is_there(objects: ObjectStore, name: str) -> bool:
-    """Whether an object that was listed is still there: what was collected is forgotten when it is gone."""
+    """Returns whether a listed object still exists.
+
+    A collected object is deleted before its record, so it may have been listed and then be unknown.
+    """
     try:
         return objects.size(name) >= 0
     except ObjectNotFound:
         return False
-    except InvalidName:  # of another program: the store lists it, and no object of ours has such a name
+    except InvalidName:  # of another program: the store lists it, but Dormouse makes no such names
         return True
 
 
@@ -152,8 +158,8 @@ def is_there(objects: ObjectStore, name: str) -> bool:
 class Orphan:
     """An object that the database does not know.
 
-    `quarantined`: it may be another timeline's: it was written for a table before this database was adopted,
-    or this one is a copy that was not.
+    `quarantined`: another timeline may own it. It was written before this database was adopted, or this
+    database is a copy that was not adopted.
     """
 
     name: str
@@ -163,35 +169,37 @@ class Orphan:
 
 
 def orphan_pages(ledgers: Ledgers, adopted: int, older_than: timedelta) -> Iterator[list[Orphan]]:
-    """Yields the orphans; what was written under incarnations before `adopted` is quarantined."""
-    # a program may write objects before it tells of them
+    """Yields the orphans in pages; those written under incarnations before `adopted` are quarantined.
+
+    Skips objects younger than `older_than`, as a program may write objects before it records them.
+    """
     if not isinstance(older_than, timedelta) or older_than < timedelta(0):
         raise InvalidInput(f"older_than must be a timedelta of 0 or more, not {older_than!r}")
     before = datetime.now(UTC) - older_than
     listed = ledgers.objects.list_dated()
-    old = (one for one in listed if one[2] <= before and not ledgers.is_record(one[0]))
+    old = (item for item in listed if item[2] <= before and not ledgers.is_record(item[0]))
     return (
         [
-            Orphan(*one, quarantined=is_quarantined(one[0], adopted))
-            for one in page
-            if is_there(ledgers.objects, one[0])
+            Orphan(*item, quarantined=is_quarantined(item[0], adopted))
+            for item in page
+            if is_there(ledgers.objects, item[0])
         ]
         for page in unknown_pages(old, ledgers.unknown)
     )
 
 
 def delete_orphans(ledgers: Ledgers, adopted: int, older_than: timedelta, progress: Progress) -> Swept:
-    """Deletes the orphans, each page as soon as it was found to be unknown."""
+    """Deletes the orphans, one page after another."""
     pages = orphan_pages(ledgers, adopted, older_than)
-    named = ([(one.name, one.byte_count) for one in page] for page in pages)
+    named = ([(orphan.name, orphan.byte_count) for orphan in page] for page in pages)
     return sweep(ledgers.objects, named, progress=progress)
 
 
 def is_quarantined(name: str, adopted: int) -> bool:
-    """Whether what the database does not know may be another timeline's: see `Orphan`."""
+    """Returns whether another timeline may own an object that the database does not know: see `Orphan`."""
     if adopted and name.split("/", 1)[0] in FOLDERS:
         return True
     if not adopted or not _OF_TABLE.match(name):
         return False
-    found = _INCARNATION.match(name)
-    return found is None or int(found[1]) < adopted
+    match = _INCARNATION.match(name)
+    return match is None or int(match[1]) < adopted

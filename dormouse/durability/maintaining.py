@@ -1,8 +1,8 @@
-"""Maintenance of an instance of one's own, as schedules do it for a deployed one.
+"""The maintenance of an instance in a folder or on the user's servers; a deployed instance has schedules.
 
-One table after another: a cut of its history, splits, merges, compactions, retention, collection; once a day
-what is of the instance, such as the backup of its metadata. What fails is remembered with the table or the
-instance, and holds up nothing else.
+Each table in turn gets a cut of its history, splits, merges, compactions, retention and collection. Work of
+the instance, such as the backup of its metadata, is done once a day. A failure is recorded with the table or
+the instance, and does not stop the rest.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from dormouse.state.partitions import REST_SECONDS
 if TYPE_CHECKING:
     from dormouse.payloads.store import PayloadStore
 
-# Rounds of maintenance that are of the instance, not of a table: when they are due, and how they ended.
+# Rounds of maintenance of the whole instance, not of a table.
 
 AGAIN_SECONDS = 3_600.0
-"""After which a round that failed is tried again."""
+"""The pause before a round that failed is tried again."""
 
 _QUERIES = load(__file__, "maintaining")
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceRound:
-    """How the last round of a kind ended; `error` is why it failed, `well_at` when one went well last."""
+    """The last round of a kind: `error` if it failed, and `well_at`, when a round last succeeded."""
 
     kind: str
     began_at: datetime
@@ -64,18 +64,18 @@ class InstanceRounds:
         self._supplier = supplier
 
     def read(self) -> list[InstanceRound]:
-        """How the last of each kind ended."""
+        """Returns the last round of each kind."""
         rows = run_lookup(self._supplier, rows_of(_QUERIES["rounds"]), operation="look at rounds")
         return [InstanceRound(*row) for row in rows]
 
     def is_due(self, kind: str, every_seconds: float) -> bool:
-        """Whether so long has passed since the last one, or an hour since one that failed."""
+        """Returns whether `every_seconds` have passed since the last round, or an hour since a failed one."""
         values = {"kind": kind, "every_seconds": every_seconds, "again_seconds": AGAIN_SECONDS}
         work = rows_of(_QUERIES["is_due"], values)
         return bool(run_lookup(self._supplier, work, operation="look at rounds")[0][0])
 
     def run(self, kind: str, work: Callable[[], object]) -> None:
-        """Runs one, and remembers how it ended."""
+        """Runs a round, and records how it ended."""
         began = time.monotonic()
         try:
             work()
@@ -85,7 +85,7 @@ class InstanceRounds:
         self._record(kind, began, None)
 
     def divide(self, kind: str, into: Sequence[str]) -> None:
-        """Ends a kind for others: what failed of it failed of each of them, until it is done."""
+        """Replaces a kind of rounds by several; if it had failed, each of them counts as failed."""
         values = {"kind": kind, "into": list(into)}
         run_transaction(self._supplier, rows_of(_QUERIES["divide"], values), operation="divide a round")
 
@@ -97,8 +97,8 @@ class InstanceRounds:
         """
         taken_over = partial(
             MaintenanceTakenOver,
-            "the database was lost for a moment, and another process maintains this instance since: one is "
-            "enough, so this one ends",
+            "the connection to the database was lost for a moment, and another process has maintained this "
+            "instance since: one is enough, so this one ends",
         )
         with SessionLock(self._supplier, _QUERIES["alone"], lost=taken_over) as lock:
             if not lock.take():
@@ -115,13 +115,13 @@ COLLECTION_SECONDS = 600.0
 DAY_SECONDS = 86_400.0
 HOUR_SECONDS = 3_600.0
 LINES_MAX = 100
-"""Of failures, and of partitions, that a report keeps."""
+"""The failures, and the partitions, that a report keeps at most."""
 
 logger = logging.getLogger(__name__)
 
 
 class Maintained(Protocol):
-    """A table, as far as it is maintained."""
+    """The methods of a table that maintenance calls."""
 
     @property
     def name(self) -> str: ...
@@ -138,10 +138,11 @@ class Maintained(Protocol):
 
 @dataclass(slots=True)
 class Maintenance:
-    """What was done, in all; `failures` are the last, at most a hundred, one line each.
+    """The totals of a process's maintenance.
 
-    `one_key_partitions` has a line for each full leaf that was found to have rows of one key, and cannot be
-    divided: the last hundred.
+    - `failures`: the last 100 failures, one line each.
+    - `one_key_partitions`: a line for each of the last 100 full leaves that cannot be split, as all their
+      rows have one key.
     """
 
     cycles: int = 0
@@ -155,7 +156,7 @@ class Maintenance:
 
 
 class Maintainer:
-    """Maintains the tables that `tables` gives; does once a day, or an hour, what these give by kind."""
+    """A maintainer of the tables that `tables` returns; runs the work that `daily` and `hourly` return."""
 
     def __init__(
         self,
@@ -177,10 +178,10 @@ class Maintainer:
         self.done = Maintenance()
 
     def run(self, stop: threading.Event, *, once: bool = False, cycle_seconds: float = CYCLE_SECONDS) -> None:
-        """Works until `stop` is set, or once.
+        """Maintains the instance until `stop` is set, or for one cycle.
 
-        Raises `InstanceReadOnly`, `InstanceLocked` when another process does it, and `MaintenanceTakenOver`
-        when another process does it since this one lost its session of the database.
+        Raises `InstanceReadOnly`, `InstanceLocked` when another process maintains the instance, and
+        `MaintenanceTakenOver` when another process took over after this one lost its database session.
         """
         with self._rounds.alone() as alone:
             self._alone = alone
@@ -204,7 +205,7 @@ class Maintainer:
                     self._try(kind, lambda kind=kind, work=work: self._rounds.run(kind, work))  # type: ignore[misc]
 
     def _table(self, table: Maintained, *, all_is_due: bool) -> None:
-        name = table.name  # each look at it asks the database
+        name = table.name  # read once, as each access asks the database
         self._try(f"{name}: cut", table.history.record_if_due)
         if split := self._try(f"{name}: split", table.split):
             self.done.partitions_split += len(split.partitions_split)
@@ -229,9 +230,9 @@ class Maintainer:
         return table.merge(rest_seconds=REST_SECONDS) if wanted else None
 
     def _try(self, what: str, work: Callable[[], Any]) -> Any:
-        """Returns what `work` returns; notes a failure and returns None.
+        """Returns what `work` returns; records a failure and returns None.
 
-        Before each it looks whether this process still maintains the instance alone.
+        Checks first that this process is still the only one that maintains the instance.
         """
         try:
             if self._alone is not None:
@@ -259,29 +260,29 @@ class Maintainer:
             self._tell(self.done.failures[-1])
 
 
-# What maintenance leaves behind and what fails, as a file for the textfile collector of Prometheus.
+# Metrics of maintenance, as a file for the textfile collector of Prometheus.
 
 _OF_A_TABLE = {
-    "files": "Files that are referred to.",
+    "files": "Files that partitions refer to.",
     "references": "References of files in partitions.",
     "unreferenced_files": "Files that wait for collection.",
     "compaction_jobs": "Compaction jobs that are not done.",
     "jobs_given_up": "Compaction jobs that were given up.",
 }
 _OF_PAYLOADS = {
-    "backlog_days": "Days of payloads that are over and not offloaded.",
-    "backlog_rows": "About how many payloads wait to be offloaded.",
+    "backlog_days": "Past days of payloads that are not offloaded.",
+    "backlog_rows": "Payloads that wait to be offloaded, about.",
     "backlog_bytes": "Bytes in PostgreSQL that wait to be offloaded.",
     "failing_days": "Days of payloads whose last work failed.",
     "postgres_bytes": "Bytes of payloads in PostgreSQL.",
     "object_bytes": "Bytes of objects of payloads.",
     "orphaned_bytes": "Bytes of objects of payloads that wait for their deletion.",
-    "mismatches": "Payloads that this process read and that were not what was written.",
+    "mismatches": "Payloads that this process read and that differed from what was written.",
 }
 
 
 class Number(NamedTuple):
-    """A number of an instance: its name without the prefix, what it is, its value, its labels."""
+    """A metric of an instance: its name without the prefix, its description, value and labels."""
 
     name: str
     what: str
@@ -290,7 +291,7 @@ class Number(NamedTuple):
 
 
 def payload_numbers(payloads: PayloadStore) -> Iterator[Number]:
-    """Yields the numbers of the payloads of an instance."""
+    """Yields the metrics of an instance's payloads."""
     from dormouse.payloads.days import STATES
 
     now = payloads.status()
@@ -308,7 +309,10 @@ def write_metrics(
     done: Maintenance,
     others: Iterable[Number] = (),
 ) -> None:
-    """Replaces the file as a whole; `tables` are their status. Raises `DependencyMissing`, `OSError`."""
+    """Writes the metrics file, replacing it atomically; `tables` are the statuses of tables.
+
+    Raises `DependencyMissing` and `OSError`.
+    """
     try:
         from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
     except ImportError:
@@ -319,25 +323,25 @@ def write_metrics(
         return Gauge(f"dormouse_{name}", what, labels, registry=registry)
 
     gauge("maintenance_cycles", "Cycles since the process began.").set(done.cycles)
-    gauge("maintenance_failures", "What failed since the process began.").set(done.failed)
+    gauge("maintenance_failures", "Failures since the process began.").set(done.failed)
     numbers = {name: gauge(f"table_{name}", what, "table") for name, what in _OF_A_TABLE.items()}
-    failing = gauge("round_failing", "Whether the last round failed.", "table", "kind")
-    well = gauge("round_well_timestamp_seconds", "When one of the instance went well last.", "kind")
+    failing = gauge("round_failing", "1 if the last round failed, else 0.", "table", "kind")
+    well = gauge("round_well_timestamp_seconds", "When a round of the instance last succeeded.", "kind")
     behind = {
         unit: gauge(
             f"consumer_{unit}_behind", f"How far a consumer is behind, in {unit}.", "table", "consumer"
         )
         for unit in ("rows", "seconds")
     }
-    expired = gauge("consumer_expired", "Whether a consumer's files are kept no more.", "table", "consumer")
+    expired = gauge("consumer_expired", "1 if a consumer has expired, else 0.", "table", "consumer")
     for table in tables:
-        for one in table.consumers:
-            expired.labels(table.name, one.name).set(one.is_expired)
+        for consumer in table.consumers:
+            expired.labels(table.name, consumer.name).set(consumer.is_expired)
             for unit, lag in behind.items():
-                if not one.is_expired:
-                    lag.labels(table.name, one.name).set(getattr(one, f"{unit}_behind"))
-        for name, one in numbers.items():
-            one.labels(table.name).set(getattr(table, name))
+                if not consumer.is_expired:
+                    lag.labels(table.name, consumer.name).set(getattr(consumer, f"{unit}_behind"))
+        for name, number in numbers.items():
+            number.labels(table.name).set(getattr(table, name))
         for last in table.rounds:
             failing.labels(table.name, last.kind).set(last.error is not None)
     for each in rounds:

@@ -1,5 +1,5 @@
 -- name: record
--- Remembers how a round ended.
+-- Records how a round ended.
 insert into instance_round as r (kind, began_at, ended_at, error, well_at)
 select %(kind)s, n.now - make_interval(secs => %(seconds)s), n.now, %(error)s::text,
     case when %(error)s::text is null then n.now end
@@ -11,7 +11,7 @@ on conflict (kind) do update set
     well_at = coalesce(excluded.well_at, r.well_at);
 
 -- name: divide
--- Has the rounds of a kind be those of others, which have failed if it did.
+-- Replaces a kind of rounds by others, which count as failed if it had failed.
 with former as (
     delete from instance_round where kind = %(kind)s returning *
 )
@@ -22,12 +22,12 @@ where f.error is not null
 on conflict (kind) do nothing;
 
 -- name: rounds
--- How the last round of each kind ended.
+-- Returns how the last round of each kind ended.
 select kind, began_at, ended_at, error, well_at from instance_round order by kind;
 
 -- name: is_due
--- Whether a round is due: so long after the last, or sooner after one that failed. One that ended in the future, by a clock
--- that went back since, tells nothing.
+-- Returns whether a round is due: some seconds after the last, or sooner after one that failed. A round that ended in the future
+-- (the clock was set back since) does not count.
 select not exists (
     select from instance_round
     where kind = %(kind)s

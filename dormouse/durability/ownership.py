@@ -1,19 +1,22 @@
-"""Which database may write into an object store, and delete there: the one that made its last incarnation.
+"""Ownership of an object store: only the database that made its last incarnation may write and delete there.
 
-An _incarnation_ is a number and a UUID. The database has it, and so has the store, as `owner/<number>.json`,
-which is created exclusively: of those who want a number, one gets it. Databases are copied, by dumps,
-snapshots and clones, and the store is not: what a copy deletes, the original misses. So a database whose last
-incarnation is not the store's, or was made in another database than this, may only read until it is adopted.
+An _incarnation_ is a number and a UUID. Both the database and the store have it; in the store it is
+`owner/<number>.json`, which is created exclusively, so only one database gets a number. Databases are copied
+by dumps, snapshots and clones, but their store is not, and objects that a copy deleted would be missing in
+the original. So a database may only read, until it is adopted, if its last incarnation is not the store's, or
+was made in another database.
 
-A crash between the halves is no copy: the database intends an incarnation, the store gets it, then it is
-confirmed. As etcd and PostgreSQL have it: what is restored begins a life of its own.
+A crash while an incarnation is made does not look like a copy: the database records an intended incarnation,
+the store gets it, then the database confirms it. etcd and PostgreSQL do the same: a restored database begins
+a new timeline.
 
-Under an incarnation the database passes _milestones_, which the store gets when they are on the database's
-disk: one that is behind the store's last is the same database as it was before, and a copy, too.
+Under an incarnation the database passes _milestones_. The store gets each one after it is on the database's
+disk. So a database whose milestone is before the store's last one was restored to an earlier state, and is a
+copy, too.
 
-A process may be frozen between its question whether it owns the store and the deletion that follows, for as
-long as it likes. So it announces the deletion first, then asks, deletes, and takes the announcement back. An
-adoption marks the store first, then looks for announcements: one of the two always sees the other.
+A process may be frozen, for any time, between the check that it owns the store and the deletion that follows.
+So it announces the deletion first, then checks, deletes, and removes the announcement. An adoption marks the
+store first, then looks for announcements. So one of the two always sees the other.
 """
 
 from __future__ import annotations
@@ -70,17 +73,17 @@ from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 POLL_SECONDS = 0.25
-TOLD_SECONDS = 5.0
+REPORT_SECONDS = 5.0
 MARKER = "instance.json"
 CHECK_SECONDS = 10.0
-"""How late a writer may notice that another database was adopted, and how far milestones are apart.
+"""How late a writer notices that another database was adopted, and the time between milestones.
 
-Before a deletion it is asked each time.
+Before a deletion, ownership is checked each time.
 """
 KEEP_DAYS = 7.0
-"""How long what was known at an adoption is not collected."""
+"""How long files that the database knows at its adoption are kept from collection."""
 WAIT_SECONDS = 60.0
-"""How long an adoption waits for deletions of the owner of before."""
+"""How long an adoption waits for deletions of the previous owner."""
 logger = logging.getLogger(__name__)
 _QUERIES = load(__file__, "ownership")
 _A_COPY = (
@@ -88,17 +91,14 @@ _A_COPY = (
     "server): reading works. 'dormouse adopt' makes this one the owner"
 )
 _BEGUN = (
-    "the adoption of this database has begun, and waits for deletions of the owner of before: run "
+    "the adoption of this database has begun, and waits for deletions of the previous owner: run "
     "'dormouse adopt' again"
 )
 
 
-# Announced deletions.
-
-
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A deletion that was announced, and by which process."""
+    """The announcement of a deletion, with its process."""
 
     name: str
     process: Process
@@ -107,7 +107,7 @@ class Announced:
 
 @contextmanager
 def announced(objects: ObjectStore, number: int) -> Iterator[None]:
-    """Announces a deletion under an incarnation. Raises `ObjectStoreError`, before anything is deleted."""
+    """Announces a deletion while the block runs. Raises `ObjectStoreError` before anything is deleted."""
     name = new_deletion_name(number)
     since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
     objects.put(name, json.dumps({**asdict(this_process()), "since": since}).encode())
@@ -118,17 +118,17 @@ def announced(objects: ObjectStore, number: int) -> Iterator[None]:
 
 
 def take_back(objects: ObjectStore, names: Sequence[str]) -> None:
-    """The deletions are over."""
+    """Removes announcements of deletions."""
     if names:
         sweep(objects, [[(name, None) for name in names]]).warn()
 
 
 def take_back_dead(objects: ObjectStore, names: Sequence[str]) -> list[Announced]:
-    """Takes back those whose process has surely ended; gives the others."""
-    found = [one for name in names if (one := _read(objects, name)) is not None]
-    gone = [one for one in found if one.process.is_gone()]
-    take_back(objects, [one.name for one in gone])
-    return [one for one in found if one not in gone]
+    """Removes the announcements of processes that have certainly ended; returns the others."""
+    pending = [each for name in names if (each := _read(objects, name)) is not None]
+    ended = [each for each in pending if each.process.is_gone()]
+    take_back(objects, [each.name for each in ended])
+    return [each for each in pending if each not in ended]
 
 
 def wait_for_deletions(
@@ -139,28 +139,28 @@ def wait_for_deletions(
     force: bool = False,
     tell: Callable[[str], object] = lambda line: None,
 ) -> None:
-    """Waits until none is under way that was announced under an incarnation `before` this one.
+    """Waits for the end of all deletions that were announced under an incarnation before `before`.
 
-    With `force`, what is left after `seconds_max` is taken for ended, and logged. `tell` is told what is
-    waited for. Raises `InstanceLocked` when some are left, which may still delete.
+    Calls `tell` with the process that it waits for. With `force`, deletions that are left after `seconds_max`
+    are taken for ended, with a warning in the log. Without, raises `InstanceLocked`.
     """
-    told_at = float("-inf")
+    reported_at = float("-inf")
     for this in tries(seconds_max, pause=POLL_SECONDS):
         names = [name for number, name in records(objects).deletions if number < before]
         left = take_back_dead(objects, names)
         if not left:
             return
-        if this.seconds_left and time.monotonic() - told_at >= TOLD_SECONDS:
-            told_at = time.monotonic()
+        if this.seconds_left and time.monotonic() - reported_at >= REPORT_SECONDS:
+            reported_at = time.monotonic()
             tell(f"{_of(left)} to delete objects: waiting up to {this.seconds_left:.0f} s for its end")
     if not force:
         raise InstanceLocked(
-            f"{_of(left)} to delete objects for the owner of before, and may go on at any time: end it, then "
+            f"{_of(left)} to delete objects for the previous owner, and may go on at any time: end it, then "
             "run 'dormouse adopt' again. (With --force it is taken for ended; should it go on, the objects "
             "that it deletes are lost to this database)"
         )
     logger.warning("%s to delete objects, and is taken for ended: what it deletes later is lost", _of(left))
-    take_back(objects, [one.name for one in left])
+    take_back(objects, [each.name for each in left])
 
 
 def _of(left: Sequence[Announced]) -> str:
@@ -169,22 +169,19 @@ def _of(left: Sequence[Announced]) -> str:
 
 
 def _read(objects: ObjectStore, name: str) -> Announced | None:
-    """None: it is over."""
+    """Reads an announcement; returns None if the deletion is over."""
     try:
-        said = json.loads(objects.get(name))
-        since = str(said.pop("since"))
-        return Announced(name, Process(**said), since)
+        fields = json.loads(objects.get(name))
+        since = str(fields.pop("since"))
+        return Announced(name, Process(**fields), since)
     except ObjectNotFound:
         return None
     except (ValueError, KeyError, TypeError, AttributeError):  # of a newer Dormouse, perhaps
-        return Announced(name, Process(), "a time that it does not tell")
-
-
-# Milestones: how far a database has come under its incarnation, as the object store has it, too.
+        return Announced(name, Process(), "an unknown time")
 
 
 class Milestones:
-    """Those of a database, and the store's."""
+    """The milestones of a database and of its store, which show how far the database has come."""
 
     def __init__(self, supplier: Supplier, objects: ObjectStore) -> None:
         self._supplier = supplier
@@ -192,19 +189,19 @@ class Milestones:
         self._last: tuple[str, str] | None = None
 
     def id_of(self, number: int, milestone: int) -> str:
-        """Of one that the store has; `ObjectNotFound` when it has a later one."""
+        """Returns the id of a milestone in the store; raises `ObjectNotFound` if that has a later one."""
         name = milestone_name(number, milestone)
         if self._last is None or self._last[0] != name:
             self._last = (name, read_record(self._objects, name, "milestone_id")[0])
         return self._last[1]
 
     def pass_next(self, mine: Incarnation, seen: Records, seconds_min: float) -> bool:
-        """Passes one, if the database has moved on, and the last one is so old.
+        """Passes a milestone if something was committed since the last one, and that is old enough.
 
-        False: the store has it of another database. What goes wrong is logged.
+        Returns False if the store has this milestone from another database. Errors are only logged.
         """
         try:
-            if mine.milestone > seen.milestone:  # its process died, or could not write
+            if mine.milestone > seen.milestone:  # a process passed it, and could not write to the store
                 return self._give(mine.number, mine.milestone, str(mine.milestone_id), seen)
             if not (mine.confirmed and mine.moved and mine.seconds >= seconds_min):
                 return True
@@ -212,12 +209,15 @@ class Milestones:
             return uuid is None or self._give(mine.number, mine.milestone + 1, uuid, seen)
         except DormouseError as error:
             logger.warning(
-                "no milestone was passed, so a database that is put back is not noticed: %s", error
+                "no milestone was passed, so a restore of the database may not be noticed: %s", error
             )
             return True
 
     def _passed(self, mine: Incarnation) -> str | None:
-        """The next one's id, which is on the database's disk; None: another process was faster."""
+        """Passes the next milestone in the database; returns its id, or None if another process was faster.
+
+        The milestone is on the database's disk after this.
+        """
 
         def work(conn: psycopg.Connection[Any]) -> str | None:
             on_disk(conn)
@@ -228,25 +228,29 @@ class Milestones:
         return run_transaction(self._supplier, work, operation="pass a milestone")
 
     def _give(self, number: int, milestone: int, uuid: str, seen: Records) -> bool:
-        """Gives it to the store, and takes earlier ones away; False: the store has it of another database."""
-        said = {"milestone_id": uuid, "made": written_now()}
+        """Writes a milestone to the store, and deletes earlier ones.
+
+        Returns False if the store has this milestone from another database.
+        """
+        fields = {"milestone_id": uuid, "made": written_now()}
         with suppress(ObjectAlreadyExists):
-            self._objects.put(milestone_name(number, milestone), json.dumps(said).encode())
+            self._objects.put(milestone_name(number, milestone), json.dumps(fields).encode())
         if self.id_of(number, milestone) != uuid:
             return False
-        self._objects.delete([milestone_name(*one) for one in seen.milestones if one < (number, milestone)])
+        earlier = [each for each in seen.milestones if each < (number, milestone)]
+        self._objects.delete([milestone_name(*each) for each in earlier])
         return True
 
 
 class Ownership:
-    """Whether this database owns this store, and this process may write. Threads may share one."""
+    """The ownership of a store by a database, and this process's right to write. Threads may share it."""
 
     def __init__(self, supplier: Supplier, objects: ObjectStore, *, read_only: bool = False) -> None:
         self._supplier = supplier
         self._objects = objects
         self.read_only = read_only
         self.refusal: InstanceReadOnly | None = None
-        """Why nothing may be written, however the instance was opened."""
+        """The reason why nothing may be written; None if the database owns the store."""
         self._milestones = Milestones(supplier, objects)
         self._checked_at = self._advanced_at = float("-inf")
         self._was_ours = False
@@ -255,26 +259,26 @@ class Ownership:
         """The adoption that had begun before, and was completed by `open`."""
 
     def open(self, instance_id: str, *, starts: bool = False) -> InstanceReadOnly | None:
-        """Makes the two each other's, if both are new, and a new incarnation when the database `starts`.
+        """Makes a new database the owner of a new store; begins an incarnation if the database `starts`.
 
-        Gives why nothing may be written, if so. Raises `NotAnInstance` for another instance's store, and
-        `ObjectStoreIsNotOurs` for one in which the database's files are not.
+        Returns the reason if nothing may be written. Raises `NotAnInstance` for another instance's store, and
+        `ObjectStoreIsNotOurs` for a store that lacks the database's files.
         """
         ours = known(self._supplier)
-        is_new = not any(one.confirmed for one in ours) and self._mark(instance_id, ours)
-        for one in ours:
-            if not one.confirmed and one.reason != "copy":
-                with suppress(InstanceLocked):  # an adoption: `look` tells
-                    self._give(one, partial(wait_for_deletions, self._objects, one.number))
-                    self.completed = one.number if one.waits else None
+        is_new = not any(each.confirmed for each in ours) and self._mark(instance_id, ours)
+        for each in ours:
+            if not each.confirmed and each.reason != "copy":
+                with suppress(InstanceLocked):  # an adoption that still waits: `look` returns the reason
+                    self._give(each, partial(wait_for_deletions, self._objects, each.number))
+                    self.completed = each.number if each.waits else None
         if not is_new and (refusal := self.look(instance_id)) is not None:
             return refusal
-        if is_new or starts or not any(one.confirmed for one in known(self._supplier)):
+        if is_new or starts or not any(each.confirmed for each in known(self._supplier)):
             self._claim("made" if is_new else "start", records(self._objects).last + 1)
             if (refusal := self.look(instance_id)) is not None:
                 return refusal
         names = [name for _, name in records(self._objects).deletions]
-        if starts:  # all that wrote before are dead
+        if starts:  # the database was not running, so all earlier writers have ended
             take_back(self._objects, names)
         else:
             take_back_dead(self._objects, names)
@@ -282,8 +286,8 @@ class Ownership:
         return None
 
     def look(self, instance_id: str) -> InstanceReadOnly | None:
-        """Why nothing may be written; None: the database owns the store. Raises as `open` does."""
-        owned = any(one.confirmed for one in known(self._supplier))
+        """Returns why nothing may be written; None if the database owns the store. Raises as `open`."""
+        owned = any(each.confirmed for each in known(self._supplier))
         check_mark(instance_id, self._objects, owned=owned)
         return self._ask()[0]
 
@@ -303,16 +307,16 @@ class Ownership:
             self.check_now()
 
     def check_now(self) -> None:
-        """As `check`, from what database and store say now: one statement and two requests."""
+        """Checks like `check`, but always asks: one statement and two requests to the store."""
         refusal, mine, seen = self._ask()
         if refusal is None and mine is not None and not self._pass(mine, seen, CHECK_SECONDS):
-            refusal = self._ask()[0]  # another copy has passed it
+            refusal = self._ask()[0]  # another copy of the database has passed this milestone
         if refusal is not None:
             raise refusal
 
     @contextmanager
     def deleting(self) -> Iterator[None]:
-        """Announces a deletion, then asks whether it may be. Raises as `check`, and `ObjectStoreError`."""
+        """Announces a deletion, then checks that it is allowed. Raises as `check`, and `ObjectStoreError`."""
         if self.refusal is not None:
             raise self.refusal
         with announced(self._objects, self._last):
@@ -320,13 +324,14 @@ class Ownership:
             yield
 
     def advance(self, *, last: bool = False) -> None:
-        """Has the store know how far the database has come, at most every `CHECK_SECONDS`.
+        """Writes the database's progress to the store, at most every `CHECK_SECONDS`.
 
-        As the `last` of this process, at once. Another database's right to the store is for `check` to tell.
+        Writes immediately if `last` (the process is closing). Does not raise if another database owns the
+        store; `check` does.
         """
         if not self._was_ours or not (last or time.monotonic() - self._advanced_at >= CHECK_SECONDS):
             return
-        with suppress(DormouseError, psycopg.Error):  # it is told by what needs the two
+        with suppress(DormouseError, psycopg.Error):  # the next operation that needs them raises
             refusal, mine, seen = self._ask()
             if refusal is None and mine is not None:
                 self._pass(mine, seen, 0.0 if last else CHECK_SECONDS)
@@ -334,11 +339,11 @@ class Ownership:
     @property
     def number(self) -> int:
         """The number of the database's incarnation."""
-        return max((one.number for one in known(self._supplier) if one.confirmed), default=0)
+        return max((each.number for each in known(self._supplier) if each.confirmed), default=0)
 
     @property
     def adopted(self) -> int:
-        """The number of the incarnation that the last adoption began; 0: there was none."""
+        """The number of the incarnation that the last adoption began; 0 if there was none."""
         return last_adopted(self._supplier)
 
     def adopt(
@@ -351,21 +356,24 @@ class Ownership:
         tell: Callable[[str], object] = lambda line: None,
         began_xid: int | None = None,
     ) -> int:
-        """Makes this database the owner, whoever was; gives the incarnation's number.
+        """Makes this database the owner, whatever database was; returns the incarnation's number.
 
-        Writers, leases and hidden messages of before are forgotten. What was written by other timelines stays
-        in the store, as orphans; what this one knows is not collected for `keep_days`. Deletions that the
-        owner of before has begun are waited for, up to `wait_seconds`, and then taken for ended with `force`;
-        `tell` is told. Transactions before `began_xid`, or now, are those of the databases before. Raises
-        `NotAnInstance` for a store of another instance, and `InstanceLocked` when such a deletion may go on:
-        the owner of before is refused by then, and another call goes on from there.
+        - Earlier write attempts are deleted, leases ended, and hidden messages shown.
+        - Objects of other timelines stay in the store, as orphans. Files that this database knows are not
+          collected for `keep_days`.
+        - Waits up to `wait_seconds` for deletions that the previous owner has begun, and reports that by
+          `tell`. With `force`, they are taken for ended after that.
+        - Transactions before `began_xid` (default: the current one) belong to the database's earlier life.
+
+        Raises `NotAnInstance` for a store of another instance, and `InstanceLocked` when such a deletion may
+        go on. The previous owner can no longer write by then, and another call continues the adoption.
         """
         check_mark(instance_id, self._objects, owned=True)
         ours, last = known(self._supplier), records(self._objects).last
-        begun = next((one for one in ours if one.waits and one.number == last), None)
+        begun = next((each for each in ours if each.waits and each.number == last), None)
         if begun is not None and self._owner(last)[0] != begun.uuid:
             begun = None
-        number = max([last, *(one.number for one in ours)]) + 1 if begun is None else last
+        number = max([last, *(each.number for each in ours)]) + 1 if begun is None else last
         over = partial(
             wait_for_deletions, self._objects, number, seconds_max=wait_seconds, force=force, tell=tell
         )
@@ -377,20 +385,24 @@ class Ownership:
             self._give(begun, over)
         return number
 
-    # ------------------------------------------------------------------ what the two say
+    # ------------------------------------------------------------------ the records of both
 
     def _ask(self) -> tuple[InstanceReadOnly | None, Incarnation | None, Records]:
-        """Why nothing may be written, if so; the store's last incarnation, if known, and its records."""
+        """Compares the records of the database and of the store.
+
+        Returns why nothing may be written (or None), the store's last incarnation as the database has it (or
+        None), and the store's records.
+        """
         for again in (True, False):
             seen = records(self._objects)
-            ours = {one.number: one for one in known(self._supplier)}
+            ours = {each.number: each for each in known(self._supplier)}
             try:
                 refusal = self._refusal(ours, seen)
-            except ObjectNotFound:  # a milestone, after which another was passed meanwhile
+            except ObjectNotFound:  # the milestone was replaced by a later one meanwhile
                 if not again:
                     raise
                 continue
-            if refusal is None:  # else another process may just have made what was seen
+            if refusal is None:  # otherwise the records may have changed between the two reads: ask again
                 break
         self._checked_at = time.monotonic()
         self._was_ours = self._was_ours or refusal is None
@@ -402,16 +414,16 @@ class Ownership:
         return self._milestones.pass_next(mine, seen, seconds_min)
 
     def _owner(self, number: int) -> tuple[str, str]:
-        """What the store says of an incarnation: its UUID, and when it was made, and where."""
+        """Returns the UUID of an incarnation in the store, and when and where it was made."""
         return read_record(self._objects, incarnation_name(number), "incarnation_id")
 
     def _refusal(self, ours: Mapping[int, Incarnation], seen: Records) -> InstanceReadOnly | None:
-        """Of what the database knows, and the store's records."""
-        confirmed = max((one.number for one in ours.values() if one.confirmed), default=0)
+        """Returns why nothing may be written, from the records of the database and of the store; or None."""
+        confirmed = max((each.number for each in ours.values() if each.confirmed), default=0)
         if seen.last < confirmed:
             return self._store_is_older(f"incarnation {seen.last}, the database {confirmed}")
         if seen.last == 0:
-            copied = any(one.reason == "copy" for one in ours.values())
+            copied = any(each.reason == "copy" for each in ours.values())
             return InstanceIsACopy(_A_COPY) if copied else None
         mine = ours.get(seen.last)
         if mine is not None and self._agree(mine, seen):
@@ -428,7 +440,7 @@ class Ownership:
         return InstanceIsACopy(_A_COPY)
 
     def _agree(self, mine: Incarnation, seen: Records) -> bool:
-        """Whether the store's incarnation is this, and the database not behind its last milestone."""
+        """Returns whether the store has this incarnation, and the database its last milestone."""
         if mine.milestone == seen.milestone > 0:
             return self._milestones.id_of(seen.last, seen.milestone) == mine.milestone_id
         return mine.milestone >= seen.milestone and self._owner(seen.last)[0] == mine.uuid
@@ -438,7 +450,7 @@ class Ownership:
             return InstanceIsACopy(_A_COPY)
         if mine.waits:
             return InstanceIsACopy(_BEGUN)
-        if mine.milestone > seen.milestone + 1:  # one may be the database's, and not yet the store's
+        if mine.milestone > seen.milestone + 1:  # the store may lack the last milestone for a moment
             has = f"milestone {seen.milestone} of incarnation {seen.last}, the database {mine.milestone}"
             return self._store_is_older(has)
         return None
@@ -447,9 +459,9 @@ class Ownership:
         kind = InstanceTakenOver if self._was_ours else InstanceIsACopy
         _, made = read_record(self._objects, milestone_name(seen.last, seen.milestone), "milestone_id")
         return kind(
-            f"the database is not as {self._objects.url} knows it since {made}: it was put back as it was "
-            "before, or another copy of it goes on. What was committed there is not in this one, which only "
-            "reads. Use the latest one; 'dormouse adopt' makes this one the owner"
+            f"the database is older than {self._objects.url} knows it since {made}: it was restored to an "
+            "earlier state, or another copy of it goes on. What was committed there is not in this one, "
+            "which only reads. Use the latest one; 'dormouse adopt' makes this one the owner"
         )
 
     def _store_is_older(self, has: str) -> InstanceReadOnly:
@@ -459,14 +471,17 @@ class Ownership:
             "this one: 'dormouse adopt'"
         )
 
-    # ------------------------------------------------------------------ to become the owner
+    # ------------------------------------------------------------------ becoming the owner
 
     def _mark(self, instance_id: str, ours: list[Incarnation]) -> bool:
-        """Writes the store's mark, if it is as new as the database; whether it had none."""
+        """Marks a new store as this instance's; returns False if it had a mark.
+
+        Raises `ObjectStoreIsNotOurs` if only one of database and store is new.
+        """
         with suppress(ObjectNotFound):
             self._objects.get(MARKER)
             return False
-        intends = any(not one.confirmed and one.reason == "made" for one in ours)
+        intends = any(not each.confirmed and each.reason == "made" for each in ours)
         has_files = rows_of(_QUERIES["has_files"])
         if not intends and run_lookup(self._supplier, has_files, operation="look for files")[0][0]:
             raise _not_ours(instance_id, self._objects)
@@ -497,36 +512,37 @@ class Ownership:
         with suppress(psycopg.errors.UniqueViolation):  # another process makes the same one
             self._give(run_transaction(self._supplier, work, operation="intend an incarnation"), over)
 
-    def _give(self, one: Incarnation, over: Callable[[], object]) -> None:
-        """Gives the store an incarnation that the database intends; an adoption waits until `over` ends."""
-        said = {"incarnation_id": one.uuid, "made": written_now()}
+    def _give(self, intended: Incarnation, over: Callable[[], object]) -> None:
+        """Writes an intended incarnation to the store, and confirms it; an adoption first calls `over`."""
+        number = intended.number
+        fields = {"incarnation_id": intended.uuid, "made": written_now()}
         with suppress(ObjectAlreadyExists):
-            self._objects.put(incarnation_name(one.number), json.dumps(said).encode())
-        ours = self._owner(one.number)[0] == one.uuid
-        if ours and one.reason == "adoption":
+            self._objects.put(incarnation_name(number), json.dumps(fields).encode())
+        ours = self._owner(number)[0] == intended.uuid
+        if ours and intended.reason == "adoption":
             over()
         run_transaction(
             self._supplier,
-            partial(settle, number=one.number, ours=ours),
+            partial(settle, number=number, ours=ours),
             operation="confirm an incarnation",
         )
-        if ours and one.number > KEPT:
-            self._objects.delete([incarnation_name(one.number - KEPT)])
+        if ours and number > KEPT:
+            self._objects.delete([incarnation_name(number - KEPT)])
 
 
 def check_mark(instance_id: str, objects: ObjectStore, *, owned: bool = False) -> None:
     """Raises `NotAnInstance` for a store without the mark; `ObjectStoreIsNotOurs` if it was `owned`."""
     try:
-        found = str(json.loads(objects.get(MARKER))["instance_id"])
+        owner = str(json.loads(objects.get(MARKER))["instance_id"])
     except ObjectNotFound:
         if owned:
             raise _not_ours(instance_id, objects) from None
         raise NotAnInstance(f"{objects.url} is not the object store of a Dormouse instance") from None
     except (ValueError, KeyError, TypeError):
         raise NotAnInstance(f"{objects.url}/{MARKER} is not Dormouse's") from None
-    if found != instance_id:
+    if owner != instance_id:
         raise NotAnInstance(
-            f"{objects.url} belongs to instance {found}, the database to {instance_id}; use the two that "
+            f"{objects.url} belongs to instance {owner}, the database to {instance_id}; use the two that "
             "belong together"
         )
 

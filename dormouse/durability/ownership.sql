@@ -1,17 +1,17 @@
 -- name: has_files
--- Whether any file is tracked, or ever was.
+-- Returns whether any file is tracked, or ever was.
 select exists (select from tracked_file) or exists (select from applied_commit);
 
 -- name: keep
--- What is known at an adoption is not collected for so many days, whenever it lost its last reference.
+-- Adds a hold on all files that the database knows at an adoption, for some days, whenever they lost their last reference.
 insert into hold (holder, since, until)
 values (concat('adoption ', %(number)s::bigint), 'epoch', clock_timestamp() + make_interval(secs => %(days)s * 86400))
 on conflict (holder) do update set until = excluded.until;
 
 -- name: forget_writers
--- Of a database that is adopted: no process writes or works for it yet, and what others wrote is theirs to collect. All leases
--- end: of row tables, jobs, days of payloads, compaction jobs, committers that sleep. Its cuts and consumers are of the tables;
--- these have all their time again, as they could not be read for meanwhile.
+-- Ends all work in a database that is adopted: no process writes or works for it yet. Deletes write attempts, whose objects the
+-- previous owner collects. Ends all leases: of row tables, jobs, days of payloads, compaction jobs and sleeping committers. Cuts
+-- and consumers stay; consumers get their whole expiry time again, as they could not be read meanwhile.
 with row_locks as (delete from row_lock),
 workers as (delete from job_worker),
 running as (update job set worker_id = null, claimed_at = null where worker_id is not null),
@@ -35,7 +35,7 @@ consumers as (
 delete from write_attempt;
 
 -- name: pass
--- Passes the milestone after this one, unless another process was faster.
+-- Passes the milestone after this one; returns its id, or no row if another process was faster.
 update incarnation
 set milestone = milestone + 1, milestone_id = gen_random_uuid(),
     passed_at = clock_timestamp(), passed_in = pg_current_snapshot()

@@ -1,4 +1,4 @@
-"""Jobs: asked for by programs, run by workers anywhere, seen by people."""
+"""Jobs, which programs start, workers on any machine run, and people watch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ _HOMES = {"JobFunction": "runs", "Worker": "worker"}
 
 
 def __getattr__(name: str) -> Any:
-    """What runs jobs is loaded where one is run."""
+    """Loads the modules that run jobs at their first use, as most processes only start jobs."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,4 +1,4 @@
-"""What a worker does in the database: claims, tells that it lives, finishes; takes over from the dead."""
+"""The statements of workers: they claim jobs, renew leases, finish jobs, and take over from dead workers."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ from dormouse.postgres.lease import restart_leases
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
 
-# Days of jobs: made ahead, and dropped with all that belongs to their jobs.
-
 RETENTION_DAYS = 30
 PAGE_JOBS = 1_000
 RETENTION_DAYS_MAX = 36_500
@@ -53,11 +51,14 @@ _FIRST = UUID(int=0)
 
 
 def roll(supplier: Supplier) -> None:
-    """Makes the coming days; what came too late for its day is moved there. Busy days wait for next time."""
+    """Makes partitions for the coming days, and moves jobs there that ended before their day had one.
+
+    Skips days that are locked; the next call makes them.
+    """
     today = ENDED_DAYS.today(supplier)
     late = run_lookup(supplier, rows_of(_QUERIES["late_days"]), operation="days of jobs")
     ahead = days_ahead(today)
-    # those of a clock that went wrong stay where they are
+    # jobs with a day in the future, from a wrong clock, stay where they are
     wanted = ahead | {day for (day,) in late if day < today}
     ENDED_DAYS.make(supplier, sorted(wanted - set(ENDED_DAYS.days(supplier))))
 
@@ -71,19 +72,19 @@ def expire(
     *,
     kept_seconds: float = KEPT_SECONDS,
 ) -> int:
-    """Drops the days that ended more than so many days ago; gives how many.
+    """Drops the days of jobs that ended more than `retention_days` ago; returns how many days.
 
-    What belongs to jobs goes before them, and these page by page before their day, so that what is
-    interrupted is gone on with: also when the time `is_over`, after a page at least. What a backup or an
-    adoption holds stays as long. Objects go, too, that were sent for a job which never was started; after
-    an adoption they may be another timeline's, and are orphans.
+    Deletes page by page: the payloads and objects of jobs, then the jobs, then their day. So an interrupted
+    call can be continued; it also stops after a page when `is_over` returns True. Days that a backup or an
+    adoption holds stay. Also deletes objects older than `kept_seconds` that were sent for a job that was
+    never started; not after an adoption, when another timeline may own them.
     """
     if type(retention_days) is not int or not 1 <= retention_days <= RETENTION_DAYS_MAX:
         raise InvalidInput(f"retention_days must be from 1 to {RETENTION_DAYS_MAX:,}, not {retention_days!r}")
     roll(supplier)
     if not ENDED_DAYS.may_roll(supplier):
-        return 0  # those who own the days do it
-    # a copy that was made since may know of later days; it drops earlier ones itself
+        return 0  # only the role that owns the partitions may drop them
+    # a hold keeps days for copies of the database; they drop days from before the hold themselves
     held = run_lookup(supplier, rows_of(_QUERIES["held_since"]), operation="look for holds")[0][0]
     first_kept = min(ENDED_DAYS.today(supplier), held or date.max) - timedelta(days=retention_days)
     dropped = 0
@@ -111,14 +112,14 @@ def _delete(objects: ObjectStore, names: Iterable[str]) -> None:
 def _of_no_job(
     supplier: Supplier, objects: ObjectStore, before: datetime, is_over: Callable[[], bool]
 ) -> Iterator[str]:
-    """Gives objects that were written before a time and whose job is not there."""
-    old = (one for one in objects.list_dated(ANSWERS) if one[2] < before)
+    """Yields objects that were written before a time and whose job does not exist."""
+    old = (item for item in objects.list_dated(ANSWERS) if item[2] < before)
     pages = unknown_pages(old, lambda names: of_jobs(JobObjects(supplier).unknown(names)), PAGE_JOBS)
     return (name for page in takewhile(lambda page: not is_over(), pages) for name, *_ in page)
 
 
 class _Page(NamedTuple):
-    """Jobs of a day, their payloads, and the objects that they may have written."""
+    """A page of the jobs of a day, with their payloads and the objects that they may have written."""
 
     job_keys: list[UUID]
     payloads: list[PayloadKey]
@@ -149,26 +150,26 @@ def _pages(supplier: Supplier, objects: ObjectStore, day: date) -> Iterator[_Pag
 
 CHANNEL = "dormouse_jobs"
 CANCELLED, LIMITS = "cancelled", "limits"
-"""What a notification says of jobs that are to end, and of limits that changed; others, a kind."""
+"""The texts of notifications of cancelled jobs and of changed limits; any other text is a kind of job."""
 
 DEATHS_MAX = 3
-"""A job whose workers died so often has failed: it may be what they die of."""
+"""The number of workers that may die while they run a job, before it fails: it may be the cause."""
 
 GRACE_SECONDS_MAX = 30.0
-"""A worker whose lease was found to be over has half a lease to renew it, but no more than this."""
+"""The longest time that a worker has to renew a lease that was found expired; else half a lease."""
 
 AGAIN_SECONDS = 1.0
-"""After which a worker that found a lease to be over asks when its worker may be taken for dead."""
+"""The pause after a worker found an expired lease, before it asks when that worker counts as dead."""
 
 RESTART_SECONDS = 60.0
-"""How often a worker looks for leases that a wrong clock made too long."""
+"""How often a worker corrects leases that a wrong clock made too long."""
 
 FORGET_SECONDS = 3_600.0
 FROZEN_MS_MAX = 10_000
-"""No worker takes so long between two statements of a transaction: the server ends it, and its locks."""
+"""The longest pause between two statements of a transaction; after that the server ends it and its locks."""
 
 LOCK_MS_MAX = 1_000
-"""How long a claim waits for others of kinds with a limit: only one that is frozen has them for longer."""
+"""How long a claim waits for other claims of kinds with a limit; only a frozen process takes longer."""
 
 
 _QUERIES = load(__package__ or "", "claims")
@@ -188,34 +189,34 @@ _LOOK, _TAKE_OVER = (
     _QUERIES[name].including(found_dead_at=_QUERIES["found_dead_at"]) for name in ("look", "take_over")
 )
 _KEPT_CHARACTERS_MAX = 4 * 2**20
-"""Of results that are kept by the statement that ends their jobs; more are kept after it."""
+"""The size of results that the statement that ends their jobs can store; larger ones are stored after it."""
 
 
 class KindsBusy(Exception):
-    """Others have the kinds with a limit: whether jobs of them may run is not known."""
+    """An error for a claim of kinds with a limit while other workers have locked them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a job ended, and what its function had told by then."""
+    """The end of a job, with the progress (current, total, message) that its function reported last."""
 
     claim: Claim
     state: JobState
-    told: tuple[int | None, int | None, str | None]
+    reported: tuple[int | None, int | None, str | None]
     error: str | None = None
     traceback: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a worker without work is to know."""
+    """The facts that a worker without work needs."""
 
     is_alive: bool
     """False when another worker found this one dead."""
     next_death_seconds: float | None
-    """When another worker with jobs may be found dead; None: none has any."""
+    """The seconds until another worker with jobs may be found dead; None if no other has jobs."""
     limited: frozenset[int]
-    """Which of its kinds have a limit."""
+    """The ids of its kinds that have a limit."""
 
 
 class Claims:
@@ -226,7 +227,7 @@ class Claims:
         self._restart_at = time.monotonic()
 
     def over(self, supplier: Supplier) -> Claims:
-        """The same, over other connections."""
+        """Returns the same statements on connections of another supplier."""
         return Claims(supplier)
 
     def register(self, worker_id: UUID, kind_ids: Sequence[int], name: str, lease_seconds: float) -> None:
@@ -236,10 +237,11 @@ class Claims:
     def claim(
         self, worker_id: UUID, free: Mapping[int, int], since: Mapping[int, int], *, limited: bool = False
     ) -> list[Claim]:
-        """Jobs of each kind, at most so many, in the order of start; none when the worker was found dead.
+        """Claims jobs; returns them in the order of their start. Claims none if the worker was found dead.
 
-        `limited`: of the kinds with a limit alone, or `KindsBusy`; else of those without. `since`: the
-        numbers from which on they are looked for.
+        - `free`: the number of jobs to claim at most, by kind.
+        - `since`: the number of the job from which to search, by kind.
+        - `limited`: claims only kinds with a limit, and may raise `KindsBusy`; else only the other kinds.
         """
         values = {
             "worker_id": worker_id,
@@ -253,10 +255,10 @@ class Claims:
         try:
             day = PAYLOAD_DAYS.name(datetime.now(UTC).date())
             rows = self._claimed(_CLAIM[kinds, "with_requests"].on(day=day), values, limited=limited)
-        except pg.UndefinedTable:  # nothing was kept on this day yet
+        except pg.UndefinedTable:  # no payload was stored on this day yet
             rows = self._claimed(_CLAIM[kinds, "without_requests"].on(), values, limited=limited)
-        found = [Claim(key, job_id or str(key), *others) for key, job_id, *others in rows]
-        return sorted(found, key=lambda claim: claim.number)
+        claims = [Claim(key, job_id or str(key), *others) for key, job_id, *others in rows]
+        return sorted(claims, key=lambda claim: claim.number)
 
     def _claimed(self, claim: Any, values: Mapping[str, Any], *, limited: bool) -> list[Any]:
         if not limited:
@@ -275,18 +277,21 @@ class Claims:
         self,
         worker_id: UUID,
         kind_ids: Sequence[int],
-        told: Sequence[tuple[Claim, tuple[int | None, int | None, str | None]]],
+        reports: Sequence[tuple[Claim, tuple[int | None, int | None, str | None]]],
         lease_seconds: float,
     ) -> tuple[bool, set[UUID]]:
-        """Renews the lease, unless the worker was found dead; gives whether it did, and the jobs to end."""
+        """Renews the lease, and stores the progress of jobs (current, total, message).
+
+        Returns whether the lease was renewed (False if the worker was found dead), and the jobs to cancel.
+        """
         ((is_alive, cancelled),) = self._run(
             "pulse",
             worker_id=worker_id,
             kind_ids=list(kind_ids),
-            job_keys=[claim.job_key for claim, _ in told],
-            currents=[current for _, (current, _, _) in told],
-            totals=[total for _, (_, total, _) in told],
-            messages=[message for _, (_, _, message) in told],
+            job_keys=[claim.job_key for claim, _ in reports],
+            currents=[current for _, (current, _, _) in reports],
+            totals=[total for _, (_, total, _) in reports],
+            messages=[message for _, (_, _, message) in reports],
             lease_seconds=lease_seconds,
         )
         return is_alive, set(cancelled)
@@ -294,20 +299,21 @@ class Claims:
     def finish(
         self, worker_id: UUID, endings: Sequence[Ending], results: Sequence[tuple[Claim, str]]
     ) -> set[UUID]:
-        """Ends jobs, with the JSON of results; gives those that were this worker's still, and so ended.
+        """Ends jobs and stores the JSON of results, in one transaction.
 
-        All in one transaction. Raises `PayloadExpired` for a result whose day was dropped.
+        Returns the keys of the jobs that were still this worker's; the others are not changed. Raises
+        `PayloadExpired` for a result whose day was dropped.
         """
         values = {
             "worker_id": worker_id,
-            "job_keys": [one.claim.job_key for one in endings],
-            "tokens": [one.claim.token for one in endings],
-            "states": [one.state for one in endings],
-            "currents": [one.told[0] for one in endings],
-            "totals": [one.told[1] for one in endings],
-            "messages": [one.told[2] for one in endings],
-            "errors": [one.error for one in endings],
-            "tracebacks": [one.traceback for one in endings],
+            "job_keys": [each.claim.job_key for each in endings],
+            "tokens": [each.claim.token for each in endings],
+            "states": [each.state for each in endings],
+            "currents": [each.reported[0] for each in endings],
+            "totals": [each.reported[1] for each in endings],
+            "messages": [each.reported[2] for each in endings],
+            "errors": [each.error for each in endings],
+            "tracebacks": [each.traceback for each in endings],
         }
         if not results:
             return {key for key, _ in self._rows(_FINISH, values)}
@@ -316,7 +322,7 @@ class Claims:
         if len(days) == 1 and sum(map(len, contents.values())) <= _KEPT_CHARACTERS_MAX:
             keeping = {**values, **columns(contents), "contents": list(contents.values())}
             statement = rows_of(_FINISH_KEEPING.on(day=PAYLOAD_DAYS.name(*days)), keeping)
-            with suppress(pg.UndefinedTable):  # its day is to be made
+            with suppress(pg.UndefinedTable):  # its day has no partition yet: made below
                 return {key for key, _ in run_statement(self.supplier, statement, operation="jobs: finish")}
 
         def work(conn: Any) -> set[UUID]:
@@ -328,30 +334,30 @@ class Claims:
         return with_days(self.supplier, work, lambda: days, operation="jobs: finish")
 
     def give_back(self, worker_id: UUID, kind_ids: Sequence[int], running: Iterable[UUID] = ()) -> None:
-        """Has a worker's jobs wait again but for those that it runs: also what it knows nothing of.
+        """Makes all jobs of a worker wait again except `running`, also those that it does not know of.
 
-        Those that somebody wants to end are cancelled.
+        Jobs whose cancellation was requested end.
         """
         self._run("give_back", worker_id=worker_id, kind_ids=list(kind_ids), running=list(running))
 
     def take_over(self) -> int:
-        """Has the jobs of dead workers wait again, or ends them; gives how many there were.
+        """Makes the jobs of dead workers wait again, or ends them; returns how many.
 
-        A worker is dead when its lease is over, and it did not renew it for a while after that was found.
+        A worker is dead when its lease was found expired, and was not renewed for some time after that.
         """
         values = {"deaths_max": DEATHS_MAX, "grace_seconds_max": GRACE_SECONDS_MAX}
-        again, gone, _ = self._rows(_TAKE_OVER, values)[0]
+        again, ended, _ = self._rows(_TAKE_OVER, values)[0]
         self._run("suspect")
-        return int(again + gone)
+        return int(again + ended)
 
     def lives(self, worker_id: UUID, job_keys: Iterable[UUID]) -> None:
-        """Has jobs not count the death of a worker that was found dead, and lives."""
+        """Takes back, from the death counts of jobs, the death of a worker that is alive after all."""
         self._run("lives", worker_id=worker_id, job_keys=list(job_keys))
 
     def look(
         self, worker_id: UUID, kind_ids: Sequence[int], lease_seconds: float, wait_seconds: float
     ) -> Look:
-        """Renews the lease, and has the worker notified for so long."""
+        """Renews the lease, and subscribes the worker to notifications for `wait_seconds`."""
         if (now := time.monotonic()) >= self._restart_at:
             self._restart_at = now + RESTART_SECONDS
             restart_leases(self.supplier)

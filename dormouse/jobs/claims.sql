@@ -1,18 +1,18 @@
 -- name: register
--- A worker that is ready to take jobs.
+-- Registers a worker that is ready to take jobs.
 insert into job_worker (worker_id, kind_ids, name, lease_until, lease_seconds)
 values (
     %(worker_id)s, %(kind_ids)s, %(name)s, clock_timestamp() + make_interval(secs => %(lease_seconds)s), %(lease_seconds)s
 );
 
 -- name: me
--- Part of a query: the worker, as long as it is not found dead, also when its lease is over. What takes its jobs from it waits
--- until this ends.
+-- Part of a query: the worker, unless it was found dead; an expired lease alone does not matter. It is locked, so that no other
+-- worker takes its jobs until this transaction ends.
 select name from job_worker where worker_id = %(worker_id)s and lease_until > '-infinity' for share
 
 -- name: any_number
--- Part of a query: the kinds without a limit, how many of each may be claimed, and from which number on they are looked for:
--- the index is not walked through what was claimed and is not vacuumed yet.
+-- Part of a query: the kinds without a limit, how many of each may be claimed, and the number from which they are searched, which
+-- skips the index entries of claimed jobs that are not vacuumed yet.
 select f.kind_id, f.free, f.since
 from unnest(%(kind_ids)s::smallint[], %(free)s::integer[], %(since)s::bigint[]) as f (kind_id, free, since)
 join job_kind k using (kind_id)
@@ -28,7 +28,7 @@ join job_kind k using (kind_id)
 where k.running_max is not null
 
 -- name: lock_limits
--- Waits for others that claim of kinds with a limit, for a moment: what they claimed is counted by the next statement.
+-- Locks the kinds with a limit, so that the next statement counts the jobs that other workers claimed.
 select k.kind_id
 from job_kind k,
     (
@@ -39,7 +39,7 @@ order by k.kind_id
 for update of k;
 
 -- name: end_if_frozen
--- First in a transaction: a process that is frozen within keeps nobody from what it has locked.
+-- Comes first in a transaction: the server ends it, and its locks, if its process is frozen.
 select set_config('idle_in_transaction_session_timeout', %(frozen_ms)s::text, true);
 
 -- name: with_requests
@@ -54,7 +54,7 @@ left join {day} p on p.kind = %(request)s and p.tenant = %(tenant)s
 select c.*, null from claimed c
 
 -- name: claim
--- Takes jobs that wait, of each kind in the order of start, which no other worker is taking.
+-- Claims waiting jobs, of each kind in the order of start; skips those that another worker is claiming.
 with me as materialized (
     {me}
 ), wanted as materialized (
@@ -76,7 +76,7 @@ with me as materialized (
     set worker_id = %(worker_id)s, token = j.token + 1, claimed_at = clock_timestamp(),
         current = null, total = null, message = null, told_at = null
     from due,
-        -- a claim that a crash undoes is made again, so that no worker waits for the disk
+        -- the job is claimed again if a crash undoes this, so the worker need not wait for the disk
         (select set_config('synchronous_commit', 'off', true)) as quick
     where j.job_key = due.job_key
     returning j.job_key, j.job_id, j.kind_id, j.token, j.started_at, j.job_number, j.owner
@@ -84,9 +84,8 @@ with me as materialized (
 {requests};
 
 -- name: pulse
--- Renews the lease, unless the worker is found dead, and writes what functions told; gives whether it is renewed, and which
--- jobs are to be ended. The lease of a worker that the database did not hear for a while may be over, and nobody else has its
--- jobs yet.
+-- Renews the lease, unless the worker was found dead, and stores the progress of functions. Returns whether it renewed the lease,
+-- and the jobs to cancel. An expired lease is renewed, too, while no other worker has taken the jobs.
 with me as (
     update job_worker
     set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
@@ -108,17 +107,17 @@ select exists (select from me), array(
 );
 
 -- name: keep
--- Part of a query: keeps results.
+-- Part of a query: stores results.
 , kept as (
     {put}
 )
 
 -- name: of_ended
--- Part of a query: results of jobs that end, and not of those that are others'.
+-- Part of a query: only results of jobs that this statement ends, not of those that other workers have.
 given.id in (select coalesce(job_id, job_key::text) || '/' || token from gone)
 
 -- name: finish
--- Ends jobs, each only as long as it is this worker's; gives those that ended. Where a limit held others up, wakes a worker.
+-- Ends jobs, each only if it is still this worker's; returns those that ended. Wakes a worker where a limit made jobs wait.
 with me as materialized (
     {me}
 ), gone as (
@@ -151,8 +150,8 @@ from gone g;
 )
 
 -- name: give_back
--- Has the jobs of a worker wait again, but for those that it runs; ends those that somebody wants to end. What is cancelled in
--- this moment stays with the worker, which is found dead.
+-- Makes the jobs of a worker wait again, except those that it runs; ends those that were cancelled. A job that is cancelled at
+-- this moment stays with the worker, which is found dead later.
 with back as (
     update job j
     set worker_id = null, claimed_at = null
@@ -177,8 +176,8 @@ select pg_notify('dormouse_jobs', kind_id::text)::text
 from (select kind_id from back union select kind_id from gone) k;
 
 -- name: suspect
--- Notes the workers whose lease is over: one that lives has some time from now on to renew it, as the database may not have
--- answered while the lease ended. Gives whether there are any.
+-- Marks the workers whose lease is over. A worker that is alive has some time from now on to renew it, as the database may have
+-- been out of reach when the lease ended. Returns whether there are any.
 with noted as (
     update job_worker w
     set suspected_at = clock_timestamp()
@@ -194,14 +193,14 @@ with noted as (
 select count(*) from noted;
 
 -- name: found_dead_at
--- Part of a query: when a worker w is taken for dead, unless it renews its lease: half a lease after that was found to be over.
+-- Part of a query: when a worker w is taken for dead unless it renews its lease: half a lease after it was marked.
 case when w.suspected_at >= w.lease_until
     then w.suspected_at + make_interval(secs => least(coalesce(w.lease_seconds, 30) / 2, %(grace_seconds_max)s))
     else w.lease_until end
 
 -- name: take_over
--- Has the jobs of dead workers wait again; ends those that are to be ended, or that so many workers died of. A dead worker's
--- lease never lasts again.
+-- Makes the jobs of dead workers wait again; ends those that were cancelled, or during which too many workers died. A dead
+-- worker can never renew its lease.
 with dead as materialized (
     select worker_id, kind_ids, name
     from job_worker w
@@ -239,21 +238,21 @@ with dead as materialized (
     from gone
 )
 select (select count(*) from again), (select count(*) from gone),
-    -- also of those that ended: where a limit held others up, they left a place
+    -- also for jobs that ended, as their place under a limit is free now
     (
         select count(pg_notify('dormouse_jobs', kind_id::text))
         from (select kind_id from again union select kind_id from gone) k
     );
 
 -- name: lives
--- A worker that was found dead lives: jobs do not count its death any more.
+-- Takes back the death of a worker that is alive after all from the counts of its jobs.
 update job
 set deaths = greatest(deaths - 1, 0), dead_workers = array_remove(dead_workers, %(worker_id)s)
 where job_key = any(%(job_keys)s::uuid[]) and %(worker_id)s = any(dead_workers);
 
 -- name: look
--- Renews the lease of a worker that has nothing else to do, and says for how long it sleeps. Gives whether it was not found
--- dead, in how many seconds the next worker with jobs may be, and which of its kinds have a limit.
+-- Renews the lease of a worker without work, and records how long it sleeps. Returns whether it is alive (not found dead), in how
+-- many seconds the next worker with jobs may be found dead, and which of its kinds have a limit.
 with me as (
     update job_worker
     set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s),
@@ -273,21 +272,21 @@ select exists (select from me), (
 ), array(select kind_id from job_kind where kind_id = any(%(kind_ids)s::smallint[]) and running_max is not null);
 
 -- name: awake
--- The worker works, and needs no notifications; its jobs are others' soon after it dies.
+-- Records that the worker works and needs no notifications; its lease is short again, so that its jobs are soon taken over.
 update job_worker
 set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s), waits_until = '-infinity', asleep_since = null
 from (select set_config('synchronous_commit', 'off', true)) as quick
 where worker_id = %(worker_id)s and lease_until > '-infinity';
 
 -- name: sleep
--- The worker has no job, and lets its connection go; it asks again within this time.
+-- Records that the worker has no job and closes its connection; it comes back within this time.
 update job_worker
 set lease_until = clock_timestamp() + make_interval(secs => %(seconds)s), waits_until = '-infinity',
     asleep_since = clock_timestamp()
 where worker_id = %(worker_id)s and lease_until > '-infinity';
 
 -- name: leave
--- Forgets a worker that ends and has no job, and those that ended without a word a while ago.
+-- Deletes a worker that ends and has no job, and dead workers without jobs after some time.
 delete from job_worker w
 where (
         w.worker_id = %(worker_id)s
@@ -300,7 +299,7 @@ where (
     );
 
 -- name: page
--- Jobs of a day after another, without its rounds.
+-- Returns a page of the jobs of a day after a given one, without rounds of tables.
 select e.job_key, e.job_id, k.name, e.token, e.started_at
 from {day} e
 join job_kind k using (kind_id)
@@ -309,13 +308,13 @@ order by e.job_key
 limit %(limit)s;
 
 -- name: forget
--- Forgets jobs of a day, after all that belonged to them.
+-- Deletes jobs of a day, after their payloads and objects.
 delete from {day} where job_key = any(%(job_keys)s);
 
 -- name: held_since
--- The day since which what was there is held for somebody; null: it is not.
+-- Returns the day of the earliest hold; null if there is none.
 select (min(since) at time zone 'UTC')::date from hold where until > clock_timestamp() and table_id is null;
 
 -- name: late_days
--- The days of jobs that no partition was made for in time.
+-- Returns the days of ended jobs that had no partition in time.
 select distinct (ended_at at time zone 'UTC')::date from ended_job_default;

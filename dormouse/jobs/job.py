@@ -1,4 +1,4 @@
-"""A job, whose state goes forward only, with its request and its result as payloads, and its objects."""
+"""A job, with its request and result as payloads, and its objects; its state never goes back."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ _ROUND = "round:"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job, or a round of a table (`kind` begins with "round:"), with times of the database's clock.
+    """A job, or a round of a table (`kind` begins with "round:"). Times are by the database's clock.
 
-    `current` of `total`, and `message`, are what its function told last, at `told_at`. `worker` is the
-    process that runs or ran it; None while it waits. `attempts` counts the workers that took it. `traceback`
-    is for those who ask without an owner.
+    - `current`, `total`, `message`: the progress that its function reported last, at `told_at`.
+    - `worker`: the process that runs or ran it; None while it waits.
+    - `attempts`: the number of workers that took it.
+    - `traceback`: only for callers that ask without an owner.
     """
 
     job_id: str
@@ -50,9 +51,9 @@ class Job:
     worker: str | None
     attempts: int
     is_cancelled: bool
-    """Whether its end was requested."""
+    """True if its cancellation was requested."""
     has_workers: bool
-    """While it waits: whether any worker runs its kind."""
+    """True if a worker runs its kind; only set while the job waits."""
     started_at: datetime
     claimed_at: datetime | None
     told_at: datetime | None
@@ -64,12 +65,12 @@ class Job:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no worker has taken it yet, or the one that had is gone."""
+        """True if no worker has taken it yet, or its worker died or gave it back."""
         return not self.has_ended and self.claimed_at is None
 
     @property
     def seconds(self) -> float | None:
-        """How long it ran, from its claim to its end; None before both."""
+        """The seconds from its claim to its end; None before it ended, or if no worker took it."""
         if self.claimed_at is None or self.ended_at is None:
             return None
         return (self.ended_at - self.claimed_at).total_seconds()
@@ -77,7 +78,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobPlace:
-    """Where a job stands in lists: the next page begins after it."""
+    """The place of a job in lists, after which the next page begins."""
 
     ended_at: datetime | None
     started_at: datetime
@@ -90,7 +91,7 @@ class JobPlace:
 
     @staticmethod
     def parse(text: str) -> JobPlace:
-        """Reads the result of `text`; `InvalidInput`."""
+        """Returns the place that `text` returned as text. Raises `InvalidInput`."""
         try:
             ended_at, started_at, key = text.split("_")
             ended = datetime.fromisoformat(ended_at) if ended_at else None
@@ -110,7 +111,7 @@ class JobPlace:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A job that is a worker's, as long as no worker has claimed it with a larger token."""
+    """A job that a worker has claimed; another worker's claim with a larger token ends this one."""
 
     job_key: uuid.UUID
     job_id: str
@@ -120,16 +121,18 @@ class Claim:
     number: int
     owner: str | None
     request: str | None
-    """Its JSON, if it was at hand."""
+    """The JSON of the request; None if the claim could not read it at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class KindOfJob:
-    """A kind of job: how many wait (at most 10,000 are counted) and run, and how many workers have it.
+    """A kind of job.
 
-    `running_max` is its limit across the cluster; None: there is none. The oldest job that waits does so for
-    `oldest_waiting_seconds`; None: none waits. `ended` are the jobs that ended within a day, by state (at
-    most 10,000 are counted).
+    - `running_max`: the limit of jobs that run at once in the whole cluster; None if there is none.
+    - `waiting`, `running`: the number of jobs; waiting ones are counted up to 10,000.
+    - `workers`: the number of workers that run this kind.
+    - `oldest_waiting_seconds`: how long the oldest job has waited; None if none waits.
+    - `ended`: the number of jobs that ended within a day, by state, counted up to 10,000.
     """
 
     kind: str
@@ -142,7 +145,7 @@ class KindOfJob:
 
 
 def check_kind(kind: object) -> None:
-    """`InvalidInput` unless it can be the name of a kind; rounds have names that no kind can have."""
+    """Raises `InvalidInput` unless it can be the name of a kind; names of rounds cannot."""
     if not isinstance(kind, str) or not _KIND.fullmatch(kind):
         raise InvalidInput(
             f"kind {str(kind)[:80]!r}: a kind of job has 1 to 64 letters, digits and . _ -, like 'report'"
@@ -150,7 +153,7 @@ def check_kind(kind: object) -> None:
 
 
 def check_listed_kind(kind: str) -> None:
-    """As `check_kind`, also for rounds."""
+    """Raises `InvalidInput` unless it can be the name of a kind or of a round."""
     check_kind(kind.removeprefix(_ROUND) if isinstance(kind, str) else kind)
 
 
@@ -165,14 +168,16 @@ def check_owner(owner: object) -> None:
 
 
 def new_job_id() -> str:
-    """A UUID of version 7, which begins with the time: what comes at once stands together in indexes."""
+    """Returns a UUID of version 7, which begins with the time, so that jobs started together are near in
+    indexes.
+    """
     value = (time.time_ns() // 1_000_000) << 80 | randbits(80)
     value = value & ~(0xF << 76) & ~(0x3 << 62) | 0x7 << 76 | 0x2 << 62
     return str(uuid.UUID(int=value))
 
 
 def job_key(job_id: object) -> uuid.UUID:
-    """Returns the key of a job: its id when that is written as a UUID is, else 128 bits of it."""
+    """Returns the key of a job: its id if that is a UUID in the usual form, else a digest of it, 128 bits."""
     if isinstance(job_id, str) and is_key(job_id):
         return uuid.UUID(job_id)
     check_text("job_id", job_id, JOB_ID_BYTES_MAX)
@@ -188,30 +193,30 @@ def check_new_id(job_id: object) -> None:
 
 
 def is_key(job_id: str) -> bool:
-    """Whether the id needs not be kept beside its key."""
+    """Returns whether an id is a UUID in the usual form, so that it need not be stored beside its key."""
     return _UUID.fullmatch(job_id) is not None
 
 
 def shortened(text: str | None, characters_max: int = TEXT_CHARACTERS_MAX) -> str | None:
-    """As the database can hold it; of a long one the end, where a traceback says what it was, is kept."""
+    """Returns text that the database can store; of long text the end, where a traceback has its error."""
     if text is None:
         return None
     text = text.replace("\0", "�").encode(errors="replace").decode()
     return text if len(text) <= characters_max else f"…{text[1 - characters_max :]}"
 
 
-# Requests and results as payloads, of the day on which their job started. The objects of jobs, which go with
-# them: the answers of queries, as Parquet, and files that were sent.
+# Requests and results are payloads of the day on which their job started. Jobs may also have objects, which
+# are deleted with them: the answers of queries, as Parquet, and files that were uploaded.
 
 TENANT = "dormouse"
 REQUEST, RESULT = "dormouse.job.request", "dormouse.job.result"
-"""Kinds of payloads; in the order of payloads nothing stands between them."""
+"""Kinds of payloads; no other kind sorts between them."""
 
 _NOT_KEPT = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class Payloads(Protocol):
-    """What jobs need of the store of payloads."""
+    """The methods of the store of payloads that jobs use."""
 
     def get_many(self, keys: Iterable[PayloadKey]) -> Mapping[PayloadKey, Any]: ...
 
@@ -219,23 +224,23 @@ class Payloads(Protocol):
 
 
 def encode_request(job_id: str, request: Any) -> str:
-    """Returns the JSON of a request; `InvalidPayload`."""
+    """Returns the JSON of a request. Raises `InvalidPayload`."""
     return encode(request_key(job_id, _NOT_KEPT), request)
 
 
 def encode_result(claim: Claim, result: Any) -> str:
-    """Returns the JSON of a result; `InvalidPayload`."""
+    """Returns the JSON of a result. Raises `InvalidPayload`."""
     return encode(result_of_claim(claim), result)
 
 
 def read_requests(payloads: Payloads, claims: Sequence[Claim]) -> Mapping[Claim, Any]:
-    """Returns the request of each job, or the error why it cannot be read."""
-    found = {claim: decode(claim.request) for claim in claims if claim.request is not None}
-    if left := [claim for claim in claims if claim not in found]:
+    """Returns the request of each job, or the error with which it could not be read."""
+    requests = {claim: decode(claim.request) for claim in claims if claim.request is not None}
+    if left := [claim for claim in claims if claim not in requests]:
         keys = {claim: request_key(claim.job_id, claim.started_at) for claim in left}
         contents = payloads.get_many(keys.values())
-        found |= {claim: contents[key] for claim, key in keys.items()}
-    return found
+        requests |= {claim: contents[key] for claim, key in keys.items()}
+    return requests
 
 
 def request_of(payloads: Payloads, job: Job) -> Any:
@@ -251,7 +256,7 @@ def request_key(job_id: str, started_at: datetime) -> PayloadKey:
 
 
 def result_key(job_id: str, token: int, started_at: datetime) -> PayloadKey:
-    """Each claim has its own, so that a worker that lost the job replaces nothing."""
+    """Returns the key of a claim's result; each claim has its own, so a lost worker overwrites nothing."""
     return PayloadKey(TENANT, f"{job_id}/{token}", started_at, RESULT)
 
 
@@ -260,23 +265,23 @@ def result_of_claim(claim: Claim) -> PayloadKey:
 
 
 def _given(payloads: Payloads, key: PayloadKey) -> Any:
-    found = payloads.get_many([key])[key]
-    if isinstance(found, DormouseError):
-        raise found
-    return found
+    content = payloads.get_many([key])[key]
+    if isinstance(content, DormouseError):
+        raise content
+    return content
 
 
 ANSWERING = frozenset({"query"})
 """The kinds of jobs that write an object."""
 
 SENT = frozenset({"row_upload"})
-"""The kinds of jobs that read an object which came with their request."""
+"""The kinds of jobs that read an object which was uploaded for their request."""
 
 UPLOAD_KEY = "upload"
-"""What a request of such a job calls the object: another name each time that it is sent."""
+"""The key of a request for the name of that object, which is another one at each upload."""
 
 LOST_MAX = 3
-"""A claim is not durable: after a crash of the server the next may be the same attempt. So often at most."""
+"""How many claims of the same attempt number are allowed for: a crash of the server may undo a claim."""
 
 
 def answer_name(job_id: str, number: int) -> str:
@@ -285,27 +290,30 @@ def answer_name(job_id: str, number: int) -> str:
 
 
 def answer_names(job_id: str, first: int, attempt: int) -> Iterator[str]:
-    """Of all objects that some attempts of a job may write: each takes the first of its own that is free."""
+    """Yields the names of all objects that a job's attempts may write, from number `first` on.
+
+    Each attempt takes the first free name from its own number on.
+    """
     return (answer_name(job_id, number) for number in range(first, attempt + LOST_MAX + 1))
 
 
 def new_upload() -> str:
-    """What an object that is sent is called in the request of its job: one sent again is another."""
+    """Returns a new name for an uploaded object, as the request of its job names it."""
     return f"upload-{uuid.uuid4().hex}"
 
 
 def compared(kind: str, request: Any) -> Any:
-    """Returns what must be equal in two requests of one job id."""
+    """Returns the part of a request that must be equal in two requests of one job id."""
     if kind not in SENT or not isinstance(request, dict):
         return request
     return {name: value for name, value in request.items() if name != UPLOAD_KEY}
 
 
 def upload_name(job_id: str, upload: str = "upload") -> str:
-    """Of the object that came with a job's request, which says what it is called."""
+    """Returns the name of the object that was uploaded for a job; `upload` is its name in the request."""
     return f"{objects_of(job_id)}/{upload}.csv"
 
 
 def objects_of(job_id: str) -> str:
-    """Below which all objects of a job are."""
+    """Returns the prefix of all objects of a job."""
     return f"{ANSWERS}/{job_key(job_id).hex}"

@@ -1,20 +1,20 @@
 -- name: kind
--- The id of a kind, which is made when there is none.
+-- Returns the id of a kind, which is added if it is new.
 with found as (
     select kind_id from job_kind where name = %(name)s
 ), made as (
     insert into job_kind (name)
     select %(name)s
     where not exists (select from found)
-    -- another was faster
+    -- another transaction was faster
     on conflict (name) do update set name = excluded.name
     returning kind_id
 )
 select kind_id from found union all select kind_id from made;
 
 -- name: start
--- Adds a job, unless its id is one's that has not ended; gives when it started. Wakes a worker that sleeps: a notification
--- makes commits queue up, so only then.
+-- Adds a job, unless one of its id has not ended; returns when it started. Wakes a worker only if one sleeps, as a notification
+-- takes a lock that makes commits wait for each other.
 with started as (
     insert into job (job_key, kind_id, job_id, owner)
     values (%(job_key)s, %(kind_id)s, %(job_id)s, %(owner)s)
@@ -34,13 +34,13 @@ from started;
 )
 
 -- name: has_ended
--- Whether a job of this id has ended. Asked after it was added, and so seen: one of the id that ended meanwhile had to be
--- gone before.
+-- Returns whether a job of this id has ended before. Runs after the job was added: a job of this id that ended meanwhile had to
+-- be moved before the new one could be added, so this statement sees it.
 select exists (select from ended_job where job_key = %(job_key)s);
 
 -- name: works
--- Part of a query: whether worker a is taken to work on kind k. One that has no connection comes back within a minute after a
--- job was started: it died when one that was started since waits for longer.
+-- Part of a query: true if worker a is believed to run kind k. A worker without a connection comes back within a minute after a
+-- job is started; it has died if a job that was started since has waited longer.
 a.lease_until > clock_timestamp() and k.kind_id = any(a.kind_ids) and (
     a.asleep_since is null or (
         select o.started_at
@@ -52,20 +52,20 @@ a.lease_until > clock_timestamp() and k.kind_id = any(a.kind_ids) and (
 )
 
 -- name: shown
--- Part of a query: a job that has not ended, as it is told of; w is its worker.
+-- Part of a query: the columns of a job that has not ended; w is its worker.
 j.job_key, j.job_id, k.name as kind, 'PROCESSING' as state, j.owner, null::text as about, j.current, j.total, j.message,
     null::text as error, null::text as traceback, w.name as worker, j.token as attempts, j.is_cancelled,
     j.worker_id is not null or exists (select from job_worker a where {works}) as has_workers,
     j.started_at, j.claimed_at, j.told_at, null::timestamptz as ended_at
 
 -- name: shown_ended
--- Part of a query: a job that has ended.
+-- Part of a query: the columns of a job that has ended.
 j.job_key, j.job_id, k.name as kind, j.state, j.owner, j.about, j.current, j.total, j.message, j.error, j.traceback,
     j.worker, j.token as attempts, false as is_cancelled, true as has_workers, j.started_at, j.claimed_at,
     null::timestamptz as told_at, j.ended_at
 
 -- name: find
--- A job: in one moment, as one that ends is moved.
+-- Returns a job. One statement looks in both tables, as a job that ends is moved from one to the other.
 select {shown}
 from job j
 join job_kind k using (kind_id)
@@ -78,8 +78,8 @@ join job_kind k using (kind_id)
 where j.job_key = %(job_key)s;
 
 -- name: list
--- The jobs that have not ended, newest first, then those that ended last: of each kind and state so many at most. A page
--- begins after a job of the page before, by its place.
+-- Returns jobs that have not ended, newest first, then the last ended ones; reads at most a page of each kind and state. A page
+-- begins after the place of the last job of the page before.
 with kinds as (
     select kind_id, name from job_kind where name = coalesce(%(kind)s, name)
 ), waiting as (
@@ -138,8 +138,7 @@ order by coalesce(ended_at, 'infinity') desc, started_at desc, job_key desc
 limit %(limit)s;
 
 -- name: unended_after
--- Part of a query: whether job j, which has not ended, stands after the place where a page begins; before it are no others
--- than such jobs.
+-- Part of a query: true if job j, which has not ended, comes after the place where a page begins. Only such jobs come before it.
 (
     %(after_key)s::uuid is null or (
         %(after_ended)s::timestamptz = 'infinity' and (j.started_at, j.job_key) < (%(after_started)s::timestamptz, %(after_key)s)
@@ -147,14 +146,14 @@ limit %(limit)s;
 )
 
 -- name: ended_after
--- Part of a query: whether job e, which has ended, stands after the place where a page begins.
+-- Part of a query: true if job e, which has ended, comes after the place where a page begins.
 (
     %(after_key)s::uuid is null
     or (e.ended_at, e.started_at, e.job_key) < (%(after_ended)s::timestamptz, %(after_started)s::timestamptz, %(after_key)s)
 )
 
 -- name: cancel
--- Ends a job that waits, or asks its worker to end it: gives whether one of both.
+-- Ends a job that waits, or asks its worker to end it; returns whether it did one of both.
 with gone as (
     delete from job where job_key = %(job_key)s and worker_id is null returning *
 ), ended as (
@@ -167,14 +166,14 @@ with gone as (
 select (select count(*) from gone) + (select count(pg_notify('dormouse_jobs', 'cancelled')) from asked) > 0;
 
 -- name: limit
--- How many of a kind run at once; tells workers, as it may be more than before.
+-- Sets how many jobs of a kind run at once; notifies workers, as more may run now.
 with changed as (
     update job_kind set running_max = %(running_max)s where kind_id = %(kind_id)s
 )
 select pg_notify('dormouse_jobs', 'limits');
 
 -- name: kinds
--- The kinds, the workers of each, how long its oldest waiting job waits, and how many of its jobs ended lately.
+-- Returns the kinds of jobs, with the workers of each, how long its oldest job has waited, and how many jobs ended lately.
 select k.name, k.running_max,
     (
         select count(*)

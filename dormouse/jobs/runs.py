@@ -1,4 +1,4 @@
-"""One job that a worker runs: its function is called, and what comes of it becomes the job's end."""
+"""The run of one job by a worker: it calls the job's function, and makes the job's end of the result."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ from dormouse.jobs.claims import Claims, Ending
 from dormouse.jobs.job import TRACEBACK_CHARACTERS_MAX, Claim, shortened
 from dormouse.postgres.lease import Pulse
 
-# What a job's function tells of itself, and is told.
-
 COUNT_MAX = (1 << 63) - 1
 
 
 class Progress:
-    """Handed to a job's function, which calls it now and then; it costs no statement.
+    """The object by which a job's function reports its progress, and learns that it should end.
 
-    `progress(3, 10, "third of ten")` tells how far the function is. It raises `JobCancelled` when somebody
-    wants the job to end, and `JobLost` when another worker has it: the function should let both through.
+    `progress(3, 10, "third of ten")` reports how far the function is; this costs no statement. It raises
+    `JobCancelled` when the job was cancelled, and `JobLost` when another worker has the job. The function
+    should not catch these two.
     """
 
     def __init__(self, job_id: str, owner: str | None = None, attempt: int = 1) -> None:
@@ -43,34 +42,37 @@ class Progress:
         self.attempt = attempt
         self._lock = threading.Lock()
         self._end: JobError | None = None
-        self._told: tuple[int | None, int | None, str | None] = (None, None, None)
+        self._reported: tuple[int | None, int | None, str | None] = (None, None, None)
         self._has_news = False
         self._calls: list[Callable[[], object]] = []
 
     def __call__(
         self, current: int | None = None, total: int | None = None, message: str | None = None
     ) -> None:
-        """Tells how far it is; what is None stays as it was told before. `InvalidInput`, `JobCancelled`."""
+        """Reports how far the function is; a None keeps the value reported before.
+
+        Raises `InvalidInput`, `JobCancelled` and `JobLost`.
+        """
         for value in (current, total):
             if value is not None and not (type(value) is int and 0 <= value <= COUNT_MAX):
                 raise InvalidInput(f"progress is counted in whole numbers of 0 and more, not {value!r}")
         if message is not None and not isinstance(message, str):
             raise InvalidInput(f"a message is text, not {message!r}")
-        given = (current, total, shortened(message))
+        values = (current, total, shortened(message))
         with self._lock:
-            if any(value is not None for value in given):
-                pairs = zip(given, self._told, strict=True)
-                self._told = tuple(new if new is not None else old for new, old in pairs)  # type: ignore[assignment]
+            if any(value is not None for value in values):
+                pairs = zip(values, self._reported, strict=True)
+                self._reported = tuple(new if new is not None else old for new, old in pairs)  # type: ignore[assignment]
                 self._has_news = True
         self.check()
 
     def check(self) -> None:
-        """Raises `JobCancelled` or `JobLost`, and tells nothing."""
+        """Raises `JobCancelled` or `JobLost` if the job should end; reports nothing."""
         if self._end is not None:
             raise self._end
 
     def end(self, why: JobError) -> None:
-        """Has the next call raise; the first reason stays."""
+        """Makes the next call raise `why`, unless an earlier reason was given."""
         with self._lock:
             self._end = self._end or why
             calls, self._calls = self._calls, []
@@ -78,7 +80,10 @@ class Progress:
             call()
 
     def at_end(self, call: Callable[[], object]) -> None:
-        """Has `call` called, by another thread, when the job is to end: it interrupts what cannot ask."""
+        """Registers a function that another thread calls when the job should end.
+
+        Use it to interrupt work that cannot call `check`.
+        """
         with self._lock:
             if self._end is None:
                 self._calls.append(call)
@@ -87,28 +92,28 @@ class Progress:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether somebody wants the job to end."""
+        """True if the job was cancelled."""
         return isinstance(self._end, JobCancelled)
 
     @property
     def is_lost(self) -> bool:
-        """Whether another worker has the job, or will have it."""
+        """True if another worker has the job, or will have it."""
         return isinstance(self._end, JobLost)
 
     @property
-    def told(self) -> tuple[int | None, int | None, str | None]:
-        """Current, total and message."""
-        return self._told
+    def reported(self) -> tuple[int | None, int | None, str | None]:
+        """The current count, the total and the message that were reported last."""
+        return self._reported
 
     def take_news(self) -> bool:
-        """Whether something was told since this was asked last."""
+        """Returns whether something was reported since the last call."""
         with self._lock:
             news, self._has_news = self._has_news, False
         return news
 
 
 JobFunction = Callable[[Any, Progress], Any]
-"""Called with the request and the progress; what it returns is the result, a JSON value."""
+"""A job's function: it gets the request and the progress, and returns the result, a JSON value."""
 
 
 @dataclass(eq=False)
@@ -122,14 +127,17 @@ class Run:
     is_given_up: bool = False
 
     def ended(self, request: Any, encode: Callable[[Claim, Any], str]) -> tuple[Ending | None, str | None]:
-        """Calls the function; gives the end and the result's JSON. None: another worker is to run it."""
+        """Calls the function; returns the job's end and the JSON of the result.
+
+        The end is None if another worker shall run the job.
+        """
         try:
             result = encode(self.claim, self.function(request, self.progress))
         except InvalidPayload as error:
-            return unkept(Ending(self.claim, "COMPLETE", self.progress.told), error), None
-        except BaseException as error:  # also what would end the thread, such as sys.exit
+            return unkept(Ending(self.claim, "COMPLETE", self.progress.reported), error), None
+        except BaseException as error:  # also SystemExit, which would end the thread
             return self._ending_of(error), self._data_of(error, encode)
-        return Ending(self.claim, "COMPLETE", self.progress.told), result
+        return Ending(self.claim, "COMPLETE", self.progress.reported), result
 
     def _data_of(self, error: BaseException, encode: Callable[[Claim, Any], str]) -> str | None:
         """Returns the JSON of an error's data, which is kept in place of a result; None where it has none."""
@@ -141,39 +149,39 @@ class Run:
             return None
 
     def overdue(self, seconds_max: float) -> Ending:
-        """Of one whose function does not come back."""
+        """Returns the end of a job whose function does not return in time."""
         self.progress.end(JobLost("the job was given up, as it ran for too long"))
         return self._failed(f"its function did not return within {seconds_max:g} s", None)
 
     def _ending_of(self, error: BaseException) -> Ending | None:
         causes = list(_chain(error))
-        if self.progress.is_lost and any(isinstance(one, JobLost) for one in causes):
+        if self.progress.is_lost and any(isinstance(each, JobLost) for each in causes):
             return None
-        if self.progress.is_cancelled and any(isinstance(one, JobCancelled) for one in causes):
-            return Ending(self.claim, "CANCELLED", self.progress.told)
-        said = one_line(error)
+        if self.progress.is_cancelled and any(isinstance(each, JobCancelled) for each in causes):
+            return Ending(self.claim, "CANCELLED", self.progress.reported)
+        text = one_line(error)
         if isinstance(error, SystemExit):
-            said = f"its function ended the thread by SystemExit({error.code!r})"
+            text = f"its function ended the thread by SystemExit({error.code!r})"
         else:
-            said = f"{type(error).__name__}: {said}"
-        return self._failed(said, "".join(traceback.format_exception(error)))
+            text = f"{type(error).__name__}: {text}"
+        return self._failed(text, "".join(traceback.format_exception(error)))
 
     def _failed(self, error: str, trace: str | None) -> Ending:
-        told = self.progress.told
+        reported = self.progress.reported
         return Ending(
-            self.claim, "FAILED", told, shortened(error), shortened(trace, TRACEBACK_CHARACTERS_MAX)
+            self.claim, "FAILED", reported, shortened(error), shortened(trace, TRACEBACK_CHARACTERS_MAX)
         )
 
 
 def refused(claim: Claim, why: DormouseError) -> Ending:
-    """Of a job whose request cannot be read."""
+    """Returns the end of a job whose request cannot be read."""
     return Ending(
         claim, "FAILED", (None, None, None), shortened(f"its request cannot be read: {one_line(why)}")
     )
 
 
 def unkept(ending: Ending, why: Exception) -> Ending:
-    """Of a job whose result cannot be kept."""
+    """Returns the end of a job whose result cannot be stored."""
     return replace(ending, state="FAILED", error=shortened(f"its result cannot be kept: {one_line(why)}"))
 
 
@@ -188,13 +196,13 @@ def _chain(error: BaseException | None) -> Any:
 # The lease of a worker while jobs run.
 
 NEWS_SECONDS = 1.0
-"""How often what functions tell is written, at most."""
+"""The shortest time between two writes of the progress that functions report."""
 
 
 class WorkerPulse:
-    """Renews the lease, writes what functions tell, and tells them when they are to end.
+    """A thread that renews a worker's lease, stores the progress of its jobs, and cancels jobs.
 
-    It has statements of its own, so that no large result holds it up. When the lease is lost it calls `wake`.
+    It runs statements of its own, so no large result delays it. When the lease is lost, it calls `wake`.
     """
 
     def __init__(
@@ -211,11 +219,11 @@ class WorkerPulse:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the worker was found dead before it renewed its lease."""
+        """True if the worker was found dead before it renewed its lease."""
         return self._pulse is not None and self._pulse.is_lost
 
     def begin(self, worker_id: UUID) -> None:
-        """For a worker that was registered just now."""
+        """Starts the thread for a worker that was just registered."""
         self.close()
         self._runs, self._renewed_at = {}, time.monotonic()
         tell, lose = partial(self._tell, worker_id, self._runs), partial(self._lose, self._runs)
@@ -235,7 +243,7 @@ class WorkerPulse:
             self._pulse.seconds = math.inf
 
     def now(self) -> None:
-        """Looks at once whether a caller wants jobs to end."""
+        """Makes the thread check at once if jobs were cancelled."""
         self._is_asked = True
         if self._pulse is not None:
             self._pulse.now()
@@ -245,10 +253,10 @@ class WorkerPulse:
             self._pulse.close()
 
     def _tell(self, worker_id: UUID, by_key: Mapping[UUID, Run]) -> bool:
-        """Returns False when the worker was found dead."""
+        """Renews the lease and stores progress if that is due; returns False if the worker was found dead."""
         if not (runs := list(by_key.values())):
             return True
-        news = [(run.claim, run.progress.told) for run in runs if run.progress.take_news()]
+        news = [(run.claim, run.progress.reported) for run in runs if run.progress.take_news()]
         began = time.monotonic()
         if not (news or self._is_asked) and began - self._renewed_at < self._lease_seconds / 3:
             return True

@@ -1,4 +1,4 @@
-"""The jobs of an instance, as users hold them: start, look, cancel; and what workers are made of."""
+"""The public object for the jobs of an instance, which starts, lists and cancels jobs, and makes workers."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ _LIST = _QUERIES["list"].including(**_SHOWN, **_AFTER)
 class JobStore:
     """The jobs of one instance; `Instance.jobs`. Threads may share it.
 
-    `owner` is whose a job is. Who asks with an owner sees that owner's jobs alone, without tracebacks; who
-    asks without one sees all.
+    A job may have an `owner`. A call with an owner sees only that owner's jobs, without tracebacks; a call
+    without one sees all.
     """
 
     def __init__(
@@ -93,13 +93,17 @@ class JobStore:
         self._workers: WeakSet[Worker] = WeakSet()
 
     def start(self, kind: str, request: Any, owner: str | None = None, *, job_id: str | None = None) -> str:
-        """Has a worker run a job of this kind, sooner or later; gives its id.
+        """Starts a job of a kind, which a worker runs when it can; returns the job's id.
 
-        `request` is a JSON value. Started again with the same `job_id`, kind, owner and request it is the
-        same job. Raises `InvalidInput`, `InvalidPayload` for what is no JSON, `JobIdTaken` for the id of
-        another kind's or owner's job, and `CommitIdReused` for that of a job with another request, which is
-        compared as long as it is kept; then nothing was started. After `CommitOutcomeUnknown`, start it again
-        with that id.
+        `request` is a JSON value. A repetition with the same `job_id`, kind, owner and request starts no
+        second job. Starts nothing when it raises:
+
+        - `InvalidInput`.
+        - `InvalidPayload` for a request that is no JSON value.
+        - `JobIdTaken` for the id of a job of another kind or owner.
+        - `CommitIdReused` for the id of a job with another request, if that is still kept.
+
+        After `CommitOutcomeUnknown`, start it again with the same id.
         """
         self._check_writable()
         check_kind(kind)
@@ -120,11 +124,11 @@ class JobStore:
 
         def work(conn: Any) -> bool:
             nonlocal kept
-            if not (found := conn.execute(_START.on(), values).fetchall()):
+            if not (started := conn.execute(_START.on(), values).fetchall()):
                 return False
             if job_id is not None and conn.execute(_QUERIES["has_ended"].on(), values).fetchone()[0]:
                 raise _Known
-            kept = request_key(chosen, found[0][0])
+            kept = request_key(chosen, started[0][0])
             write(conn, {kept: text})
             return True
 
@@ -134,24 +138,27 @@ class JobStore:
             is_new = False
         if not is_new:
             self._check_same(chosen, kind, owner, text)
-        if self._is_shared:  # for workers that let their connections go
+        if self._is_shared:  # workers that closed their connections look for this note
             note_activity(self._objects)
         return chosen
 
     def status(self, job_id: str, owner: str | None = None) -> Job:
-        """What has become of a job; `JobNotFound`."""
+        """Returns the state of a job. Raises `JobNotFound`."""
         return self._found(job_id, owner)
 
     def request(self, job_id: str, owner: str | None = None) -> Any:
-        """What a job was started with. Raises `JobNotFound`, and what payloads raise that are gone."""
+        """Returns the request of a job.
+
+        Raises `JobNotFound`, and the errors of the payload store if the request no longer exists.
+        """
         job = self._found(job_id, owner)
         return request_of(self._payloads, job)
 
     def result(self, job_id: str, owner: str | None = None) -> Any:
-        """What the function returned.
+        """Returns the result of a job's function.
 
         Raises `JobNotFound`, `JobNotEnded`, `JobCancelled`, `JobFailed` with the message and the `data` of
-        the error, and what payloads raise that are gone.
+        the error, and the errors of the payload store if the result no longer exists.
         """
         job = self._found(job_id, owner)
         if not job.has_ended:
@@ -160,13 +167,13 @@ class JobStore:
             raise JobCancelled(f"job {job_id!r} was cancelled", job_id=job_id)
         if job.state == "FAILED":
             data: Any = {}
-            with suppress(DormouseError):  # many have none
+            with suppress(DormouseError):  # most errors have no data
                 data = result_of(self._payloads, job)
             raise JobFailed.told(f"job {job_id!r} failed: {job.error}", {**data, "job_id": job_id})
         return result_of(self._payloads, job)
 
     def cancel(self, job_id: str, owner: str | None = None) -> Job:
-        """Ends a job that waits, and asks the function of one that runs to end; gives what it is now.
+        """Ends a job that waits, or asks the function of a running one to end; returns the job as it is now.
 
         A job that has ended stays as it is. Raises `JobNotFound`.
         """
@@ -177,12 +184,12 @@ class JobStore:
                 break
             work = rows_of(_QUERIES["cancel"], {"job_key": job_key(job_id)})
             run_statement(self._supplier, work, operation="cancel a job")
-            # a worker may have taken it, or put it back, in the same moment
+            # repeated, as a worker may have taken it or given it back at the same moment
             job = self._found(job_id, owner)
         return job
 
     def kinds(self) -> list[KindOfJob]:
-        """Returns the kinds of jobs that there were: their workers, what waits, runs and ended in a day."""
+        """Returns all kinds of jobs, with their workers and the jobs that wait, run and ended in a day."""
         work = rows_of(_KINDS, {"counted_max": COUNTED_MAX, "states": list(ENDED_STATES)})
         return [KindOfJob(*row) for row in run_lookup(self._supplier, work, operation="list kinds of jobs")]
 
@@ -195,10 +202,10 @@ class JobStore:
         limit: int = LIMIT,
         after: Job | JobPlace | None = None,
     ) -> list[Job]:
-        """The jobs and rounds that have not ended, newest first, then those that ended last.
+        """Returns jobs and rounds: first those that have not ended, newest first, then the last ended ones.
 
-        `after` the last job of a page comes the next page; a job that ends meanwhile may come again.
-        Rounds are of the kinds "round:ingest", "round:compaction", "round:split", "round:merge" and
+        Pass the last job of a page as `after` to get the next page; a job that ends meanwhile may come again.
+        Rounds have the kinds "round:ingest", "round:compaction", "round:split", "round:merge" and
         "round:collection".
         """
         if kind is not None:
@@ -222,9 +229,9 @@ class JobStore:
         return [_job(row, owner) for row in rows]
 
     def limit(self, kind: str, running_max: int | None) -> None:
-        """How many jobs of a kind run at once in the whole cluster; None: any number.
+        """Sets how many jobs of a kind may run at once in the whole cluster; None: any number.
 
-        Jobs that run go on when it is lowered.
+        When the limit is lowered, running jobs go on.
         """
         self._check_writable()
         check_kind(kind)
@@ -244,19 +251,22 @@ class JobStore:
         lease_seconds: float = 30.0,
         seconds_max: float = 86_400.0,
     ) -> Worker:
-        """A worker of some kinds: `run()` until `stop()`.
+        """Returns a worker for some kinds of jobs: call `run()`, and `stop()` to end it.
 
-        Each function is called as `function(request, progress)`, in one of `threads` threads of its kind, and
-        returns a JSON value. A job that runs for longer than `seconds_max` has failed. A process that does
-        not renew its lease within `lease_seconds`, nor within half of that after another worker found so, is
-        taken for dead: others run its jobs. After an outage of the database it goes on. Without work for
-        `idle_seconds`
-        the worker lets its connection go, and asks now and then whether there is any.
+        - `functions`: the function of each kind, called as `function(request, progress)`. It returns a JSON
+          value.
+        - `threads`: how many jobs of a kind run at once.
+        - `idle_seconds`: after this time without work the worker closes its connection, and asks from time to
+          time if there is work.
+        - `lease_seconds`: a worker that does not renew its lease in this time, nor in half of it after
+          another worker found that, is taken for dead, and other workers run its jobs. After an outage of the
+          database it goes on.
+        - `seconds_max`: a job that runs longer has failed.
 
         Raises `InvalidInput`.
         """
         self._check_writable()
-        # lambdas start jobs, and none runs them
+        # imported here, as lambdas start jobs but never run them
         from dormouse.jobs.worker import Worker, WorkerOptions
 
         options = WorkerOptions(threads, idle_seconds, lease_seconds, seconds_max)
@@ -272,16 +282,16 @@ class JobStore:
         return made
 
     def close(self) -> None:
-        """Ends the workers; others run what they run."""
+        """Stops the workers of this object; workers of other processes run their jobs again."""
         for worker in list(self._workers):
             worker.stop()
             worker.stop()
 
     def expire(self, retention_days: int, kept_seconds: float = KEPT_SECONDS) -> int:
-        """Drops the days of jobs that ended so long ago, with their requests, results and answers.
+        """Deletes jobs that ended more than `retention_days` ago, with requests, results and answers.
 
-        Gives how many days went. Whole days go, in UTC; jobs that have not ended stay. What was sent for a
-        job that was never started goes after `kept_seconds`. Raises `InvalidInput`.
+        Returns how many days were dropped: whole days, in UTC. Jobs that have not ended stay. Data sent for a
+        job that was never started is deleted after `kept_seconds`. Raises `InvalidInput`.
         """
         self._check_writable()
         return expire(
@@ -292,17 +302,17 @@ class JobStore:
         check_owner(owner)
         work = rows_of(_FIND, {"job_key": job_key(job_id)})
         rows = run_lookup(self._supplier, work, operation="look for a job")
-        found = _job(rows[0], owner) if rows else None
-        if found is None or (owner is not None and found.owner != owner):
+        job = _job(rows[0], owner) if rows else None
+        if job is None or (owner is not None and job.owner != owner):
             raise JobNotFound(f"there is no job {job_id!r}, or it is another owner's", job_id=job_id)
-        return found
+        return job
 
     def _check_same(self, job_id: str, kind: str, owner: str | None, text: str) -> None:
-        found = self._found(job_id, None)
-        if (found.kind, found.owner) != (kind, owner):
+        job = self._found(job_id, None)
+        if (job.kind, job.owner) != (kind, owner):
             raise JobIdTaken(f"the id {job_id!r} is another job's: give each job its own", job_id=job_id)
         try:
-            before = request_of(self._payloads, found)
+            before = request_of(self._payloads, job)
         except (PayloadExpired, PayloadNotFound):
             return
         if compared(kind, before) != compared(kind, decode(text)):
@@ -313,15 +323,15 @@ class JobStore:
             )
 
     def _kind_id(self, kind: str) -> int:
-        if (found := self._kind_ids.get(kind)) is None:
+        if (kind_id := self._kind_ids.get(kind)) is None:
             work = rows_of(_QUERIES["kind"], {"name": kind})
-            found = run_statement(self._supplier, work, operation="look for a kind of job")[0][0]
-            self._kind_ids[kind] = found
-        return found
+            kind_id = run_statement(self._supplier, work, operation="look for a kind of job")[0][0]
+            self._kind_ids[kind] = kind_id
+        return kind_id
 
 
 class _Known(Exception):
-    """A job of this id has ended already: what was added is taken back."""
+    """An error that rolls back a start, as a job of this id has ended already."""
 
 
 def _job(row: Any, owner: str | None) -> Job:

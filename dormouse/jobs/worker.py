@@ -1,7 +1,8 @@
-"""A worker: a thread that claims, hands over and finishes; threads that run; one that tells that it lives.
+"""A worker of jobs: one thread claims and finishes jobs, others run them, and one renews the lease.
 
-While there is work, all that ended meanwhile is one transaction, and all that may be claimed one statement.
-Without work it sleeps on one connection until it is notified; after `idle_seconds` it lets that go, too.
+While there is work, one transaction finishes all jobs that ended meanwhile, and one statement claims new
+ones. Without work the worker sleeps on one connection until it is notified. After `idle_seconds` it closes
+that, too.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ from dormouse.payloads.store import PayloadStore
 from dormouse.postgres.lease import WORKER_ASLEEP_SECONDS, WORKER_IDLE_SECONDS
 from dormouse.postgres.listening import Listening
 
-# Threads that are kept for the next work; one that never comes back is replaced by another.
-
 
 class Threads:
-    """Runs each work at once, in a thread that is free or a new one; how many there are is the caller's."""
+    """Threads that run work at once, in a free thread or a new one; the caller limits their number.
+
+    A thread whose work never returns is replaced by a new one.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -62,7 +64,7 @@ class Threads:
         self._all = 0
 
     def run(self, work: Callable[[], object]) -> None:
-        """`work` must not raise."""
+        """Runs `work`, which must not raise, in another thread."""
         with self._lock:
             if needs_another := self._free == 0:
                 self._all += 1
@@ -77,7 +79,7 @@ class Threads:
             self._work.put(work)
 
     def close(self) -> None:
-        """Those that are free end, and others when they become free."""
+        """Ends the free threads, and the others when they become free."""
         for _ in range(self._all):
             self._work.put(None)
 
@@ -90,15 +92,14 @@ class Threads:
             work = self._work.get()
 
 
-# From which job on a worker looks, of each kind: what was claimed weighs on the index until vacuum.
-
 EVERYWHERE_SECONDS = 1.0
 
 
 class Sight:
-    """Mostly from the first of the last jobs claimed on; once a second everywhere.
+    """The number of the job, of each kind, from which a worker searches, to skip index entries of dead rows.
 
-    That finds what was started in a long transaction, and what others gave back.
+    Usually that is the first of the last jobs claimed. Once a second it searches all, to find jobs that were
+    started in a long transaction, or that other workers gave back.
     """
 
     def __init__(self) -> None:
@@ -106,7 +107,7 @@ class Sight:
         self._everywhere_at = float("-inf")
 
     def since(self) -> Mapping[int, int]:
-        """The numbers by kind."""
+        """Returns the numbers by kind; nothing when all jobs are to be searched."""
         now = time.monotonic()
         if now - self._everywhere_at < EVERYWHERE_SECONDS:
             return self._since
@@ -114,7 +115,7 @@ class Sight:
         return {}
 
     def saw(self, claimed: Iterable[tuple[int, int]]) -> None:
-        """What was claimed, as kinds and numbers."""
+        """Records claimed jobs, given as (kind id, number)."""
         firsts: dict[int, int] = {}
         for kind_id, number in claimed:
             firsts[kind_id] = min(number, firsts.get(kind_id, number))
@@ -126,13 +127,13 @@ class Sight:
 
 THREADS_MAX = 1_000
 LOOK_SECONDS_MAX, BUSY_LOOK_SECONDS = WORKER_IDLE_SECONDS, 5.0
-"""How often a worker looks for dead ones, limits, and jobs that it was not told of; with work more often."""
+"""How often a worker looks for dead workers, limits, and jobs without a notification; if busy, more often."""
 
 FIRST_WAIT_SECONDS = 0.005
-"""A start may just miss that a worker went to sleep: it looks soon after, and then ever more rarely."""
+"""The first sleep; short, as a job may have been started just before. Each next sleep is twice as long."""
 
 ASK_SECONDS = 15.0
-"""How often one without a connection asks the object store whether there was any activity."""
+"""How often a worker without a connection asks the object store if there was any activity."""
 
 FAILED_SECONDS_MAX = 10.0
 PASSING = (
@@ -140,14 +141,14 @@ PASSING = (
     ObjectStoreError, PayloadUnavailable,
 )  # fmt: skip
 LASTING = (InstanceReadOnly, InstanceForbidden, InstanceTooNew, NotAnInstance)
-"""What a worker tries again after, but for these."""
+"""The errors after which a worker ends; after all others in `PASSING` it tries again."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """Of `JobStore.worker`; `InvalidInput`."""
+    """The options of `JobStore.worker`. Raises `InvalidInput`."""
 
     threads: int
     idle_seconds: float
@@ -165,7 +166,7 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """How the jobs ended that a worker ran; `lost` are those that another one runs, or ran."""
+    """The numbers of jobs that a worker ran, by their end; `lost` are those that another worker took over."""
 
     complete: int = 0
     failed: int = 0
@@ -174,7 +175,7 @@ class WorkerReport:
 
 
 class Worker:
-    """Runs jobs of some kinds; made by `JobStore.worker`. It runs once."""
+    """A worker that runs jobs of some kinds; made by `JobStore.worker`. It runs once."""
 
     def __init__(
         self,
@@ -206,11 +207,14 @@ class Worker:
 
     @property
     def report(self) -> WorkerReport:
-        """What was done so far."""
+        """The numbers of jobs so far."""
         return WorkerReport(*(self._done[state] for state in ("COMPLETE", "FAILED", "CANCELLED", "lost")))
 
     def stop(self) -> None:
-        """Takes no more jobs; `run` returns when those that run have ended. Again: others run them."""
+        """Takes no more jobs; `run` returns when the running ones have ended.
+
+        A second call gives the running jobs back to other workers, and `run` returns at once.
+        """
         self._stops += 1
         self._line.end_soon()
         self._line.wake()
@@ -218,8 +222,8 @@ class Worker:
     def run(self, *, drain: bool = False) -> WorkerReport:
         """Runs jobs until `stop`; with `drain` until none is left that may run now.
 
-        What a database or an object store cannot do for the moment is tried again. When it raises, as at
-        Ctrl-C, the jobs that run are given back, and others run them.
+        Retries while the database or the object store cannot be reached. When it raises, as at Ctrl-C, it
+        gives the running jobs back, and other workers run them.
         """
         failures = 0
         with closing(self._line), closing(self._threads), closing(self._pulse):
@@ -227,7 +231,7 @@ class Worker:
                 while not self._is_over(drain=drain):
                     try:
                         if failures:
-                            # as the database may have it, the worker claimed what it was not told of
+                            # a claim may have succeeded although its answer was lost
                             self._claims.give_back(self._worker_id, list(self._functions), self._running)
                         self._turn(drain=drain)
                         failures = 0
@@ -249,7 +253,7 @@ class Worker:
         return not works and (self._stops > 0 or (drain and self._found_nothing))
 
     def _turn(self, *, drain: bool) -> None:
-        """One round: what ended is finished, what may run is claimed; or it waits for either."""
+        """Finishes jobs that ended and claims new ones; waits if there are neither."""
         if not self._is_registered:
             self._register()
         if self._pulse.is_lost:
@@ -263,13 +267,13 @@ class Worker:
             now = time.monotonic()
             self._wait_seconds, self._idle_since = FIRST_WAIT_SECONDS, now
             self._look_at = min(self._look_at, now + BUSY_LOOK_SECONDS)
-            if not self._running:  # no pulse renews the lease any more
+            if not self._running:  # the pulse no longer renews the lease
                 self._is_announced = False
         elif self._running or not drain:
             self._wait()
 
     def _register(self) -> None:
-        # by a new name: the one of before may be known, though it was not told so
+        # a new id, as an earlier attempt to register may have succeeded although its answer was lost
         self._worker_id = uuid4()
         self._claims.register(self._worker_id, list(self._functions), self._name, self._options.lease_seconds)
         self._pulse.begin(self._worker_id)
@@ -277,11 +281,11 @@ class Worker:
         self._look_at = time.monotonic()
 
     def _lose(self) -> None:
-        """The lease is over: others have the jobs, and this is another worker from now on."""
-        logger.warning("worker: it was found dead; %d jobs are others' now", len(self._running))
-        # first, and again if that fails: a job must not fail because its workers were not heard for a while
+        """Drops all jobs after the lease was lost, as other workers have them; registers as a new worker."""
+        logger.warning("worker: it was found dead; other workers have its %d jobs", len(self._running))
+        # first, and retried: an outage must not count as a death of its jobs' worker
         self._claims.lives(self._worker_id, self._running)
-        self._drop(self._running.values(), "its worker told nothing for so long that others took it over")
+        self._drop(self._running.values(), "its worker did not renew its lease, and another one took it over")
         self._pulse.close()
         with suppress(DormouseError, psycopg.Error):
             self._claims.leave(self._worker_id)
@@ -290,7 +294,7 @@ class Worker:
 
     def _drop(self, runs: Any, why: str) -> None:
         for run in list(runs):
-            run.progress.end(JobLost(f"job {run.claim.job_id!r} is not this worker's any more: {why}"))
+            run.progress.end(JobLost(f"job {run.claim.job_id!r} is no longer this worker's: {why}"))
             self._forget(run)
             self._done["lost"] += 1
 
@@ -302,7 +306,7 @@ class Worker:
     # what runs
 
     def _claim(self) -> int:
-        """Claims what may run, and has threads run it; gives how many jobs that were."""
+        """Claims jobs and starts them in threads; returns how many it claimed."""
         if not (free := self._free()):
             return 0
         claims = self._claims.claim(self._worker_id, free, self._sight.since())
@@ -312,7 +316,7 @@ class Worker:
         if limited := {kind_id: most for kind_id, most in self._free().items() if kind_id in self._limited}:
             try:
                 claims = self._claims.claim(self._worker_id, limited, {}, limited=True)
-            except KindsBusy:  # it has others to run and to finish
+            except KindsBusy:  # not waited for, as there is other work
                 self._is_sure = False
             else:
                 unread += self._begin(claims)
@@ -322,13 +326,16 @@ class Worker:
         return count
 
     def _free(self) -> dict[int, int]:
-        """How many more of each kind may run here; without those that are full."""
+        """Returns how many more jobs of each kind may run here; leaves out kinds that are full."""
         busy = Counter(run.claim.kind_id for run in self._running.values())
         free = {kind_id: self._options.threads - busy[kind_id] for kind_id in self._functions}
         return {kind_id: count for kind_id, count in free.items() if count > 0}
 
     def _begin(self, claims: Sequence[Claim]) -> list[PayloadUnavailable]:
-        """Has threads run them. Gives why requests cannot be read now: of jobs that it does not run."""
+        """Starts claimed jobs in threads; returns the errors of requests that cannot be read now.
+
+        Jobs with such a request are not started.
+        """
         if not claims:
             return []
         requests = read_requests(self._payloads, claims)
@@ -350,20 +357,20 @@ class Worker:
         return unread
 
     def _run(self, run: Run, request: Any) -> None:
-        """In a thread."""
+        """Runs a job's function, in a thread of its own."""
         self._ended.put((run, *run.ended(request, encode_result)))
         self._line.wake()
 
     # what has ended
 
     def _finish(self) -> int:
-        """Ends the jobs whose functions have returned, in one transaction; gives how many there were."""
+        """Ends the jobs whose functions have returned, in one transaction; returns how many."""
         self._give_up_overdue()
         with suppress(queue.Empty):
             while True:
                 self._to_finish.append(self._ended.get_nowait())
-        # the others were lost, or given up, before their functions returned
-        mine = [one for one in self._to_finish if self._running.get(one[0].claim.job_key) is one[0]]
+        # skips those that were lost, or given up, before their functions returned
+        mine = [each for each in self._to_finish if self._running.get(each[0].claim.job_key) is each[0]]
         self._end([(ending, result) for _, ending, result in mine if ending is not None])
         self._done["lost"] += sum(ending is None for _, ending, _ in mine)
         for run, _, _ in mine:
@@ -378,7 +385,7 @@ class Worker:
         try:
             ended = self._claims.finish(self._worker_id, [ending for ending, _ in endings], results)
         except (PayloadExpired, InvalidPayload, psycopg.DataError) as error:
-            # one that cannot be kept keeps no other from its end
+            # one by one, so that a result that cannot be stored does not stop the other jobs
             for ending, _ in endings:
                 self._end([(unkept(ending, error), None)] if len(endings) == 1 else [(ending, _)])
             return
@@ -395,7 +402,10 @@ class Worker:
     # what waits
 
     def _wait(self) -> None:
-        """Sleeps until there may be something to do. Before, it says so, and then looks once more."""
+        """Sleeps until there may be work.
+
+        Before the first sleep it subscribes to notifications and returns, so that the caller looks once more.
+        """
         now, options = time.monotonic(), self._options
         if self._running or self._stops:
             began = min((run.began for run in self._running.values()), default=now)
@@ -414,7 +424,7 @@ class Worker:
         self._wait_seconds = min(2 * self._wait_seconds, LOOK_SECONDS_MAX)
 
     def _hear(self, heard: Collection[str]) -> None:
-        """Looks at what it was notified of."""
+        """Handles notifications: of cancelled jobs, changed limits, and new jobs."""
         if CANCELLED in heard:
             self._pulse.now()
         if LIMITS in heard:
@@ -423,9 +433,9 @@ class Worker:
             self._sight.look_everywhere()
 
     def _look(self) -> None:
-        """Says that it may be notified, takes over from the dead, and learns which kinds have a limit."""
+        """Subscribes to notifications, takes over from dead workers, and learns which kinds have a limit."""
         kind_ids, lease_seconds = list(self._functions), self._options.lease_seconds
-        if not self._running:  # of one that has jobs, these are others' soon after it dies
+        if not self._running:  # a longer lease; with jobs it is short, so that they are soon taken over
             lease_seconds += LOOK_SECONDS_MAX
         look = self._claims.look(self._worker_id, kind_ids, lease_seconds, LOOK_SECONDS_MAX)
         if not look.is_alive:
@@ -436,13 +446,13 @@ class Worker:
             self._claims.take_over()
             seconds = AGAIN_SECONDS
         self._is_announced, self._limited = True, look.limited
-        # it says so again before that is over
+        # it subscribes again before the subscription ends
         most = LOOK_SECONDS_MAX / 2
         self._look_at = time.monotonic() + (most if seconds is None else min(max(seconds, 0) + 0.05, most))
         self._sight.look_everywhere()
 
     def _sleep(self) -> None:
-        """Lets the connection go until there may be work, for a day at most; the lease lasts as long."""
+        """Closes the connection until there may be work, for a day at most; the lease lasts as long."""
         seconds_max = WORKER_ASLEEP_SECONDS if is_shared(self._objects) else 2 * ASK_SECONDS
         self._claims.sleep(self._worker_id, seconds_max + self._options.lease_seconds)
         self._line.let_go()
@@ -452,15 +462,18 @@ class Worker:
             self._line.wait(ASK_SECONDS)
             if self._may_have_work(slept_at):
                 break
-        # found nothing, it lets go again at once
+        # if there is no work, the next `_wait` closes the connection again
         self._claims.awake(self._worker_id, self._options.lease_seconds)
 
     def _may_have_work(self, since: datetime) -> bool:
-        """Activity is noted in a store that is shared; a server beside a folder costs nothing to be asked."""
+        """Returns whether there may be work: for a shared store, if it has a newer note of activity.
+
+        For a folder it is always True, as asking its own server costs nothing.
+        """
         try:
             return not is_shared(self._objects) or is_noted_since(self._objects, since)
         except ObjectStoreError as error:
-            logger.warning("worker: it cannot ask whether there is work: %s", one_line(error))
+            logger.warning("worker: it cannot find out if there is work: %s", one_line(error))
             return False
 
     def _leave(self) -> None:

@@ -61,7 +61,7 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def copy(dsn: str, url: str, copied: Callable[[], str]) -> str:
-    """Of a database whose table has two files, which the original can compact."""
+    """Copies a database whose table has two files, which the original can compact; returns the copy's DSN."""
     with dm.connect(dsn, url) as instance:
         instance.create_table("t", SCHEMA, properties=PROMPT)
         for key in (1, 2):
@@ -78,7 +78,7 @@ def keys(instance: Instance) -> list[int]:
 
 
 def missing(instance: Instance) -> list[str]:
-    """What a check finds, but for what the other timeline wrote."""
+    """Returns the problems that a check finds, without objects of the other timeline."""
     found = instance.check(deep=True).problems
     return [str(problem) for problem in found if problem.kind != "object_unknown"]
 
@@ -124,7 +124,7 @@ def test_a_deletion_that_was_begun_is_waited_for(dsn: str, url: str, copy: str) 
         process.wait()
         with dm.connect(copy, url) as instance:  # what is intended is completed
             assert instance.refusal is None
-            assert instance.adopt() == 2, "who was told to call it again may"
+            assert instance.adopt() == 2, "a caller of an adoption that had begun may repeat it"
             assert keys(instance) == [1, 2]
             assert query(instance._supplier, "select max(number) from incarnation") == [(2,)]
             assert missing(instance) == []
@@ -224,7 +224,7 @@ def test_what_the_dead_have_announced_is_taken_back(tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_there_is_a_way_back_from_an_adoption(dsn: str, url: str, copy: str) -> None:
-    """What both timelines knew is compacted and collected by the one, and needed by the other."""
+    """One timeline compacts and collects files that both know, and that the other needs."""
     with dm.connect(copy, url) as instance:
         instance.adopt()
         instance.table("t").compact()
@@ -278,7 +278,7 @@ def test_what_is_held_is_shown_and_can_be_released(
 
 
 def test_an_adoption_ends_all_leases(instance: Instance) -> None:
-    """Of the processes that had them none works with this database: nothing waits for one of them."""
+    """No process that had a lease works with this database, so nothing waits for one."""
     supplier, day = instance._supplier, (datetime.now(UTC) - timedelta(days=1)).date()
     rows = instance.create_row_table("r", [dm.Column("n", "INTEGER")])
     properties = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)

@@ -176,7 +176,7 @@ def test_a_backup_of_another_instance_is_no_base(copy: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_first_since_the_last_is_a_whole_one(copy: Path, tmp_path: Path) -> None:
-    """As from cron: the place is empty the first time, or others' backups are there."""
+    """Covers backups from cron: at first the place is empty, or has backups of other instances."""
     with dm.local(tmp_path / "other") as instance:
         first, second = (instance.backup(tmp_path, since="last") for _ in range(2))
     assert (first.since, second.since) == (None, first.name)
@@ -351,7 +351,7 @@ def test_what_is_killed_leaves_all_or_nothing(lake: Path, tmp_path: Path, verb: 
             break
     assert step > 5
     if verb == "backup":
-        # what was left is removed a day later, and harms nobody
+        # what was left is removed a day later, and does no harm
         assert len(list(place.iterdir())) > 1
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(backups, "ABANDONED_AFTER", -backups.ABANDONED_AFTER)

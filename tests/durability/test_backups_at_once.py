@@ -84,7 +84,7 @@ def test_a_slow_backup_is_not_taken_for_an_abandoned_one(tmp_path: Path) -> None
     with dm.local(tmp_path / "lake") as instance:
         during(instance, lambda: None)
         assert len(dm.backups(place)) == 2
-        with pytest.raises(InstanceError, match="stood still for so long"):
+        with pytest.raises(InstanceError, match="made no progress for so long"):
             during(instance, freeze)
         found = dm.backups(place)
         assert len(found) == 3
@@ -98,7 +98,7 @@ def test_a_slow_backup_is_not_taken_for_an_abandoned_one(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_two_holds_of_one_name_are_two(tmp_path: Path) -> None:
-    """As of two backups that begin in one second, into two places: the first that ends leaves the other's."""
+    """Two backups that begin in the same second have two holds: the end of one leaves the other's."""
     with dm.local(tmp_path / "lake") as instance:
         table = instance.create_table("t", SCHEMA, properties=PROMPT)
         for number in range(2):

@@ -144,7 +144,7 @@ def test_a_lost_count_is_found(lake: Instance) -> None:
 
 
 def test_a_lost_job_is_found(lake: Instance) -> None:
-    """Its claims would keep its files from compaction for ever."""
+    """Claims of a lost job would keep its files from compaction without limit."""
     leaf, store = names_of_leaves(lake)[0], lake.table("t").files
     store.assign_job_ids([assign("job", leaf, store.file_references_in([leaf])[0].filename)])
     assert lake.check().problems == ()
@@ -199,14 +199,14 @@ def test_the_command_tells_and_fails(
 
 
 def errors_of_checks(lake: Instance) -> dict[str, str | None]:
-    """By their kinds, of the rounds that check tables."""
+    """Returns the errors of the rounds that check tables, by their kinds."""
     rounds = [one for one in lake.rounds() if one.kind.startswith("check ")]
     return {one.kind: one.error for one in rounds if one.kind != "check rest"}
 
 
 @pytest.mark.slow
 def test_maintenance_checks_tables_and_remembers_problems(lake: Instance, objects: Path) -> None:
-    """Of few tables all, each day."""
+    """All tables are checked each day if there are few."""
     lake.maintain(once=True)
     [(kind, error)] = errors_of_checks(lake).items()
     assert (kind[:6], error) == ("check ", None)

@@ -46,7 +46,7 @@ def test_a_bit_that_flipped_is_found(lake: Instance, objects: Path) -> None:
 
 
 def forget_digests(instance: Instance) -> None:
-    """As of files that were written before there were digests."""
+    """Removes the digests, as files had none before digests were introduced."""
     match instance.table("t").layout:
         case "file_table":
             sql(instance, "update {file} set digest = null")

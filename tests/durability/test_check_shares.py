@@ -1,4 +1,4 @@
-"""Checks by shares: what one misses is told until it is there again, whatever the day."""
+"""Checks by shares: a problem of a share is reported until it is fixed, whatever the day."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MONDAY = datetime(2026, 1, 5, 12, tzinfo=UTC)
 
 @pytest.fixture
 def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    """With eight tables, each of a file."""
+    """Yields an instance with eight tables of one file each."""
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
         for number in range(8):
             instance.create_table(f"t{number}", SCHEMA).ingest(pa.table({"key": [number]}))
@@ -32,7 +32,7 @@ def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
 
 
 class Days:
-    """Maintains the instance on days that it is told."""
+    """A helper that maintains the instance on given days."""
 
     def __init__(self, instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
         self._instance = instance
@@ -112,7 +112,7 @@ def test_what_no_time_is_left_for_is_no_round_that_went_well(
     lost, _ = lose_a_file(instance, "t3")
     ledgers = instance._durability.ledgers
     none = checking.checks(ledgers, seconds_left=lambda: 0.0)
-    with pytest.raises(DormouseError, match="only 0 of 8 tables in the time"):
+    with pytest.raises(DormouseError, match="time limit reached: 0 of 8 tables checked"):
         none["check 0"]()
     with pytest.raises(DormouseError, match="no time was left"):
         none["check rest"]()
@@ -131,7 +131,7 @@ def test_a_share_that_takes_all_the_time_is_not_always_the_first(instance: Insta
 
 @pytest.mark.slow
 def test_a_round_of_before_there_were_shares_is_divided(instance: Instance, days: Days) -> None:
-    """One that failed had each of them fail, until it is done."""
+    """Each share counts as failed until it is checked if the old single round had failed."""
     text = "insert into instance_round values ('check', now(), now(), %s, null) returning 1"
     query(instance._supplier, text, "it was so")
     lost, _ = lose_a_file(instance, "t3")

@@ -27,7 +27,7 @@ SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG), dm.Field("name", dm.STRIN
         "update partition set min_keys[2] = '\\x41'"
         " where partition_id = (select min(right_id) from partition)",
         "update partition set split_point = '\\x8000000000000001' where parent_id is null",
-        "update partition set parent_id = 'nobody' where sealed_epoch is null",
+        "update partition set parent_id = 'unknown' where sealed_epoch is null",
         "update partition set created_epoch = created_epoch + 7, sealed_epoch = sealed_epoch + 7"
         " where parent_id is not null and merged_epoch is null",
         "delete from partition where partition_id = '4-0'",
@@ -59,7 +59,7 @@ def test_a_tree_that_is_not_whole_is_found(instance: Instance, damage: str) -> N
 
 
 def test_files_of_all_types_are_read(instance: Instance) -> None:
-    """What writers leave out, cut off or compare in their own way is no problem."""
+    """Statistics that writers leave out, truncate or compare differently are no problem."""
     schema = dm.Schema(
         row_keys=[dm.Field("name", dm.STRING), dm.Field("raw", dm.BYTES), dm.Field("small", dm.INT)],
         values=[

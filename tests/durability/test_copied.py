@@ -97,7 +97,7 @@ def remove(table: TableContext, name: str, partition_id: str) -> None:
 
 
 def shift(dsn: str, by: int) -> None:
-    """As if the cluster had seen so many more transactions than it has: ids where they are remembered."""
+    """Makes all stored transaction ids larger, as if the cluster had run that many more transactions."""
     snapshot = (
         "concat_ws(':', pg_snapshot_xmin({0})::text::int8 + {1}, pg_snapshot_xmax({0})::text::int8 + {1}, '')"
     )
@@ -162,7 +162,7 @@ def test_a_table_goes_on_in_another_cluster(
 
 
 def advance(conn: psycopg.Connection[Any], beyond: str) -> None:
-    """Lets the cluster see more transactions than another has."""
+    """Runs transactions until the cluster has seen more than another one."""
     with psycopg.connect(beyond) as other:
         goal = other.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchall()[0][0]
     conn.execute(
@@ -211,7 +211,7 @@ def test_an_upgrade_keeps_cuts_and_holds_and_a_copy_does_not(
 
 
 def written(dsn: str) -> Any:
-    """Whether all rows of the list of migrations know their transaction, and their table."""
+    """Returns whether all rows of the list of migrations have their transaction and their table."""
     query = (
         "select bool_and(written_xid::xid = xmin), bool_and(written_in = tableoid) from dormouse.migration"
     )
@@ -280,7 +280,7 @@ def test_cuts_of_before_a_copy_are_refused_by_name(dsn: str, young_server: str, 
         for when in ("release", cut):
             with pytest.raises(CutExpired, match=r"'release' .* another database server.*logical copy"):
                 moments.position_of(table, when)
-        with pytest.raises(CutExpired, match="cannot be read any more"):
+        with pytest.raises(CutExpired, match="can no longer be read"):
             moments.position_of(table, before)
         here = cuts.record_cut(table, "here")
         at = query(supplier, "select clock_timestamp()")[0][0]
@@ -335,7 +335,7 @@ def test_consumers_of_before_a_copy_are_refused_by_name_and_undone_deletions_are
 
 
 def test_numbers_go_on_in_a_copy_to_which_no_sequences_came(instance: Instance, dsn: str) -> None:
-    """As by logical replication: a load is the newest, and cuts and tables have numbers of their own."""
+    """A copy by logical replication: a load is the newest, and cuts and tables have numbers of their own."""
     table = keyed(instance)
     for value in (10, 11):
         upsert(table, (1, value))

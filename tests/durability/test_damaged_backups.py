@@ -96,7 +96,7 @@ def test_a_later_backup_is_whole_again(lake: Path, tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_noted(
     lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a disk with a bad sector."""
+    """Covers a disk with a bad sector."""
     [path, *_] = sorted((lake / "objects/data").rglob("*.parquet"))
     own = str(path.relative_to(lake / "objects"))
     real = FolderStore.reader

@@ -1,4 +1,4 @@
-"""A damaged page of PostgreSQL is one line that says so, wherever it is met."""
+"""A damaged page of PostgreSQL is reported in one line, wherever it is read."""
 
 from __future__ import annotations
 

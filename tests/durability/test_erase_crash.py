@@ -16,7 +16,7 @@ import pytest
 import dormouse as dm
 from tests.support.api import Instance, Table
 
-SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.LONG)])
+SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("person", dm.LONG)])
 GONE = 3
 STEPS = [
     ("state.files.deletions", "begin_erasure", "before"),
@@ -70,7 +70,7 @@ for line in sys.stdin:
             if step:
                 kills(*step)
             with dm.connect(dsn, objects) as instance:
-                instance.table(table).erase({"who": 3}, wait_seconds=0.0, abandon_writers=True)
+                instance.table(table).erase({"person": 3}, wait_seconds=0.0, abandon_writers=True)
             done = 0
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -110,16 +110,16 @@ def made(instance: Instance, name: str) -> Table:
     table = instance.create_table(name, SCHEMA, properties=properties)
     for first in (0, 10):
         keys = list(range(first, first + 10))
-        table.ingest(pa.table({"k": keys, "who": [k % 5 for k in keys]}))
+        table.ingest(pa.table({"k": keys, "person": [k % 5 for k in keys]}))
     table.compact()
     table.split()
-    table.ingest(pa.table({"k": [3, 4], "who": [3, 4]}))
+    table.ingest(pa.table({"k": [3, 4], "person": [3, 4]}))
     return table
 
 
 def check(instance: Instance, table: Table, folder: Path, *, begun: bool) -> None:
-    """Nobody sees the rows once they are deleted, all others are there, and nothing is lost."""
-    rows = [(row["k"], row["who"]) for row in table.query().read_all().to_pylist()]
+    """Checks that deleted rows are not visible, all others are, and nothing is lost."""
+    rows = [(row["k"], row["person"]) for row in table.query().read_all().to_pylist()]
     expected = sorted([*((k, k % 5) for k in range(20)), (3, 3), (4, 4)])
     assert rows == [row for row in expected if not begun or row[1] != GONE]
     assert not instance.check(table=table.name).problems
@@ -127,7 +127,7 @@ def check(instance: Instance, table: Table, folder: Path, *, begun: bool) -> Non
 
 def is_erased(table: Table, folder: Path) -> bool:
     files = (folder / "objects" / table.context.table.object_prefix).rglob("*.parquet")
-    return all(GONE not in pq.read_table(file)["who"].to_pylist() for file in files)
+    return all(GONE not in pq.read_table(file)["person"].to_pylist() for file in files)
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def test_a_load_that_began_before_and_ends_while_it_is_waited_for(
 def test_with_newest_by_an_older_row_is_there_as_soon_as_it_comes_after_the_deletion(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also before the erasure has merged the file with the newer one, which hides nothing any more."""
+    """This holds before the erasure has merged the file with the newer one, which no longer hides a row."""
     table, rewrite = keyed(instance, newest_by="v"), _Erasing.rewrite
     upsert(table, (1, 1), (3, 5))
     told: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
 """Processes ingest, delete, erase, compact, split, merge and collect, and are killed, amid reads.
 
 All note by one clock when they began something and when it was acknowledged. So of each read it is known
-which rows must be there, and which must not; and of files on the disk, which must have been gone.
+which rows must be there, and which must not; and of files on the disk, which must not be there.
 """
 
 from __future__ import annotations
@@ -44,20 +44,25 @@ WORKER = dedent("""
 
     def ingest(table):
         load = f"{role} {os.getpid()} {time.monotonic_ns()}"
-        whos = [rng.randrange(12) for _ in range(rng.randint(1, 6))]
-        rows = [{"k": rng.randrange(60), "who": who, "id": f"{load} {n}"} for n, who in enumerate(whos)]
-        note(load=load, rows=[[row["id"], row["who"]] for row in rows])
+        persons = [rng.randrange(12) for _ in range(rng.randint(1, 6))]
+        rows = [
+            {"k": rng.randrange(60), "person": person, "id": f"{load} {n}"}
+            for n, person in enumerate(persons)
+        ]
+        note(load=load, rows=[[row["id"], row["person"]] for row in rows])
         table.ingest(pa.Table.from_pylist(rows), engine="local")
         note(load=load)
 
     def change(table, erases):
         # each has its own persons: erasures of the same rows at once are one
-        who = rng.choice([n for n in range(12) if n % 3 == int(role.split()[1])])
+        person = rng.choice([n for n in range(12) if n % 3 == int(role.split()[1])])
         name = f"{role} {os.getpid()} {time.monotonic_ns()}"
-        note(change=name, who=who)
-        done = table.erase({"who": who}, engine="local", wait_seconds=20.0).is_finished if erases else False
-        if not erases:
-            table.delete({"who": who})
+        note(change=name, person=person)
+        done = False
+        if erases:
+            done = table.erase({"person": person}, engine="local", wait_seconds=20.0).is_finished
+        else:
+            table.delete({"person": person})
         note(change=name, erased=done)
 
     def split(table):
@@ -90,12 +95,12 @@ WORKER = dedent("""
             if waits(table) or role.split()[0] in ("delete", "erase"):
                 time.sleep(0.1)
 """)
-SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.LONG), dm.Field("id", dm.STRING)])
+SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("person", dm.LONG), dm.Field("id", dm.STRING)])
 
 
 @dataclass
 class Change:
-    """A delete or an erasure of a person's rows: when it began and ended; whether it was for ever."""
+    """A delete or an erasure of a person's rows: when it began and ended; whether it was an erasure."""
 
     who: int
     began: float
@@ -111,7 +116,7 @@ class Row:
 
 
 class Notes:
-    """What all noted, by the names of rows and changes."""
+    """The notes of all processes, by the names of rows and changes."""
 
     def __init__(self, folder: Path) -> None:
         self.rows: dict[str, Row] = {}
@@ -127,22 +132,22 @@ class Notes:
                 elif "load" in note:
                     for name in loads[note["load"]]:
                         self.rows[name].ended = note["at"]
-                elif "who" in note:
-                    made = self.changes[note["change"]] = Change(note["who"], note["at"])
+                elif "person" in note:
+                    made = self.changes[note["change"]] = Change(note["person"], note["at"])
                     self.of[made.who].append(made)
                 else:
                     ended = self.changes[note["change"]]
                     ended.ended, ended.is_erased = note["at"], note["erased"]
 
     def must_be(self, name: str, since: float, till: float) -> bool:
-        """Whether each read in that time has the row."""
+        """Returns whether every read in that time must have the row."""
         row = self.rows[name]
         return row.ended < since and not any(
             one.began < till and one.ended > row.began for one in self.of[row.who]
         )
 
     def is_gone(self, name: str, since: float, *, for_ever: bool = False) -> bool:
-        """Whether no read that begins then has the row; or no file that is there then."""
+        """Returns whether no read that begins then may have the row; or no file on disk, with `for_ever`."""
         row = self.rows[name]
         return any(
             row.ended < one.began and one.ended < since and (one.is_erased or not for_ever)
@@ -179,7 +184,7 @@ def check_files(folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """What is there, while folders come and go."""
+    """Returns the files that are there, while folders are made and deleted."""
     walked = os.walk(folder / "objects")
     return [Path(place, name) for place, _, names in walked for name in names if name.endswith(".parquet")]
 
@@ -190,7 +195,7 @@ def _names_in(path: Path) -> list[str]:
     except (OSError, ValueError):
         if path.exists() and ".staging" not in path.parts:
             raise
-        return []  # it is gone, or being written
+        return []  # deleted, or being written
 
 
 def storm(dsn: str, folder: Path, roles: list[str], seconds: float, erasures: int, *, kills: bool) -> None:
@@ -217,7 +222,7 @@ def storm(dsn: str, folder: Path, roles: list[str], seconds: float, erasures: in
             assert sorted(read(table, 1)) == found
         check_read(table, 1, folder)
         check_files(folder)
-        assert all(table.erase({"who": who}, abandon_writers=True).is_finished for who in range(12))
+        assert all(table.erase({"person": person}, abandon_writers=True).is_finished for person in range(12))
         assert read(table, 0) == []
         assert all(not _names_in(path) for path in _files(folder))
         assert instance.check(deep=True).problems == ()

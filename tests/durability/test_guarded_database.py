@@ -53,14 +53,14 @@ def test_a_change_is_refused_while_the_instance_is_paused(
 
 
 def test_to_be_taken_back_it_is_let_through(cloudformation: CloudFormation, aws: Aws) -> None:
-    """Or the stack would stay in UPDATE_ROLLBACK_FAILED."""
+    """Otherwise the stack would stay in UPDATE_ROLLBACK_FAILED."""
     aws.state, aws.stack_status = "paused", "UPDATE_ROLLBACK_IN_PROGRESS"
     guard(event(cloudformation, "Update"), Context())
     assert cloudformation.answer["Status"] == "SUCCESS"
 
 
 def test_a_database_of_a_snapshot_comes_also_while_paused(cloudformation: CloudFormation, aws: Aws) -> None:
-    """As after dormouse restore: the stopped one is not changed but replaced."""
+    """After dormouse restore the stopped database is not changed but replaced."""
     aws.state = "paused"
     guard(event(cloudformation, "Update", snapshot="arn:new"), Context())
     guard(event(cloudformation, "Update", snapshot="arn:new", before="arn:new"), Context())
@@ -71,7 +71,7 @@ def test_a_database_of_a_snapshot_comes_also_while_paused(cloudformation: CloudF
 def test_without_its_snapshot_a_database_would_be_an_empty_one(
     cloudformation: CloudFormation, aws: Aws, state: str
 ) -> None:
-    """To be taken back, it is the database of before that comes back."""
+    """A rollback replaces the database by the one before."""
     aws.state = state
     guard(event(cloudformation, "Update", before="arn:old"), Context())
     aws.stack_status = "UPDATE_ROLLBACK_IN_PROGRESS"

@@ -1,4 +1,4 @@
-"""A server that lost commits makes other epochs of the same numbers: nobody goes on with the lost ones."""
+"""A server that lost commits makes other epochs of the same numbers; no process uses the lost ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def again(table: TableContext) -> TableContext:
 
 
 def lose_epochs(table: TableContext) -> None:
-    """As when a server is restored to an earlier moment in place, or one that lagged behind takes over."""
+    """Loses epochs, as when a server is restored in place, or a standby that lagged behind takes over."""
     with table.supplier.connection() as conn, conn.transaction():
         for statement in (
             "delete from partition where table_id = %s and parent_id is not null",

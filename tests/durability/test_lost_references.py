@@ -1,4 +1,4 @@
-"""A reference that is lost is told by a check, whatever comes after it, until somebody accepts it."""
+"""A lost reference is reported by each check, whatever comes after it, until a user accepts it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def lose_all(lake: Instance) -> None:
 
 
 def lose_one_half(lake: Instance) -> None:
-    """Of a leaf that is divided."""
+    """Loses the reference of one half of a divided leaf."""
     table = lake.table("t")
     _, right = table.partitions.split(names_of_leaves(lake)[0], 100)
     table.split()
@@ -83,7 +83,7 @@ WAYS: list[Callable[[Instance], None]] = [
 
 
 def a_day_passes(lake: Instance) -> None:
-    """So that all is counted again."""
+    """Moves the last full count back a day, so that all is counted again."""
     query(lake._supplier, "update watermark set whole_at = whole_at - interval '25 hours'")
 
 
@@ -134,7 +134,7 @@ def test_what_is_lost_is_told_for_ever(
     told = lost(lake)
     assert told
     assert all(one.table == "t" for one in told)
-    assert found(lake) <= {"totals", "file_without_reference"}  # no object is gone
+    assert found(lake) <= {"totals", "file_without_reference"}  # no object is missing
 
 
 def test_it_names_the_file_and_stays_after_a_count(lake: Instance) -> None:
@@ -285,7 +285,7 @@ ADDED = {
 @pytest.mark.few(1)
 @pytest.mark.parametrize("added", ["35 days ago", "29 days ago, 00:10"], ids=["before", "clock set back"])
 def test_a_log_that_is_dropped_makes_nothing_lost(lake: Instance, added: str) -> None:
-    """What was removed long ago is told by nothing any more, by whatever clock it was added."""
+    """References removed long ago are in no log, whatever clock they were added by."""
     table, name, leaf = lake.table("t"), shared_file(lake), names_of_leaves(lake)[0]
     query(lake._supplier, "update instance set removals_since = now() - interval '40 days'")
     days, _, hour = added.partition(" days ago")

@@ -1,4 +1,4 @@
-"""Rows that the database has lost are told as lost, at once, and not taken for conversions or drops."""
+"""Rows that the database lost are reported as lost, at once, and not taken for conversions or drops."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ def test_a_lost_database_is_made_of_the_backup_in_the_store(lost: Path) -> None:
         instance.table("t").ingest(pa.table({"key": [7]}))
         instance.maintain(once=True)
         assert keys(instance, "t") == [0, 1, 2, 7]
-        # what came later is nobody's, and stays
+        # files that came later have no reference, and stay
         assert len(files(lost)) == 2
         assert later in files(lost)
         # the next is of the new incarnation
@@ -298,7 +298,7 @@ def test_a_lost_database_is_made_of_the_backup_in_the_store(lost: Path) -> None:
 
 @pytest.mark.slow
 def test_what_the_last_backup_refers_to_is_there_whatever_was_merged_since(tmp_path: Path) -> None:
-    """And orphans are not deleted while files are missing, of whose rows they may be the last copy."""
+    """Orphans are not deleted while files are missing, as they may be the last copy of their rows."""
     lake = tmp_path / "lake"
     with dm.local(lake) as instance:
         fill(instance, "t", files=1)

@@ -1,4 +1,4 @@
-"""Orphans: what the database does not know is listed, and deleted when told to; nothing else ever is."""
+"""Orphans: objects that the database does not know are listed, and deleted only on request."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def url(objects: Path) -> str:
 
 @pytest.fixture
 def instance(instance: Instance) -> Instance:
-    """With a table `t`."""
+    """Returns the instance with a table `t`."""
     instance.create_table("t", SCHEMA)
     return instance
 
@@ -148,7 +148,7 @@ def test_orphans_are_deleted_when_they_are_old(instance: Instance, objects: Path
 
 @pytest.mark.slow
 def test_a_copy_deletes_none(dsn: str, url: str, copy: str, objects: Path) -> None:
-    """What it does not know may be the owner's."""
+    """Objects that a copy does not know may be the owner's."""
     with dm.connect(dsn, url) as owner:
         add(owner, 2)
     before = files(objects)
@@ -190,7 +190,7 @@ def test_what_another_timeline_wrote_is_quarantined(
         assert set(found) - set(others) <= files(objects)
         with pytest.raises(InstanceTakenOver):
             former.delete_orphans(NOW)
-    # there is a way back, as nobody deleted
+    # there is a way back, as nothing was deleted
     with dm.connect(dsn, url) as former:
         former.adopt()
         assert keys(former) == [1, 2]

@@ -1,4 +1,4 @@
-"""Which database may write into an object store: copies of the owner, emptied stores, crashes in between."""
+"""Ownership of an object store: copies of the owner, emptied stores, and crashes in between."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ def test_a_cluster_of_aurora_is_told_by_its_endpoint(host: str, cluster: str | N
 def test_a_clone_with_all_of_the_original_but_its_endpoint_is_a_copy(
     dsn: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Aurora may clone: the same system identifier, timeline, and database."""
+    """Covers clones that Aurora may make: with the same system identifier, timeline, and database."""
     monkeypatch.setattr(incarnations, "cluster_of", lambda host: "prod")
     with dm.connect(dsn, url):
         pass
@@ -360,7 +360,7 @@ def test_a_clone_with_all_of_the_original_but_its_endpoint_is_a_copy(
 
 
 def test_what_a_managed_server_does_not_tell_is_left_out(dsn: str, url: str) -> None:
-    """Whoever may not call pg_control_system: the store's incarnation alone tells then."""
+    """A role that may not call pg_control_system depends on the store's incarnation alone."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("create role plain nologin")
         try:

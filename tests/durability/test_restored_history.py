@@ -142,9 +142,9 @@ def copies(dsn: str) -> Iterator[list[str]]:
 
 
 def recorded(dsn: str, url: str, copies: list[str], actor: Actor, commits: int) -> list[Moment]:
-    """What happened, with a copy of the database after each commit.
+    """Records a history of changes, with a copy of the database after each commit.
 
-    The objects of dropped tables are held: they would be gone, and no database brings back an object.
+    The objects of dropped tables are held: otherwise a restored database would lack them.
     """
     moments = []
     hold = "insert into hold (holder, since, until) values ('history', clock_timestamp(), 'infinity')"
@@ -187,7 +187,7 @@ def test_each_commit_of_a_history_can_be_restored(dsn: str, tmp_path: Path, copi
 
 
 def check(instance: Instance, moment: Moment, actor: Actor) -> None:
-    """What was acknowledged is there; each message is applied once, if it is for a table of this timeline."""
+    """Checks that acknowledged changes are there, and each message of this timeline is applied once."""
     assert rows(instance) == moment.rows
     expected = {
         name: sorted({*moment.rows[name], *(key for one in of(actor, uuid) for key in one.keys)})

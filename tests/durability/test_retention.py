@@ -37,7 +37,7 @@ def add(table: Table, *keys: int) -> None:
 
 
 def age(instance: Instance, table: Table, hours: dict[int, float]) -> None:
-    """As if cuts had been recorded so many hours ago, and the table were older."""
+    """Moves cuts so many hours back in time, and makes the table older."""
     execute(instance, "update tables set history_since = history_since - interval '100 hours'")
     for cut_id, each in hours.items():
         execute(
@@ -52,7 +52,7 @@ def age(instance: Instance, table: Table, hours: dict[int, float]) -> None:
 
 @pytest.fixture
 def table(instance: Instance) -> Table:
-    """With cuts of all ages, after each of which as many bytes were ingested."""
+    """Returns a table with cuts of all ages; the same number of bytes was ingested after each."""
     table = new_table(instance)
     found = []
     for key in range(len(AGES)):
@@ -228,7 +228,7 @@ def test_what_lies_before_a_truncation_is_collected_and_nothing_else(instance: I
     assert table.status().unreferenced_files == 4
     assert table.history.truncate("later")
     collect_all(instance, table)
-    # the two that were compacted before the cut are gone; those of the second compaction it needs
+    # deletes the two files compacted before the cut; it needs those of the second compaction
     assert table.status().unreferenced_files == 2
     assert sorted(table.changes(after="later").read_all()["key"].to_pylist()) == [2, 3]
     assert [reference.row_count for reference in table.history.files_at("later")] == [2]
@@ -297,7 +297,7 @@ def test_sizes_between_moments(table: Table) -> None:
 
 
 def test_sizes_beyond_the_log_are_refused_and_never_too_small(instance: Instance, table: Table) -> None:
-    """What was ingested and compacted away is known by the log alone."""
+    """Rows that were ingested and compacted since are known by the log alone."""
     first, *_, last = cuts(table.context)
     gone = last.recorded_at + timedelta(hours=1)
     execute(instance, "update tables set log_since = %s, history_since = %s", gone, gone)

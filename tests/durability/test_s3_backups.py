@@ -30,7 +30,7 @@ PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", com
 
 @pytest.fixture(autouse=True)
 def of_the_environment(s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where S3 is, as AWS's tools are told."""
+    """Sets the environment variables from which AWS's tools take the endpoint."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_options["endpoint"])
     for name in ("region", "access_key_id", "secret_access_key"):
         monkeypatch.setenv(f"AWS_{name.upper()}", s3_options[name])
@@ -38,7 +38,7 @@ def of_the_environment(s3_options: dict[str, str], monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def bucket(s3_store: ObjectStore) -> str:
-    """Of the test's own, with a prefix."""
+    """Returns the URL of a prefix in a bucket for this test."""
     return s3_store.url
 
 

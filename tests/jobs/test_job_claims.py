@@ -1,4 +1,4 @@
-"""The statements of workers, one after another: who has a job, who is told, what a claim is good for."""
+"""The statements of workers, one after another: claims, notifications, and lost claims."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def lease_seconds(supplier: ConnectionSupplier, worker_id: UUID) -> float:
 
 
 @contextmanager
-def told(supplier: ConnectionSupplier, expected: str | int) -> Iterator[None]:
-    """What a worker that sleeps is told within the context."""
+def notified(supplier: ConnectionSupplier, expected: str | int) -> Iterator[None]:
+    """Checks the notification that a sleeping worker gets while the block runs."""
     with supplier.connection() as conn:
         conn.execute("listen dormouse_jobs")
         yield
@@ -123,7 +123,7 @@ def test_a_claim_that_the_database_has_lost_replaces_no_result(
 
 
 def test_a_worker_that_works_is_soon_found_dead(jobs: JobStore, supplier: ConnectionSupplier) -> None:
-    """One that sleeps has a lease for as long as it sleeps, too."""
+    """A worker that sleeps has a lease for as long as it sleeps."""
     me = Hand(jobs, supplier)
     assert me.claims.look(me.id, [me.kind], 90.0, 60.0).is_alive
     assert 80 < me.lease_seconds() <= 90
@@ -134,15 +134,15 @@ def test_a_worker_that_works_is_soon_found_dead(jobs: JobStore, supplier: Connec
 def test_a_worker_that_has_jobs_is_soon_found_dead_though_it_sleeps(
     jobs: JobStore, supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When they have ended it has a lease for as long as it sleeps."""
+    """After its jobs have ended it has a lease for as long as it sleeps."""
     look, looked, gate = Claims.look, queue.SimpleQueue[None](), threading.Event()
 
-    def told(*given: Any) -> Any:
+    def unheard(*given: Any) -> Any:
         found = look(*given)
         looked.put(None)
         return found
 
-    monkeypatch.setattr(Claims, "look", told)
+    monkeypatch.setattr(Claims, "look", unheard)
     jobs.start("work", None)
     with Working(jobs.worker({"work": lambda *_: gate.wait()}, threads=2, lease_seconds=30.0)) as worker:
         for _ in range(2):  # before it claims, and when it has nothing else to do
@@ -155,7 +155,7 @@ def test_a_worker_that_has_jobs_is_soon_found_dead_though_it_sleeps(
 
 
 def test_a_worker_that_has_jobs_is_not_forgotten(jobs: JobStore, supplier: ConnectionSupplier) -> None:
-    """Nobody would take them over."""
+    """Otherwise no worker would take over its jobs."""
     job_id, me, other = jobs.start("work", None), Hand(jobs, supplier), Hand(jobs, supplier)
     assert len(me.claim()) == 1
     me.claims.leave(me.id)
@@ -168,11 +168,11 @@ def test_others_are_told_of_jobs_that_wait_again(jobs: JobStore, supplier: Conne
     jobs.start("work", None)
     me, other = Hand(jobs, supplier), Hand(jobs, supplier)
     me.claim()
-    with told(supplier, me.kind):
+    with notified(supplier, me.kind):
         me.claims.give_back(me.id, [me.kind])
     me.claim()
     me.dies()
-    with told(supplier, me.kind):
+    with notified(supplier, me.kind):
         assert other.claims.take_over() == 1
 
 
@@ -184,7 +184,7 @@ def test_others_are_told_of_a_place_that_a_dead_worker_had(
     assert len(me.claim(limited=True)) == 1
     jobs.cancel(job_id)
     me.dies()
-    with told(supplier, me.kind):
+    with notified(supplier, me.kind):
         assert other.claims.take_over() == 1
 
 
@@ -194,12 +194,12 @@ def test_one_that_sleeps_is_told_when_a_limit_allows_more(
     for _ in range(2):
         jobs.start("work", None)
     me, other = Hand(jobs, supplier), Hand(jobs, supplier)
-    with told(supplier, "limits"):
+    with notified(supplier, "limits"):
         jobs.limit("work", 1)
     [mine] = me.claim(limited=True)
     assert other.claim(limited=True) == []
     other.claims.look(other.id, [other.kind], LEASE_SECONDS, LEASE_SECONDS)
-    with told(supplier, other.kind):
+    with notified(supplier, other.kind):
         assert me.ends(mine)
     assert len(other.claim(limited=True)) == 1
 
@@ -264,7 +264,7 @@ def test_a_request_that_can_never_be_read_holds_up_no_kind_with_a_limit(
 def test_a_claim_whose_answer_is_lost_is_made_again(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch, limited: bool
 ) -> None:
-    """The database says that this worker runs the job: nobody else would take it as long as it lives."""
+    """The database has this worker as the job's: no other would take it as long as this one lives."""
     claim, losses = Claims.claim, iter(range(1))
 
     def lose(*given: Any, **more: Any) -> list[Claim]:
@@ -292,7 +292,7 @@ def test_one_that_is_frozen_amid_its_claim_holds_up_no_worker(
     frozen_ms: int,
     ends: list[str],
 ) -> None:
-    """Of kinds with a limit for as long as the server waits for it; of others not at all."""
+    """A frozen claim holds up kinds with a limit until the server ends it, and other kinds not at all."""
     frozen, gate = threading.Event(), threading.Event()
     run = claims.run_transaction
 
@@ -356,7 +356,7 @@ def test_one_that_is_frozen_while_it_ends_jobs_is_found_dead(
 def test_a_worker_that_cannot_register_yet_tries_again(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it is registered, and was not told so."""
+    """Covers a worker whose registration succeeded although its answer was lost."""
     register, failures = Claims.register, iter(range(1))
 
     def lose(*given: Any) -> None:

@@ -50,7 +50,7 @@ def count_ended(supplier: ConnectionSupplier) -> int:
 
 
 def holding(jobs: JobStore, file: Path) -> str:
-    """A job that runs until the file is gone, and is running."""
+    """Starts a job that runs until the file is deleted; returns when it runs."""
     job_id = jobs.start("hold", {"file": str(file)})
     until(file.exists)
     return job_id
@@ -118,7 +118,7 @@ def test_a_worker_that_goes_on_before_another_took_its_job_keeps_it(
 def test_a_worker_whose_function_tells_nothing_keeps_its_jobs(
     jobs: JobStore, supplier: ConnectionSupplier
 ) -> None:
-    """For longer than its lease was when it claimed them."""
+    """The outage is longer than its lease was when it claimed them."""
     gate = threading.Event()
 
     def lease() -> Any:
@@ -253,7 +253,7 @@ def test_a_limit_that_is_raised_or_gone_lets_more_run(jobs: JobStore) -> None:
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """An exception that stands for the end of the process."""
 
 
 STEPS = ("register", "look", "claim", "awake", "finish", "take_over", "leave")

@@ -1,4 +1,4 @@
-"""When a worker is taken for dead, and that an outage of the database is no death."""
+"""The death of workers: when one is taken for dead, and that an outage of the database is no death."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Hand:
         )
 
     def dies(self) -> None:
-        """Until others have its job."""
+        """Waits until another worker has its job."""
         self.lease_ends()
         self.claims.take_over()
         self.grace_ends()
@@ -71,7 +71,7 @@ class Hand:
 def test_a_lease_that_is_over_is_renewed_while_others_do_not_have_the_jobs(
     jobs: JobStore, supplier: ConnectionSupplier
 ) -> None:
-    """Also a job that ends in that time counts."""
+    """A job that ends in that time counts, too."""
     first, second = jobs.start("work", 1), jobs.start("work", 2)
     hand = Hand(jobs, supplier)
     claim = hand.claim()
@@ -88,7 +88,7 @@ def test_a_lease_that_is_over_is_renewed_while_others_do_not_have_the_jobs(
 def test_a_worker_has_time_to_renew_its_lease_after_it_was_found_to_be_over(
     jobs: JobStore, supplier: ConnectionSupplier
 ) -> None:
-    """As the database may have answered nothing while the lease ended."""
+    """The database may have been out of reach while the lease ended."""
     job_id, hand = jobs.start("work", 1), Hand(jobs, supplier)
     hand.claim()
     hand.lease_ends()
@@ -124,7 +124,7 @@ def test_a_death_of_a_worker_that_lives_is_not_counted(jobs: JobStore, supplier:
 def test_a_worker_that_was_found_dead_says_that_it_lives(
     jobs: JobStore, supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of its own accord, as soon as it learns it; and it runs jobs again."""
+    """It gives them up as soon as it learns of it, and runs jobs again."""
     monkeypatch.setattr(pulses, "NEWS_SECONDS", 0.01)
     job_id = jobs.start("work", None)
     gate, runs = threading.Event(), []

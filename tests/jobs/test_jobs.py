@@ -79,7 +79,7 @@ def test_the_same_job_started_again_is_one_job(jobs: JobStore, job_id: str) -> N
 
 
 def test_starts_at_once_with_one_id_are_one_job(jobs: JobStore) -> None:
-    """Also while the job ends, and is moved from one table to another."""
+    """This holds while the job ends and is moved from one table to another, too."""
     ran: list[int] = []
     gate = threading.Barrier(4)
 
@@ -385,10 +385,10 @@ def test_a_request_that_is_no_json_starts_nothing(jobs: JobStore, request_: Any)
     assert jobs.list() == []
 
 
-@pytest.mark.parametrize("told", [(-1,), (1.5,), (1 << 63,), (True,), (1, 2, 3)])
-def test_progress_is_whole_numbers_and_a_text(told: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("values", [(-1,), (1.5,), (1 << 63,), (True,), (1, 2, 3)])
+def test_progress_is_whole_numbers_and_a_text(values: tuple[Any, ...]) -> None:
     with pytest.raises(InvalidInput):
-        Progress("id")(*told)
+        Progress("id")(*values)
 
 
 def test_a_job_that_is_not_there_is_said(jobs: JobStore) -> None:

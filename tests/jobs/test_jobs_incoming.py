@@ -1,4 +1,4 @@
-"""What a job ingests from the folder in which others put objects: no link is followed, no path is said."""
+"""Jobs that ingest from the folder for incoming objects: no link is followed, no path is disclosed."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_file_that_becomes_a_link_meanwhile_is_not_read(
 def test_regular_files_are_ingested(
     instance: Instance, client: Client, incoming: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
-    """By a link in the store, or as a copy where there can be none."""
+    """The object becomes a link in the store, or a copy where links are not possible."""
 
     link = os.link
 

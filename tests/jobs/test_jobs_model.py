@@ -118,7 +118,7 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(hand=workers, state=st.sampled_from(["COMPLETE", "FAILED", "CANCELLED"]), count=st.integers(1, 4))
     def finish(self, hand: Hand, state: str, count: int) -> None:
-        """Also by the dead, of what others have since, and what ended."""
+        """Finishes jobs, also by dead workers, and jobs that another worker has or that ended."""
         mine, hand.claims = hand.claims[:count], hand.claims[count:]
         if not mine:
             return
@@ -131,13 +131,13 @@ class Jobs(RuleBasedStateMachine):
             job.state, job.holder = state, None
             job.result = one.number if state == "COMPLETE" else None
 
-    def _holds(self, hand: Hand, one: Claim) -> bool:
-        job = self.jobs[one.job_id]
-        return (job.holder, job.token) == (hand.worker_id, one.token)
+    def _holds(self, hand: Hand, claim: Claim) -> bool:
+        job = self.jobs[claim.job_id]
+        return (job.holder, job.token) == (hand.worker_id, claim.token)
 
     @rule(hand=workers, count=st.integers(1, 4), forgets=st.booleans())
     def give_back(self, hand: Hand, count: int, forgets: bool) -> None:
-        """One that does not forget them finishes later, perhaps after a new claim."""
+        """Gives jobs back. A worker that does not forget them finishes later, perhaps after a new claim."""
         mine, kept = hand.claims[:count], hand.claims[count:]
         hand.claims = kept if forgets else [*kept, *mine]
         self.claims.give_back(hand.worker_id, list(self.kind_ids.values()), [one.job_key for one in kept])
@@ -176,7 +176,7 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(hand=workers)
     def lives(self, hand: Hand) -> None:
-        """One that was found dead says that it lives."""
+        """Reports that a worker that was found dead is alive."""
         if not hand.is_dead:
             return
         self.claims.lives(hand.worker_id, [one.job_key for one in hand.claims])

@@ -47,7 +47,7 @@ def test_rounds_are_seen_among_the_jobs(instance: Instance) -> None:
     for number in range(2):
         table.ingest(rows(number))
     table.compact()
-    table.compact()  # finds nothing to do, and is not told of
+    table.compact()  # finds nothing to do, and is not listed
     with pytest.raises(InvalidData):
         table.ingest(pa.table({"other": [1]}))
     instance._tables.reports.close()
@@ -92,7 +92,7 @@ def test_an_ingest_does_not_fail_for_what_cannot_be_told(
 
 
 def age(instance: Instance, days: int) -> None:
-    """As if all that ended had ended so many days earlier."""
+    """Makes all jobs that ended older by so many days."""
     with instance._supplier.connection() as conn:
         conn.execute("update ended_job set ended_at = ended_at - make_interval(days => %s)", [days])
     roll(instance._supplier)
@@ -134,7 +134,7 @@ def test_days_of_jobs_expire_with_all_that_is_theirs(instance: Instance) -> None
 
 
 def test_after_an_adoption_objects_of_jobs_stay(instance: Instance) -> None:
-    """Those of jobs that are not known may be another timeline's; the others are held."""
+    """Objects of unknown jobs may be another timeline's; the others are held."""
     theirs, mine = answer_name("theirs", 1), answer_name("mine", 1)
     for name in (theirs, mine):
         instance.objects.put(name, b"rows")
@@ -211,7 +211,7 @@ def test_scheduled_upkeep_expires_jobs_in_its_time(
 
 
 def connections(supplier: ConnectionSupplier) -> int:
-    """Those of workers, as `application_name` tells."""
+    """Counts the connections of workers, by `application_name`."""
     with supplier.connection() as conn:
         found = conn.execute(
             "select count(*) from pg_stat_activity "

@@ -1,4 +1,4 @@
-"""Long work over HTTP: queries whose answers become objects, ingests of objects, rounds; who may what."""
+"""Long work over HTTP: queries whose answers become objects, ingests of objects, rounds; permissions."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_an_answer_of_a_claim_that_the_database_has_lost_stays_beside_the_answer
 def test_a_service_whose_worker_ends_gets_another(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the database took only reads for a moment."""
+    """Covers a database that was read-only for a moment."""
     look, failures = Claims.look, iter(range(1))
     ended_once = threading.Event()
 
@@ -124,7 +124,7 @@ def test_the_rows_of_a_table_are_an_object(client: Client, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_rows_are_those_that_a_query_would_give(instance: Instance, client: Client, tmp_path: Path) -> None:
-    """By the columns of the moment that is asked for, which had other names."""
+    """The query uses the columns of the moment that it reads, which had other names."""
     table = instance.table("t")
     then = str(table.history.record_cut("before").name)
     table.rename_column("v", "w")
@@ -199,7 +199,7 @@ def test_a_query_that_fails_says_why(client: Client) -> None:
 
 @pytest.mark.slow
 def test_a_query_is_cancelled(instance: Instance, client: Client) -> None:
-    """Also while DuckDB computes, and tells nothing."""
+    """It is cancelled also while DuckDB computes and reports no progress."""
     slow = "select count(*) from range(100000000) a, range(100000) b where hash(a.range + b.range) = 7"
     job_id = client.jobs.start("query", {"statement": slow})
     until(lambda: not client.jobs.status(job_id).is_waiting)
@@ -253,7 +253,7 @@ def test_an_object_that_is_not_there_fails_its_job(client: Client) -> None:
 
 @pytest.mark.slow
 def test_a_service_of_its_own_jobs_alone_runs_none(instance: Instance, tmp_path: Path) -> None:
-    """With 0 threads others run them; and what has not ended has no result."""
+    """Other services run the jobs of a service with 0 threads; a job that has not ended has no result."""
     with serving(instance, job_threads=0) as url, connect(url) as client:
         job_id = client.jobs.start("query", {"statement": "select 1 as n"})
         assert (client.jobs.status(job_id).is_waiting, client.jobs.status(job_id).has_workers) == (
@@ -275,7 +275,7 @@ def test_without_threads_there_are_no_paths_of_jobs(instance: Instance) -> None:
 @pytest.mark.slow
 def test_tokens_say_who_may_start_what(instance: Instance, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
-    tokens.write_text("# who may what\netl ingest,compact etl-token\n\nana query,split ana-token  # she\n")
+    tokens.write_text("# permissions\netl ingest,compact etl-token\n\nana query,split ana-token  # she\n")
     tokens.chmod(0o600)
     with serving(instance, job_threads=1, token="service", job_tokens_file=tokens) as url:  # noqa: S106
         clients = [connect(url, token) for token in ("etl-token", "ana-token", "service", "wrong")]

@@ -83,7 +83,7 @@ def small_server() -> Iterator[str]:
 
 @pytest.fixture
 def crowded_dsn(small_server: str) -> str:
-    """The server, with nobody's work done yet, and the connections of the test before gone."""
+    """Returns the DSN of a server without any job, after all earlier connections were closed."""
     with closing(ConnectionSupplier(small_server, wait_seconds_max=WAIT_SECONDS_MAX)) as supplier:
         run_statement(supplier, lambda conn: conn.execute("delete from public.done"))
         wait_until(lambda: query(supplier, OTHERS) == [(0,)])

@@ -152,7 +152,7 @@ def test_collected_changes_are_an_error_before_the_first_row(
     table.garbage.collect()
     with pytest.raises(ObjectNotFound):
         table.objects.size(first)
-    with pytest.raises(CutExpired, match="cannot be read any more"):
+    with pytest.raises(CutExpired, match="can no longer be read"):
         reader.read_all()
     for after in (start, low):
         with pytest.raises(CutExpired, match="does not reach back"):

@@ -1,8 +1,9 @@
-"""Applies a batch of commit requests: one transaction a table, and an answer for each request.
+"""The application of a batch of commit requests: one transaction a table, one answer a request.
 
-The kinds go in an order in which one makes what the next needs; what is still missing is tried again at once
-when the pass applied anything, and later otherwise. When a statement fails as a whole, the batch is halved
-until the request that made it fail stands alone; what waits for others is put off together.
+The kinds of requests are applied in a fixed order, so that each finds what the kinds before it made. A
+request whose inputs are still missing is retried at once if the pass applied anything, and later otherwise.
+When a statement fails as a whole, the batch is halved until the request that made it fail stands alone. If
+it fails only because of a lock or a database out of reach, the whole batch is put off.
 """
 
 from __future__ import annotations
@@ -64,19 +65,19 @@ from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.files.updates import Whole
 from dormouse.state.partitions import PartitionStore
 
-# The tables that commit requests are for: looked up once a batch, and kept as long as they do not change.
+# The tables that commit requests are for: read once a batch, and cached while they do not change.
 
 KEPT_MAX = 10_000
 
 TRUSTED_SECONDS = 5.0
-"""How late a change of a table's properties may be noticed."""
+"""How long a cached table is used before its row is read again: a change is noticed this late at most."""
 
 _INTEGER_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class CommitTable:
-    """What applies the requests of one table."""
+    """A table, and the stores that apply its requests."""
 
     record: TableRecord
     store: FileReferenceStore
@@ -85,7 +86,7 @@ class CommitTable:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A table as its row said, and when it last said so."""
+    """A cached table, the row that it was made from, and when that row was last read."""
 
     row: tuple[Any, ...]
     table: CommitTable
@@ -101,9 +102,9 @@ class Tables:
         self._kept: dict[int, _Kept] = {}
 
     def named(self, wanted: Iterable[tuple[int | None, str]]) -> dict[tuple[int | None, str], CommitTable]:
-        """The tables, by (id, name); an id is stronger than its name, which may be from before a rename.
+        """Returns the tables that exist, by (id, name).
 
-        Tables that do not exist are left out.
+        Where an id is given it decides: the name may be from before a rename.
         """
         keys = set(wanted)
         known = self._checked_lately({key for key, _ in keys if key is not None})
@@ -119,9 +120,9 @@ class Tables:
     def lacks(
         self, tables: Collection[tuple[str, str | None]]
     ) -> dict[tuple[str, str | None], TableNotFound]:
-        """The errors of tables that do not exist, by (name, UUID), from at most one question.
+        """Returns an error for each table that does not exist, by (name, UUID), with at most one query.
 
-        This database may be of a moment before they were made.
+        If this database was restored, such a table may be newer than its backup, and the error explains that.
         """
         if all(uuid is None for _, uuid in tables):
             was_adopted = False
@@ -131,14 +132,17 @@ class Tables:
         return {(name, uuid): _lacking(name, uuid if was_adopted else None) for name, uuid in tables}
 
     def _checked_lately(self, ids: set[int]) -> dict[int, CommitTable]:
-        """What need not be asked for: an id stays a table's, and its store notices when it is dropped."""
+        """Returns the cached tables that were checked in the last `TRUSTED_SECONDS`.
+
+        An id is never given to another table, and the table's store notices when the table was dropped.
+        """
         since = time.monotonic() - TRUSTED_SECONDS
         with self._lock:
             kept = {key: self._kept[key] for key in ids if key in self._kept}
         return {key: item.table for key, item in kept.items() if item.checked_at > since}
 
     def _read(self, values: dict[str, Any]) -> list[CommitTable]:
-        """The tables that have these ids or names; one whose row has not changed is the one that was kept."""
+        """Reads the tables of these ids or names; returns the cached object where the row has not changed."""
         now = time.monotonic()
         rows = run_statement(
             self.supplier, rows_of(_QUERIES["tables"], values), operation="tables of commits"
@@ -189,7 +193,7 @@ _KINDS: tuple[Kind, ...] = (
     "delete_collected_files",
 )
 _ITEMS_ALONE = {"split_file_references", "replace_file_references"}
-_KEPT_FOR_EVER = {"add_files"}
+_NEVER_EXPIRE = {"add_files"}
 _QUERIES = load(__package__ or "", "apply")
 
 Requests = dict[int, CommitRequest]
@@ -197,9 +201,9 @@ Outcomes = dict[int, CommitOutcome]
 
 
 def apply(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
-    """The outcome of each, in their order.
+    """Applies requests; returns the outcome of each, in their order.
 
-    Raises `InstanceTooNew`, and nothing for what else is wrong with a request or a database.
+    Raises only `InstanceTooNew`. Every other error, of a request or of the database, becomes an outcome.
     """
     try:
         batches, outcomes = _batches(tables, envelopes)
@@ -215,9 +219,10 @@ def apply(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
 
 
 def apply_whole(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome | None]:
-    """The outcome of each, in one round trip; None where nothing was applied and `apply` tells why, or may.
+    """Applies requests in one round trip; returns the outcome of each, in their order.
 
-    Only where the tables of the ids still have the names that the requests know.
+    Applies only to tables that still have the names in the requests. The outcome is None where nothing was
+    applied; the caller then uses `apply`, which can do more and gives reasons.
     """
     batches, refused = _batches(tables, envelopes)
     outcomes = _sent_together(tables.supplier, batches, as_named=True)
@@ -227,7 +232,7 @@ def apply_whole(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOut
 def _batches(
     tables: Tables, envelopes: Sequence[Envelope]
 ) -> tuple[list[tuple[_TableBatch, Requests]], Outcomes]:
-    """The requests of each table, by number; and of those that are none's, what is answered."""
+    """Returns the requests of each table, by number, and the outcomes of requests that no table takes."""
     outcomes: Outcomes = {}
     found = tables.named((e.table_id, e.request.table) for e in envelopes)
     missing = tables.lacks(
@@ -253,9 +258,10 @@ def _batches(
 def _sent_together(
     supplier: Supplier, batches: Sequence[tuple[_TableBatch, Requests]], *, as_named: bool = False
 ) -> Outcomes:
-    """Of the tables for which one statement does; each is sent before the last one's answer is waited for.
+    """Applies the batches of tables for which one statement is enough, in one pipeline; returns outcomes.
 
-    What fails there is left to be applied by itself, which tells why; but nothing waits for a lock twice.
+    A batch that fails has no outcome, and the caller applies it alone, which finds the reason. The exception
+    is a lock timeout, which becomes an outcome at once, so that no batch waits for a lock twice.
     """
     sent: list[tuple[_TableBatch, Requests, Whole]] = []
 
@@ -320,17 +326,20 @@ class _TableBatch:
             check_schema(self._supplier, error)
             if len(requests) == 1 or _halving_is_no_use(error):
                 return self.all_failed(requests, error)
-            # by chance: one that takes for ever does not come before the others each time
+            # shuffled, so that a request that hangs does not block the same requests in every retry
             mixed = random.sample(list(requests.items()), len(requests))
             half, rest = dict(mixed[: len(mixed) // 2]), dict(mixed[len(mixed) // 2 :])
             outcomes = self._batch(half)
             if only_waits(error) and all(outcome.waits for outcome in outcomes.values()):
-                return outcomes | self.all_failed(rest, error)  # it is not for its size
+                return outcomes | self.all_failed(rest, error)  # the batch did not fail for its size
             return outcomes | self._batch(rest)
         return self.outcomes(requests, results)
 
     def whole(self, requests: Requests, *, as_named: bool) -> Whole | None:
-        """What applies all at once, if the table is called as they say; None where that takes more."""
+        """Returns one statement that applies all requests; None where several would be needed.
+
+        With `as_named` it applies nothing if the table has another name than the requests give.
+        """
         kinds = {request.kind for request in requests.values()}
         ids = {request.commit_id for request in requests.values()}
         kind = next((kind for kind in _KINDS if kinds == {kind}), None)
@@ -340,7 +349,7 @@ class _TableBatch:
         return self._table.store.whole(kind, _commits(kind, requests.values()), names)
 
     def outcomes(self, requests: Requests, results: dict[int, CommitResult]) -> Outcomes:
-        """What is answered to requests whose results are these."""
+        """Returns the outcomes of requests, made from the results of the store."""
         return {n: self._outcome(request, results[n]) for n, request in requests.items()}
 
     def _in_one_transaction(self, requests: Requests) -> dict[int, CommitResult]:
@@ -393,19 +402,19 @@ class _TableBatch:
         if result.state != "refused":
             part = RefusedPart(len(request.items), result.failed) if result.failed else None
             return answer(result.state, PartlyApplied(part) if part else None)
-        for_later: list[DormouseError] = []
-        for_ever: list[DormouseError] = []
+        retryable: list[DormouseError] = []
+        final: list[DormouseError] = []
         for _, error in result.failed:
-            (for_later if self._is_for_later(error) else for_ever).append(error)
+            (retryable if self._is_for_later(error) else final).append(error)
         if result.failed and attempt_of(request) is not None:
-            return answer("rejected", (for_ever or for_later)[0])  # its writer waits
-        # items that succeed alone are worth a try as long as one is; the others only together
-        if for_ever and not (for_later and request.kind in _ITEMS_ALONE):
-            return answer("rejected", for_ever[0])
-        return answer("try_later", for_later[0] if for_later else None)
+            return answer("rejected", (final or retryable)[0])  # its writer waits, and writes again
+        # items applied one by one are retried while one may succeed; the others only if all may
+        if final and not (retryable and request.kind in _ITEMS_ALONE):
+            return answer("rejected", final[0])
+        return answer("try_later", retryable[0] if retryable else None)
 
     def all_failed(self, requests: Requests, error: Exception) -> Outcomes:
-        """What is answered to requests that failed together."""
+        """Returns the outcomes of requests that failed together, with the same error."""
         return {n: self._failed(request, error) for n, request in requests.items()}
 
     def _failed(self, request: CommitRequest, error: Exception) -> CommitOutcome:
@@ -417,7 +426,10 @@ class _TableBatch:
         return is_for_later(error)
 
     def _is_held_by_another(self, error: FileReferenceNotAssignedToJob) -> bool:
-        """Its own assignment may still be in the queue, unless another job has got the reference."""
+        """Returns whether another job has the reference.
+
+        If not, the request that assigns it to this job may still be in the queue.
+        """
         if error.job_id is None or error.partition_id is None or error.filename is None:
             return False
         request = CheckAssignmentRequest(
@@ -428,12 +440,12 @@ class _TableBatch:
         except FileReferenceAssignedToJob:
             return True
         except (DormouseError, psycopg.Error):
-            pass  # it is tried again, and asked again
+            pass  # not known now: the request is retried, and this is checked again
         return False
 
 
 def _commits(kind: Kind, requests: Iterable[CommitRequest]) -> list[Commit]:
-    expires = kind not in _KEPT_FOR_EVER
+    expires = kind not in _NEVER_EXPIRE
     return [
         Commit(each.items, each.commit_id, expires, attempt_id=attempt_of(each), source=source_of(each))
         for each in requests
@@ -441,7 +453,7 @@ def _commits(kind: Kind, requests: Iterable[CommitRequest]) -> list[Commit]:
 
 
 def _without_repeated_ids(requests: Requests) -> list[Requests]:
-    """Waves in which each commit id comes once: a repetition meets its first coming as applied."""
+    """Divides requests into waves with each commit id once, so that a repetition is found applied before."""
     waves: list[Requests] = []
     seen: dict[str, int] = {}
     for number, request in requests.items():
@@ -461,7 +473,10 @@ def _halving_is_no_use(error: Exception) -> bool:
 
 
 def _check_timeline(envelope: Envelope, table: TableRecord) -> None:
-    """A database that was restored gives a table's number again."""
+    """Raises `TableOfAnotherTimeline` if the table has another UUID than the request.
+
+    A database that was restored may give the id of a lost table to a new one.
+    """
     if envelope.table_uuid not in (None, table.uuid):
         raise TableOfAnotherTimeline(
             f"commit {envelope.request.commit_id!r} is for the table {envelope.request.table!r} of UUID "

@@ -1,4 +1,4 @@
-"""The commit queues of an instance: requests get in, committers apply them, submitters ask for them."""
+"""The commit queues of an instance: callers submit requests and ask for states, committers apply them."""
 
 from __future__ import annotations
 
@@ -59,33 +59,40 @@ from dormouse.state.files.attempts import WriteAttempts
 if TYPE_CHECKING:
     from dormouse.state.commits.committer import Committer
 
-# Commits of those who wait for them: applied at once, without a queue between, as a synchronous commit is.
+# Commits whose callers wait for them are applied at once, without a queue.
 
 
 class DirectCommits:
-    """Applies requests in the caller's thread, or in that of another who does so just now."""
+    """A way around the queue: requests are applied by the caller's thread, or with another caller's batch."""
 
     def __init__(self, tables: Tables) -> None:
-        """The supplier's sessions wait for the disk: who is answered was told the truth."""
+        # the sessions of this supplier wait for the disk, so an answer means that the commit is durable
         self._tables = tables
         self._ids: dict[str, int] = {}
         self._together = Together(self._apply_all)
 
     def commit(self, requests: Sequence[CommitRequest]) -> list[CommitOutcome]:
-        """The outcome of each, in their order: `try_later` for what is left to the queue. `TableNotFound`."""
+        """Applies requests; returns the outcome of each, in their order.
+
+        A request with the outcome `try_later` is for the caller to send to the queue. Raises `TableNotFound`.
+        """
         ids = [self._ids.get(request.table) for request in requests]
         if None not in ids:
-            found = self._together([Envelope(r, i) for r, i in zip(requests, ids, strict=True)])
-            if found is not None:
-                return found
+            outcomes = self._together([Envelope(r, i) for r, i in zip(requests, ids, strict=True)])
+            if outcomes is not None:
+                return outcomes
         return self._apply(requests)
 
-    def _apply_all(self, them: Sequence[Sequence[Envelope]]) -> list[list[CommitOutcome] | None]:
-        """What is applied whole, to tables that have the names of before; None where it is not."""
-        outcomes = iter(apply_whole(self._tables, [envelope for each in them for envelope in each]))
-        found = [[next(outcomes) for _ in each] for each in them]
+    def _apply_all(self, calls: Sequence[Sequence[Envelope]]) -> list[list[CommitOutcome] | None]:
+        """Applies the requests of several calls in one round trip.
+
+        Returns the outcomes of each call; None for a call of which a request was not applied like this.
+        """
+        outcomes = iter(apply_whole(self._tables, [envelope for call in calls for envelope in call]))
+        by_call = [[next(outcomes) for _ in call] for call in calls]
         return [
-            whole if len(whole := [o for o in each if o is not None]) == len(each) else None for each in found
+            whole if len(whole := [o for o in each if o is not None]) == len(each) else None
+            for each in by_call
         ]
 
     def _apply(self, requests: Sequence[CommitRequest]) -> list[CommitOutcome]:
@@ -99,7 +106,7 @@ class DirectCommits:
                 raise TableNotFound(f"table {request.table!r} does not exist", table=request.table)
             self._ids[request.table] = tables[None, request.table].record.table_id
         outcomes = apply(self._tables, [Envelope(r, self._ids[r.table]) for r in requests])
-        # what a committer has applied before may not be on disk yet
+        # a commit that a committer applied before may not be on disk yet
         settled = iter(settle(self._tables.supplier, [o for o in outcomes if o.state != "applied"], began))
         return [o if o.state == "applied" else next(settled) for o in outcomes]
 
@@ -108,24 +115,24 @@ logger = logging.getLogger(__name__)
 
 SEND_BATCH_MAX = 1_000
 AWAIT_SECONDS = 0.1
-"""How long a look for answers may hold a connection, and a snapshot."""
+"""How long one query for answers may wait in the database, and so hold a connection and a snapshot."""
 JOIN_SECONDS = 0.2
 SENT_TOGETHER_CHARACTERS_MAX = 64 * 1024
-"""Of larger bodies each sender sends its own: they would make the others wait."""
+"""The largest bodies that are sent together with those of other threads, which wait for them."""
 _REQUESTS = get_args(CommitRequest)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sending:
-    """Messages for a queue, and the names that tables must still have."""
+    """Messages for a queue, and the names that their tables must still have when they are sent."""
 
     bodies: list[str] = field(default_factory=list)
     tables: set[TableName] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """Commits whose states are wanted, the tables that they are for, if known, and how long to wait."""
+class _StatusQuery:
+    """The commits whose states a caller wants, their tables if known, and how long to wait for them."""
 
     commit_ids: Sequence[str]
     table_ids: Sequence[int | None] = ()
@@ -133,7 +140,7 @@ class _Asked:
 
 
 class CommitQueues:
-    """Submits requests, makes committers, and tells what became of requests."""
+    """The commit queues of an instance: submits requests, makes committers, returns the states of commits."""
 
     def __init__(
         self,
@@ -144,14 +151,14 @@ class CommitQueues:
         committer: bool = False,
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        """Committers ask `check` before each batch; it raises when nothing may be applied any more."""
+        """Takes a `check` that committers call before each batch; it raises when nothing may be applied."""
         self._supplier = supplier
         self._check_owner = check
         self._objects = objects
         self._settings = settings
         self._limited = supplier.limited(**COMMIT)
         if not settings.commit_queue_urls:
-            # what is seen before it is on disk is told to be pending, by its message in the database
+            # sessions need not wait for the disk: a commit is reported as pending while its message is there
             self._limited = self._limited.hurried()
         self._tables = Tables(supplier)
         self._direct = DirectCommits(self._tables)
@@ -163,19 +170,19 @@ class CommitQueues:
         self._known: dict[str, TableRecord] = {}
         self._ask = Together(self._statuses_of_all)
         self.patience = Patience()
-        """How long commits take here; of all that wait for them."""
+        """How long commits take here, learned by all callers that wait for one."""
 
     @cached_property
     def queues(self) -> Sequence[CommitQueue]:
         """The queues, by number."""
-        found: list[CommitQueue] = []
+        queues: list[CommitQueue] = []
         if urls := self._settings.commit_queue_urls:
             from dormouse.state.commits.sqs_queue import SqsQueue
 
-            found += [SqsQueue(url) for url in urls]
+            queues += [SqsQueue(url) for url in urls]
         else:
-            found += [PostgresQueue(self._supplier, number) for number in range(self._settings.queues)]
-        return [PointerQueue(queue, self._objects) for queue in found]
+            queues += [PostgresQueue(self._supplier, number) for number in range(self._settings.queues)]
+        return [PointerQueue(queue, self._objects) for queue in queues]
 
     def submit(self, requests: Iterable[CommitRequest], waiting: Waiting | None = None) -> None:
         """Sends requests to the queues of their tables; see `Instance.submit`."""
@@ -186,7 +193,7 @@ class CommitQueues:
     def commit(
         self, sent: Iterable[CommitRequest], seconds_max: float, waiting: Waiting | None = None
     ) -> list[CommitStatus]:
-        """What became of requests, applied at once where they can be; see `Instance.commit`."""
+        """Applies requests at once, or through the queue; returns their statuses. See `Instance.commit`."""
         requests = list(_listed("commit", sent))
         deadline = time.monotonic() + _seconds(seconds_max)
         self._check(requests)
@@ -199,18 +206,21 @@ class CommitQueues:
         return [next(waited) if o.state == "try_later" else CommitStatus.of(o) for o in outcomes]
 
     def send(self, request: CommitRequest, table_id: int, table_uuid: str | None) -> None:
-        """Sends a request for the table of this id, whatever its name is by now."""
+        """Sends a request for the table of this id, also if the table was renamed."""
         body = encode(request, table_id=table_id, table_uuid=table_uuid)
         self._send(queue_number(table_id, self._settings.queues), _Sending([body]))
 
     def of_jobs(self, attempts: WriteAttempts) -> QueuedJobCommits | None:
-        """For jobs, where a committer is known to run: the instance's own, or those of a queue."""
+        """Returns the commits of jobs through the queue; None where no committer is known to run.
+
+        One is known to run if the instance runs its own, or if the settings name a queue.
+        """
         if not self._own_wanted and self._settings.commit_queue is None:
             return None
         return QueuedJobCommits(self.send, self.looks, self.patience, self._supplier, attempts)
 
     def committer(self, *options: int) -> Committer:
-        """Returns one that serves all queues, and what waits in queues that the settings no longer have.
+        """Returns a committer for all queues; moves messages of queues that the settings no longer have.
 
         `options` are the values of `CommitterOptions`, in its order.
         """
@@ -240,27 +250,33 @@ class CommitQueues:
         return sweep_bodies(self._supplier, self._objects, kept_seconds=self._settings.objects_kept_seconds)
 
     def statuses(self, commit_ids: Sequence[str]) -> list[CommitStatus]:
-        """The state of each commit, in their order."""
-        return self._ask(_Asked(commit_ids))
+        """Returns the state of each commit, in their order."""
+        return self._ask(_StatusQuery(commit_ids))
 
     def wait_for(
         self, commit_ids: Sequence[str], seconds_max: float, table_ids: Sequence[int | None] = ()
     ) -> list[CommitStatus]:
-        """The states, once none is pending or unknown, or the time is over; see `commit_statuses`."""
+        """Waits until no commit is pending or unknown, or the time is over; returns the states.
+
+        See `commit_statuses`.
+        """
         if isinstance(commit_ids, str):
             raise InvalidInput(f"commit ids must be a list: write [{commit_ids!r}]")
         deadline = time.monotonic() + _seconds(seconds_max)
         left = list(commit_ids)
         for seconds in self.looks(deadline):
-            # committers take the oldest first
-            found = self._ask(_Asked(commit_ids, table_ids, Awaiting(left[-1:], seconds)))
-            left = [one.commit_id for one in found if one.state not in {"applied", "rejected"}]
+            # committers take the oldest first, so the last one left is the one to wait for
+            statuses = self._ask(_StatusQuery(commit_ids, table_ids, Awaiting(left[-1:], seconds)))
+            left = [each.commit_id for each in statuses if each.state not in {"applied", "rejected"}]
             if time.monotonic() >= deadline or not left:
-                return found
+                return statuses
         raise AssertionError("it looks until it returns")
 
     def looks(self, deadline: float) -> Iterator[float]:
-        """When to look whether a commit is done: for how many seconds each look may wait in the database."""
+        """Yields whenever to look if a commit is done: the seconds that the look may wait in the database.
+
+        Sleeps between two looks, longer each time.
+        """
         if self._settings.commit_queue_urls:
             for pause in self.patience.pauses():
                 time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
@@ -268,19 +284,20 @@ class CommitQueues:
         for pause in more_and_more(SECONDS_MIN):
             ends = min(time.monotonic() + pause, deadline)
             yield min(AWAIT_SECONDS, max(0.0, deadline - time.monotonic()))
-            time.sleep(max(0.0, ends - time.monotonic()))  # what has no message at all is not waited for
+            # the database does not wait for a commit that has no message, so the wait may have been shorter
+            time.sleep(max(0.0, ends - time.monotonic()))
 
     def wait_for_room(self, table_id: int, waiting: Waiting | None = None) -> None:
         """Waits while the table's queue is above its high mark; raises `CommitQueueFull`."""
-        self._start_own()  # it may be the only one that makes room
+        self._start_own()  # our own committer may be the only one that empties the queue
         self._gates["job"][queue_number(table_id, self._settings.queues)].wait(waiting)
 
     def depths(self) -> list[QueueDepth]:
-        """How much waits in each queue."""
+        """Returns the depth of each queue."""
         return [queue.depth() for queue in self.queues]
 
     def dead_letters(self, limit: int) -> list[DeadLetter]:
-        """The last messages that could not be handled; those of SQS are in its own dead-letter queue."""
+        """Returns the last messages that could not be handled; SQS has a dead-letter queue of its own."""
         return dead_letters(self._supplier, limit)
 
     def close(self) -> None:
@@ -299,33 +316,38 @@ class CommitQueues:
 
     @cached_property
     def _gates(self) -> dict[str, list[Gate]]:
-        """By queue, for senders, of whom only the number of messages counts, and for jobs."""
+        """The gates of each queue, for senders and for jobs.
+
+        Senders wait only for the number of messages, jobs also for the age of the oldest.
+        """
         messages_max = self._settings.commit_queue_messages_max
         seconds_max = self._settings.commit_queue_wait_seconds_max
         ages = {"send": float("inf"), "job": self._settings.commit_queue_age_seconds_max}
-        marks = {who: Marks(messages_max, age, seconds_max) for who, age in ages.items()}
-        return {who: [Gate(queue.depth, marks[who]) for queue in self.queues] for who in ages}
+        marks = {caller: Marks(messages_max, age, seconds_max) for caller, age in ages.items()}
+        return {caller: [Gate(queue.depth, marks[caller]) for queue in self.queues] for caller in ages}
 
     @cached_property
     def _senders(self) -> list[Together[_Sending, None]]:
-        """By queue: they send what threads submit at once by one statement."""
+        """The senders of each queue: one statement sends what several threads submit at the same time."""
         return [Together(partial(_send_all, queue)) for queue in self.queues]
 
-    def _statuses_of_all(self, asked: Sequence[_Asked]) -> list[list[CommitStatus]]:
-        every = [one for each in asked for one in each.commit_ids]
-        tables = [one for each in asked for one in each.table_ids or [None] * len(each.commit_ids)]
-        awaiting = Awaiting.any_of([each.awaiting for each in asked])
-        found = iter(
+    def _statuses_of_all(self, queries: Sequence[_StatusQuery]) -> list[list[CommitStatus]]:
+        commit_ids = [commit_id for query in queries for commit_id in query.commit_ids]
+        table_ids = [
+            table_id for query in queries for table_id in query.table_ids or [None] * len(query.commit_ids)
+        ]
+        awaiting = Awaiting.any_of([query.awaiting for query in queries])
+        statuses = iter(
             commit_statuses(
-                self._supplier, every, awaiting=awaiting, patience=self.patience, table_ids=tables
+                self._supplier, commit_ids, awaiting=awaiting, patience=self.patience, table_ids=table_ids
             )
         )
-        return [list(islice(found, len(each.commit_ids))) for each in asked]
+        return [list(islice(statuses, len(query.commit_ids))) for query in queries]
 
     def _submit(self, requests: Sequence[CommitRequest], waiting: Waiting | None) -> None:
         self._check(requests)
         names = {request.table for request in requests}
-        # what the sending statement looks at need not be asked for before
+        # where the sending statement checks the names of tables, cached tables need not be read again
         tables = {name: known for name in names if (known := self._known.get(name)) is not None}
         trusted = len(tables) == len(names) and all(queue.knows_tables for queue in self.queues)
         if not trusted:
@@ -348,7 +370,7 @@ class CommitQueues:
                 self._submit(sent[number], waiting)
 
     def _send(self, number: int, sending: _Sending, waiting: Waiting | None = None) -> None:
-        self._start_own()  # first: it may be the only one that makes room
+        self._start_own()  # before the wait: our own committer may be the only one that empties the queue
         self._gates["send"][number].admit(len(sending.bodies), waiting)
         if sum(map(len, sending.bodies)) <= SENT_TOGETHER_CHARACTERS_MAX:
             self._senders[number](sending)
@@ -356,9 +378,9 @@ class CommitQueues:
             self.queues[number].send(sending.bodies, sending.tables)
 
     def _named(self, names: Collection[str]) -> dict[str, TableRecord]:
-        """The tables as they are called now. `TableNotFound`."""
-        found = self._tables.named((None, name) for name in names)
-        tables = {name: table.record for (_, name), table in found.items()}
+        """Reads and caches the tables that have these names now. Raises `TableNotFound`."""
+        by_key = self._tables.named((None, name) for name in names)
+        tables = {name: table.record for (_, name), table in by_key.items()}
         for name in names:
             if name not in tables:
                 raise TableNotFound(f"table {name!r} does not exist", table=name)
@@ -385,7 +407,7 @@ class CommitQueues:
                 self._own.start()
 
     def _run(self, committer: Committer) -> None:
-        """The own committer, which has nobody to tell why it ends."""
+        """Runs this instance's own committer; logs why it ends, as no caller waits for it."""
         try:
             committer.run()
         except BaseException as error:
@@ -394,7 +416,7 @@ class CommitQueues:
                 logger.error("the committer has ended: %s", error)  # noqa: TRY400  # the line, no traceback
                 return
             with self._lock:
-                self._own = None  # who sends next starts another
+                self._own = None  # the next sender starts another
             raise
 
 

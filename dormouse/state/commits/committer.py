@@ -1,7 +1,8 @@
 """The committer: receives batches of messages, applies them, and acknowledges them after the commit.
 
-Group commit without a timer: what is there is taken at once, and what comes while a batch is applied is the
-next batch; so a request alone does not wait, and batches grow with the load.
+This is group commit without a timer. The committer takes all messages that are there at once; those that
+come while it applies a batch are the next batch. So a single request does not wait, and batches grow with
+the load.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from dormouse.state.commits.outcomes import CommitOutcome, check_schema, forget_
 from dormouse.state.commits.queue import LOOKS_TO_BELIEVE, CommitQueue, Message
 from dormouse.state.files import removal_log
 
-# The messages that a committer works on: kept hidden for as long as it does, and no longer.
+# The messages that a committer works on are kept hidden from other receivers as long as it does.
 
 EXTENSIONS = 3
-"""How often a batch is hidden anew before it would be seen by others: twice in vain is no harm."""
+"""How often a batch is hidden again within its visibility timeout, so that two failures do no harm."""
 
 PAUSE_SECONDS_MIN = 0.05
 
@@ -52,7 +53,10 @@ class _Batch:
 
 
 class InFlight:
-    """Hides batches anew until they are handled; those of a process that is dead or frozen are seen again."""
+    """The batches that this process works on: a thread hides their messages again until they are handled.
+
+    If the process dies or freezes, the messages become visible again, and another committer gets them.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,7 +64,7 @@ class InFlight:
 
     @contextmanager
     def held(self, queue: CommitQueue, messages: Sequence[Message]) -> Iterator[None]:
-        """While it works on them. After that none of them is touched here."""
+        """Keeps messages hidden while the block runs; they are not touched after it ends."""
         batch = _Batch(queue, messages, time.monotonic() + queue.visibility_seconds / EXTENSIONS)
         with self._lock:
             self._batches[id(batch)] = batch
@@ -72,13 +76,13 @@ class InFlight:
 
     @contextmanager
     def kept(self, queues: Sequence[CommitQueue]) -> Iterator[int]:
-        """Runs a thread that hides what is due, and gives its id."""
+        """Runs a thread that hides batches again when they are due; yields the thread's id."""
         seconds = min(queue.visibility_seconds for queue in queues) / EXTENSIONS / 2
         with Pulse(self._extend_due, max(PAUSE_SECONDS_MIN, seconds), "committer-in-flight") as pulse:
             yield pulse.ident or 0
 
     def _extend_due(self) -> None:
-        with self._lock:  # what is handled meanwhile waits, so that it is not hidden afterwards
+        with self._lock:  # `held` ends only after this, so that no message is hidden after it was handled
             for batch in self._batches.values():
                 if time.monotonic() >= batch.due:
                     _extend(batch)
@@ -102,15 +106,18 @@ RETRY_SECONDS_MIN = 0.05
 RETRY_SECONDS_MAX = 30.0
 RETRY_SECONDS_MAX_OF_DRAIN = 0.25
 TOO_NEW_SECONDS = 60.0
-"""After which what only a newer committer understands comes again."""
+"""The pause before a message comes again that only a newer committer understands."""
 AGAIN_SECONDS = 5.0
-"""After which what waits for a lock, or for a database that is away, comes again."""
+"""The pause before a request comes again that waits for a lock, or for a database out of reach."""
 COMMITS_OF_A_TABLE = 10
-"""Wanted in a batch where many wait: a table costs a statement, one commit more in it a fifth of that."""
+"""The commits wanted for each table of a batch when many messages wait.
+
+A table costs one statement; each further commit in that statement costs a fifth as much.
+"""
 BATCHES_OF_MANY_TABLES = 20
 STOP_SECONDS = 0.2
 LEAVE_SECONDS = 5.0
-"""How long `close` waits after the connections were cut of a server that does not answer."""
+"""How long `close` waits after it has cut the connections to a server that does not answer."""
 FAILURE_SECONDS_MAX = 10.0
 REPORT_SECONDS = 60.0
 FORGET_SECONDS = 3600.0
@@ -118,9 +125,12 @@ FORGET_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class CommitterOptions:
-    """`concurrency`: batches at once; `batch_max`: messages a batch; `receives_max`: tries a message.
+    """The options of a committer.
 
-    Where as many wait for many tables, a batch has up to `BATCHES_OF_MANY_TABLES` times as many.
+    - `concurrency`: batches that are applied at the same time, 1 to 64.
+    - `batch_max`: messages in a batch, 1 to 10,000. When enough messages of many tables wait, a batch has up
+      to `BATCHES_OF_MANY_TABLES` times as many.
+    - `receives_max`: how often a message is tried before it may be refused, 1 to 1,000.
     """
 
     concurrency: int = 2
@@ -135,7 +145,7 @@ class CommitterOptions:
 
 
 class Committer:
-    """Applies the requests of an instance's queues; made by `Instance.committer`, to run once."""
+    """A process that applies the requests of an instance's queues. Runs once; see `Instance.committer`."""
 
     def __init__(
         self,
@@ -147,7 +157,12 @@ class Committer:
         tidy: Callable[[], object] = lambda: None,
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        """Calls `applied` after a batch, `tidy` hourly and after a drain, `check` before a receive."""
+        """Makes a committer that calls these functions.
+
+        - `applied`: after each batch.
+        - `tidy`: every hour, and after `drain`.
+        - `check`: before each receive. It raises when nothing may be applied.
+        """
         self._check = check
         self._options = options or CommitterOptions()
         self._applied = applied
@@ -158,23 +173,26 @@ class Committer:
         self._tally = Tally()
         self._in_flight = InFlight()
         self._limit = self._options.batch_max
-        # a thread for each queue at least, so that none is forgotten; of them so many apply at once
+        # at least a thread for each queue, so that each is served; `concurrency` of them apply at once
         self._threads = max(self._options.concurrency, len(queues))
         self._permits = threading.Semaphore(self._options.concurrency)
         self._thread_ids: set[int] = set()
-        """Of all threads that wait for the server on its behalf."""
+        """The ids of all threads of this committer that wait for the database."""
         self._end_by: float | None = None
         self._closed = threading.Event()
         self._ended = threading.Event()
         self._ended.set()
 
     def run(self, stop: threading.Event | None = None) -> CommitterMetrics:
-        """Works until `stop` is set, then finishes what it holds; gives what it did.
+        """Applies requests until `stop` is set, then finishes its batches; returns its metrics.
 
-        A queue or database that fails is waited for. Raises `InstanceTooNew` when a newer Dormouse has
-        migrated the database: its requests wait for a newer committer; `InstanceTakenOver` when another
-        database owns the object store now; `InstanceError` when the database does not answer any more for
-        `CLOSE_SECONDS` from the stop on: what it holds then comes again.
+        When a queue or the database fails, it waits and tries again. Raises:
+
+        - `InstanceTooNew` when a newer Dormouse has migrated the database. The requests wait for a newer
+          committer.
+        - `InstanceTakenOver` when another database owns the object store now.
+        - `InstanceError` when the database has not answered for `CLOSE_SECONDS` after the stop. The messages
+          of the unfinished batches come again.
         """
         stop = threading.Event() if stop is None else stop
         self._ended.clear()
@@ -200,7 +218,7 @@ class Committer:
 
     @contextmanager
     def _threads_to_end(self) -> Iterator[tuple[ThreadPoolExecutor, Grace]]:
-        """Runs the committer's threads, whose end is waited for, and may be bounded by `Grace.begin`."""
+        """Runs the committer's threads, and waits for their end; `Grace.begin` limits that wait."""
         ids = self._thread_ids
         with (
             Grace(self._tables.supplier, CLOSE_SECONDS, ids) as grace,
@@ -214,16 +232,16 @@ class Committer:
             yield pool, grace
 
     def stop(self) -> None:
-        """Ends `run` in another thread, when that has finished what it holds."""
+        """Tells `run` in another thread to finish its batches and return. Does not wait."""
         if self._end_by is None:
             self._end_by = time.monotonic() + CLOSE_SECONDS + LEAVE_SECONDS
         self._closed.set()
 
     def close(self) -> None:
-        """Ends `run` in another thread, and waits until it has finished what it holds.
+        """Tells `run` in another thread to finish its batches and return, and waits for it.
 
-        Waits little longer than `CLOSE_SECONDS` after `stop`: a server that hangs may never answer. What it
-        holds then comes again.
+        Waits at most `CLOSE_SECONDS` + `LEAVE_SECONDS` after `stop`, as a server that hangs may never answer.
+        The messages of unfinished batches then come again.
         """
         self.stop()
         if self._end_by is not None and not self._ended.wait(max(0, self._end_by - time.monotonic())):
@@ -234,10 +252,10 @@ class Committer:
             )
 
     def drain(self) -> list[CommitOutcome]:
-        """Applies until the queues are empty; gives the last outcome of every request that it has met.
+        """Applies requests until the queues are empty; returns the last outcome of each request received.
 
-        Also of those that other committers hold, or that wait for what they need: it waits for them. Those
-        that a newer Dormouse wrote stay, and are to be tried later. Raises `CommitQueueError` and
+        Waits for requests that other committers hold, and for those that wait for their inputs. Requests of
+        a newer Dormouse stay in the queue; their outcome is `try_later`. Raises `CommitQueueError` and
         `InstanceError`.
         """
         outcomes: list[CommitOutcome] = []
@@ -260,7 +278,7 @@ class Committer:
         return outcomes
 
     def metrics(self) -> CommitterMetrics:
-        """What it has done since it was made."""
+        """Returns the counts and latencies since the committer was made."""
         return self._tally.metrics()
 
     def _queue_of_each_thread(self) -> list[CommitQueue]:
@@ -273,10 +291,10 @@ class Committer:
                 self._batch(queue, WAIT_SECONDS, RETRY_SECONDS_MAX)
                 failures = 0
             except Exception as error:
-                if _lasts(error):
+                if _is_final(error):
                     self._closed.set()
                     raise
-                # its messages come again; what was applied is known by its commit id
+                # the messages come again; a commit that was applied is known by its id
                 failures += 1
                 pause = backoff_seconds(failures, RETRY_SECONDS_MIN, FAILURE_SECONDS_MAX)
                 known = isinstance(error, DormouseError)
@@ -299,7 +317,7 @@ class Committer:
                 if depth is not None and empty >= (LOOKS_TO_BELIEVE if depth.approximate else 1):
                     break
         except BaseException as error:
-            failed.set()  # the others would wait for what this one has left
+            failed.set()  # the other threads would wait for the messages of this one
             self._check_schema(error)
             raise
         return outcomes
@@ -350,13 +368,13 @@ class Committer:
             later[item.message.receive_count].append(item.message)
         for receives, messages in later.items():
             queue.retry_later(messages, backoff_seconds(receives, RETRY_SECONDS_MIN, retry_seconds_max))
-        # last: a queue without a place for dead letters must not hold up the others
+        # last, so that a queue without a dead-letter queue fails only after all else is done
         for item in by_fate["bury"]:
             queue.bury([item.message], item.outcome.error or "")
 
     @contextmanager
     def _reporting(self) -> Iterator[int]:
-        """Says every minute, and at the end, what it has done; gives the id of the thread that does."""
+        """Logs the metrics every `REPORT_SECONDS` and at the end; yields the id of the thread that does."""
         forget_at = time.monotonic()
 
         def report() -> None:
@@ -373,7 +391,7 @@ class Committer:
             logger.info("committer: %s", self.metrics())
 
     def _check_schema(self, error: BaseException) -> None:
-        """Raises `InstanceTooNew`, and ends the others, when that is why."""
+        """Raises `InstanceTooNew`, and stops all threads, if the error came of a newer schema."""
         try:
             check_schema(self._tables.supplier, error)
         except InstanceTooNew:
@@ -381,44 +399,50 @@ class Committer:
             raise
 
     def _forget(self) -> None:
-        """What nothing else does where a committer runs alone."""
+        """Deletes old refusals, rolls the log of removed references, and calls `tidy`.
+
+        Nothing else does this where only a committer runs.
+        """
         try:
             forget_rejected(self._tables.supplier)
             removal_log.roll(self._tables.supplier)
             self._tidy()
         except (DormouseError, psycopg.Error) as error:
-            logger.info("what is of long ago is forgotten later: %s", error)
+            logger.info("old refusals and bodies are deleted later: %s", error)
 
 
-def _lasts(error: Exception) -> bool:
-    """Whether nothing may be applied any more; that a database takes no writes passes with a failover."""
+def _is_final(error: Exception) -> bool:
+    """Returns whether nothing may be applied from now on.
+
+    A database that is only read-only, as during a failover, takes writes again.
+    """
     passes = isinstance(error.__cause__, psycopg.errors.ReadOnlySqlTransaction)
     return isinstance(error, InstanceTooNew) or (isinstance(error, InstanceReadOnly) and not passes)
 
 
 def limit_of_batch(batch_max: int, tables: int) -> int:
-    """How many messages a batch may have where as many wait, for so many tables."""
+    """Returns how many messages a batch may have, after a full batch for so many tables."""
     return min(max(COMMITS_OF_A_TABLE * tables, batch_max), BATCHES_OF_MANY_TABLES * batch_max)
 
 
 class _PutOff:
-    """The messages of a queue that are to be tried again: when there are no others, trying is no use."""
+    """The messages of a queue that were put off. When the queue has no others, retrying them is no use."""
 
     def __init__(self, queue: CommitQueue) -> None:
         self._queue = queue
         self._lock = threading.Lock()
         self._known: set[tuple[int, datetime]] = set()
-        """Since something was last applied, which may be what others need; without those in flight."""
+        """The messages put off since a request was last applied, without those that a thread is retrying."""
         self._waiting: set[tuple[int, datetime]] = set()
-        """As `_known`, with those that a thread tries again just now."""
+        """The messages put off since a request was last applied, with those that a thread is retrying."""
         self._too_new: set[tuple[int, datetime]] = set()
         self._applied = 0
 
     def taken(self, messages: Sequence[Message]) -> Callable[[], bool]:
-        """Tells, once these were tried, whether the queue has no others but those that were put off."""
+        """Returns a function that tells, after these were tried, if the queue holds only put-off messages."""
         keys = set(map(_key, messages))
         with self._lock:
-            self._known -= keys  # for others, one of these may be what they need
+            self._known -= keys  # while these are tried, one of them may make what another thread's need
             applied = self._applied
 
         def are_all() -> bool:
@@ -431,7 +455,10 @@ class _PutOff:
         return are_all
 
     def left(self) -> int:
-        """How many may wait for a newer committer: what it would apply may be what others need."""
+        """Returns how many messages may wait for a newer committer.
+
+        If there is a message that only it can apply, all that were put off may need what that one makes.
+        """
         with self._lock:
             return len(self._waiting | self._too_new) if self._too_new else 0
 

@@ -1,8 +1,11 @@
-"""The JSON of commit requests, as msgspec reads and writes it.
+"""The JSON form of commit requests, as msgspec reads and writes it.
 
-`model.file_reference` and `commits.requests` have the same fields, and check their values. Here is how they
-travel: what has its default is left out, bytes are base64, times RFC 3339, and the references of a file do
-not repeat its name. A key that is not known is refused.
+`model.file_reference` and `commits.requests` have the same fields, and check their values. In JSON:
+
+- A field that has its default value is left out.
+- Bytes are base64, and times RFC 3339.
+- The references of a file do not repeat its name.
+- An unknown key is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class _Shape(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class _Part(_Shape, dict=True):
-    """A reference of a file that is named around it; `filename` is set there, and does not travel."""
+    """A reference inside the JSON of its file, which sets `filename`; the JSON does not repeat it."""
 
     partition_id: str
     row_count: int
@@ -84,7 +87,7 @@ class _Split(_Shape):
 class _Point(
     _Shape, rename={"whole": "int", "text": "str", "data": "bytes", "time": "datetime", "day": "date"}
 ):
-    """A split point with its type, since JSON has no bytes: {"int": 7}, {"str": "b"} or {"bytes": "YQ=="}."""
+    """A split point with its type, as JSON has no bytes: {"int": 7}, {"str": "b"} or {"bytes": "YQ=="}."""
 
     whole: int | None = None
     text: str | None = None
@@ -154,7 +157,7 @@ Message: TypeAlias = (
 
 
 class Head(msgspec.Struct):
-    """What a message says of itself, whatever the rest of it is."""
+    """The fields at the head of a message, which are read whatever the rest of it is."""
 
     version: Any = None
     type: Any = None
@@ -164,46 +167,49 @@ class Head(msgspec.Struct):
 
 
 def message_of(body: str | bytes) -> Message:
-    """What `text_of` wrote; raises ValueError for anything else, or RecursionError."""
+    """Returns the message that `text_of` wrote; raises ValueError or RecursionError for anything else."""
     message: Message = _MESSAGES.decode(body)
     text = body if isinstance(body, str) else body.decode()
-    if text_of(message) != text:  # msgspec takes the last of two keys with one name; what we write has none
+    if text_of(message) != text:  # of two keys with the same name, msgspec silently takes the last
         json.loads(text, object_pairs_hook=_unique)
     return message
 
 
 def text_of(message: Message) -> str:
-    """The message as one line of JSON, in ASCII."""
+    """Returns the message as one line of JSON, in ASCII."""
     text = _ENCODER.encode(message).decode()
     return text if text.isascii() else _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def is_unknown_key(error: BaseException) -> bool:
-    """Whether `message_of` refused a message for a key that is not known; msgspec has no class for it."""
+    """Returns whether `message_of` refused a message for an unknown key; msgspec has no class for it."""
     return isinstance(error, msgspec.ValidationError) and "unknown field" in str(error)
 
 
 def head_of(body: str | bytes) -> Head:
-    """The head of a message that `message_of` may refuse, of any version. Raises as `message_of` does."""
+    """Returns the head of a message of any version, also one that `message_of` refuses.
+
+    Raises ValueError or RecursionError for what is no JSON object.
+    """
     return _HEADS.decode(body)
 
 
 def kind_of(shape: type[Message]) -> str:
-    """The type that a message names."""
+    """Returns the type that messages of this shape name."""
     return str(shape.__struct_config__.tag)
 
 
 def converted(value: object, wanted: type[T]) -> T:
-    """A request as its message, or the other way round. Raises ValueError, which names the field."""
+    """Converts a request to its message, or a message to its request. Raises ValueError with the field."""
     return msgspec.convert(value, wanted, from_attributes=True, builtin_types=(bytes, datetime))
 
 
 def prepare(shapes: Iterable[type]) -> None:
-    """Has msgspec look at the fields of dataclasses that `converted` makes, and of those within them.
+    """Makes msgspec read the fields of dataclasses that `converted` makes, and of those within them.
 
-    It would do so at the first conversion of each, and a second thread that converts meanwhile finds half
-    of what it knows of them, and ends the process by a segmentation fault (0.22.0). Done while a module is
-    imported, one thread does it.
+    Otherwise msgspec does so at the first conversion. If two threads convert at that moment, one of them uses
+    the unfinished type information, and the process ends with a segmentation fault (msgspec 0.22.0). Call
+    this while a module is imported, which only one thread does.
     """
     for shape in shapes:
         msgspec.json.Decoder(shape)

@@ -1,4 +1,4 @@
-"""What becomes of a batch of messages, and how many: the same for a committer and for a lambda."""
+"""The handling of a batch of messages, and counts of it; a committer and a lambda both use this."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ from dormouse.state.commits.requests import Envelope, commit_id_of, decode, tabl
 
 RECEIVES_MAX = 10
 PATIENCE_SECONDS = 150.0
-"""What a request needs may be with a committer that died: its messages stay hidden for so long at most."""
+"""How old a request must be before it is refused for missing inputs.
 
-PATIENCE_RECEIVES = 4  # times as many as the limit, whatever the clocks say
+The request that makes them may be with a committer that died, whose messages stay hidden this long at most.
+"""
+
+PATIENCE_RECEIVES = 4
+"""A request that was received this many times `receives_max` counts as old, whatever the clocks say."""
 
 ITEMS_MAX = 50_000
-"""Files, or other changes, of one transaction: a few seconds."""
+"""The files, or other changes, of one transaction at most; they take a few seconds."""
 
 LATENCIES_KEPT = 2_000
 
@@ -52,17 +56,21 @@ class Handled:
 
     @property
     def is_tried_again(self) -> bool:
-        """Whether this committer, or one like it, will have it again soon."""
+        """True if the message comes again soon, to a committer of this version."""
         return self.fate in ("later", "waits")
 
 
 class Handler:
-    """Applies the requests of messages, and keeps why one was refused where its submitter finds it.
+    """A handler of messages: applies their requests, and records the reasons of refusals for submitters.
 
-    What waits for its inputs, or fails, at `receives_max` deliveries is refused when it is so old that
-    nothing it needs can still be hidden, or when `hopeless` knows that nothing else is in the queue. What
-    waits for locks, or for a database that is away, is never refused for it; what waits for inputs is not
-    while a newer Dormouse sends requests, which may bring them.
+    A request that fails, or whose inputs are missing, is tried `receives_max` times. After that it is refused
+    if one of these holds:
+
+    - It is so old that no request that makes its inputs can still be hidden.
+    - `hopeless` says that the queue has no other message.
+
+    A request is never refused because of a lock or a database out of reach. It is not refused either while a
+    newer Dormouse sends requests, which may make its inputs.
     """
 
     def __init__(self, tables: Tables, *, receives_max: int = RECEIVES_MAX) -> None:
@@ -73,10 +81,10 @@ class Handler:
     def handle(
         self, messages: Sequence[Message], hopeless: Callable[[], bool] = lambda: False
     ) -> list[Handled]:
-        """What became of each, in their order.
+        """Applies the requests of messages; returns the result for each, in their order.
 
-        A commit that a crash of the server undid waits, and comes again. Raises only when a refusal could not
-        be kept, and `InstanceTooNew`.
+        A commit that a crash of the server undid is tried again later. Raises `InstanceTooNew`, and an error
+        if a refusal could not be recorded; nothing else.
         """
         began = time.monotonic()
         read = [self._read(message) for message in messages]
@@ -113,7 +121,7 @@ class Handler:
                 (status,) = commit_statuses(
                     self._tables.supplier, [commit_id], durable_seconds=0, table_ids=[table_id]
                 )
-                # its object went with an earlier delivery
+                # an earlier delivery was handled, and the object deleted with it
                 if status.state == "applied":
                     return Handled(
                         message,
@@ -128,7 +136,7 @@ class Handler:
 
     def _fate_of(self, message: Message, outcome: CommitOutcome, hopeless: Callable[[], bool]) -> Handled:
         if outcome.error_class == TableOfAnotherTimeline.__name__:
-            return Handled(message, outcome, "bury")  # who goes back to that timeline may want it
+            return Handled(message, outcome, "bury")  # it is wanted if the other timeline is restored
         if outcome.state != "try_later":
             return Handled(message, outcome, "done")
         if outcome.waits:
@@ -144,10 +152,11 @@ class Handler:
 
 @dataclass(frozen=True, slots=True)
 class CommitterMetrics:
-    """Counts since the committer was made.
+    """The counts of a committer since it was made.
 
-    `try_later` counts tries, the other three requests. The latencies are of the last requests, from sending
-    to answer. `retries` are this process's transactions by operation.
+    `applied`, `applied_before` and `rejected` count requests, `try_later` counts tries. The latencies are
+    those of the last 2,000 messages, from sending to answer, in milliseconds. `retries` are the retried
+    transactions of this process, by operation.
     """
 
     applied: int
@@ -172,7 +181,7 @@ class CommitterMetrics:
 
 
 class Tally:
-    """Counts what is handled. Threads may share it."""
+    """A counter of handled messages. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

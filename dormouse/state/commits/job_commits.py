@@ -1,9 +1,10 @@
-"""Commits of jobs through the queue: sent, and waited for until it is known what became of them.
+"""Commits of jobs through the queue: a job sends its request, and waits until the outcome is known.
 
-A job's write attempt tells: the transaction that applies a request ends it, and no request of an attempt that
-was abandoned is applied, however late it comes.
+The job's write attempt shows the outcome. The transaction that applies the request ends the attempt. A
+request whose attempt was abandoned is never applied, however late it comes.
 
-Callers commit as a group: what threads ask for while one of them is asking is asked for at once.
+Threads ask for answers as a group: while one thread's query runs, the questions of the others are collected,
+and the next query asks all of them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ CALLS_MAX = 100
 ANSWER_SECONDS_MAX = 300.0
 """How long a job waits for a committer before it takes its request back."""
 SILENCE_SECONDS_MAX = 30.0
-"""How long a database may not answer before the outcome is unknown."""
+"""How long a job asks a database that does not answer before it gives up: the outcome is unknown then."""
 ASK_AGAIN_SECONDS = 0.4
 _QUERIES = load(__package__ or "", "job_commits")
 _ANSWERS = _QUERIES["answers"].including(table_of_message=TABLE_OF_MESSAGE)
@@ -53,19 +54,20 @@ T = TypeVar("T")
 class _Call(Generic[T, R]):
     item: T
     woken: threading.Event | None = None
-    """Of one that waits for another."""
+    """Set when the call may go on; None if it did not have to wait."""
     answer: list[R] = field(default_factory=list)
-    """Of one item, once it is there."""
+    """The answer as the only item; empty until it is there."""
     served: list[_Call[T, R]] = field(default_factory=list)
-    """Those that it asks for, when it leads."""
+    """The calls that this one does the work for, while it leads."""
     is_over: bool = False
 
 
 class Together(Generic[T, R]):
-    """Does `work` for all callers that wait, at most `CALLS_MAX` at once; in the thread of the first of them.
+    """A function whose concurrent calls are done together: one call of `work` takes the items of all.
 
-    A caller that is alone does not wait. When it fails for several, each does its own alone: one that is
-    refused harms no other, and errors are the caller's own.
+    The thread of the first waiting caller calls `work`, with at most `CALLS_MAX` items. A caller that is
+    alone does not wait. When `work` raises for several items, each caller calls it again with its own item,
+    so that no caller gets the error of another.
     """
 
     def __init__(self, work: Callable[[Sequence[T]], Sequence[R]]) -> None:
@@ -111,7 +113,10 @@ class Together(Generic[T, R]):
         self._leave(call)
 
     def _leave(self, call: _Call[T, R]) -> None:
-        """Leaves nobody waiting for the call. One that is interrupted, maybe in here, comes again."""
+        """Ends the call and those that it served, and wakes the next leader.
+
+        May run twice: a caller that is interrupted in here calls it again.
+        """
         with self._lock:
             for each in (call, *call.served):
                 each.is_over = True
@@ -122,7 +127,7 @@ class Together(Generic[T, R]):
             if self._leader is call:
                 following = self._waiting[0] if self._waiting else None
                 if following is not None and following.woken is not None:
-                    following.woken.set()  # it begins when this lock is free
+                    following.woken.set()  # it leads now; it goes on when this lock is free
                 self._leader = following
             call.served = []
 
@@ -131,7 +136,7 @@ _made: WeakSet[Together[Any, Any]] = WeakSet()
 
 
 def _begin_in_child() -> None:
-    """The threads of the parent, which callers would wait for, are not in a forked child."""
+    """Resets each `Together` in a forked child, which has no other threads that callers could wait for."""
     for together in _made:
         together._begin()
 
@@ -141,7 +146,7 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What the database knows of an attempt's commit, at one moment."""
+    """The state of an attempt and of its commit, as the database had it at one moment."""
 
     ended: bool
     abandoned: bool
@@ -150,7 +155,7 @@ class _Answer:
 
 
 class QueuedJobCommits:
-    """What `TableContext.commits` is where a committer runs. Threads may share one."""
+    """The `TableContext.commits` of an instance with a committer. Threads may share one."""
 
     def __init__(
         self,
@@ -160,7 +165,7 @@ class QueuedJobCommits:
         supplier: Supplier,
         attempts: WriteAttempts,
     ) -> None:
-        """`looks` and `patience` are those of `CommitQueues`."""
+        """Takes the `looks` and the `patience` of `CommitQueues`."""
         self._send = send
         self._looks = looks
         self._patience = patience
@@ -169,18 +174,21 @@ class QueuedJobCommits:
         self._answers = Together(self._ask)
 
     def commit(self, request: CommitRequest, attempt: WriteAttempt) -> bool:
-        """Applies what the attempt wrote, and ends it; see `JobCommits`."""
+        """Sends the request that applies what the attempt wrote and ends it; waits for the outcome.
+
+        Returns and raises as `JobCommits.commit` does.
+        """
         self._send(request, attempt.table_id, attempt.table_uuid)
         deadline = time.monotonic() + ANSWER_SECONDS_MAX
         for seconds in self._looks(deadline):
-            asked = attempt, Awaiting([request.commit_id], seconds)
-            answer = self._asked(partial(self._answers, asked))
+            question = attempt, Awaiting([request.commit_id], seconds)
+            answer = self._with_retries(partial(self._answers, question))
             if (applied := _outcome(request.commit_id, attempt, answer)) is not None:
                 return applied
             error = CommitRejected(answer.error) if answer.error is not None else None
             if error is None and time.monotonic() < deadline:
                 continue
-            if self._asked(lambda: self._attempts.abandon(attempt)):
+            if self._with_retries(lambda: self._attempts.abandon(attempt)):
                 raise error or CommitFailed(
                     f"commit {request.commit_id!r} of table {request.table!r}: no committer answered within "
                     f"{ANSWER_SECONDS_MAX:g} s, and nothing was applied; run one (dormouse committer), or "
@@ -188,19 +196,22 @@ class QueuedJobCommits:
                 )
         raise AssertionError("it looks until it returns or raises")
 
-    def _ask(self, asked: Sequence[tuple[WriteAttempt, Awaiting]]) -> list[_Answer]:
+    def _ask(self, questions: Sequence[tuple[WriteAttempt, Awaiting]]) -> list[_Answer]:
         values = {
-            "table_ids": integers([attempt.table_id for attempt, _ in asked]),
-            "attempt_ids": Uuids([bytes.fromhex(attempt.attempt_id) for attempt, _ in asked]),
-            "commit_keys": Uuids([narrow_bytes(each.commit_ids[0]) for _, each in asked]),
+            "table_ids": integers([attempt.table_id for attempt, _ in questions]),
+            "attempt_ids": Uuids([bytes.fromhex(attempt.attempt_id) for attempt, _ in questions]),
+            "commit_keys": Uuids([narrow_bytes(each.commit_ids[0]) for _, each in questions]),
             "durable_seconds": DURABLE_SECONDS,
         }
-        work = Awaiting.any_of([each for _, each in asked]).then(_ANSWERS, values, self._patience)
+        work = Awaiting.any_of([each for _, each in questions]).then(_ANSWERS, values, self._patience)
         return [_Answer(*row) for row in run_statement(self._supplier, work, operation="answers of commits")]
 
     @staticmethod
-    def _asked(ask: Callable[[], T]) -> T:
-        """What the database says, when it answers again; `CommitOutcomeUnknown` when it does not."""
+    def _with_retries(ask: Callable[[], T]) -> T:
+        """Returns what `ask` returns; repeats it while the database does not answer.
+
+        Raises `CommitOutcomeUnknown` after `SILENCE_SECONDS_MAX`.
+        """
         pause = partial(backoff_seconds, seconds_min=ASK_AGAIN_SECONDS, seconds_max=ASK_AGAIN_SECONDS)
         for _ in tries(SILENCE_SECONDS_MAX, pause=pause):
             try:
@@ -211,9 +222,13 @@ class QueuedJobCommits:
 
 
 def _outcome(commit_id: str, attempt: WriteAttempt, answer: _Answer) -> bool | None:
-    """Whether the attempt's own commit is applied, or another with its id; None when it is not known yet."""
+    """Returns whether the attempt's own commit is applied; None when this is not known yet.
+
+    It is False when another commit with the same id is applied. Raises when the attempt was abandoned, and
+    `CommitOutcomeUnknown` when it ended without the commit.
+    """
     if answer.ended and not answer.applied:
-        raise CommitOutcomeUnknown(f"the attempt of commit {commit_id!r} was ended by somebody else")
+        raise CommitOutcomeUnknown(f"the attempt of commit {commit_id!r} was ended by another process")
     if answer.ended or answer.applied:
         return answer.ended
     if answer.abandoned:

@@ -1,6 +1,6 @@
 -- name: answers
--- What became of the commits of write attempts, in their order: whether the attempt ended with it, whether the attempt
--- was abandoned, whether its table has the commit, and why it was refused since the attempt began.
+-- Returns the state of each write attempt and its commit, in the order given: has the attempt ended, was it abandoned,
+-- does its table have the commit, and why was the commit refused since the attempt began.
 select
     (a.attempt_id is null or a.finished_at is not null) and c.may_be_undone is not true as ended,
     a.abandoned_at is not null as abandoned,
@@ -9,7 +9,7 @@ select
 from unnest(%(table_ids)s::integer[], %(attempt_ids)s::uuid[], %(commit_keys)s::uuid[]) with ordinality
     w (table_id, attempt_id, commit_key, number)
 left join lateral (
-    -- just applied: its message goes when a crash cannot undo it any more
+    -- applied just now: the committer deletes its message once a crash can no longer undo it
     select c.applied_at > clock_timestamp() - make_interval(secs => %(durable_seconds)s)
         and exists (
             select from commit_message m
@@ -27,7 +27,7 @@ left join lateral (
     select error
     from rejected_commit r
     where r.commit_key = w.commit_key
-        -- an older refusal is that of an earlier run with the same id
+        -- an older refusal is of an earlier run with the same id
         and r.rejected_at > a.started_at
         and (r.table_id is null or r.table_id = w.table_id)
     offset 0

@@ -1,4 +1,4 @@
-"""What became of commits: which failures are worth another try, and what their submitters are told."""
+"""The outcomes of commits: which failures are retried, and how callers learn the state of a commit."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ NOT_OUR_SCHEMA = (
     pg.UndefinedTable,
     pg.InvalidSchemaName,
 )
-"""What a statement names is not there: the schema is another, which no request can help."""
+"""Errors of a statement that names what does not exist: the schema has another version."""
 
 NOT_THERE_YET = (FileNotFound, FileReferenceNotFound, FileReferenceNotAssignedToJob)
-"""The queue is not ordered: what a request needs may come with a later one."""
+"""Errors of missing inputs. The queue has no order, so a later request may make them."""
 
 OUT_OF_REACH = (InstanceError, ConnectionsExhausted, CommitQueueError, ObjectStoreError)
-"""What a request needs is away: it waits until that is back."""
+"""Errors of a database, queue or object store that cannot be reached: requests wait until it can."""
 
 BUSY = (TooManyRetries, CommitOutcomeUnknown, TableBusy)
-"""Others were faster at every attempt, or the outcome is unknown; the commit id tells at the next try."""
+"""Errors of conflicts in every attempt, or of an unknown outcome: the next try finds it by the commit id."""
 
 TEXT_CHARACTERS_MAX = 2_000
 REJECTED_KEPT_SECONDS = 30 * 86_400.0
 DURABLE_SECONDS = 360.0
-"""After which a commit is on disk also when its committer died: a transaction of one takes 300 at most."""
+"""The age after which a commit is on disk even if its committer died: its transactions take 300 s at most."""
 _QUERIES = load(__package__ or "", "outcomes")
 TABLE_OF_MESSAGE = _QUERIES["table_of_message"]
 _STATUSES = _QUERIES["statuses"].including(table_of_message=TABLE_OF_MESSAGE)
@@ -73,9 +73,11 @@ _LIMIT_EXCEEDED = "54"  # class of SQLSTATE: a row or statement too large stays 
 class CommitOutcome:
     """The answer to one request.
 
-    `applied`, now or before, with an `error`: it names the replacements or splits that were refused.
-    `error_class` is the name of the error's class; `table_id` is None when there is no such table. What
-    `waits` is tried later through no fault of its own, without limit.
+    - `error`: why the request was not applied. With the state `applied` or `applied_before`, it names the
+      replacements or splits that were refused.
+    - `error_class`: the name of the error's class.
+    - `table_id`: None when there is no such table.
+    - `waits`: the request is not at fault (a lock, a database out of reach), and is retried without limit.
     """
 
     commit_id: str
@@ -88,19 +90,19 @@ class CommitOutcome:
 
     @property
     def subject(self) -> str:
-        """What it is the answer to, in words."""
+        """The request that this answers, in words."""
         if not self.commit_id:
             return "a message without an id"
         return f"commit {self.commit_id!r}" + (f" of table {self.table!r}" if self.table else "")
 
     @property
     def waits_for_inputs(self) -> bool:
-        """Whether what it needs is not there yet."""
+        """True if the request is tried later because its inputs are missing."""
         return self.state == "try_later" and self.error_class in _NOT_THERE_YET
 
 
 def is_for_later(error: BaseException) -> bool:
-    """Whether the same request may be applied when it is tried again."""
+    """Returns whether the same request may be applied when it is tried again."""
     if isinstance(error, psycopg.OperationalError):
         return not (error.sqlstate or "").startswith(_LIMIT_EXCEEDED)
     if isinstance(error, ObjectNotFound):
@@ -110,7 +112,7 @@ def is_for_later(error: BaseException) -> bool:
 
 
 def check_schema(supplier: Supplier, error: BaseException) -> None:
-    """Raises `InstanceTooNew` when the error may be one of a schema that was migrated since, and it was."""
+    """Raises `InstanceTooNew` if the error may come of a newer schema, and the schema is newer."""
     cause = error.__cause__ or error
     if isinstance(cause, (*NOT_OUR_SCHEMA, psycopg.IntegrityError)):
         try:
@@ -118,13 +120,13 @@ def check_schema(supplier: Supplier, error: BaseException) -> None:
         except InstanceTooNew:
             raise
         except (DormouseError, psycopg.Error):
-            pass  # it is looked at again when the error comes again
+            pass  # checked again when the error comes again
 
 
 def only_waits(error: BaseException) -> bool:
-    """Whether the request is not at fault, as far as can be told: a lock, a full server, one that ends.
+    """Returns whether the request is clearly not at fault: a lock, a full server, a server shutting down.
 
-    A server that dies without a word may have died of the request.
+    It is False for a server that died without an error, because the request may have killed it.
     """
     if isinstance(error, BUSY):
         cause = error.__cause__
@@ -133,32 +135,32 @@ def only_waits(error: BaseException) -> bool:
 
 
 def error_class(error: BaseException) -> str:
-    """The class by which the error is known; those out of reach go by their base."""
+    """Returns the name of the error's class; for an error in `OUT_OF_REACH`, that of the class there."""
     base = next((kind for kind in OUT_OF_REACH if isinstance(error, kind)), type(error))
     return (base if is_for_later(error) else type(error)).__name__
 
 
 class PartlyApplied(DormouseError):
-    """Some items of a commit were refused."""
+    """An error for a commit of which some items were refused."""
 
     def __init__(self, part: RefusedPart) -> None:
         super().__init__(str(part))
 
 
 def text_of(error: BaseException) -> str:
-    """An error in one bounded line, which PostgreSQL can hold."""
-    said = " ".join(str(error).replace("\0", "").encode(errors="replace").decode().split())
+    """Returns an error as one line that PostgreSQL can store, of at most `TEXT_CHARACTERS_MAX`."""
+    text = " ".join(str(error).replace("\0", "").encode(errors="replace").decode().split())
     if not isinstance(error, DormouseError):
-        said = f"{type(error).__name__}: {said}"
-    return said if len(said) <= TEXT_CHARACTERS_MAX else said[: TEXT_CHARACTERS_MAX - 1] + "…"
+        text = f"{type(error).__name__}: {text}"
+    return text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 1] + "…"
 
 
 @dataclass(frozen=True, slots=True)
 class CommitStatus:
     """The state of a commit.
 
-    `applied` with an `error`: a part of it was refused, or a later request with its id was rejected.
-    `unknown`: never sent, or in a queue that cannot be asked (SQS).
+    - `applied` with an `error`: a part of it was refused, or a later request with its id was rejected.
+    - `unknown`: it was never sent, or it is in a queue that cannot be searched (SQS).
     """
 
     commit_id: str
@@ -167,13 +169,13 @@ class CommitStatus:
 
     @classmethod
     def of(cls, outcome: CommitOutcome) -> CommitStatus:
-        """Of a commit that was just answered, on disk."""
+        """Returns the status of a commit from its outcome, which is on disk and not `try_later`."""
         return cls(outcome.commit_id, "rejected" if outcome.state == "rejected" else "applied", outcome.error)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that could not be handled, and why; `body` is its beginning."""
+    """A message that could not be handled, with the reason; `body` is its first 200 characters."""
 
     queue: int
     reason: str
@@ -185,31 +187,32 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Awaiting:
-    """For how many seconds to wait in the database until one of these commits has no message there."""
+    """A wait in the database until one of these commits has no message there, for `seconds` at most."""
 
     commit_ids: Sequence[str] = ()
     seconds: float = 0.0
 
     @classmethod
-    def any_of(cls, them: Sequence[Awaiting]) -> Awaiting:
-        """Waits for the first of all; not at all when one of them does not wait."""
-        return cls([one for each in them for one in each.commit_ids], min(each.seconds for each in them))
+    def any_of(cls, waits: Sequence[Awaiting]) -> Awaiting:
+        """Returns a wait for the first commit of all; it has 0 seconds when one of them has."""
+        commit_ids = [commit_id for wait in waits for commit_id in wait.commit_ids]
+        return cls(commit_ids, min(wait.seconds for wait in waits))
 
     def then(
         self, query: Query, values: dict[str, Any], patience: Patience
     ) -> Callable[[psycopg.Connection[Any]], list[Any]]:
-        """The work of a statement after the wait: gives its rows; both in one round trip."""
+        """Returns a function that waits and then runs `query`, in one round trip; it returns the rows."""
         if self.seconds <= 0 or not self.commit_ids:
             return rows_of(query, values)
         keys = Uuids([narrow_bytes(commit_id) for commit_id in self.commit_ids])
 
         def work(conn: psycopg.Connection[Any]) -> list[Any]:
-            how = {"awaited_keys": keys, "usual": patience.usual, "seconds": self.seconds}
+            wait = {"awaited_keys": keys, "usual": patience.usual, "seconds": self.seconds}
             with conn.pipeline():
-                waited = conn.execute(_QUERIES["await"].on(), how)
-                found = conn.execute(query.on(), values)
+                waited = conn.execute(_QUERIES["await"].on(), wait)
+                answer = conn.execute(query.on(), values)
             patience.learn(*waited.fetchall()[0])
-            return found.fetchall()
+            return answer.fetchall()
 
         return work
 
@@ -222,11 +225,11 @@ def commit_statuses(
     patience: Patience | None = None,
     table_ids: Sequence[int | None] = (),
 ) -> list[CommitStatus]:
-    """The state of each, in their order, of the table of this id where one is given; one query.
+    """Returns the state of each commit, in their order, from one query.
 
-    Of an id that several tables have, and no table is given, it is pending as long as one of them has not
-    applied it. What was applied less than `durable_seconds` ago is pending as long as it has a message: a
-    crash may undo it.
+    `table_ids` says which table each commit is for. Without it, several tables may have a commit of the same
+    id, which is then pending until all of them have applied it. A commit that was applied less than
+    `durable_seconds` ago is pending while it has a message, as a crash may undo it.
     """
     for commit_id in commit_ids:
         check_text("commit_id", commit_id)
@@ -254,22 +257,22 @@ def _status(
 
 
 def dead_letters(supplier: Supplier, limit: int) -> list[DeadLetter]:
-    """The last of them, newest first."""
+    """Returns the last messages that could not be handled, newest first, at most `limit`."""
     work = rows_of(_QUERIES["dead_letters"], {"limit": limit})
     rows = run_statement(supplier, work, operation="dead letters")
     return [DeadLetter(*row) for row in rows]
 
 
 def settle(supplier: Supplier, outcomes: Sequence[CommitOutcome], since: float) -> list[CommitOutcome]:
-    """Has the outcomes on disk, in one statement; returns those that hold, in the order given.
+    """Makes outcomes durable, in one statement; returns the outcomes that hold, in the order given.
 
-    Commits are applied by sessions that do not wait for the disk. A crash of the server, or a standby that
-    takes over, may undo them before this statement, which then reaches the server that runs by now. A session
-    that was open at `since` (`time.monotonic`, before the first was applied) proves that there was no crash,
-    as sessions end with their server. In any other session the statement looks for each applied commit. One
-    that is missing becomes `try_later`, and so does each refusal beside it: it may rest on what was undone.
-    Only a message whose outcome is returned as applied or refused may be deleted, and only such an outcome
-    may be reported to its sender.
+    Commits are applied by sessions that do not wait for the disk. A crash of the server, or a failover to a
+    standby, may undo them before this statement runs. A session that was open at `since` (by
+    `time.monotonic`, before the first commit was applied) proves that there was no crash, as sessions end
+    with their server. In any other session the statement looks for each applied commit. A commit that is
+    missing becomes `try_later`, and so does each refusal in the list, because it may depend on what was
+    undone. A message may be deleted, or its sender answered, only after this and only if the outcome returned
+    is final.
     """
     named = {n: o for n, o in enumerate(outcomes) if o.commit_id and is_text(o.commit_id)}
     refused = {o.commit_id: n for n, o in named.items() if o.state == "rejected"}
@@ -316,7 +319,7 @@ def _undone(outcome: CommitOutcome) -> CommitOutcome:
 
 
 def forget_rejected(supplier: Supplier) -> None:
-    """Forgets refused commits of long ago."""
+    """Deletes the records of commits that were refused more than `REJECTED_KEPT_SECONDS` ago."""
     values = {"kept_seconds": REJECTED_KEPT_SECONDS}
     run_statement(supplier, rows_of(_QUERIES["forget_rejected"], values), operation="forget rejected")
 

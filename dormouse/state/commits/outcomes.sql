@@ -1,10 +1,10 @@
 -- name: statuses
--- What became of some commits, in their order: applied, pending in the queue, refused and why; to the table named, or
--- where none is to any that has the id.
+-- Returns the states of commits, in the order given: applied, pending in the queue, why refused. Where no table is given,
+-- any table that has the commit id counts.
 select
     a.applied_at is not null
         and not m.is_of_another
-        -- just applied: its message goes when a crash cannot undo it any more
+        -- applied just now: the committer deletes its message once a crash can no longer undo it
         and not (m.pending and a.applied_at > clock_timestamp() - make_interval(secs => %(durable_seconds)s)) as applied,
     m.pending,
     r.error,
@@ -30,7 +30,7 @@ cross join lateral (
     cross join lateral (select {table_of_message} as table_id offset 0) of
     where coalesce(of.table_id = k.table_id, true)
 ) m
--- what was refused before it was applied after all is forgotten, though its committer may have died before it said so
+-- a refusal from before the commit was applied does not count; its committer may have died before it deleted the refusal
 left join lateral (
     select r.rejected_at, r.error
     from rejected_commit r
@@ -41,18 +41,18 @@ left join lateral (
 order by k.number;
 
 -- name: table_of_message
--- The table that a message m is for; null where it does not tell. Not read as JSON, since anything may have been sent.
+-- The table of a message m; null where the message names none. It is not parsed as JSON, since anything may have been sent.
 substring(left(m.body, 4000) from '"table_id":(\d{1,9})[,}]')::integer
 
 -- name: await
--- Waits until one of these commits has no message any more, or the time is over; gives how often it looked again.
+-- Waits until one of these commits no longer has a message, or the time is over; returns how often it looked again.
 select await_messages(%(awaited_keys)s::uuid[], %(usual)s, %(seconds)s);
 
 -- name: settle
--- Keeps why commits were refused, and forgets it of those that are applied after all. Gives the numbers, from 1, of the
--- commits that were applied and are not there, as the server crashed since, or another that lacks them took over; they are
--- looked for unless this session has seen the server since before they were applied. If one is lost, nothing is kept of
--- refusals, as what they were decided by may be lost, too. All that is there is on disk when this ends.
+-- Records why commits were refused, and deletes the refusals of commits that are applied after all. Returns the numbers,
+-- from 1, of lost commits: they were applied, but the server crashed since, or a standby without them took over. Commits are
+-- looked for only if this session is younger than they are. If one is lost, no refusal is recorded, as its reason may be
+-- lost, too. Everything that is found is on disk when this ends.
 with sent as materialized (
     select k.number, k.commit_key, k.table_id, k.clears, coalesce(c.is_there, %(is_same_server)s) as is_there
     from unnest(%(applied_keys)s::uuid[], %(applied_table_ids)s::integer[], %(clears)s::boolean[])
@@ -67,7 +67,7 @@ with sent as materialized (
     select array_agg(number order by number) as numbers
     from sent s
     where not s.is_there
-        -- a table that was dropped meanwhile took its commits along
+        -- a table that was dropped meanwhile has lost its commits with it
         and (s.table_id is null or exists (select from tables t where t.table_id = s.table_id offset 0))
 ), applied as (
     delete from rejected_commit
@@ -80,7 +80,7 @@ with sent as materialized (
             where r.commit_key = s.commit_key and (r.table_id is null or r.table_id = s.table_id)
             offset 0
         ) l
-        where s.is_there and s.clears  -- not what is refused beside it
+        where s.is_there and s.clears  -- not if the same batch has a refusal of the same id
     ))
 ), refused as (
     insert into rejected_commit (commit_key, commit_id, table_id, error_class, error)
@@ -97,11 +97,11 @@ with sent as materialized (
 select (select numbers from lost), durable.* from ({durably}) durable;
 
 -- name: forget_rejected
--- Forgets commits that were refused long ago.
+-- Deletes the records of commits that were refused long ago.
 delete from rejected_commit where rejected_at < clock_timestamp() - make_interval(secs => %(kept_seconds)s::float8);
 
 -- name: dead_letters
--- The last messages that could not be handled.
+-- Returns the last messages that could not be handled.
 select queue, reason, receive_count, sent_at, buried_at, left(body, 200)
 from dead_commit_message
 order by buried_at desc

@@ -1,7 +1,7 @@
-"""Messages too large for a queue: the body is an object, and a pointer to it travels.
+"""Messages too large for a queue: the body is stored as an object, and the queue gets a pointer to it.
 
-Each message has an object of its own, which goes when the message goes; that of a dead letter stays with it.
-What is left when somebody dies in between goes later: `commits.bodies`.
+Each message has an object of its own, which is deleted after the message; a dead letter keeps its object. If
+a process dies between the two steps, `sweep_bodies` deletes the object later.
 """
 
 from __future__ import annotations
@@ -42,57 +42,60 @@ from dormouse.state.commits.requests import (
     table_id_of,
 )
 
-# Names of the objects that are bodies of large requests: they tell the commit, its table, and their age.
+# The names of objects that are bodies of large requests contain the commit's key, its table and their age.
 
 OBJECT_PREFIX = "commits/"
 _NAME = re.compile(r"commits/([0-9a-f]{32})-([0-9a-f]{32})\.json")
 _TIMED = "7"  # as in a UUID of version 7: https://www.rfc-editor.org/rfc/rfc9562#name-uuid-version-7
-_OF_TABLE = "8"  # as the former, and then the table's id
+_OF_TABLE = "8"  # like _TIMED, followed by the table's id
 
 
 def new_name(commit_key: UUID, table_id: int | None) -> str:
-    """A name that no other object has."""
+    """Returns a name for a body's object, which no other object has."""
     made = f"{time.time_ns() // 1_000_000:012x}"
-    tells = table_id is not None and 0 <= table_id <= TABLE_ID_MAX  # anything may be sent to a queue
-    about = _TIMED if not tells else f"{_OF_TABLE}{table_id:08x}"
+    has_table = table_id is not None and 0 <= table_id <= TABLE_ID_MAX  # anything may be sent to a queue
+    about = _TIMED if not has_table else f"{_OF_TABLE}{table_id:08x}"
     return f"{OBJECT_PREFIX}{commit_key.hex}-{made}{about}{uuid4().hex[12 + len(about) :]}.json"
 
 
 def commit_key_of(name: str) -> str | None:
-    """The key of its commit, in hexadecimal; None when it is no body's name."""
-    found = _NAME.fullmatch(name)
-    return found[1] if found else None
+    """Returns the key of the commit of a body's object, in hexadecimal; None for any other object."""
+    match = _NAME.fullmatch(name)
+    return match[1] if match else None
 
 
 def made_at(name: str) -> float | None:
-    """When it was made, in seconds since 1970 by its sender's clock; None when the name does not tell."""
-    found = _NAME.fullmatch(name)
-    return int(found[2][:12], 16) / 1_000 if found and found[2][12] in (_TIMED, _OF_TABLE) else None
+    """Returns when a body's object was made, in seconds since 1970 by its sender's clock.
+
+    None when the name has no time.
+    """
+    match = _NAME.fullmatch(name)
+    return int(match[2][:12], 16) / 1_000 if match and match[2][12] in (_TIMED, _OF_TABLE) else None
 
 
 def table_id_in(name: str) -> int | None:
-    """The id of its commit's table; None when the name does not tell."""
-    found = _NAME.fullmatch(name)
-    return int(found[2][13:21], 16) if found and found[2][12] == _OF_TABLE else None
+    """Returns the id of the table of a body's commit; None when the name has none."""
+    match = _NAME.fullmatch(name)
+    return int(match[2][13:21], 16) if match and match[2][12] == _OF_TABLE else None
 
 
 RETRY_SECONDS = 5.0
 FITTING_AT_FIRST = 10_000
-"""Messages that are received at once; of large ones, as many as fitted the last time, then twice as many."""
+"""The messages received at once. After large ones: as many as fitted, then twice as many each time."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PointedMessage(Message):
-    """A message whose body was an object."""
+    """A message whose body was read from an object."""
 
     pointer: Message
     object_name: str
 
 
 class PointerQueue:
-    """A `CommitQueue` that sends what is too large for another one as a pointer to the object store."""
+    """A `CommitQueue` around another one, for which a body that is too large is replaced by a pointer."""
 
     def __init__(self, queue: CommitQueue, objects: ObjectStore) -> None:
         self.body_bytes_max = BODY_BYTES_MAX
@@ -103,21 +106,21 @@ class PointerQueue:
         self._fitting = FITTING_AT_FIRST
 
     def send(self, bodies: Sequence[str], tables: Collection[TableName] = ()) -> None:
-        """Send messages; first the objects are written, so that no pointer leads nowhere."""
+        """Writes the objects of large bodies first, then sends the messages: no pointer lacks its object."""
         self._queue.send([body if self._fits(body) else self._put(body) for body in bodies], tables)
 
     def receive(self, limit: int, wait_seconds: float = 0.0) -> list[Message]:
-        asked = min(limit, self._fitting)
-        found, unreadable, rest = with_bodies(self._queue.receive(asked, wait_seconds), self._objects)
-        # what is too much goes back, so that it is not asked for again at once
-        self._fitting = max(1, len(found)) if rest else min(max(self._fitting, 2 * asked), FITTING_AT_FIRST)
+        count = min(limit, self._fitting)
+        taken, unreadable, rest = with_bodies(self._queue.receive(count, wait_seconds), self._objects)
+        # messages that are too large together go back, and the next receive asks for fewer
+        self._fitting = max(1, len(taken)) if rest else min(max(self._fitting, 2 * count), FITTING_AT_FIRST)
         for messages, seconds in ((unreadable, RETRY_SECONDS), (rest, 0.0)):
             if messages:
                 self._queue.send_again(messages, seconds)
-        return found
+        return taken
 
     def delete(self, messages: Sequence[Message]) -> None:
-        """The messages first: a pointer must not outlive its object."""
+        """Deletes the messages first, then their objects: a pointer must not outlive its object."""
         self._queue.delete(messages)
         delete_bodies(messages, self._objects)
 
@@ -128,7 +131,7 @@ class PointerQueue:
         self._queue.send_again(_as_sent(messages), seconds)
 
     def bury(self, messages: Sequence[Message], reason: str) -> None:
-        """A dead letter is the pointer, and its object is kept."""
+        """Buries the pointers of messages, and keeps their objects."""
         self._queue.bury(_as_sent(messages), reason)
 
     def depth(self) -> QueueDepth:
@@ -139,7 +142,7 @@ class PointerQueue:
         return len(body) * 4 <= bytes_max or len(body.encode(errors="replace")) <= bytes_max
 
     def _put(self, body: str) -> str:
-        """Writes the body's object; gives the pointer."""
+        """Writes the object of a body; returns the pointer as JSON."""
         commit_id = commit_id_of(body)
         table_id = table_id_of(body)
         name = new_name(narrow_id(commit_id or body), table_id)
@@ -153,7 +156,7 @@ class PointerQueue:
                 f"send several of at most {BODY_BYTES_MAX} bytes"
             )
         put_new(self._objects, name, data)
-        # the table tells, when the message is buried, how long the object is kept
+        # the object of a buried message is kept until this table is dropped
         about = {"commit_id": commit_id, "table_id": table_id}
         pointer = {"version": VERSION, "type": POINTER, **about, "object": name}
         return json.dumps(pointer, separators=(",", ":"))
@@ -162,34 +165,36 @@ class PointerQueue:
 def with_bodies(
     messages: Sequence[Message], objects: ObjectStore
 ) -> tuple[list[Message], list[Message], list[Message]]:
-    """Messages with their objects as bodies, those whose object cannot be read now, those to be read later.
+    """Replaces pointers by the bodies in their objects; returns three lists of messages.
 
-    The last would make the first more than `RECEIVED_BYTES_MAX`. A pointer whose object is gone stays as it
-    is: `decode` says what that means.
+    1. The messages with their bodies. A pointer whose object no longer exists stays as it is, and `decode`
+       refuses it.
+    2. Those whose objects cannot be read now.
+    3. Those with which the first list would have more than `RECEIVED_BYTES_MAX`.
     """
-    found, unreadable, rest = list[Message](), list[Message](), list[Message]()
+    taken, unreadable, rest = list[Message](), list[Message](), list[Message]()
     room = RECEIVED_BYTES_MAX
     for message in messages:
         try:
             name = object_of(message.body)
             size = 0 if name is None else objects.size(name)
-            if name is None or size > BODY_BYTES_MAX:  # larger objects are not written by us
-                found.append(message)
-            elif size > room and found:
+            if name is None or size > BODY_BYTES_MAX:  # Dormouse writes no larger objects
+                taken.append(message)
+            elif size > room and taken:
                 rest.append(message)
             else:
-                found.append(_followed(message, name, objects))
+                taken.append(_followed(message, name, objects))
                 room -= size
         except ObjectNotFound:
-            found.append(message)
+            taken.append(message)
         except ObjectStoreError as error:
             logger.warning("a commit request waits for its object: %s", error)
             unreadable.append(message)
-    return found, unreadable, rest
+    return taken, unreadable, rest
 
 
 def delete_bodies(messages: Sequence[Message], objects: ObjectStore) -> None:
-    """Deletes the objects of messages that are gone."""
+    """Deletes the objects of messages that were deleted."""
     names = [(message.object_name, None) for message in messages if isinstance(message, PointedMessage)]
     sweep(objects, [names] if names else []).warn()
 
@@ -208,23 +213,24 @@ def _followed(message: Message, name: str, objects: ObjectStore) -> Message:
 
 
 def object_of(body: str) -> str | None:
-    """The object that a pointer names; None for every other message, and for objects that are no bodies."""
+    """Returns the object that a pointer names; None for other messages, and for other kinds of objects."""
     if not body.startswith(f'{{"version":{VERSION},"type":"{POINTER}",'):
         return None
     try:
         name = json.loads(body).get("object")
     except (ValueError, RecursionError):
         return None
-    # a forged pointer must not have us read, or delete, a table's data
+    # the name is checked, as a forged pointer could make a committer read or delete a table's data
     return name if isinstance(name, str) and commit_key_of(name) is not None else None
 
 
-# Bodies of large requests that no message has any more: a committer or a sender died between the two.
+# A body is left without a message when a committer or a sender dies between the object and the message.
 
 ELSEWHERE_SECONDS = 2 * 365 * 86_400.0
-"""SQS keeps a message for 14 days, but those of a paused instance are sent again for as long as it sleeps.
+"""How long the bodies of unknown commits are kept when the queue is SQS.
 
-Where the queue is in the database, which tells what waits, `KEPT_SECONDS` are longer than a sender takes.
+SQS keeps a message for 14 days, but the messages of a paused instance are sent again as long as it is paused.
+A queue in the database can be searched, so there the setting `objects_kept_seconds` is enough.
 """
 
 APPLIED_SECONDS = 3_600.0
@@ -235,9 +241,10 @@ _FORGET_DEAD_POINTERS = _QUERIES["forget_dead_pointers"].including(table_of_mess
 
 
 def sweep_bodies(supplier: Supplier, objects: ObjectStore, kept_seconds: float = ELSEWHERE_SECONDS) -> int:
-    """Deletes them; gives how many bodies went. A dead letter keeps its own, until its table is dropped.
+    """Deletes the bodies that no message refers to; returns how many.
 
-    Bodies of unknown commits stay for `kept_seconds`: their messages may be in a queue that cannot be asked.
+    A dead letter keeps its body until its table is dropped. Bodies of unknown commits stay for
+    `kept_seconds`, as their messages may be in a queue that cannot be searched.
     """
     dead = rows_of(_FORGET_DEAD_POINTERS)
     run_transaction(supplier, dead, scans=True, operation="forget dead letters")
@@ -253,5 +260,5 @@ def sweep_bodies(supplier: Supplier, objects: ObjectStore, kept_seconds: float =
         rows = run_transaction(supplier, rows_of(_QUERIES["needless"], values), operation="needless bodies")
         return [names[number - 1] for (number,) in rows]
 
-    listed = (one for one in objects.list(OBJECT_PREFIX) if commit_key_of(one[0]) is not None)
+    listed = (item for item in objects.list(OBJECT_PREFIX) if commit_key_of(item[0]) is not None)
     return sweep(objects, unknown_pages(listed, needless, BATCH_NAMES)).warn().deleted

@@ -1,12 +1,12 @@
 -- name: needless
--- Which bodies no message has any more, by number: those of commits that are applied, after a while; others when they
--- are so old that no instance was paused that long. A dead letter keeps its own.
+-- Returns the numbers of bodies that no message needs: those of applied commits after a while, and others when they are
+-- older than any pause of an instance. The body of a dead letter is needed.
 select b.number
 from unnest(%(commit_keys)s::uuid[], %(table_ids)s::bigint[], %(made_at)s::float8[]) with ordinality
     b (commit_key, table_id, made_at, number)
 cross join lateral (select extract(epoch from clock_timestamp()) - b.made_at as seconds) age
 where not exists (select from commit_message m where m.commit_key = b.commit_key offset 0)
-    -- of before an adoption, another timeline may know it
+    -- another timeline may need a body from before an adoption
     and not exists (
         select from incarnation i
         where i.reason = 'adoption' and extract(epoch from i.made_at) > coalesce(b.made_at, 0)
@@ -14,7 +14,7 @@ where not exists (select from commit_message m where m.commit_key = b.commit_key
     and b.commit_key not in (select commit_key from dead_commit_message where commit_key is not null)
     and (
         age.seconds > %(kept_seconds)s
-        -- what has no time was made by an older Dormouse
+        -- an older Dormouse made names without a time
         or coalesce(age.seconds > %(applied_seconds)s, true)
         and exists (
             select from applied_commit c
@@ -24,7 +24,7 @@ where not exists (select from commit_message m where m.commit_key = b.commit_key
     );
 
 -- name: forget_dead_pointers
--- Forgets buried messages that have a body, of tables that are gone.
+-- Deletes buried messages with a body whose tables no longer exist.
 with dead as materialized (
     select message_id, {table_of_message} as table_id
     from dead_commit_message m

@@ -1,7 +1,7 @@
 """The commit queue in PostgreSQL, for instances that have no other.
 
-Senders insert, receivers take with `FOR UPDATE SKIP LOCKED`, and sleep until they are notified when they find
-nothing. Source: procrastinate's and River's job tables. All times are the database's clock.
+Senders insert rows. Receivers take them with `FOR UPDATE SKIP LOCKED`; when there are none, they sleep until
+they are notified. Source: procrastinate's and River's job tables. All times are by the database's clock.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from dormouse.state.commits.requests import commit_id_of
 BODY_BYTES_MAX = 8 * 2**20
 QUEUE_MAX = (1 << 15) - 1
 HIDDEN_SECONDS_MAX = 900.0
-"""A message is hidden for at most so long; what is hidden for longer is so by a clock that ran back."""
+"""The longest time to hide a message. One that is hidden for longer shows that the clock was set back."""
 WAIT_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.25
 FIRST_POLLS_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08)
-"""A sender may just miss that somebody began to wait; its message is seen soon after."""
+"""The first waits between two looks; short, as a sender may notify just before a receiver listens."""
 COUNTED_MAX = 100_000
 REASON_CHARACTERS_MAX = 10_000
 ATTEMPTS_MAX = 3
@@ -105,9 +105,9 @@ class PostgresQueue:
         *,
         conn: psycopg.Connection[Any] | None = None,
     ) -> None:
-        """Send messages, all or none; with `conn`, as part of its transaction.
+        """Sends messages, all or none; with `conn`, as part of its transaction.
 
-        `CommitOutcomeUnknown` when the connection died meanwhile: sending them again does no harm.
+        Raises `CommitOutcomeUnknown` when the connection died meanwhile: sending them again does no harm.
         """
         if not bodies:
             return
@@ -169,7 +169,7 @@ class PostgresQueue:
         return QueueDepth(messages, max(oldest_seconds, 0.0), approximate=messages >= COUNTED_MAX)
 
     def _wait(self, conn: psycopg.Connection[Any], limit: int, seconds: float) -> list[Message]:
-        """Sleeps until a message can be taken, on a connection that listens."""
+        """Sleeps until a message can be taken, on a connection that listens; returns the messages."""
         deadline = time.monotonic() + seconds
         with self._listening(conn, seconds):
             for pause in chain(FIRST_POLLS_SECONDS, repeat(POLL_SECONDS)):
@@ -193,14 +193,14 @@ class PostgresQueue:
                 conn.execute(_QUERIES["leave"].on(), values)
                 conn.execute(_QUERIES["unlisten"].on())
             except psycopg.Error:
-                conn.close()  # its row is found stale by the next that waits
+                conn.close()  # its row expires, and the next receiver that waits deletes it
 
     def _look(self, conn: psycopg.Connection[Any], limit: int) -> list[Message]:
         values = self._receive_values(limit)
         try:
             return self._messages(conn.execute(_QUERIES["receive"].on(), values).fetchall())
         except CONFLICTS:
-            return []  # the next look is not far
+            return []  # the caller looks again soon
 
     def _receive_values(self, limit: int) -> _Values:
         return {
@@ -226,9 +226,9 @@ class PostgresQueue:
             return run_statement(self._supplier, work, operation=f"commit queue {what}")
 
     def _again(self, query: str, values: _Values, since: float | None = None) -> None:
-        """Runs what is done with deliveries, and does no harm when it runs twice.
+        """Runs a statement on deliveries, which may run twice; repeats it while its outcome is unknown.
 
-        With `since` (`time.monotonic`), the statement learns whether its session was open then.
+        With `since` (by `time.monotonic`), the statement learns whether its session was open then.
         """
 
         def work(conn: psycopg.Connection[Any]) -> list[Any]:
@@ -271,10 +271,10 @@ class PostgresQueue:
 
 
 class _Sight:
-    """From where in time a queue is looked at: what was received is dead weight in its index until vacuum.
+    """The time from which a receiver searches its queue, so that it skips index entries of dead rows.
 
-    Mostly it is looked at from a little before the last message received; now and then everywhere, for what
-    a long transaction sent, or a clock that ran back.
+    Usually that is a little before the last message received. Once a second the whole queue is searched, to
+    find messages of long transactions and of a clock that was set back.
     """
 
     def __init__(self) -> None:
@@ -300,7 +300,7 @@ class _Sight:
 
 
 def commit_key(body: str) -> bytes:
-    """Under what a message is found: a UUID's bytes; one that names no commit is found by itself."""
+    """Returns the key of a message, 16 bytes: a digest of its commit id, or of the body if it has none."""
     return narrow_bytes(commit_id_of(body) or body)
 
 
@@ -314,6 +314,6 @@ def _deliveries(messages: Sequence[Message]) -> _Values:
 
 
 def rehome(supplier: Supplier, queues: int) -> None:
-    """Messages of queues beyond the number that there are now would wait for ever: others take them."""
+    """Moves messages of queues beyond the number that there is now, which no committer would receive."""
     values = {"queues": queues}
     run_transaction(supplier, rows_of(_QUERIES["rehome"], values), operation="rehome messages")

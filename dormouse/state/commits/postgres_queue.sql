@@ -1,5 +1,5 @@
 -- name: send
--- Adds messages, if the tables still have these names; gives whether they have not.
+-- Adds messages if the tables still have these names; returns whether a table has another name or was dropped.
 with renamed as materialized (
     select
     from unnest(%(table_uuids)s::uuid[], %(names)s::text[]) as n (table_uuid, name)
@@ -13,7 +13,7 @@ with renamed as materialized (
 )
 select
     exists (select from renamed) as renamed,
-    -- wakes the committers that sleep; a notification makes commits queue up, so only then
+    -- wakes committers that sleep, and only then: a notification takes a lock that makes commits wait for each other
     (
         select pg_notify(%(channel)s, '')::text
         from commit_waiter
@@ -27,14 +27,14 @@ with taken as materialized (
     select ctid, visible_at, octet_length(body) as size
     from commit_message
     where queue = %(queue)s
-        -- the index is not walked through what was received and is not vacuumed yet
+        -- skips the index entries of messages that were received and are not vacuumed yet
         and visible_at >= %(since)s::timestamptz
         and visible_at <= statement_timestamp()
     order by visible_at
     limit %(limit)s
     for update skip locked
 ), fitting as (
-    -- the first, and what fits in beside it; the others are free again when this ends
+    -- the first message, and those that fit beside it; the others are unlocked when this ends
     select ctid, visible_at
     from (
         select *, sum(size) over w as bytes, row_number() over w as number
@@ -47,14 +47,14 @@ update commit_message m
 set visible_at = clock_timestamp() + make_interval(secs => %(visibility_seconds)s),
     receive_count = m.receive_count + 1
 from fitting,
-    -- what a crash undoes is received again, so that no receiver waits for the disk
+    -- a message is received again if a crash undoes this, so the receiver need not wait for the disk
     (select set_config('synchronous_commit', 'off', true)) as quick
 where m.ctid = fitting.ctid
 returning fitting.visible_at, m.commit_key::text, m.message_id::text, m.receive_count, m.sent_at, m.body,
     extract(epoch from clock_timestamp() - m.sent_at)::float8;
 
 -- name: undo_clock_jump
--- Shows what is hidden although it never was received, or for longer than anything is: the clock ran back.
+-- Shows messages that are hidden without having been received, or for too long: the clock was set back.
 update commit_message
 set visible_at = statement_timestamp()
 where queue = %(queue)s
@@ -62,9 +62,9 @@ where queue = %(queue)s
     and (receive_count = 0 or visible_at > statement_timestamp() + make_interval(secs => %(hidden_seconds_max)s));
 
 -- name: places
--- Part of a query: where messages are, each only if its delivery is still the last one. One that is received again
--- meanwhile is elsewhere. "offset 0" keeps it a look-up for each: after a burst the planner takes the queue for empty,
--- and would read all of it.
+-- Part of a query: the places (ctid) of messages, each only if its delivery is still the last one. A message that is
+-- received again meanwhile has another place. "offset 0" forces one index look-up a message: after a burst the planner
+-- believes that the queue is empty, and would read all of it.
 select l.place
 from unnest(%(commit_keys)s::uuid[], %(message_ids)s::uuid[], %(receive_counts)s::integer[])
     as d (commit_key, message_id, receive_count)
@@ -76,19 +76,19 @@ cross join lateral (
 ) l
 
 -- name: is_last
--- Part of a query: whether the delivery of message m is one of these still. Servers before 17.7 and 18.1 find a row by its
--- place also when it was received again just before. "is true" keeps it a look into a hash table.
+-- Part of a query: true if the last delivery of message m is one of these. Servers before 17.7 and 18.1 find a row by its
+-- place even if it was received again just before. "is true" makes the planner use a hash table.
 ((m.message_id, m.receive_count) in (
     select d.message_id, d.receive_count
     from unnest(%(message_ids)s::uuid[], %(receive_counts)s::integer[]) as d (message_id, receive_count)
 )) is true
 
 -- name: delete
--- Forgets messages, each only if its delivery is still the last one. In a session that is younger than the messages, a
--- message whose commit is not there comes again: the server may have crashed, or a standby that lacks it may have taken over.
+-- Deletes messages, each only if its delivery is still the last one. A session that is younger than the messages keeps a
+-- message whose commit is missing: the server may have crashed, or a standby that lacks the commit may have taken over.
 delete from commit_message m
 using
-    -- what a crash undoes is received again, and found to be applied
+    -- a message is received again if a crash undoes this, and its commit is then found applied
     (select set_config('synchronous_commit', 'off', true)) as quick
 where m.ctid = any(array({places})) and {is_last}
     and (
@@ -103,33 +103,33 @@ where m.ctid = any(array({places})) and {is_last}
     );
 
 -- name: retry_later
--- Hides messages for so long from now, each only if its delivery is still the last one.
+-- Hides messages for some seconds from now, each only if its delivery is still the last one.
 update commit_message m
 set visible_at = clock_timestamp() + make_interval(secs => %(seconds)s)
 where m.ctid = any(array({places})) and {is_last};
 
 -- name: send_again
--- Hides messages for so long from now, and does not count the delivery; each only if it is still the last one.
+-- Hides messages for some seconds from now and does not count the delivery; each only if it is still the last one.
 update commit_message m
 set visible_at = clock_timestamp() + make_interval(secs => %(seconds)s),
-    -- what was never received, and is hidden, would be taken for that of a clock that ran back
+    -- at least 1: undo_clock_jump shows messages that are hidden and were never received
     receive_count = greatest(m.receive_count - 1, 1),
     message_id = gen_random_uuid()
 where m.ctid = any(array({places})) and {is_last};
 
 -- name: bury
 -- Moves messages to the dead letters, each only if its delivery is still the last one.
-with gone as (
+with deleted as (
     delete from commit_message m
     where m.ctid = any(array({places})) and {is_last}
     returning m.*
 )
 insert into dead_commit_message (message_id, queue, commit_key, body, sent_at, receive_count, reason)
 select message_id, queue, commit_key, body, sent_at, receive_count, %(reason)s
-from gone;
+from deleted;
 
 -- name: depth
--- How many messages there are, as far as they are counted, and the age of the oldest of these.
+-- Returns how many messages there are, counted up to a limit, and the age of the oldest of those counted, in seconds.
 select count(*), coalesce(extract(epoch from clock_timestamp() - min(sent_at)), 0)::double precision
 from (
     select sent_at
@@ -140,15 +140,15 @@ from (
 ) as counted;
 
 -- name: listen
--- Has this session notified of messages.
+-- Subscribes this session to notifications of messages.
 listen {channel};
 
 -- name: unlisten
--- Has this session notified of nothing.
+-- Ends all subscriptions of this session.
 unlisten *;
 
 -- name: announce
--- Tells senders that a committer sleeps; forgets those that died asleep.
+-- Records for senders that a committer sleeps; deletes the records of committers that died asleep.
 with stale as (
     delete from commit_waiter
     where queue = %(queue)s
@@ -158,9 +158,9 @@ insert into commit_waiter (queue, waiter, waits_until)
 values (%(queue)s, %(waiter)s, clock_timestamp() + make_interval(secs => %(seconds)s));
 
 -- name: leave
--- A committer is awake.
+-- Deletes the record that a committer sleeps.
 delete from commit_waiter where queue = %(queue)s and waiter = %(waiter)s;
 
 -- name: rehome
--- Moves the messages of queues that there are no more to those that there are.
+-- Moves messages of queues that no longer exist to those that do.
 update commit_message set queue = queue % %(queues)s::smallint where queue >= %(queues)s;

@@ -1,8 +1,8 @@
-"""The commit queue seam: messages that are delivered at least once, in no order.
+"""The interface of commit queues, whose messages are delivered at least once, in no order; and backpressure.
 
-Backpressure: senders and jobs, which make work for the committer, wait while its queue is long. There are two
-marks: above the high mark callers wait, until the queue is down to half of it. Depths that are approximate,
-as those of SQS, are believed only when several looks agree.
+Senders and jobs, which make work for the committer, wait while its queue is long: above the high mark, and
+until the queue is down to half of it. An approximate depth, as SQS gives it, counts only when several looks
+agree.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ T = TypeVar("T")
 TableName: TypeAlias = tuple[str, str]
 """A table's UUID, and the name that its sender knows."""
 RECEIVED_BYTES_MAX = 4 * 2**20
-"""What one receiver gets at once, but for a larger message that comes alone: some 40,000 files."""
-# When to look for an answer: about when the last ones came, and then more and more rarely.
+"""The bytes that one receiver gets at once, some 40,000 files; a larger message comes alone."""
+# A caller looks for its answer when the last answers came, and then less and less often.
 
 SECONDS_MIN, SECONDS_MAX = 0.002, 0.5
 _SOONER, _LATER = 0.93, 1.075
-"""They balance when every second first look finds an answer: a look costs, and so does a wait."""
+"""The factors balance when every second first look finds an answer: looks cost, and waits cost."""
 logger = logging.getLogger(__name__)
 Waiting = Callable[[str], object]
 AGE_MESSAGES_MIN = 100
-"""The oldest message's age counts with so many waiting: one that is tried again holds up no sender."""
+"""The messages from which the age of the oldest counts, so that a single retried one stops no sender."""
 LOOK_SECONDS = 0.1
 LOOK_SECONDS_APPROXIMATE = 1.0
 LOOKS_TO_BELIEVE = 3
@@ -43,10 +43,13 @@ UNLOOKED_SHARE = 10
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A delivery of a body. `receipt` is this delivery's; `receive_count` is 1 the first time.
+    """A delivery of a body.
 
-    `sent_at` is of the queue's clock; `born` is that moment on this process's monotonic clock: the queue
-    tells the age, as the clocks may differ.
+    - `receipt`: the id of this delivery.
+    - `receive_count`: 1 at the first delivery.
+    - `sent_at`: by the queue's clock.
+    - `born`: the same moment by this process's `time.monotonic`. It is made from the age that the queue
+      gives, as the clocks may differ.
     """
 
     body: str
@@ -62,7 +65,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """How many messages there are, those being worked on included, and the age of the oldest (none: 0)."""
+    """The number of messages, including those being worked on, and the age of the oldest (none: 0)."""
 
     messages: int
     oldest_seconds: float
@@ -70,54 +73,58 @@ class QueueDepth:
 
 
 class TablesRenamed(CommitQueueError):
-    """A table has another name than its sender knew, or is gone."""
+    """An error for messages of a table that was renamed or dropped since the sender read its name."""
 
 
 class CommitQueue(Protocol):
-    """A received message is hidden for a while, and comes again unless it is deleted.
+    """A queue of messages. A received message is hidden for a while, and comes again unless it is deleted.
 
     Every failure is a `CommitQueueError` that names the queue and the cause. Threads may share a queue.
     """
 
     body_bytes_max: int
-    """What one message may hold."""
+    """The largest body of a message, in bytes."""
     visibility_seconds: float
-    """For how long a message that was received is hidden."""
+    """How long a received message is hidden."""
     knows_tables: bool
-    """Whether `send` looks at the names of tables."""
+    """True if `send` checks the names of tables."""
 
     def send(self, bodies: Sequence[str], tables: Collection[TableName] = ()) -> None:
-        """Send messages; when it raises, some may have been sent.
+        """Sends messages; when it raises, some may have been sent.
 
-        `TablesRenamed`, and none is sent, when these are not the names of the tables, if it can tell.
+        A queue with `knows_tables` raises `TablesRenamed`, and sends none, if a table no longer has its name
+        in `tables`.
         """
 
     def receive(self, limit: int, wait_seconds: float) -> list[Message]:
-        """At most `limit` messages, at once when there are any; else wait for the first. Maybe none.
+        """Returns at most `limit` messages at once, or waits up to `wait_seconds` for the first; maybe none.
 
-        After the first, no more than about `RECEIVED_BYTES_MAX`.
+        Together they have about `RECEIVED_BYTES_MAX` at most, but for a larger first one.
         """
 
     def delete(self, messages: Sequence[Message]) -> None:
-        """Done with them; a delivery that another one has overtaken is left to that one."""
+        """Deletes messages that are done; skips those that were delivered again since."""
 
     def retry_later(self, messages: Sequence[Message], seconds: float) -> None:
-        """Deliver them again, after `seconds`."""
+        """Delivers messages again after `seconds`."""
 
     def send_again(self, messages: Sequence[Message], seconds: float) -> None:
-        """Deliver them again, after `seconds`, as if they had not been received; maybe twice."""
+        """Delivers messages again after `seconds`, as if they had not been received; maybe twice."""
 
     def bury(self, messages: Sequence[Message], reason: str) -> None:
-        """Put them where they are delivered no more, with the reason, for a person to look at."""
+        """Moves messages to the dead letters, which are not delivered, with a reason for a person to read."""
 
     def depth(self) -> QueueDepth:
-        """How much is waiting."""
+        """Returns how many messages the queue has, and the age of the oldest."""
 
 
 def batches(
     items: Iterable[T], size_of: Callable[[T], int], size_max: int, count_max: int | None = None
 ) -> Iterator[list[T]]:
-    """In their order, at most so many and so large a batch; an item that is larger comes alone."""
+    """Yields items in batches, in their order: at most `size_max` and `count_max` a batch.
+
+    An item that is larger than `size_max` comes alone.
+    """
     batch: list[T] = []
     size = 0
     for item in items:
@@ -132,33 +139,33 @@ def batches(
 
 
 def check_hidden(what: str, seconds: float, seconds_max: float) -> None:
-    """Refuses times for which a queue cannot hide a message."""
+    """Raises `InvalidInput` for a time for which a queue cannot hide a message."""
     if not 0 <= seconds <= seconds_max:
         raise InvalidInput(f"{what} must be from 0 to {seconds_max:g}, not {seconds!r}")
 
 
 def queue_number(table_id: int, queues: int) -> int:
-    """The queue of a table's requests, the same in every process; changing `queues` moves tables."""
+    """Returns the queue of a table's requests, the same in every process; changing `queues` moves tables."""
     digest = blake2b(table_id.to_bytes(8, "big", signed=True), digest_size=8).digest()
     return int.from_bytes(digest, "big") % queues
 
 
 class Patience:
-    """How long answers take here, learned from the looks for them. Threads may share one."""
+    """An estimate of how long answers take, learned from the looks for them. Threads may share one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.usual = SECONDS_MIN
-        """The seconds before a first look."""
+        """The seconds to wait before the first look."""
 
     def learn(self, looks: int) -> None:
-        """So many looks, the first after `usual`, it took to find an answer."""
+        """Adapts `usual` after an answer was found with so many looks, the first of them after `usual`."""
         with self._lock:
             usual = self.usual * (_SOONER if looks <= 1 else _LATER)
             self.usual = min(max(usual, SECONDS_MIN), SECONDS_MAX / 10)
 
     def pauses(self) -> Iterator[float]:
-        """The seconds before each look; it learns from how many are taken."""
+        """Yields the seconds to wait before each look; learns from how many are taken."""
         usual, looks = self.usual, 1
         try:
             yield usual
@@ -170,7 +177,7 @@ class Patience:
 
 
 def more_and_more(pause: float) -> Iterator[float]:
-    """Longer and longer pauses."""
+    """Yields pauses without end, each half as long again as the last, up to `SECONDS_MAX`."""
     while True:
         yield pause
         pause = min(1.5 * pause, SECONDS_MAX)
@@ -178,14 +185,14 @@ def more_and_more(pause: float) -> Iterator[float]:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """When to wait, and for how long at most; work resumes at half of the first two."""
+    """The high marks above which callers wait, until half of both is reached; and the longest wait."""
 
     messages_max: int = 10_000
     age_seconds_max: float = 60
     wait_seconds_max: float = 300
 
     def is_above(self, depth: QueueDepth, share: float = 1.0) -> bool:
-        """Whether the depth is above this share of the marks."""
+        """Returns whether the depth is above this share of the marks."""
         old = depth.messages >= AGE_MESSAGES_MIN and depth.oldest_seconds > share * self.age_seconds_max
         return old or depth.messages > share * self.messages_max
 
@@ -199,7 +206,7 @@ class Marks:
 
 
 class Gate:
-    """Lets callers through while the queue is short. Threads may share one."""
+    """A gate that lets callers through while the queue is short. Threads may share one."""
 
     def __init__(
         self,
@@ -216,9 +223,10 @@ class Gate:
         self._looked_at = float("-inf")
 
     def wait(self, waiting: Waiting | None = None) -> QueueDepth:
-        """Returns the depth of the last look when the queue is short enough; `waiting` is told why it waits.
+        """Waits until the queue is short enough; returns its depth at the last look.
 
-        Raises `CommitQueueFull` after `wait_seconds_max`, and `CommitQueueError`.
+        Calls `waiting` with the reason while it waits. Raises `CommitQueueFull` after `wait_seconds_max`, and
+        `CommitQueueError`.
         """
         below, depth = self._look(1.0)
         started, say_at = time.monotonic(), 0.0
@@ -237,7 +245,10 @@ class Gate:
         return depth
 
     def admit(self, messages: int, waiting: Waiting | None = None) -> None:
-        """As `wait`, for a sender of so many messages; looks only as often as the room that is left asks."""
+        """Waits like `wait`, for a sender of so many messages.
+
+        Skips the look if the last one is recent, and left room for more messages than were sent since.
+        """
         with self._lock:
             fresh = time.monotonic() - self._looked_at < UNLOOKED_SECONDS_MAX
             if fresh and messages <= self._unlooked:
@@ -249,10 +260,10 @@ class Gate:
             self._unlooked = max(0, room // UNLOOKED_SHARE - messages)
 
     def _look(self, share: float) -> tuple[bool, QueueDepth]:
-        """Whether the queue is below this share of the marks, and the last look.
+        """Returns whether the queue is below this share of the marks, and its depth at the last look.
 
-        Of approximate depths a single look above stops no sender, and a single look below lets no waiting
-        sender in: the news must be sustained.
+        When depths are approximate, a change must be seen `LOOKS_TO_BELIEVE` times in a row: one look above
+        stops no sender, and one look below lets no waiting sender in.
         """
         was_below = share == 1.0
         for look in range(1, LOOKS_TO_BELIEVE + 1):

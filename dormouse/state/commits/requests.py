@@ -24,18 +24,18 @@ VERSION = encoding.VERSION
 POINTER = "pointer"
 """The type of a message whose body is an object: `commits.pointers`."""
 BODY_BYTES_MAX = 64 * 2**20
-"""A request as JSON; larger ones are refused: send several."""
+"""The largest request as JSON, in bytes; a larger one is refused, and the caller sends several."""
 POINT_BYTES_MAX = 2**20
 _ATTEMPT_ID = re.compile("[0-9a-f]{32}")
 _POINT_MAX = (1 << 63) - 1
-_SHOWN_CHARACTERS_MAX = 80
+_SHORTENED_CHARACTERS_MAX = 80
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Request:
-    """A change of one table, with the id that makes it apply once.
+    """A change of one table, with an id that makes it apply once.
 
-    `holds` names the field with its items, a tuple of at least one, and the type that all have.
+    `holds` is the name of the field with its items, a tuple of at least one, and their type.
     """
 
     version: ClassVar[int] = VERSION
@@ -54,7 +54,7 @@ class _Request:
 
     @property
     def items(self) -> tuple[Any, ...]:
-        """What it changes, one after the other."""
+        """The parts of the change, in order."""
         return getattr(self, self.holds[0])  # type: ignore[no-any-return]
 
     def _check(self) -> None:
@@ -62,14 +62,15 @@ class _Request:
         object.__setattr__(self, name, _all_are(expected, name, self.items))
         attempt_id = attempt_of(self)
         if attempt_id is not None and not (isinstance(attempt_id, str) and _ATTEMPT_ID.fullmatch(attempt_id)):
-            raise InvalidInput(f"attempt_id must be a UUID in hexadecimal, not {_shown(attempt_id)}")
+            raise InvalidInput(f"attempt_id must be a UUID in hexadecimal, not {_shortened(attempt_id)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AddFiles(_Request):
-    """Add files that are not tracked yet; `attempt_id` is the write attempt that this ends.
+    """A request to add files that are not tracked yet.
 
-    `source` is a digest of 16 bytes of the data that they were made of, which is recorded with the commit id.
+    - `attempt_id`: the write attempt that the commit ends.
+    - `source`: a digest, 16 bytes, of the data that the files were made of; recorded with the commit id.
     """
 
     kind: ClassVar[str] = "add_files"
@@ -81,12 +82,12 @@ class AddFiles(_Request):
     def _check(self) -> None:
         _Request._check(self)
         if self.source is not None and not (isinstance(self.source, bytes) and len(self.source) == 16):
-            raise InvalidInput(f"source must be 16 bytes, not {_shown(self.source)}")
+            raise InvalidInput(f"source must be 16 bytes, not {_shortened(self.source)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AssignJobIds(_Request):
-    """Assign references to jobs, all or nothing."""
+    """A request to assign references to jobs, all or nothing."""
 
     kind: ClassVar[str] = "assign_job_ids"
     holds: ClassVar[tuple[str, type]] = ("requests", AssignJobIdRequest)
@@ -95,9 +96,10 @@ class AssignJobIds(_Request):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplaceFileReferences(_Request):
-    """Replace the inputs of jobs by their outputs; each job alone.
+    """A request to replace the inputs of jobs by their outputs; each job may fail alone.
 
-    `attempt_id` is the write attempt that this ends. With one, inputs that are not there are not waited for.
+    `attempt_id` is the write attempt that the commit ends. With one, the request is refused at once if its
+    inputs are missing.
     """
 
     kind: ClassVar[str] = "replace_file_references"
@@ -108,7 +110,7 @@ class ReplaceFileReferences(_Request):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitFileReferences(_Request):
-    """Replace references by others to the same files; each reference alone."""
+    """A request to replace references by others to the same files; each reference may fail alone."""
 
     kind: ClassVar[str] = "split_file_references"
     holds: ClassVar[tuple[str, type]] = ("requests", SplitFileReferenceRequest)
@@ -117,7 +119,7 @@ class SplitFileReferences(_Request):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeleteCollectedFiles(_Request):
-    """Forget files whose objects are gone, all or nothing."""
+    """A request to delete the records of files whose objects were deleted, all or nothing."""
 
     kind: ClassVar[str] = "delete_collected_files"
     holds: ClassVar[tuple[str, type]] = ("filenames", str)
@@ -131,7 +133,7 @@ class DeleteCollectedFiles(_Request):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitPartition(_Request):
-    """Divide a leaf at a point of one of its row keys; of the first, when no field is named."""
+    """A request to divide a leaf partition at a point of a row key: that of `field`, or the first."""
 
     kind: ClassVar[str] = "split_partition"
     partition_id: str
@@ -144,7 +146,7 @@ class SplitPartition(_Request):
 
     @property
     def typed_point(self) -> dict[str, KeyValue]:
-        """The point as it travels: `encoding._Point`."""
+        """The point as its message has it: `encoding._Point`."""
         return {type(self.point).__name__: self.point}
 
     def _check(self) -> None:
@@ -170,7 +172,7 @@ encoding.prepare(request for request in _REQUESTS.values() if request is not Spl
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A request as it travels: with the table's id, which outlives a renaming, and UUID, which a restore."""
+    """A request with its table's id, which survives a rename, and UUID, which survives a restore."""
 
     request: CommitRequest
     table_id: int | None = None
@@ -178,7 +180,7 @@ class Envelope:
 
 
 def attempt_of(request: object) -> str | None:
-    """The write attempt that a request ends."""
+    """Returns the write attempt that a request ends; None if it ends none."""
     return request.attempt_id if isinstance(request, _WITH_ATTEMPTS) else None
 
 
@@ -188,16 +190,16 @@ def source_of(request: object) -> bytes | None:
 
 
 def names_of_new_files(request: CommitRequest) -> list[str]:
-    """The files that a request adds."""
+    """Returns the names of the files that a request adds."""
     if isinstance(request, AddFiles):
         return [file.filename for file in request.files]
     if isinstance(request, ReplaceFileReferences):
-        return [one.new_reference.filename for one in request.requests if one.new_reference is not None]
+        return [each.new_reference.filename for each in request.requests if each.new_reference is not None]
     return []
 
 
 def encode(request: CommitRequest, *, table_id: int | None = None, table_uuid: str | None = None) -> str:
-    """The request as one line of JSON, in ASCII; `InvalidCommitRequest` when it is too large."""
+    """Returns the request as one line of JSON, in ASCII. Raises `InvalidCommitRequest` if it is too large."""
     try:
         message = encoding.converted(request, encoding.MESSAGES[request.kind])
         message.table_id, message.table_uuid = table_id, table_uuid
@@ -209,10 +211,10 @@ def encode(request: CommitRequest, *, table_id: int | None = None, table_uuid: s
 
 
 def decode(body: str | bytes) -> Envelope:
-    """The request that `encode` wrote; `InvalidCommitRequest` for anything else.
+    """Returns the request that `encode` wrote; raises `InvalidCommitRequest` for anything else.
 
-    It is `CommitRequestTooNew` for what a newer Dormouse may have written: a later version, an unknown type
-    or key.
+    Raises its subclass `CommitRequestTooNew` for what a newer Dormouse may have written: a later version, or
+    an unknown type or key.
     """
     try:
         _check_size(len(body))
@@ -224,7 +226,7 @@ def decode(body: str | bytes) -> Envelope:
 
 
 def commit_id_of(body: str) -> str | None:
-    """The commit id that a body names, also one that `decode` refuses; None when it names none."""
+    """Returns the commit id that a body names, also if `decode` refuses the body; None if it names none."""
     try:
         commit_id = encoding.head_of(body).commit_id
         check_text("commit_id", commit_id)
@@ -234,13 +236,13 @@ def commit_id_of(body: str) -> str | None:
 
 
 def table_id_of(body: str) -> int | None:
-    """The id of the table that a body names; None when it names none, or what is no id."""
+    """Returns the id of the table that a body names; None if it names none, or something that is no id."""
     try:
         table_id = encoding.head_of(body).table_id
     except (ValueError, RecursionError):
         return None
-    is_one = type(table_id) is int and 0 <= table_id <= encoding.TABLE_ID_MAX
-    return table_id if is_one else None
+    is_id = type(table_id) is int and 0 <= table_id <= encoding.TABLE_ID_MAX
+    return table_id if is_id else None
 
 
 def _request_of(message: encoding.Message) -> CommitRequest:
@@ -256,59 +258,61 @@ def _request_of(message: encoding.Message) -> CommitRequest:
 
 
 def _refusal(body: str | bytes, error: Exception) -> InvalidCommitRequest:
-    """Why a body is refused, by the first of what it says of itself that is not understood."""
+    """Returns the error for a body that `decode` refuses, by the first part of its head that is not known."""
     if isinstance(cause := error.__cause__ or error, InvalidCommitRequest):
-        return cause  # it was read, and the request refused its values
+        return cause  # the body was read, and the request refused its values
     try:
         _check_size(len(body))
         head = encoding.head_of(body)
     except (ValueError, RecursionError) as unreadable:
         return InvalidCommitRequest(f"a commit request cannot be read: {one_line(unreadable)}")
     if type(head.version) is not int:
-        return InvalidCommitRequest(f"a commit request must have a version, not {_shown(head.version)}")
+        return InvalidCommitRequest(f"a commit request must have a version, not {_shortened(head.version)}")
     if head.version != VERSION:
         too_new = CommitRequestTooNew if head.version > VERSION else InvalidCommitRequest
         return too_new(
-            f"version {_shown(head.version)} of a commit request is not known; "
+            f"version {_shortened(head.version)} of a commit request is not known; "
             f"this Dormouse reads version {VERSION}: upgrade it"
         )
     if head.type == POINTER:
         error = InvalidInput(
-            f"its body, the object {_shown(head.object)}, is gone: another delivery of it was "
-            "answered before, or the object was removed and it must be sent again"
+            f"its body, the object {_shortened(head.object)}, no longer exists: another delivery of it was "
+            "answered before, or the object was removed and the request must be sent again"
         )
     elif head.type not in list(_REQUESTS):
         known = ", ".join(_REQUESTS)
-        said = f"the type {_shown(head.type)} is not known; known are {known}"
-        error = CommitRequestTooNew(said) if isinstance(head.type, str) else InvalidInput(said)
+        text = f"the type {_shortened(head.type)} is not known; known are {known}"
+        error = CommitRequestTooNew(text) if isinstance(head.type, str) else InvalidInput(text)
     elif encoding.is_unknown_key(error):
         error = CommitRequestTooNew(one_line(error))
     return _invalid(head.commit_id, error)
 
 
 def _all_are(expected: type, what: str, values: Any) -> tuple[Any, ...]:
-    """The values as a tuple, at least one and all of one type."""
+    """Returns the values as a tuple; raises unless there is at least one, and all have the expected type."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise InvalidInput(f"{what} must be a tuple of {expected.__name__}, not {_shown(values)}")
-    found = tuple(values)
-    if not found:
+        raise InvalidInput(f"{what} must be a tuple of {expected.__name__}, not {_shortened(values)}")
+    items = tuple(values)
+    if not items:
         raise InvalidInput(f"{what} must not be empty")
-    if not set(map(type, found)) <= {expected}:
-        wrong = next(value for value in found if type(value) is not expected)
-        raise InvalidInput(f"{what} must hold {expected.__name__}, not {_shown(wrong)}")
-    return found
+    if not set(map(type, items)) <= {expected}:
+        wrong = next(value for value in items if type(value) is not expected)
+        raise InvalidInput(f"{what} must hold {expected.__name__}, not {_shortened(wrong)}")
+    return items
 
 
 def _check_point(point: Any) -> None:
     if type(point) not in {int, str, bytes, datetime, date}:
-        raise InvalidInput(f"point must be an int, a str, bytes, a datetime or a date, not {_shown(point)}")
+        raise InvalidInput(
+            f"point must be an int, a str, bytes, a datetime or a date, not {_shortened(point)}"
+        )
     if isinstance(point, int) and not -_POINT_MAX - 1 <= point <= _POINT_MAX:
         raise InvalidInput("point must fit in 64 bits")
     if isinstance(point, str):
         try:
             point = point.encode()
         except UnicodeEncodeError:
-            raise InvalidInput(f"point {_shown(point)} is not valid Unicode") from None
+            raise InvalidInput(f"point {_shortened(point)} is not valid Unicode") from None
     if isinstance(point, bytes) and len(point) > POINT_BYTES_MAX:
         raise InvalidInput(f"point must have at most {POINT_BYTES_MAX} bytes, not {len(point)}")
 
@@ -320,12 +324,12 @@ def _check_size(size: int) -> None:
 
 def _invalid(commit_id: object, error: Exception) -> InvalidCommitRequest:
     kind = CommitRequestTooNew if isinstance(error, CommitRequestTooNew) else InvalidCommitRequest
-    return kind(f"commit request {_shown(commit_id)}: {one_line(error)}")
+    return kind(f"commit request {_shortened(commit_id)}: {one_line(error)}")
 
 
-def _shown(value: object) -> str:
-    """A value in an error's one line, shortened."""
+def _shortened(value: object) -> str:
+    """Returns a value as text for an error message, shortened."""
     if isinstance(value, int) and abs(value) >= 1 << 64:
         return "so large a number"
     text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[:_SHOWN_CHARACTERS_MAX]}…"
+    return text if len(text) <= _SHORTENED_CHARACTERS_MAX else f"{text[:_SHORTENED_CHARACTERS_MAX]}…"

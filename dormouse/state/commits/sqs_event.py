@@ -1,4 +1,4 @@
-"""A batch of SQS records, as a lambda gets them: applied, and answered record by record."""
+"""The handling of a batch of SQS records in a lambda: the batch is applied, and answered record by record."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ from dormouse.state.commits.queue import Message
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 10.0
-"""What a request waits for is mostly in the next batch, which another lambda applies at the same time."""
+"""How long to retry requests that wait for inputs: another lambda usually applies these at the same time."""
 
 IDLE_SECONDS_MAX = 2.0
-"""What is not there for so long may be behind many other messages, which must not wait for it."""
+"""How long to retry without success: inputs that take longer may be behind many messages of the queue."""
 
 FIRST_PAUSE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a batch.
+    """The results of a batch.
 
-    `again` has the ids of the messages that SQS shall deliver again. `applied` counts requests that were
-    applied now or before, `rejected` those that were refused for good, `later` those that are tried again,
-    and `dead` what a committer would bury, which comes again until SQS gives it up.
+    - `again`: the ids of the messages that SQS shall deliver again.
+    - `applied`: the number of requests that were applied, now or before.
+    - `rejected`: the number of requests that were refused for good.
+    - `later`: the number of requests that are tried again.
+    - `dead`: the number of messages that a committer would bury. SQS delivers them again until it moves them
+      to its dead-letter queue.
     """
 
     again: frozenset[str]
@@ -57,18 +60,23 @@ def handle(
 ) -> Answer:
     """Applies the records of an SQS event as one batch: a statement for each table and kind of request.
 
-    What waits for its inputs is tried again for `patience_seconds` at most, and only while others like it get
-    on, since SQS would deliver it only after the visibility timeout. A request that was refused for good is
-    acknowledged, since its submitter finds why by its commit id. Messages that cannot be read, requests that
-    never got what they need, and those for a table of another timeline are left to the queue's own
-    dead-letter queue, bodies and all. Raises `InvalidCommitRequest` when the event is not one of SQS.
+    A request that waits for its inputs is retried for `patience_seconds` at most, and only while some of
+    these requests succeed, as SQS would deliver it only after the visibility timeout. A request that was
+    refused for good is acknowledged; its submitter finds the reason by its commit id. These messages go to
+    the dead-letter queue of SQS, and keep their objects:
+
+    - messages that cannot be read
+    - requests that never got their inputs
+    - requests for a table of another timeline
+
+    Raises `InvalidCommitRequest` when the event is not one of SQS.
     """
     handler = Handler(Tables(supplier), receives_max=receives_max)
     handled, unreadable, rest = list[Handled](), list[Message](), _messages(event)
     while rest:
-        found, away, rest = with_bodies(rest, objects)
+        readable, away, rest = with_bodies(rest, objects)
         unreadable += away
-        handled += (portion := _patiently(handler, found, patience_seconds))
+        handled += (portion := _patiently(handler, readable, patience_seconds))
         delete_bodies([item.message for item in portion if item.fate == "done"], objects)
     for item in handled:
         if item.outcome.error is not None and not item.is_tried_again:
@@ -90,22 +98,22 @@ def handle(
 
 
 def _patiently(handler: Handler, messages: Sequence[Message], seconds: float) -> list[Handled]:
-    """What became of each message, after those that wait for others have had some time."""
-    found = {item.message.receipt: item for item in handler.handle(messages)}
+    """Handles messages, and retries those that wait for inputs; returns the last result for each."""
+    results = {item.message.receipt: item for item in handler.handle(messages)}
     end = time.monotonic() + seconds
     idle_end, pause = _idle_end(end), FIRST_PAUSE_SECONDS
-    while waiting := [item.message for item in found.values() if item.is_tried_again]:
+    while waiting := [item.message for item in results.values() if item.is_tried_again]:
         pause = min(pause, idle_end - time.monotonic())
         if pause <= 0:
             break
         time.sleep(pause)
         again = {item.message.receipt: item for item in handler.handle(waiting)}
-        found |= again
+        results |= again
         if any(item.outcome.state != "try_later" for item in again.values()):
             idle_end, pause = _idle_end(end), FIRST_PAUSE_SECONDS
         else:
             pause *= 2
-    return list(found.values())
+    return list(results.values())
 
 
 def _idle_end(end: float) -> float:
@@ -139,6 +147,6 @@ def _message(record: Mapping[str, Any]) -> Message:
         receives, sent_at = int(received), datetime.fromtimestamp(int(sent) / 1_000, UTC)
     except (ValueError, OverflowError) as error:
         raise InvalidInput(f"ApproximateReceiveCount or SentTimestamp of a record: {error}") from None
-    # both are clocks of AWS
+    # both clocks are of AWS: the lambda's, and that of SQS
     born = time.monotonic() - (datetime.now(UTC) - sent_at).total_seconds()
     return Message(body, message_id, receives, sent_at, born=born)

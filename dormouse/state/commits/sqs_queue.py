@@ -34,7 +34,7 @@ from dormouse.state.commits.queue import (
 BATCH_MESSAGES_MAX = 10
 BATCH_BYTES_MAX = 2**20
 BODY_BYTES_MAX = 2**20 - 4096
-"""Leaves room for the reason of a dead letter."""
+"""The largest body, which leaves room for the reason of a dead letter."""
 WAIT_SECONDS_MAX = 20
 HIDDEN_SECONDS_MAX = 43_200
 DELAY_SECONDS_MAX = 900
@@ -57,10 +57,10 @@ _Entry = dict[str, Any]
 
 
 class SqsQueue:
-    """A `CommitQueue` at a URL. `client` is for boto3's, which looks for what is not given.
+    """A `CommitQueue` at a URL of SQS. `client` holds options of the boto3 client, e.g. its region.
 
-    Depth is approximate, and the age of the oldest message is that of the oldest last received here. Dead
-    letters go to where the queue's redrive policy says.
+    The depth is approximate; its age is that of the oldest message in the last batch received here. Dead
+    letters go to the dead-letter queue of the queue's redrive policy.
     """
 
     knows_tables = False
@@ -119,16 +119,16 @@ class SqsQueue:
         self._for_receipts("change_message_visibility_batch", messages, change)
 
     def send_again(self, messages: Sequence[Message], seconds: float) -> None:
-        """Sends others like them, and deletes these: SQS buries what was delivered too often."""
+        """Sends copies of the messages and deletes these, as SQS buries what was delivered too often."""
         check_hidden("seconds", seconds, DELAY_SECONDS_MAX)
         delay = math.ceil(seconds)
-        self._send(self._url, [{"MessageBody": one.body, "DelaySeconds": delay} for one in messages])
+        self._send(self._url, [{"MessageBody": each.body, "DelaySeconds": delay} for each in messages])
         self.delete(messages)
 
     def bury(self, messages: Sequence[Message], reason: str) -> None:
-        """Sends them to the dead-letter queue, with the attribute `reason`, and deletes them here.
+        """Sends messages to the dead-letter queue, with the attribute `reason`, and deletes them here.
 
-        `CommitQueueError` when the queue has none; the messages stay then.
+        Raises `CommitQueueError` when the queue has none; the messages stay then.
         """
         if not messages:
             return
@@ -165,16 +165,16 @@ class SqsQueue:
         )
         date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
         now = parsedate_to_datetime(date) if date else datetime.now(UTC)
-        return [_message(found, now) for found in answer.get("Messages", ())]
+        return [_message(entry, now) for entry in answer.get("Messages", ())]
 
     def _send(self, url: str, entries: Sequence[_Entry]) -> None:
-        """Sends ten at once at most; those that fail through no fault of theirs are sent again."""
+        """Sends entries, ten a call; sends those again that failed through a fault of SQS."""
         for batch in batches(entries, _size, BATCH_BYTES_MAX, BATCH_MESSAGES_MAX):
             if failed := self._batch("send_message_batch", url, batch):
                 raise _refused(f"commit queue {url} refused", failed, len(batch))
 
     def _for_receipts(self, operation: str, messages: Sequence[Message], change: _Entry) -> None:
-        """One call for ten deliveries; those that another delivery has overtaken are left alone."""
+        """Calls an operation on deliveries, ten a call; skips those that were delivered again since."""
         entries = [{"ReceiptHandle": message.receipt, **change} for message in messages]
         failed: list[_Entry] = []
         for start in range(0, len(entries), BATCH_MESSAGES_MAX):
@@ -184,7 +184,10 @@ class SqsQueue:
             raise _refused(f"commit queue {self._url}: {operation} failed for", serious, len(messages))
 
     def _batch(self, operation: str, url: str, entries: Sequence[_Entry]) -> list[_Entry]:
-        """Runs a batch operation until only those are left whose own fault it is; gives their failures."""
+        """Runs a batch operation, and retries entries that failed through a fault of SQS.
+
+        Returns the failures of the other entries, and of those that still fail after `ATTEMPTS_MAX`.
+        """
         numbered = {str(number): {"Id": str(number), **entry} for number, entry in enumerate(entries)}
         hopeless: list[_Entry] = []
         pending = list(numbered)
@@ -237,7 +240,7 @@ class SqsQueue:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """What boto3 says as one line that names the queue."""
+        """Raises errors of boto3 as a `CommitQueueError` of one line that names the queue."""
         try:
             yield
         except (DependencyMissing, CommitQueueError):
@@ -247,22 +250,22 @@ class SqsQueue:
 
             if not isinstance(error, BotoCoreError | ClientError | ValueError):
                 raise
-            if type(error).__name__ == "NoRegionError":  # as all else that has none
+            if type(error).__name__ == "NoRegionError":
                 raise InvalidInput(f"commit queue {self._url} has no region: set AWS_REGION") from error
             raise CommitQueueError(f"commit queue {self._url} {_reason(error)}") from error
 
 
-def _message(found: _Entry, now: datetime) -> Message:
-    """A delivery; `now` is of the clock of SQS."""
-    attributes = found["Attributes"]
+def _message(entry: _Entry, now: datetime) -> Message:
+    """Makes a message of a delivery; `now` is by the clock of SQS."""
+    attributes = entry["Attributes"]
     sent_at = datetime.fromtimestamp(int(attributes["SentTimestamp"]) / 1000, UTC)
     count = int(attributes["ApproximateReceiveCount"])
     born = time.monotonic() - (now - sent_at).total_seconds()
-    return Message(found["Body"], found["ReceiptHandle"], count, sent_at, born=born)
+    return Message(entry["Body"], entry["ReceiptHandle"], count, sent_at, born=born)
 
 
 def _size(entry: _Entry) -> int:
-    """In bytes, attributes included."""
+    """Returns the size of an entry in bytes, including its attributes."""
     attributes = entry.get("MessageAttributes", {})
     texts = [text for name, value in attributes.items() for text in (name, *value.values())]
     return len(entry["MessageBody"].encode()) + sum(len(text.encode()) for text in texts)

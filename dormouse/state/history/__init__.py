@@ -1,1 +1,1 @@
-"""The history of a table: its epochs, cuts, what it was at a moment, and what changed between two."""
+"""The history of a table: its epochs, its cuts, its content at a moment, and changes between two moments."""

@@ -1,8 +1,8 @@
-"""What was ingested between two moments: the files, and the regions of them, in which each row comes once.
+"""The files and regions with the rows that were ingested between two moments, each row once.
 
-A reference that came with its file from outside says where the rows of an ingest were given to. Its
-transaction is kept with it, and with its removal in the log: so however it was split, merged or compacted
-away since, each ingested row is found in the region of exactly one such reference.
+An ingest adds references that are marked as ingested, and that record the transaction that added them. When
+such a reference is removed by a split, a merge or a compaction, the log of removed references keeps both
+facts. So each ingested row is in the region of exactly one such reference, whatever happened to it since.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dormouse.state.history.moments import end_of, expired_by_erasure, now, posi
 from dormouse.state.trees import region_from_row
 
 PAGE_REFERENCES = 2_000
-"""Of the first page. The others are larger: each statement goes through all of the log since the moment."""
+"""The references of the first page. Later pages are larger, as each statement reads the whole log since."""
 
 PAGE_GROWTH = 16
 BEFORE_ALL = "1:1:"
@@ -37,10 +37,12 @@ _NO_FILE = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class ChangedFile:
-    """A file that came, and which of its rows: those in `region`; None: all of them.
+    """A file with ingested rows.
 
-    `row_count` counts these, about, when `count_approximate`; `file_row_count` and `byte_count` are of the
-    whole file, None where they are not known; `xid` is the transaction that it came with.
+    - `region`: the ingested rows are those in this region; None: all rows of the file.
+    - `row_count`: the number of these rows; an estimate if `count_approximate`.
+    - `file_row_count`, `byte_count`: of the whole file; None where they are not known.
+    - `xid`: the transaction that added the file.
     """
 
     filename: str
@@ -54,9 +56,9 @@ class ChangedFile:
 
 
 def span(context: TableContext, after: When | None, till: When | None) -> tuple[Position, Position]:
-    """Where two moments are: `after` None is before the first row, `till` None is now.
+    """Returns the positions of two moments: `after` None is before the first row, `till` None is now.
 
-    `CutExpired` where the history does not reach back so far.
+    Raises `CutExpired` where the history does not reach back so far.
     """
     ends = ends_between(context, after, till)
     start, end = ends.positions(ends.look_up())
@@ -64,7 +66,7 @@ def span(context: TableContext, after: When | None, till: When | None) -> tuple[
 
 
 def ends_between(context: TableContext, after: When | None, till: When | None) -> Ends:
-    """As `span`, to be found by the statement that looks between them."""
+    """Returns two moments like `span`, whose positions the statement that reads between them finds itself."""
     return Ends(
         context,
         Known.BEGINNING if after is None else end_of(context, after),
@@ -73,17 +75,17 @@ def ends_between(context: TableContext, after: When | None, till: When | None) -
 
 
 def changes_between(context: TableContext, after: When | None, till: When | None) -> Iterator[ChangedFile]:
-    """The files that came after one moment and up to another, streamed; as `pages_between`."""
+    """Yields the files ingested after one moment and up to another; orders and raises as `pages_between`."""
     return chain.from_iterable(_pages(context, ends_between(context, after, till)))
 
 
 def pages_between(context: TableContext, after: Position, till: Position) -> Iterator[list[ChangedFile]]:
-    """The files that came after one moment and up to another, in pages; the first is looked up at once.
+    """Yields the files ingested after one moment and up to another, in pages; reads the first page at once.
 
-    By their transactions, in the order in which these began.
+    The files are ordered by their transactions, in the order in which these began.
 
-    Raises `InvalidCut` when `till` is the earlier one, `CutExpired` when a file was collected: before the
-    first page whichever it is, later only when it was collected meanwhile.
+    Raises `InvalidCut` when `till` is the earlier moment, and `CutExpired` when a file was collected. All
+    files are checked before the first page, so a later page raises only for what was collected meanwhile.
     """
     _check_order(after, till)
     return _pages(context, Ends(context, after, till))
@@ -97,21 +99,21 @@ def _check_order(after: Position, till: Position) -> None:
 
 
 def _pages(context: TableContext, ends: Ends) -> Iterator[list[ChangedFile]]:
-    found = _ChangePages(context, ends)
-    page = found.next_page()
-    if not found.is_over and found.is_collected():
-        raise found.expired()
-    return _following(page, found)
+    pages = _ChangePages(context, ends)
+    page = pages.next_page()
+    if not pages.is_over and pages.is_collected():
+        raise pages.expired()
+    return _following(page, pages)
 
 
-def _following(page: list[ChangedFile], found: _ChangePages) -> Iterator[list[ChangedFile]]:
+def _following(page: list[ChangedFile], pages: _ChangePages) -> Iterator[list[ChangedFile]]:
     while page:
         yield page
-        page = [] if found.is_over else found.next_page()
+        page = [] if pages.is_over else pages.next_page()
 
 
 class _ChangePages:
-    """The pages of one read, one statement each; none keeps a connection or a snapshot until the next."""
+    """The pages of one read, one statement each. No connection or snapshot is held between two pages."""
 
     def __init__(self, context: TableContext, ends: Ends) -> None:
         self._context = context
@@ -127,7 +129,7 @@ class _ChangePages:
         rows = self._own.looked_up(
             _PAGE, {**self._ends.values, **keys, "limit": self._limit}, operation="look up changes"
         )
-        # the log may have been dropped before: what was removed since is missing then
+        # raises if a part of the log since then was dropped, as removed references would be missing
         self._after, self._till = _there(self._context, self._ends, rows)
         _check_order(self._after, self._till)
         self._ends = Ends(self._context, self._after, self._till)
@@ -139,7 +141,7 @@ class _ChangePages:
         return [self._changed_file(int(row[0]), *row[2:]) for row in rows]
 
     def is_collected(self) -> bool:
-        """Whether a file of any page is gone; of one page, its rows tell."""
+        """Returns whether a file of any page was collected. If there is only one page, its rows show this."""
         values = {"after": self._after.snapshot, "till": self._till.snapshot}
         rows = self._own.rows(_QUERIES["collected"], values, operation="look up changes")
         return bool(rows[0][0])
@@ -170,9 +172,9 @@ class _ChangePages:
 
 
 def references_at(context: TableContext, when: When) -> Iterator[FileReference]:
-    """Exactly the references of a moment, by partition; streamed, and the first page is there at once.
+    """Yields exactly the references of a moment, by partition; reads the first page at once.
 
-    `InvalidCut`; `CutExpired`, also when a file was collected since.
+    Raises `InvalidCut`, and `CutExpired`, also when a file was collected since.
     """
     pages = _reference_pages(context, Ends(context, end_of(context, when)))
     return chain(next(pages), chain.from_iterable(pages))
@@ -216,30 +218,30 @@ def _reference(
 
 
 def _there(context: TableContext, ends: Ends, rows: Sequence[Any]) -> list[Position]:
-    """Where the ends of a page are; `CutExpired` where the log of removals does not reach back to them."""
-    found = ends.found(rows[0][0] if rows else None)
-    positions = ends.positions(found)
-    if found[0].since > positions[0].at:
+    """Returns the positions of a page's ends; raises `CutExpired` if the log of removals begins later."""
+    moments = ends.read(rows[0][0] if rows else None)
+    positions = ends.positions(moments)
+    if moments[0].since > positions[0].at:
         raise expired(context, positions[0])
     return positions
 
 
 def expired(context: TableContext, position: Position) -> CutExpired:
-    """Why what was at a moment, or came since, cannot be read."""
+    """Returns the error that explains why a moment, or the changes since it, cannot be read."""
     since = oldest(context)
     if since <= position.at and (erased := expired_by_erasure(context, position.at)) is not None:
         return erased
     return CutExpired(
-        f"the history of table {context.table.name!r} does not reach back to {position.at} any more, but to "
-        f"{since}: files of then were collected; name a cut to keep its files, or raise the table's property "
+        f"the history of table {context.table.name!r} does not reach back to {position.at}, only to {since}: "
+        "files of that time were collected; name a cut to keep its files, or raise the table's property "
         "history_retention_seconds",
         since,
         table=context.table.name,
     )
 
 
-# How much was ingested between two moments: between cuts by what is known with them, beside them by the
-# files.
+# The size of what was ingested between two moments. Cuts record running totals; only what was ingested before
+# the first cut or after the last one is counted from its files.
 
 _SINCE, _BETWEEN = (
     _QUERIES[name].including(ends=ENDS, ingested=_QUERIES["ingested"]) for name in ("since", "between")
@@ -249,24 +251,24 @@ _COMMITTED_AT = load(__package__ or "", "moments")["committed_at"]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What was ingested: its rows, and the bytes of its files."""
+    """The size of what was ingested: its rows, and the bytes of its files."""
 
     row_count: int
     byte_count: int
 
 
 def size_between(context: TableContext, a: When | None = None, b: When | None = None) -> Size:
-    """The rows and bytes that were ingested after one moment and up to another, exact.
+    """Returns the exact rows and bytes that were ingested after one moment and up to another.
 
-    `a` None: from the table's beginning; `b` None: till now. Also of cuts that cannot be read any more,
-    unless between them none was recorded for longer than the history is kept.
-    Raises `InvalidCut`, when b is before a too, and `CutExpired`.
+    `a` None: from the table's beginning; `b` None: till now. This also works for cuts that can no longer be
+    read, unless no cut was recorded between them for longer than the history is kept.
+    Raises `InvalidCut`, also when `b` is before `a`, and `CutExpired`.
     """
     ends = ends_between(context, a, b)
     rows = context.store.own.looked_up(_BETWEEN, ends.values, operation="measure changes")
-    [(told, row_count, byte_count, is_unknown)] = rows
-    # what was ingested till a cut is known also when the cut cannot be read any more
-    after, till = ends.positions(ends.found(told), reads=False)
+    [(moments, row_count, byte_count, is_unknown)] = rows
+    # a cut's running total is known even if the cut itself can no longer be read
+    after, till = ends.positions(ends.read(moments), reads=False)
     if till.at < after.at:
         raise InvalidCut(f"{till.at} is before {after.at}: give the earlier moment first")
     if is_unknown:
@@ -275,7 +277,7 @@ def size_between(context: TableContext, a: When | None = None, b: When | None = 
 
 
 def size_since(context: TableContext, after: Position) -> Size:
-    """What was ingested after a moment till now, told by its files. `CutExpired`."""
+    """Returns what was ingested after a moment and until now, counted from files. Raises `CutExpired`."""
     values = {"after": after.snapshot, "at": after.at}
     [(row_count, byte_count, is_unknown)] = context.store.own.rows(
         _SINCE, values, operation="measure changes", scans=True
@@ -286,10 +288,11 @@ def size_since(context: TableContext, after: Position) -> Size:
 
 
 def portion_since(context: TableContext, after: Position, rows_max: int) -> Position:
-    """The latest moment till which no more rows came after another; at least one commit's, which is whole.
+    """Returns the latest position up to which at most `rows_max` rows were ingested after another.
 
-    The present where all did, or where the database's clock was set back. `CutExpired`; `InvalidCut` where
-    the database does not know when they came.
+    Commits are never divided, so one commit may have more rows. Returns the present if all rows fit, or if
+    the database's clock was set back. Raises `CutExpired`, and `InvalidCut` where the database does not know
+    the times of commits.
     """
     own, present = context.store.own, now(context, after)
     query = _QUERIES["portion"].including(committed_at=_COMMITTED_AT)
@@ -304,8 +307,8 @@ def portion_since(context: TableContext, after: Position, rows_max: int) -> Posi
             "forgotten them): leave max_rows_per_batch out"
         )
     try:
-        # what was visible then had been committed by then; another may have come a moment before
+        # not before `after`: a commit whose time is a moment before it may be counted here
         return position_of(context, max(at, after.at))
     except InvalidCut:
-        # the clock was set back, and tells no portion of what came then
+        # the clock was set back, so no time divides what came then
         return present

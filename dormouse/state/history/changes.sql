@@ -1,8 +1,8 @@
 -- name: page
--- Where two moments are, told by the first row; and the next references that came with their files from outside, added after
--- one and up to the other, whether they are still there or were removed since; by transaction, file and partition, each with
--- what is known of its file. The bounds of its partition where the file has other rows, too. The file of one that was
--- collected is not known any more, nor a partition that was forgotten.
+-- Returns a page of the references that were ingested after one moment and up to another, both those that are still there and
+-- those that were removed since. The first row has the positions of the moments. Ordered by transaction, file and partition,
+-- with the facts of the file. Has the bounds of the partition where the file has other rows, too. A collected file and a
+-- forgotten partition have nulls.
 with e as materialized ({ends}), after as materialized (
     select (ends->0->>'snapshot')::pg_snapshot as snapshot from e
 ), till as materialized (
@@ -36,7 +36,7 @@ left join (
         cross join lateral unnest(
             g.file_ids, g.row_counts, g.counts_approximate, g.only_contain_data_for_this_partition, g.added_xids, g.ingested
         ) as r (file_id, row_count, count_approximate, only_contains_data, added_xid, ingested)
-        -- what was added after a snapshot was removed after it
+        -- a reference that was added after a snapshot was also removed after it
         where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin((select snapshot from after))
             and g.partition_id <> '' and r.ingested
             and not pg_visible_in_snapshot(r.added_xid, (select snapshot from after))
@@ -46,7 +46,7 @@ left join (
         limit %(limit)s
     )
 ) r on true
--- looked up by key, whatever the statistics say
+-- "offset 0" forces one look-up by key a row, whatever the statistics say
 left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 left join lateral (
     select p.min_keys, p.max_keys
@@ -58,7 +58,7 @@ order by r.added_xid, r.file_id, r.partition_id
 limit %(limit)s;
 
 -- name: collected
--- Whether a file is not known any more of those that came after one snapshot and up to another and were removed since.
+-- Returns whether a file that was ingested after one snapshot and up to another, and removed since, was collected.
 select exists (
     select from removal g
     cross join lateral unnest(g.file_ids, g.added_xids, g.ingested) as r (file_id, added_xid, ingested)
@@ -70,8 +70,8 @@ select exists (
 );
 
 -- name: references_at
--- Where a moment is, told by the first row; and the next references that it had, by partition and file: those of now that it
--- saw, and those that were removed since. The file of one that was collected is not known any more.
+-- Returns a page of the references of a moment, by partition and file: those of now that its snapshot sees, and those that were
+-- removed since. The first row has the position of the moment. The filename of a collected file is null.
 with e as materialized ({ends}), w as materialized (
     select (ends->0->>'snapshot')::pg_snapshot as snapshot from e
 )
@@ -109,9 +109,9 @@ order by r.partition_id, r.file_id
 limit %(limit)s;
 
 -- name: ingested
--- Part of a query: the rows and bytes of what came with its files from outside in some parts of a table's life, each after one
--- snapshot and up to another (null: now): each file once in a part, by its own counts, as those of its references may be
--- estimates. And whether some may not be known any more: after a moment that is held all are.
+-- Part of a query: the rows and bytes that were ingested in some parts of a table's life, each after one snapshot and up to
+-- another (null: now). Each file counts once in a part, by its own counts, as those of its references may be estimates. Also
+-- whether some files may be unknown by now; none is if the start of the part is held.
 select coalesce(sum(coalesce(f.row_count, c.row_count)), 0) as row_count, coalesce(sum(f.byte_count), 0) as byte_count,
     count(*) > count(f.file_id)
         or exists (
@@ -143,16 +143,16 @@ from (
 left join lateral (select f.* from ({file_facts}) f where f.file_id = c.file_id offset 0) f on true
 
 -- name: since
--- What came after a snapshot, up to now.
+-- Returns the rows and bytes that were ingested after a snapshot, up to now.
 with part as materialized (
     select 1 as number, %(at)s::timestamptz as at, %(after)s::pg_snapshot as after, null::pg_snapshot as till
 )
 {ingested};
 
 -- name: between
--- Where two moments are, and what came between them. What came between the first cut from the one on and the last up to the
--- other is known, if they are in this order and all between was counted; what came beside them, or else between the two, is told
--- by its files.
+-- Returns the positions of two moments, and the rows and bytes that were ingested between them. Between the first cut after the
+-- one and the last cut before the other, the running totals of the cuts are used, if they are complete. The rest, or else all, is
+-- counted from the files.
 with e as materialized ({ends}), w as materialized (
     select n.number, (e.ends->n.index->>'at')::timestamptz as at, (e.ends->n.index->>'snapshot')::pg_snapshot as snapshot
     from e
@@ -169,7 +169,7 @@ with e as materialized ({ends}), w as materialized (
             order by c.recorded_at
             limit 1
         ) c
-        -- what was committed while it was recorded may be of a time before it
+        -- the snapshot of the cut must contain that of the moment: a commit beside the recording may have an earlier time
         where a.number = 1 and pg_snapshot_xmax(a.snapshot) <= pg_snapshot_xmax(c.snapshot)
             and not exists (select from pg_snapshot_xip(c.snapshot) x where pg_visible_in_snapshot(x, a.snapshot))
     ) first
@@ -181,7 +181,7 @@ with e as materialized ({ends}), w as materialized (
     ) last
     where first.cut_id <= last.cut_id and coalesce(last.counted_from, last.cut_id) <= first.cut_id
 ), part as materialized (
-    -- a cut is where it is
+    -- no part before the first cut if that cut is the moment itself
     select a.number, a.at, a.snapshot as after, coalesce(c.first, b.snapshot) as till
     from w a
     join w b on b.number = 2 and b.at >= a.at
@@ -199,8 +199,8 @@ cross join ({ingested}) i
 left join counted c on true;
 
 -- name: portion
--- Of the rows that came with their files from outside, after one snapshot and up to another: whether the times of all their
--- commits are known, whether they are no more than a limit, and until when no more came, or else the first.
+-- Returns three facts of the rows that were ingested after one snapshot and up to another: are the times of all their commits
+-- known, are there at most as many as a limit, and until when no more than the limit came (at least the first commit).
 with came as materialized (
     select r.added_xid, r.row_count
     from {file_reference} r

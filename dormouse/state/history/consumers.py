@@ -1,8 +1,8 @@
 """Consumers: named positions in a table's life, from which changes are read and acknowledged, each once.
 
-A position moves only by who read from where it stands: of two readers of one consumer, one is refused. A
-consumer holds its files and the log of removals from its position on, until it acknowledged nothing for
-`consumer_expiry_seconds`; then it is expired, and says so: nothing is skipped.
+Only a reader that read from the current position can move it: of two readers of one consumer, one is refused.
+A consumer keeps the files and the log of removals from its position on. When it acknowledges nothing for
+`consumer_expiry_seconds` it expires, and reading from it raises an error, so that no change is skipped.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _QUERIES = load(__package__ or "", "consumers")
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """Where a consumer stands: its position was the present at `position_at`. Times are aware.
+    """The state of a consumer. Times have a time zone.
 
-    `version` counts its acknowledgements. It holds files until `held_until`, None when that is over or not
-    known.
+    - `version`: the number of its acknowledgements.
+    - `position_at`: the time of its position.
+    - `held_until`: when it stops keeping files; None when there is no hold.
     """
 
     name: str
@@ -55,8 +56,11 @@ class ConsumerState:
 class ConsumerStatus:
     """A consumer, and how far behind it is.
 
-    `rows_behind` were ingested since its position, which was the present `seconds_behind` ago; 0 when there
-    is nothing to read, no delete and no restore either; None when it is expired, as also by an erasure.
+    - `rows_behind`: the rows ingested since its position.
+    - `seconds_behind`: the age of its position; 0 when there is nothing to read, no deletion or restore
+      either.
+
+    Both are None when the consumer is expired, also when an erasure removed what it would read.
     """
 
     name: str
@@ -76,43 +80,44 @@ class Consumers:
         self._table = context.table
 
     def create(self, name: str, begin: Position | None) -> None:
-        """Makes a consumer that begins at a moment, or now, unless there is one of the name.
+        """Makes a consumer that begins at a moment, or now; does nothing if there is one of the name.
 
-        Raises `CutExpired` when its beginning cannot be read any more.
+        Raises `CutExpired` when its beginning can no longer be read.
         """
-        restart_leases(self._context.supplier)  # a wrong clock may have let all moments till later go
+        # a wrong clock may have moved the oldest readable moment into the future; this corrects it
+        restart_leases(self._context.supplier)
         if not self._change("create", name, self._moment(begin)) and self.find(name) is None:
             raise CutExpired(
                 f"consumer {name!r} cannot begin at {begin and begin.at}: the history of table "
-                f"{self._table.name!r} does not reach back to it any more; begin at a later moment",
+                f"{self._table.name!r} does not reach back so far; begin at a later moment",
                 table=self._table.name,
             )
 
     def find(self, name: str) -> ConsumerState | None:
-        """A consumer as it stands; None when there is none. Raises `InvalidName`."""
+        """Returns the state of a consumer; None when there is none. Raises `InvalidName`."""
         _check_name(name)
         return next(iter(self._states(name)), None)
 
     def get(self, name: str) -> ConsumerState:
-        """A consumer as it stands; `InvalidInput` when there is none."""
-        found = self.find(name)
-        if found is None:
+        """Returns the state of a consumer; raises `InvalidInput` when there is none."""
+        state = self.find(name)
+        if state is None:
             raise self._missing(name)
-        return found
+        return state
 
     def all(self) -> list[ConsumerState]:
-        """By name. Raises `TableNotFound`."""
+        """Returns all consumers, by name. Raises `TableNotFound`."""
         states = self._states(None)
         if not states:
-            oldest(self._context)  # which refuses a table that is gone
+            oldest(self._context)  # raises if the table was dropped
         return states
 
     def statuses(self) -> list[ConsumerStatus]:
-        """By name, with how far each is behind; costs what was ingested since their positions."""
+        """Returns how far each consumer is behind, by name; the cost grows with what was ingested since."""
         return [self._status(state) for state in self.all()]
 
     def checked(self, state: ConsumerState) -> Position:
-        """The position; `ConsumerExpired` when its changes may not be all there any more."""
+        """Returns the consumer's position; raises `ConsumerExpired` when changes since may be missing."""
         if state.snapshot is None:
             raise self._not_all(
                 state, "is from before the database was copied by pg_dump, which keeps no positions"
@@ -122,9 +127,9 @@ class Consumers:
         return Position(state.epoch, state.snapshot, state.position_at)
 
     def acknowledge(self, read: ConsumerState, till: Position) -> ConsumerState:
-        """Moves a consumer from where it was read to `till`; gives how it stands now.
+        """Moves a consumer from the state that was read to `till`; returns its new state.
 
-        Again after it went through, it changes nothing. Raises `ConsumerOvertaken` when another has moved it,
+        A repetition changes nothing. Raises `ConsumerOvertaken` when another reader has moved it,
         `ConsumerExpired`, and `InvalidInput` when it was dropped.
         """
         values = {**self._moment(till), "version": read.version, "created_at": read.created_at}
@@ -132,21 +137,21 @@ class Consumers:
         now = self.find(read.name)
         if now is None or now.created_at != read.created_at:
             raise self._missing(read.name)
-        # two reads that end at one microsecond are one
+        # moved by this reader, by an earlier try; two reads that end at the same microsecond count as one
         if now.version == read.version + 1 and (now.snapshot, now.position_at) == (till.snapshot, till.at):
             return now
         if now.version != read.version:
             raise ConsumerOvertaken(
                 f"another reader of consumer {read.name!r} of table {self._table.name!r} has acknowledged "
-                "what this one read: drop what was made of it, and read again",
+                "what this one read: discard the results of this read, and read again",
                 table=self._table.name,
                 consumer=read.name,
             )
         self.checked(now)
-        raise self._expired(now)  # a moment ago
+        raise self._expired(now)  # it expired just before, or `checked` would have raised
 
     def drop(self, name: str) -> None:
-        """`InvalidInput` when there is none."""
+        """Deletes a consumer; raises `InvalidInput` when there is none."""
         _check_name(name)
         if not self._change("drop", name, {}):
             raise self._missing(name)
@@ -158,7 +163,7 @@ class Consumers:
             try:
                 rows = size_since(self._context, position).row_count
                 seconds = state.age_seconds if rows or has_events_since(self._context, position) else 0.0
-            except CutExpired:  # what it would read was erased
+            except CutExpired:  # an erasure removed what it would read
                 is_expired = True
         held_until = state.held_until if state.is_held else None
         return ConsumerStatus(
@@ -166,7 +171,7 @@ class Consumers:
         )
 
     def _missing(self, name: str) -> InvalidInput:
-        names = ", ".join(repr(one.name) for one in self.all())
+        names = ", ".join(repr(each.name) for each in self.all())
         return InvalidInput(
             f"table {self._table.name!r} has no consumer {name!r}; it has {names or 'none'}: "
             f"table.consumer({name!r}) makes it"
@@ -176,17 +181,17 @@ class Consumers:
         return self._not_all(
             state,
             f"is expired: it acknowledged last at {state.acknowledged_at}, longer ago than "
-            f"consumer_expiry_seconds, and what came since {state.position_at} may not be all there any more",
+            f"consumer_expiry_seconds, and changes since {state.position_at} may be missing",
         )
 
     def _not_all(self, state: ConsumerState, why: str) -> ConsumerExpired:
         table, name = self._table.name, state.name
-        said = f"consumer {name!r} of table {table!r} {why}. {self.how_to_go_on(name)}"
-        return ConsumerExpired(said, table=table, consumer=name)
+        text = f"consumer {name!r} of table {table!r} {why}. {self.how_to_go_on(name)}"
+        return ConsumerExpired(text, table=table, consumer=name)
 
     @staticmethod
     def how_to_go_on(name: str) -> str:
-        """What to do with a consumer whose changes are not all to be had."""
+        """Returns the advice, for an error message, for a consumer whose changes are not all there."""
         return (
             f"To go on: table.drop_consumer({name!r}), record a cut, read the table as of it, and make the "
             f"consumer anew from it: table.consumer({name!r}, from_=cut)"
@@ -213,7 +218,7 @@ class Consumers:
         return [ConsumerState(*row) for row in rows]
 
     def _change(self, query: str, name: str, values: Mapping[str, Any]) -> bool:
-        """Whether it changed something."""
+        """Runs a statement on a consumer; returns whether it changed something."""
         own = self._context.store.own
 
         def work(conn: Any) -> bool:

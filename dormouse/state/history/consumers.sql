@@ -1,6 +1,6 @@
 -- name: create
--- Adds a consumer at a moment that can be read still, or, without one, now; and holds its files; gives nothing when the
--- name is taken or it cannot.
+-- Adds a consumer at a moment that can still be read, or now if none is given, and a hold on its files. Returns no row when
+-- the name is taken or the moment cannot be read.
 with made as (
     insert into consumer (table_id, name, position_at, epoch, snapshot)
     select t.table_id, %(name)s, coalesce(%(at)s, clock_timestamp()), coalesce(%(epoch)s, t.epoch),
@@ -15,12 +15,12 @@ insert into hold (holder, table_id, since, snapshot, until)
 select %(holder)s, table_id, position_at - make_interval(secs => %(margin_seconds)s), snapshot,
     acknowledged_at + make_interval(secs => %(expiry_seconds)s)
 from made
--- a consumer of the name was dropped without it
+-- a hold of this name may be left from a consumer that was deleted without it
 on conflict (holder) do update set since = excluded.since, snapshot = excluded.snapshot, until = excluded.until
 returning holder;
 
 -- name: consumers
--- A table's consumers by name, or the one of a name, and whether their files are held.
+-- Returns a table's consumers by name, or the one of a name, and whether their files are held.
 select c.name, c.version, c.created_at, c.acknowledged_at, c.position_at, c.epoch, c.snapshot::text, h.until,
     coalesce(h.until > clock_timestamp() and t.history_since <= c.position_at, false),
     extract(epoch from clock_timestamp() - c.position_at)::float8
@@ -31,8 +31,8 @@ where c.table_id = %(table_id)s and c.name = coalesce(%(name)s::text, c.name)
 order by c.name;
 
 -- name: acknowledge
--- Moves a consumer that stands where it was read, and holds its files for so long again; gives nothing when it does not
--- stand there, or its files are not held any more.
+-- Moves a consumer that is still where it was read, and renews its hold. Returns no row when it was moved meanwhile, or its
+-- files are no longer held.
 with held as materialized (
     select h.holder
     from hold h
@@ -55,7 +55,7 @@ where h.holder = %(holder)s
 returning h.holder;
 
 -- name: drop
--- Forgets a consumer, and what it holds; gives nothing when there is none.
+-- Deletes a consumer and its hold; returns no row when there is none.
 with released as (
     delete from hold where holder = %(holder)s
 )

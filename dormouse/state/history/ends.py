@@ -1,7 +1,7 @@
-"""Moments that a statement finds by itself, on its way to what lies at them or between them.
+"""Moments that a statement looks up itself, together with what it reads at them or between them.
 
-So what is asked of cuts is one round trip. A time is none of them: what it means takes statements of its own,
-and may have to be waited for (`moments`).
+So a question about cuts takes one round trip. A moment given as a time is not supported here: it takes
+statements of its own, and maybe a wait (`moments`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _VALUES = ("kinds", "names", "cut_ids", "ats", "epochs", "snapshots")
 ENDS = _QUERIES["ends"]
 _FIND = _QUERIES["find"].including(ends=ENDS)
 NO_ENDS: Mapping[str, Any] = {name: [] for name in _VALUES}
-"""What such a statement is told that is told its ends in another way."""
+"""The values of a statement with the part `ends` that gets its moments in another way."""
 
 
 class Known(Enum):
-    """Ends of a history that need no cut."""
+    """The ends of a history that need no cut."""
 
     BEGINNING = "beginning"
     """Before the first row, where the history reaches back so far."""
@@ -42,7 +42,10 @@ End: TypeAlias = Cut | str | int | Position | Known
 
 
 class Found(NamedTuple):
-    """Where an end is, and from when on its table can be read; without `snapshot` it is of another server."""
+    """A moment as the database has it, and since when its table can be read.
+
+    `snapshot` is None for a cut that was recorded in another database server.
+    """
 
     cut_id: int | None
     name: str | None
@@ -57,106 +60,113 @@ class Found(NamedTuple):
         return Cut(self.cut_id, self.name, self.at, self.epoch, context.table.table_id)
 
     def position(self) -> Position:
-        assert self.snapshot is not None  # noqa: S101 as it was checked
+        assert self.snapshot is not None  # noqa: S101 `Ends` has checked it
         return Position(self.epoch, self.snapshot, self.at, self.made_at)
 
 
 class Ends:
-    """Some moments of a table, as a statement with the part `ends` is told them and tells where they are."""
+    """Moments of a table: the values for a statement with the part `ends`, which returns their positions."""
 
     def __init__(self, context: TableContext, *ends: End) -> None:
         self._context = context
         self._ends = ends
         given = [_given(context, end) for end in ends]
-        self.values: Mapping[str, Any] = {name: [one[n] for one in given] for n, name in enumerate(_VALUES)}
+        self.values: Mapping[str, Any] = {name: [row[n] for row in given] for n, name in enumerate(_VALUES)}
 
     def look_up(self) -> list[Found]:
-        """Alone, in one round trip."""
+        """Looks the moments up in a statement of their own; returns them in their order."""
         rows = self._context.store.own.looked_up(_FIND, self.values, operation="find a moment")
-        return self.found(rows[0][0])
+        return self.read(rows[0][0])
 
-    def found(self, told: Sequence[Mapping[str, Any]] | None) -> list[Found]:
-        """What the statement told. `InvalidCut` for no cut, `CutExpired`, `TableNotFound`."""
-        if told is None:
+    def read(self, answer: Sequence[Mapping[str, Any]] | None) -> list[Found]:
+        """Reads the moments in a statement's answer, the value of `ends`; returns them in their order.
+
+        Raises `InvalidCut` for a cut that does not exist, `CutExpired` and `TableNotFound`.
+        """
+        if answer is None:
             raise TableNotFound.gone(self._context.table.name)
-        return [self._found(*one) for one in zip(self._ends, told, strict=True)]
+        return [self._found(end, row) for end, row in zip(self._ends, answer, strict=True)]
 
-    def positions(self, found: Sequence[Found], *, reads: bool = True) -> list[Position]:
-        """Where they are; `CutExpired`, unless it `reads` only when a position cannot be told here."""
+    def positions(self, moments: Sequence[Found], *, reads: bool = True) -> list[Position]:
+        """Returns the positions of moments.
+
+        Raises `CutExpired` for a moment that can no longer be read; without `reads`, only for a cut that was
+        recorded in another database server.
+        """
         positions = list[Position]()
-        for end, one in zip(self._ends, found, strict=True):
-            position = self._position(end, one, reads=reads)
+        for end, moment in zip(self._ends, moments, strict=True):
+            position = self._position(end, moment, reads=reads)
             if end is Known.NOW and positions:
-                # also when the clock was set back since
+                # now is not before the other moment, even if the clock was set back since
                 position = replace(position, at=max(position.at, positions[-1].at))
             positions.append(position)
         return positions
 
-    def _position(self, end: End, found: Found, *, reads: bool) -> Position:
+    def _position(self, end: End, moment: Found, *, reads: bool) -> Position:
         if isinstance(end, Position):
             return end
-        table, what = self._context.table.name, f"the moment {text_of(found.at)}"
-        if found.cut_id is not None:
-            what = named(found.cut(self._context))
-        if found.snapshot is None:
+        table, what = self._context.table.name, f"the moment {text_of(moment.at)}"
+        if moment.cut_id is not None:
+            what = named(moment.cut(self._context))
+        if moment.snapshot is None:
             raise CutExpired(
-                f"{what} of table {table!r} was recorded in another database server, whose transactions "
-                "cannot be told here: the database came from a logical copy (pg_dump); the oldest moment "
-                f"that can be read is {text_of(found.since)}",
-                found.since,
+                f"{what} of table {table!r} was recorded in another database server, whose transactions are "
+                "not known here: the database came from a logical copy (pg_dump); the oldest moment that can "
+                f"be read is {text_of(moment.since)}",
+                moment.since,
                 table=table,
             )
         if reads and end is not Known.NOW:
-            refuse_before(self._context, found.at, found.since, what)
-        return found.position()
+            refuse_before(self._context, moment.at, moment.since, what)
+        return moment.position()
 
-    def _found(self, end: End, told: Mapping[str, Any]) -> Found:
-        if told["epoch"] is None:
+    def _found(self, end: End, row: Mapping[str, Any]) -> Found:
+        if row["epoch"] is None:
             raise self._none(end)
-        times = (told["at"], told["since"])
+        times = (row["at"], row["since"])
         at, since = (text and datetime.fromisoformat(text).astimezone(UTC) for text in times)
-        found = Found(
-            told["cut_id"], told["name"], at or since, told["epoch"], told["snapshot"], since, told["made_at"]
+        moment = Found(
+            row["cut_id"], row["name"], at or since, row["epoch"], row["snapshot"], since, row["made_at"]
         )
-        # after the database was restored to a moment before a cut, another may have got its id
-        if isinstance(end, Cut) and end.recorded_at != found.at:
+        # after the database was restored to a moment before a cut, another cut may have its id
+        if isinstance(end, Cut) and end.recorded_at != moment.at:
             raise self._none(end)
-        return found
+        return moment
 
     def _none(self, end: End) -> Exception:
-        """Why an end is nowhere."""
+        """Returns the error for a moment that the database does not have."""
         if end is Known.BEGINNING:
             since = oldest(self._context)
             return CutExpired(
-                f"the history of table {self._context.table.name!r} does not reach back to its beginning any "
-                f"more, but to {text_of(since)}: read what the table has by a query as of a cut, and its "
-                "changes after that cut",
+                f"the history of table {self._context.table.name!r} does not reach back to its beginning, "
+                f"only to {text_of(since)}: read what the table has by a query as of a cut, and its changes "
+                "after that cut",
                 since.astimezone(UTC),
                 table=self._context.table.name,
             )
-        assert isinstance(end, Cut | str | int)  # noqa: S101 all else is there
+        assert isinstance(end, Cut | str | int)  # noqa: S101 the other kinds always have a row
         return no_cut(self._context, end)
 
 
 def oldest(context: TableContext, conn: Any = None) -> datetime:
-    """The oldest moment that can be read; `conn` is inside a transaction that asks."""
+    """Returns the oldest moment that can be read; with `conn`, asks in its transaction."""
     rows = _rows(context, "since", conn)
     if not rows:
         raise TableNotFound.gone(context.table.name)
-    found: datetime = rows[0][0]
-    return found
+    since: datetime = rows[0][0]
+    return since
 
 
 def check_since(context: TableContext, at: datetime, what: str | None = None, conn: Any = None) -> None:
-    """`CutExpired` when a moment cannot be read any more."""
+    """Raises `CutExpired` when a moment can no longer be read."""
     refuse_before(context, at, oldest(context, conn), what or f"the moment {text_of(at)}")
 
 
 def refuse_before(context: TableContext, at: datetime, since: datetime, what: str) -> None:
-    """`CutExpired` for a moment before the oldest that can be read."""
+    """Raises `CutExpired` for a moment before the oldest that can be read."""
     if at < since:
         raise CutExpired(
-            f"{what} of table {context.table.name!r} cannot be read any more; the oldest moment that can is "
+            f"{what} of table {context.table.name!r} can no longer be read; the oldest moment that can is "
             f"{text_of(since)}",
             since.astimezone(UTC),
             table=context.table.name,
@@ -164,7 +174,7 @@ def refuse_before(context: TableContext, at: datetime, since: datetime, what: st
 
 
 def no_cut(context: TableContext, which: Cut | str | int) -> Exception:
-    """Why there is none: it expired, or never was."""
+    """Returns the error for a cut that does not exist: it expired, or never existed."""
     since, table = oldest(context), context.table.name
     if isinstance(which, Cut) and which.name is None and which.recorded_at < since:
         try:
@@ -174,11 +184,11 @@ def no_cut(context: TableContext, which: Cut | str | int) -> Exception:
     names = [repr(row[0]) for row in _rows(context, "names", limit=NAMES_TOLD_MAX + 1)]
     known = ", ".join(names[:NAMES_TOLD_MAX]) + (", …" if len(names) > NAMES_TOLD_MAX else "")
     is_like_time = isinstance(which, str) and which[:1].isdecimal()
-    told = repr(which)
+    shown = repr(which)
     if isinstance(which, Cut):
-        told = f"{which.cut_id if which.name is None else which.name!r} of {text_of(which.recorded_at)}"
+        shown = f"{which.cut_id if which.name is None else which.name!r} of {text_of(which.recorded_at)}"
     return InvalidCut(
-        f"table {table!r} has no cut {told}; "
+        f"table {table!r} has no cut {shown}; "
         + (f"its named cuts are {known}" if names else "none of its cuts has a name")
         + ("; a time is written 2026-11-20T14:00, and is an aware datetime in Python" * is_like_time)
     )
@@ -193,7 +203,7 @@ def named(cut: Cut) -> str:
 
 
 def _given(context: TableContext, end: End) -> tuple[Any, ...]:
-    """Its kind, and what is known of it: a name, an id, or a position."""
+    """Returns the values of a moment for the statement: its kind, and a name, an id, or a position."""
     if isinstance(end, Known):
         return end.value, None, None, None, None, None
     if isinstance(end, Position):

@@ -1,7 +1,11 @@
 -- name: ends
--- Part of a query: some moments of a table in their order, as JSON. Each is a cut, by its id or name; a position that is known;
--- the beginning, where all from there on can be read; the head, where the table was truncated; or now. Of each its place, and
--- from when on the table can be read. The cut of the truncation is forgotten, and can be read.
+-- Part of a query: some moments of a table in the order given, as JSON: the position of each, and since when the table can be
+-- read. The kinds of moments:
+-- id, name: a cut; also the cut of the truncation, whose own row is deleted
+-- known: a position
+-- beginning: before the first row, if all of the history can be read
+-- head: where the table was truncated
+-- now
 select json_agg(json_build_object(
         'kind', w.kind, 'cut_id', c.cut_id, 'name', c.name, 'at', c.at, 'epoch', c.epoch, 'snapshot', c.snapshot,
         'since', greatest(t.history_since, case when w.kind <> 'known' then u.recorded_at end),
@@ -45,13 +49,13 @@ left join lateral (
 where t.table_id = %(table_id)s
 
 -- name: find
--- Some moments.
+-- Returns some moments.
 {ends};
 
 -- name: since
--- From when on a table can be read.
+-- Returns since when a table can be read.
 select greatest(t.history_since, u.recorded_at) from tables t left join truncation u using (table_id) where t.table_id = %(table_id)s;
 
 -- name: names
--- The first names of a table's cuts, the newest first.
+-- Returns the names of a table's newest named cuts, the newest first.
 select name from cut where table_id = %(table_id)s and name is not null order by cut_id desc limit %(limit)s;

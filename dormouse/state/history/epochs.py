@@ -1,13 +1,13 @@
-"""What the leaves of a table were, by epoch and by time; and what became of each.
+"""The leaves of a table by epoch and by time, and the successors and predecessors of each.
 
-Whatever the length of the history, each is one statement that looks up by keys what it gives. Which
-partitions were leaves at an epoch is told by the relational interval tree: Kriegel, Pötke and Seidl,
-"Managing Intervals Efficiently in Object-Relational Databases", VLDB 2000. What is asked follows PDP-32:
+Each question is one statement that uses index look-ups only, whatever the length of the history. The leaves
+of an epoch are found by a relational interval tree: Kriegel, Pötke and Seidl, "Managing Intervals Efficiently
+in Object-Relational Databases", VLDB 2000. The questions follow PDP-32:
 https://github.com/pravega/pravega/wiki/PDP-32-(Improve-Scalability-of-Controller-Metadata)
 
-The history can be shown as a page: one file, which needs nothing else, not even a network. Each partition is
-a box, as wide as it was a leaf and as high as its part of the key space. How it looks is in `lineage.html`,
-beside this module; here it is put together from the epochs.
+`page` draws the history as one HTML file, which needs no network. Each partition is a box: its width is the
+time that it was a leaf, and its height its part of the key space. The layout is in `lineage.html`, beside
+this module.
 """
 
 from __future__ import annotations
@@ -47,15 +47,18 @@ PAGE_EPOCHS = 10_000
 _NO_CHILDREN = (None,) * 4
 _LAST = (1 << 63) - 1
 Edges = dict[str, tuple[Any, Any]]
-"""Of each partition where it begins and ends on the page; the numbers of one page compare with each other."""
+"""The begin and end of each partition on the page; only numbers of the same page can be compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """One change of a table's leaves: the ids that ended and those that came.
+    """One change of a table's leaves. Epoch 0 is the table as it was made.
 
-    `splits` and `merges` are how often it divided and merged, `sealed_rows` and `sealed_bytes` what the
-    leaves that ended held, as far as is known. Epoch 0 is the table as it was made. `created_at` is aware.
+    - `created_at`: when the epoch was made, with a time zone.
+    - `sealed`: the ids of the leaves that ended.
+    - `created`: the ids of the leaves that were made.
+    - `splits`, `merges`: how many of each the epoch made.
+    - `sealed_rows`, `sealed_bytes`: what the leaves that ended had, as far as it is known.
     """
 
     epoch: int
@@ -70,10 +73,10 @@ class EpochRecord:
 
 @dataclass(frozen=True, slots=True)
 class ScaleMetadata:
-    """How the leaves changed between two times, at which the epochs were `first` and `last`.
+    """The changes of the leaves between two times, at which the epochs were `first` and `last`.
 
-    The totals are of the epochs after `first` up to and with `last`; `records` has `first`, too, and is
-    streamed.
+    The totals are of the epochs after `first`, up to and including `last`. `records` is an iterator that also
+    has `first`.
     """
 
     first: int
@@ -87,9 +90,10 @@ class ScaleMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A partition, and while which epochs it was a leaf: from `created` on, and before `sealed`, or still.
+    """A partition, and the epochs in which it was a leaf: from `created` to before `sealed`, or until now.
 
-    `row_count` and `byte_count`: what it held when it ended; None while it lives, and where it is not known.
+    `row_count` and `byte_count` are what it had when it ended. They are None while it is a leaf, and where
+    they are not known.
     """
 
     partition: Partition
@@ -100,69 +104,75 @@ class Life:
 
 
 class Epochs:
-    """The epochs of one table. Its methods raise `TableNotFound` when it is gone. Times are aware."""
+    """The epochs of one table. Methods raise `TableNotFound` if it was dropped. Times have a time zone."""
 
     def __init__(self, supplier: Supplier, table: TableRecord) -> None:
         self._supplier = supplier
         self._table = table
 
     def active_partitions(self, epoch: int | None = None) -> tuple[Partition, ...]:
-        """The leaves of an epoch, or of now, by their lower bounds, as leaves; `EpochNotFound`."""
+        """Returns the leaves of an epoch, or of now, by their lower bounds. Raises `EpochNotFound`."""
         rows = self._rows("active", epoch=None if epoch is None else _bounded(epoch))
         if not rows:
-            gone = TableNotFound.gone(self._table.name)
-            raise gone if epoch is None else self._not_there(epoch, *self._ends())
+            no_table = TableNotFound.gone(self._table.name)
+            raise no_table if epoch is None else self._not_there(epoch, *self._ends())
         return tuple(map(self._leaf, rows))
 
     def epoch_at(self, time: datetime) -> int:
-        """The last epoch that was made by a time: before the table's first it is 0.
+        """Returns the last epoch made at or before a time; 0 for a time before the table was made.
 
-        `EpochNotFound` when that was before the truncation.
+        Raises `EpochNotFound` if that epoch is before the truncation.
         """
         [(epoch, head)] = self._rows_there("epoch_at", time=_aware(time))
         self._check_kept(time, epoch, head)
         return int(epoch)
 
     def partitions_at(self, time: datetime) -> tuple[Partition, ...]:
-        """The leaves at a time, less those that were truncated: of before, those that still were there."""
+        """Returns the leaves at a time.
+
+        For a time before the truncation, returns those that were still leaves at the truncation.
+        """
         rows = self._rows_there("active_at", time=_aware(time))
         return tuple(self._leaf(row) for row in rows if row[0] is not None)
 
     def epochs(self, first: int | None = None, last: int | None = None) -> Iterator[EpochRecord]:
-        """The records of the epochs from one, or the first that is kept, to another, or to now; streamed.
+        """Yields the records of the epochs from `first` to `last`, both included.
 
-        `EpochNotFound`, also of those before the truncation.
+        `first` None: from the first that is kept; `last` None: until now. Raises `EpochNotFound`, also for
+        epochs before the truncation.
         """
         return _flat(self._record_pages(first, last))
 
     def scale_metadata(self, from_time: datetime, to_time: datetime) -> ScaleMetadata:
-        """How the leaves changed between two times: totals, and the records, streamed.
+        """Returns the changes of the leaves between two times: totals, and the records as an iterator.
 
-        `InvalidCut` when the first is the later one; `EpochNotFound` when it was before the truncation.
+        Raises `InvalidCut` if `from_time` is the later one, and `EpochNotFound` if it is before the
+        truncation.
         """
         if _aware(to_time) < _aware(from_time):
             raise InvalidCut(f"{to_time.isoformat()} is before {from_time.isoformat()}")
-        found = self._rows("scales", from_time=from_time, to_time=to_time)
-        if not found or found[0][0] is None:
+        sums = self._rows("scales", from_time=from_time, to_time=to_time)
+        if not sums or sums[0][0] is None:
             raise TableNotFound.gone(self._table.name)
-        first, last, splits, merges, rows, sizes, head = map(int, found[0])
+        first, last, splits, merges, rows, sizes, head = map(int, sums[0])
         self._check_kept(from_time, first, head)
         records = chain.from_iterable(self._record_pages(first, last))
         return ScaleMetadata(first, last, splits, merges, rows, sizes, records)
 
     def successors(self, partition_id: str) -> dict[str, list[str]]:
-        """Which partitions were made of one when it ended, each with all it was made of; none of a leaf.
+        """Returns the partitions that were made of a partition when it ended, each with its predecessors.
 
-        {partition id: [ids of its predecessors]}. `PartitionNotFound`, also of one that ended before the
-        truncation.
+        The result is {partition id: [ids of its predecessors]}; it is empty for a leaf. Raises
+        `PartitionNotFound`, also for a partition that ended before the truncation.
         """
         return _by_id(self._related(partition_id, made_of_it=True))
 
     def predecessors(self, partition_id: str) -> dict[str, list[str]]:
-        """Which partitions one was made of, each with all that that one was made of.
+        """Returns the partitions that a partition was made of, each with its own predecessors.
 
-        {partition id: [ids of its predecessors]}. None of one that came with the table. `PartitionNotFound`
-        as `successors`; `EpochNotFound` of one that was made before the truncation.
+        The result is {partition id: [ids of its predecessors]}; it is empty for a partition that was made
+        with the table. Raises `PartitionNotFound` like `successors`, and `EpochNotFound` for a partition that
+        was made before the truncation.
         """
         rows = self._related(partition_id, made_of_it=False)
         *_, created, head = rows[0]
@@ -174,19 +184,20 @@ class Epochs:
         return _by_id(rows)
 
     def first_epoch(self) -> int:
-        """The first that is kept: 0, or that of the truncation."""
+        """Returns the first epoch that is kept: 0, or that of the truncation."""
         return self._ends()[0]
 
     def lives(self, first: int, last: int) -> Iterator[Life]:
-        """Every partition that was a leaf at some epoch from one to another, and while which; streamed.
+        """Yields every partition that was a leaf at some epoch from `first` to `last`, with its epochs.
 
-        First the leaves of the first epoch, then the others in the order in which they came. `EpochNotFound`.
+        The leaves of the first epoch come first, then the others in the order in which they were made. Raises
+        `EpochNotFound`.
         """
         return _flat(self._life_pages(None, first, last))
 
     def lives_of(self, partition_ids: Sequence[str]) -> dict[str, Life]:
-        """While which epochs some partitions were leaves, by id; without ids that there are none of."""
-        rows = self._rows("lives_of", partition_ids=[one for one in partition_ids if is_text(one)])
+        """Returns the epochs in which partitions were leaves, by id; leaves out ids that do not exist."""
+        rows = self._rows("lives_of", partition_ids=[each for each in partition_ids if is_text(each)])
         return {row[0]: self._life(row) for row in rows}
 
     def _record_pages(self, first: int | None, last: int | None) -> Iterator[list[EpochRecord]]:
@@ -208,17 +219,17 @@ class Epochs:
             ]
             self._check_whole(page, wanted, min(last, wanted + PAGE_EPOCHS - 1))
             yield page
-            # what retention ends meanwhile is told as that, not as lost
+            # the next page raises EpochNotFound if retention has truncated these epochs meanwhile
             first = wanted = wanted + PAGE_EPOCHS
             if wanted > last:
                 return
 
     def _lives_between(self, ends: Ends) -> Iterator[Life]:
-        """As `lives`, of the epochs of two moments. `InvalidCut`, `CutExpired`."""
+        """Yields what `lives` does, for the epochs of two moments. Raises `InvalidCut` and `CutExpired`."""
         return _flat(self._life_pages(ends))
 
     def _life_pages(self, ends: Ends | None, first: int = 0, last: int = 0) -> Iterator[list[Life]]:
-        """Of epochs, or of those of two moments, which the first page tells."""
+        """Yields pages of lives from epoch `first` to `last`, or between `ends`, found by the first page."""
         if ends is None:
             after, end = _bounded(first), _bounded(last)
             rows = self._lives(after, end)
@@ -239,7 +250,10 @@ class Epochs:
         return self._rows("lives", **NO_ENDS, **values, with_leaves=with_leaves)
 
     def _checked(self, rows: Sequence[Any], first: int | None, last: int | None) -> tuple[int, int]:
-        """The table's first and last epoch, which each row begins with, when the epochs wanted are there."""
+        """Checks that the table has the epochs from `first` to `last`; returns the table's first and last.
+
+        Each row begins with these two.
+        """
         if not rows:
             raise TableNotFound.gone(self._table.name)
         head, current = map(int, rows[0][:2])
@@ -259,9 +273,9 @@ class Epochs:
             )
 
     def _check_whole(self, page: Sequence[EpochRecord], first: int, last: int) -> None:
-        found = [record.epoch for record in page]
-        if found != list(range(first, last + 1)):
-            lost = min({*range(first, last + 1)} - {*found})
+        numbers = [record.epoch for record in page]
+        if numbers != list(range(first, last + 1)):
+            lost = min({*range(first, last + 1)} - {*numbers})
             name = self._table.name
             raise MetadataDamaged(
                 f"table {name!r}: the database has lost its row of epoch {lost}: "
@@ -286,62 +300,65 @@ class Epochs:
         return partition_from_row(self._table.schema, (*row, *_NO_CHILDREN))
 
     def _not_there(self, epoch: int, head: int, current: int) -> EpochNotFound:
-        gone = f" any more: its history is truncated at epoch {head}" if 0 <= epoch < head else ""
+        why = f": its history is truncated at epoch {head}" if 0 <= epoch < head else ""
         return EpochNotFound(
-            f"table {self._table.name!r} has no epoch {epoch}{gone}; it has those from {head} to {current}"
+            f"table {self._table.name!r} has no epoch {epoch}{why}; it has those from {head} to {current}"
         )
 
     def _ends(self) -> tuple[int, int]:
-        """The first epoch that is not truncated, and the current one."""
+        """Returns the first epoch that is not truncated, and the current one."""
         [(head, current)] = self._rows_there("ends")
         return int(head), int(current)
 
     def _rows_there(self, name: str, **values: Any) -> list[Any]:
-        """As `_rows`, of a query that gives rows as long as the table is there."""
+        """Returns rows like `_rows`, for a query that always has rows; raises if the table was dropped."""
         if not (rows := self._rows(name, **values)):
             raise TableNotFound.gone(self._table.name)
         return rows
 
     def _rows(self, name: str, **values: Any) -> list[Any]:
-        given = {**values, "table_id": self._table.table_id}
+        parameters = {**values, "table_id": self._table.table_id}
         return run_lookup(
             self._supplier,
-            lambda conn: _STATEMENTS[name].execute(conn, given).fetchall(),
+            lambda conn: _STATEMENTS[name].execute(conn, parameters).fetchall(),
             operation=f"history: {name}",
         )
 
 
 def _bounded(epoch: int) -> int:
-    """An epoch as the database can have it: one that none can be stays so; `InvalidInput` for no number."""
+    """Returns an epoch limited to -1 and the largest 64-bit number, so that PostgreSQL takes it.
+
+    Raises `InvalidInput` for what is no whole number.
+    """
     if isinstance(epoch, bool) or not isinstance(epoch, int):
         raise InvalidInput(
-            f"an epoch is a whole number, not {epoch!r}: history.epoch_at(time) tells a time's"
+            f"an epoch is a whole number, not {epoch!r}: history.epoch_at(time) returns that of a time"
         )
     return max(-1, min(epoch, _LAST))
 
 
 def _aware(time: datetime) -> datetime:
     if not isinstance(time, datetime):
-        raise InvalidCut(f"a time is wanted, an aware datetime, not {time!r}")
+        raise InvalidCut(f"give a datetime with a time zone, not {time!r}")
     if time.tzinfo is None or time.utcoffset() is None:
         raise InvalidCut(f"{time.isoformat()} is naive: give a time with its time zone")
     return time
 
 
 def _by_id(rows: Sequence[Any]) -> dict[str, list[str]]:
-    """Partitions with all that each was made of; none of a row that has none."""
+    """Returns the predecessors of each partition, by id; skips rows without a partition."""
     return {other: list(predecessors) for other, predecessors, *_ in rows if other is not None}
 
 
 def _epochs_of(ends: Ends, rows: Sequence[Any]) -> tuple[int, int]:
-    first, last = ends.positions(ends.found(rows[0][0] if rows else None))
+    first, last = ends.positions(ends.read(rows[0][0] if rows else None))
     if last.at < first.at:
         raise InvalidCut(f"{last.at} is before {first.at}: give the earlier moment first")
     return first.epoch, last.epoch
 
 
 def _flat(pages: Iterator[list[T]]) -> Iterator[T]:
-    """What is on pages; the first of them is there, and checked, at once."""
+    """Returns an iterator over the items of pages; reads and checks the first page at once."""
     first = next(pages)
     return chain(first, chain.from_iterable(pages))
 
@@ -361,22 +378,22 @@ _STATEMENTS = _statements(load(__package__ or "", "epochs"))
 
 
 def page(context: TableContext, first: int | None, last: int | None) -> str:
-    """The page of some epochs of a table, as HTML."""
+    """Returns the HTML page of some epochs of a table."""
     epochs, table = Epochs(context.supplier, context.table), context.table.name
     records = list(epochs.epochs(first, last))
     first = records[0].epoch
     lives = list(epochs.lives(first, records[-1].epoch))
     rows = {leaf.partition_id: leaf.row_count for leaf in context.partitions.leaf_rows()}
     edges = _edges(context, records, lives)
-    found = {"table": table, "first": first, **_epochs(records), **_partitions(lives, edges, rows)}
-    # no text of a table ends the element that it is in
-    data = json.dumps(found, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+    content = {"table": table, "first": first, **_epochs(records), **_partitions(lives, edges, rows)}
+    # "<" is escaped, so that no text of the table can end the script element
+    data = json.dumps(content, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
     text = resources.files(__package__ or "").joinpath("lineage.html").read_text("utf-8")
     return text.replace("{{title}}", escape(table)).replace("{{data}}", data)
 
 
 def keys_of(region: Region) -> str:
-    """A region as a person reads it."""
+    """Returns a region as text for a person, such as "1 ≤ id < 5"."""
     parts = []
     for name, item in region.items():
         low, high = (None if end is None else _text(end) for end in (item.min, item.max))
@@ -415,28 +432,32 @@ def _partitions(lives: Sequence[Life], edges: Edges, rows: Mapping[str, int]) ->
 
 
 def _edges(context: TableContext, records: Sequence[EpochRecord], lives: Sequence[Life]) -> Edges:
-    """By the first row key alone, or, where others divide partitions, too, by who was divided into whom."""
+    """Returns the begin and end of each partition on the page.
+
+    They are its range of the first row key. If splits used other keys, too, they are made from the tree: see
+    `_divided`.
+    """
     first = context.schema.row_keys[0].name
     if all(life.partition.region.keys() <= {first} for life in lives):
         ranges = {life.partition.partition_id: life.partition.region.range(first) for life in lives}
         return {
-            one: ((0,) if item.min is None else (1, item.min), (2,) if item.max is None else (1, item.max))
-            for one, item in ranges.items()
+            name: ((0,) if item.min is None else (1, item.min), (2,) if item.max is None else (1, item.max))
+            for name, item in ranges.items()
         }
     tree = context.partitions.at(records[0].epoch)
     return _divided([*map(tree.node_id, tree.leaf_nodes())], records, lives)
 
 
 def _divided(begun: Sequence[str], records: Sequence[EpochRecord], lives: Sequence[Life]) -> Edges:
-    """Neighbours that end give their room to those that come, in equal parts."""
-    edges: Edges = {one: (Fraction(n), Fraction(n + 1)) for n, one in enumerate(begun)}
+    """Returns edges for which the partitions of an epoch divide the room of those that it ended equally."""
+    edges: Edges = {name: (Fraction(n), Fraction(n + 1)) for n, name in enumerate(begun)}
     order = {life.partition.partition_id: n for n, life in enumerate(lives)}
     regions = {life.partition.partition_id: life.partition.region for life in lives}
     for record in records[1:]:
-        for one in sorted(record.created, key=order.__getitem__):
-            above = [p for p in record.sealed if regions[p].overlaps(regions[one])]
+        for name in sorted(record.created, key=order.__getitem__):
+            above = [p for p in record.sealed if regions[p].overlaps(regions[name])]
             low, high = min(edges[p][0] for p in above), max(edges[p][1] for p in above)
             beside = [p for p in record.created if any(regions[p].overlaps(regions[a]) for a in above)]
-            part, at = (high - low) / len(beside), sorted(beside, key=order.__getitem__).index(one)
-            edges[one] = (low + at * part, low + (at + 1) * part)
+            part, at = (high - low) / len(beside), sorted(beside, key=order.__getitem__).index(name)
+            edges[name] = (low + at * part, low + (at + 1) * part)
     return edges

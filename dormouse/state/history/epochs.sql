@@ -1,10 +1,10 @@
 -- name: leaves_then
--- Part of a query: the partitions that were leaves at the epoch e.epoch, of the table t; by the interval tree.
+-- Part of a query: the partitions of the table t that were leaves at the epoch e.epoch, found by the interval tree.
 select p.*
 from partition p
 where p.table_id = t.table_id and p.sealed_epoch is null and p.created_epoch <= e.epoch
 union all
--- those kept at a node at or below the epoch, if they lasted
+-- partitions stored at a node at or below the epoch, if they ended after it
 select p.*
 from (select 0 as node where e.epoch = 0 union all
       select ((e.epoch >> bit) | 1) << bit from generate_series(0, 61) as bit where (e.epoch >> bit) & 1 = 1) f
@@ -12,7 +12,7 @@ cross join lateral (
     select * from partition p where p.table_id = t.table_id and p.fork = f.node and p.sealed_epoch > e.epoch offset 0
 ) p
 union all
--- those kept at a node above it, if they had begun
+-- partitions stored at a node above it, if they began at or before it
 select p.*
 from (select ((e.epoch >> bit) | 1) << bit as node from generate_series(0, 61) as bit where (e.epoch >> bit) & 1 = 0) f
 cross join lateral (
@@ -21,7 +21,7 @@ cross join lateral (
 where f.node <= t.epoch
 
 -- name: epoch_then
--- Part of a query: the last epoch of the table t that was made by the time w.time; before the first, 0.
+-- Part of a query: the last epoch of the table t made at or before the time w.time; before the first, 0.
 coalesce(
     (select n.epoch from epoch n where n.table_id = t.table_id and n.created_at <= w.time
      order by n.created_at desc limit 1),
@@ -29,7 +29,7 @@ coalesce(
 )
 
 -- name: active
--- The leaves of an epoch that is not truncated, or of now, by their bounds.
+-- Returns the leaves of an epoch that is not truncated, or of now, by their bounds.
 select p.partition_id, p.parent_id, p.min_keys, p.max_keys
 from tables t
 left join truncation c on c.table_id = t.table_id
@@ -39,8 +39,8 @@ where t.table_id = %(table_id)s and e.epoch between coalesce(c.epoch, 0) and t.e
 order by array_replace(p.min_keys, null, '');
 
 -- name: active_at
--- The leaves at a time, by their bounds, or a row of nulls; without those that had ended where the table was truncated: of a
--- time before that, the leaves of the truncation that were there already.
+-- Returns the leaves at a time, by their bounds, or a row of nulls. For a time before the truncation: the leaves of the
+-- truncation that were made by then.
 select p.partition_id, p.parent_id, p.min_keys, p.max_keys
 from tables t
 left join truncation c on c.table_id = t.table_id
@@ -56,7 +56,7 @@ where t.table_id = %(table_id)s
 order by array_replace(p.min_keys, null, '');
 
 -- name: epoch_at
--- The epoch at a time, and the first that is not truncated.
+-- Returns the epoch at a time, and the first that is not truncated.
 select {epoch_then}, coalesce(c.epoch, 0)
 from tables t
 left join truncation c on c.table_id = t.table_id
@@ -64,11 +64,11 @@ cross join (values (%(time)s::timestamptz)) as w (time)
 where t.table_id = %(table_id)s;
 
 -- name: ends
--- The table's first epoch that is not truncated, and its last.
+-- Returns the table's first epoch that is not truncated, and its last.
 select coalesce(c.epoch, 0), t.epoch from tables t left join truncation c on c.table_id = t.table_id where t.table_id = %(table_id)s;
 
 -- name: page
--- The table's first epoch that is not truncated, its last, and a page of its epochs from one, or the first, to another.
+-- Returns the table's first epoch that is not truncated, its last, and a page of its epochs from one (or the first) to another.
 select coalesce(c.epoch, 0), t.epoch, e.epoch, e.created_at, e.sealed, e.created, e.splits, e.merges, e.sealed_rows,
     e.sealed_bytes
 from tables t
@@ -83,8 +83,8 @@ where t.table_id = %(table_id)s
 order by e.epoch;
 
 -- name: scales
--- The epochs at two times, what was done by those after the former up to the latter, from the nearest running totals; and the
--- first epoch that is not truncated.
+-- Returns the epochs at two times; the sums of the epochs after the former up to the latter, from the nearest running totals;
+-- and the first epoch that is not truncated.
 select min(x.epoch), max(x.epoch), sum(x.sign * (coalesce(c.splits, 0) + s.sign * s.splits)),
     sum(x.sign * (coalesce(c.merges, 0) + s.sign * s.merges)),
     sum(x.sign * (coalesce(c.sealed_rows, 0) + s.sign * s.sealed_rows)),
@@ -104,7 +104,7 @@ left join lateral (
 ) c on true
 cross join lateral (select coalesce(c.chunk, 0) * 1000 as epoch) n
 cross join lateral (
-    -- those beside the totals come to them, or are taken off
+    -- the epochs between the running total and x are added to it, or subtracted
     select sign(x.epoch - n.epoch) as sign, coalesce(sum(e.splits), 0) as splits, coalesce(sum(e.merges), 0) as merges,
         coalesce(sum(e.sealed_rows), 0) as sealed_rows, coalesce(sum(e.sealed_bytes), 0) as sealed_bytes
     from epoch e
@@ -112,19 +112,19 @@ cross join lateral (
 ) s;
 
 -- name: overlap
--- Part of a query: whether the regions of a and b have keys in common.
+-- Part of a query: true if the regions of a and b have keys in common.
 not exists (
     select from unnest(a.min_keys, a.max_keys, b.min_keys, b.max_keys) as k (a_min, a_max, b_min, b_max)
     where k.a_min >= k.b_max or k.b_min >= k.a_max
 )
 
 -- name: is_kept
--- Part of a query: whether the partition a was a leaf where the table was truncated, or later.
+-- Part of a query: true if the partition a was a leaf where the table was truncated, or later.
 (a.sealed_epoch <= (select nullif(epoch, 0) from truncation where table_id = %(table_id)s)) is not true
 
 -- name: related
--- A partition that was a leaf where the table was truncated, or later, and when it was made; and those that were made of it, or
--- that it was made of, each with all that that one was made of; and the first epoch that is not truncated.
+-- Returns the successors or the predecessors of a partition that was a leaf where the table was truncated, or later: each with
+-- its own predecessors. Also the epoch that made the partition, and the first epoch that is not truncated.
 select n.partition_id, n.predecessors, a.created_epoch, coalesce(c.epoch, 0)
 from partition a
 left join truncation c on c.table_id = a.table_id
@@ -153,8 +153,8 @@ cross join lateral (
 where e.table_id = b.table_id and e.epoch = b.created_epoch and {overlap}
 
 -- name: lives
--- The leaves of an epoch, if wanted, and those that came after it up to another: which were leaves, and when. The epochs are
--- given, or are those of two moments, which the first row tells, up to a page of them.
+-- Returns the leaves of an epoch, if wanted, and the partitions that were made after it up to another, with the epochs in which
+-- they were leaves. The epochs are given, or are those of two moments, at most a page of them; the first row has the moments.
 with w as materialized ({ends})
 select case when row_number() over (order by greatest(p.created_epoch, e.epoch), array_replace(p.min_keys, null, '')) = 1
     then w.ends end, coalesce(c.epoch, 0), t.epoch, p.partition_id, p.parent_id, p.min_keys, p.max_keys, p.created_epoch,
@@ -181,7 +181,7 @@ where t.table_id = %(table_id)s
 order by greatest(p.created_epoch, e.epoch), array_replace(p.min_keys, null, '');
 
 -- name: lives_of
--- Some partitions, of those that were leaves where the table was truncated, or later: while which epochs they were.
+-- Returns the epochs in which partitions were leaves, for those that were leaves where the table was truncated, or later.
 select a.partition_id, a.parent_id, a.min_keys, a.max_keys, a.created_epoch, a.sealed_epoch, a.sealed_rows, a.sealed_bytes
 from unnest(%(partition_ids)s::text[]) as wanted (partition_id)
 cross join lateral (

@@ -1,4 +1,4 @@
-"""The history of a table, as users hold it: `table.history`. One call each; the work is done elsewhere."""
+"""The public object for a table's history, `table.history`, and the status of a table."""
 
 from __future__ import annotations
 
@@ -37,23 +37,22 @@ from dormouse.state.history.retention import (
     truncate,
 )
 
-# What a table consists of, what becomes of it, and how far back its history goes.
-
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """What a table consists of now, and how its rounds end. Rows of files that a split divided are estimates.
+    """The state of a table now: its sizes, jobs, last rounds, consumers and history.
 
-    Rows of pending `deletions` count until compaction has left them out; and of a keyed table older rows and
-    marks of deletion: `row_count` then is an upper bound.
-
-    Of a row table `row_count` is of the current rows, and `stored_versions` of all versions that its files
-    have, marks of deletion among them. It is None of other tables, and of a row table's versions.
-
-    `compaction_jobs` wait or are run, `jobs_running` of them are run; `jobs_given_up` were given up in all.
-    `one_key_partitions` are leaves over the threshold that cannot be divided, as all their rows have one key.
-    `rounds` has one of each kind that there was. The history can be read from `history_since` on, and
-    `history_held_by` are the named cuts and consumers that keep it, whatever its retention.
+    - `row_count`: an upper bound unless `rows_exact`. Rows of files that a split divided are estimates. Rows
+      of pending `deletions` count until compaction has removed them. In a keyed table, older rows of a key
+      and marks of deletion count, too. For a row table it is the exact number of current rows.
+    - `stored_versions`: for a row table, the number of all versions in its files, including marks of
+      deletion. None for other tables, and for the table of a row table's versions.
+    - `compaction_jobs`: the jobs that wait or run; `jobs_running` of them run now.
+    - `jobs_given_up`: the number of jobs given up since the table was made.
+    - `one_key_partitions`: leaves above the split threshold that cannot be split, as all rows have one key.
+    - `rounds`: the last round of each kind that there was.
+    - `history_since`: the oldest moment that can be read.
+    - `history_held_by`: the named cuts and consumers that keep history, whatever the retention.
     """
 
     name: str
@@ -80,12 +79,12 @@ class TableStatus:
 
 
 def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
-    """Returns the status of now; costs what has changed since it was last counted.
+    """Returns the status of a table now. The cost grows with the changes since it was last counted.
 
     With `read_only` the new count is not stored.
     """
     totals = context.store.totals
-    found = totals.read() if read_only else totals.bring_forward()
+    counted = totals.read() if read_only else totals.bring_forward()
     jobs, jobs_running = context.jobs.count()
     rounds, given_up = context.last_rounds.read()
     deletions = context.deletions.count_pending()
@@ -93,15 +92,15 @@ def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
     is_of_versions = is_edited(context.properties) and not context.current_rows
     return TableStatus(
         name=context.table.name + (VERSIONS if is_of_versions else ""),
-        partitions=found.partitions,
-        leaves=found.leaves,
-        files=found.files,
-        references=found.references,
-        row_count=found.row_count if rows is None else rows,
+        partitions=counted.partitions,
+        leaves=counted.leaves,
+        files=counted.files,
+        references=counted.references,
+        row_count=counted.row_count if rows is None else rows,
         rows_exact=rows is not None
-        or (found.rows_exact and not deletions and not _may_repeat(context, found)),
-        byte_count=found.byte_count,
-        unreferenced_files=found.unreferenced_files,
+        or (counted.rows_exact and not deletions and not _may_repeat(context, counted)),
+        byte_count=counted.byte_count,
+        unreferenced_files=counted.unreferenced_files,
         compaction_jobs=jobs,
         jobs_running=jobs_running,
         jobs_given_up=given_up.jobs,
@@ -112,23 +111,23 @@ def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
         consumers=tuple(Consumers(context).statuses()),
         history_since=oldest(context),
         history_held_by=holders(context),
-        stored_versions=None if rows is None else found.row_count,
+        stored_versions=None if rows is None else counted.row_count,
         one_key_partitions=context.partitions.one_key_leaves(),
     )
 
 
-def _may_repeat(context: TableContext, found: Totals) -> bool:
-    """Whether a key may have rows in several files, of which one counts."""
+def _may_repeat(context: TableContext, totals: Totals) -> bool:
+    """Returns whether a key may have rows in several files, of which only one is the key's row."""
     if not is_keyed(context.properties):
         return False
-    return found.references > found.leaves or context.store.have_several_files()
+    return totals.references > totals.leaves or context.store.have_several_files()
 
 
 class History(Epochs):
-    """What a table was, and what became of its partitions.
+    """The history of a table: its cuts, its content at past moments, and the changes of its partitions.
 
-    Each method is one round trip, whatever the history's length; what is streamed is one a page. A moment
-    that is given as a time is looked up before, in two. Times are aware: a naive one is `InvalidCut`.
+    Each method takes one round trip, whatever the length of the history; a streamed answer takes one a page.
+    A moment given as a time takes two more. Times must have a time zone; a naive time raises `InvalidCut`.
     """
 
     def __init__(self, context: TableContext, check_writable: Callable[[], None]) -> None:
@@ -137,40 +136,48 @@ class History(Epochs):
         self._check_writable = check_writable
 
     def record_cut(self, name: str | None = None) -> Cut:
-        """Records the present. With a name it is kept until it is dropped, else as long as the history.
+        """Records the present as a cut; returns it.
 
-        `InvalidCut` for a name that is taken, or could be taken for a time.
+        A cut with a name is kept until it is dropped, any other as long as the history. Raises `InvalidCut`
+        for a name that is taken, or that looks like a time.
         """
         self._check_writable()
         return record_cut(self._context, name)
 
     def record_if_due(self, interval_seconds: float = INTERVAL_SECONDS) -> Cut | None:
-        """Records a cut when the last is so old and the table has changed since, as maintenance does."""
+        """Records a cut if the last one is old enough and the table has changed since; maintenance does this.
+
+        Returns the cut, or None.
+        """
         self._check_writable()
         return record_if_due(self._context, interval_seconds)
 
     def cuts(self) -> Iterator[Cut]:
-        """All cuts, the oldest first; streamed."""
+        """Yields all cuts, the oldest first."""
         return cuts(self._context)
 
     def cut(self, which: str | int) -> Cut:
-        """The cut of a name or id; `InvalidCut`."""
+        """Returns the cut of a name or id. Raises `InvalidCut` if there is none."""
         return cut(self._context, which)
 
     def drop_cut(self, which: Cut | str | int) -> None:
-        """Forgets a cut: what it alone has kept is collected. `InvalidCut`."""
+        """Deletes a cut; files that only this cut kept are collected. Raises `InvalidCut`."""
         self._check_writable()
         drop_cut(self._context, which)
 
     def compare(self, a: When, b: When) -> Literal["before", "equal", "after"]:
-        """Where one moment lies, seen from another; `InvalidCut`, `CutExpired`."""
+        """Returns whether moment `a` is before, equal to or after moment `b`.
+
+        Raises `InvalidCut` and `CutExpired`.
+        """
         return compare(self._context, a, b)
 
     def partitions_between(self, a: When | None = None, b: When | None = None) -> Iterator[Partition]:
-        """Every partition that was a leaf at some moment from one to another, both included; streamed.
+        """Yields every partition that was a leaf at some moment from `a` to `b`, both included.
 
-        `a` None: from where the table was truncated, or its beginning; `b` None: till now. First the leaves
-        of then, then those that came, in their order. `InvalidCut`, when b is before a, too; `CutExpired`.
+        `a` None: from where the table was truncated, or its beginning; `b` None: until now. The leaves at `a`
+        come first, then the others in the order in which they were made. Raises `InvalidCut`, also when `b`
+        is before `a`, and `CutExpired`.
         """
         ends = Ends(
             self._context,
@@ -180,29 +187,36 @@ class History(Epochs):
         return (life.partition for life in self._lives_between(ends))
 
     def page(self, first: int | None = None, last: int | None = None) -> str:
-        """Some epochs drawn as an HTML page that needs nothing else: who became whom; `EpochNotFound`.
+        """Returns an HTML page that draws the epochs: which partitions were made of which.
 
-        In memory as a whole: about 100 bytes a partition.
+        The page needs no other file and no network. It is made in memory, about 100 bytes a partition. Raises
+        `EpochNotFound`.
         """
         return page(self._context, first, last)
 
     def size_between(self, a: When | None = None, b: When | None = None) -> Size:
-        """The rows and bytes that were ingested after one moment and up to another, exact; see `sizes`."""
+        """Returns the exact rows and bytes that were ingested after `a` and up to `b`.
+
+        `a` None: from the table's beginning; `b` None: until now. Raises `InvalidCut` and `CutExpired`.
+        """
         return size_between(self._context, a, b)
 
     def files_at(self, when: When) -> Iterator[FileReference]:
-        """Exactly the file references of a moment, by partition; streamed. `InvalidCut`, `CutExpired`."""
+        """Yields exactly the file references of a moment, by partition. Raises `InvalidCut`, `CutExpired`."""
         return references_at(self._context, when)
 
     def changed_files(self, after: When | None, till: When | None = None) -> Iterator[ChangedFile]:
-        """The files that `Table.changes` reads, and which rows of each; streamed. As it, `CutExpired`."""
+        """Yields the files that `Table.changes` reads, with the region of the changed rows in each.
+
+        Raises what `Table.changes` raises, for example `CutExpired`.
+        """
         return changes_between(self._context, after, till)
 
     def truncate(self, cut: Cut | str, *, dry_run: bool = False) -> TruncationReport:
-        """Makes what lies wholly before a cut unreadable, for good; its files and epochs are collected.
+        """Makes all history before a cut unreadable, for good; its files and epochs are collected.
 
-        The report is false when it is truncated there already. Raises `InvalidCut` when it is truncated
-        later, or a named cut or a consumer stands before it.
+        The report is false if the history is already truncated at this cut. Raises `InvalidCut` if it is
+        truncated at a later one, or if a named cut or a consumer is before this cut.
         """
         if not dry_run:
             self._check_writable()
@@ -211,11 +225,11 @@ class History(Epochs):
     def apply_retention(
         self, byte_count: int | None = None, seconds: float | None = None, *, dry_run: bool = False
     ) -> RetentionReport:
-        """Lets history go beyond limits: what was ingested last, `byte_count` bytes, and `seconds` of it
-        stay.
+        """Truncates the history at the newest cut that keeps the limits.
 
-        Without limits, by `history_retention_seconds`. Named cuts and consumers keep more: the report tells
-        which. Raises `InvalidInput`.
+        The last `byte_count` bytes ingested are kept, and the last `seconds`. Without limits, the table's
+        `history_retention_seconds` is used. Named cuts and consumers keep more; the report lists them. Raises
+        `InvalidInput`.
         """
         if not dry_run:
             self._check_writable()

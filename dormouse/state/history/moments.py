@@ -1,11 +1,11 @@
-"""Which position a moment is: a cut, a cut's name, or a time, as a table's metadata are read.
+"""The positions of moments (a cut, a cut's name, or a time), cuts, and restores of a table to a moment.
 
-A time means all that was committed at or before it, by PostgreSQL's own times of commits. So it gives the
-same rows whenever it is asked for: a transaction that was slow is of the moment of its commit.
+A time means all that was committed at or before it, by PostgreSQL's times of commits. So the same time gives
+the same rows whenever it is read: a slow transaction belongs to the time of its commit.
 
-A restore puts a table's rows back to what they were at a moment, in one commit; its partitions stay as they
-are. References that came since go, and those that went since come back: to their own partition where it is
-one still; else, after merges, to the smallest partition of now that has all of it.
+A restore makes a table's rows what they were at a moment, in one commit; its partitions stay. It removes
+references that were added since, and adds those that were removed since: to their own partition if it still
+exists, else, after merges, to the smallest partition that contains it.
 """
 
 from __future__ import annotations
@@ -44,22 +44,23 @@ from dormouse.state.files.holds import is_held, lock_history, moment_held
 from dormouse.state.history.ends import Ends, check_since, oldest, refuse_before, text_of
 
 AHEAD_SECONDS_MAX = 60.0
-"""How far a client's clock may be ahead of the database's: a time that is not yet past is waited for."""
+"""How far a time may be in the future, as a client's clock may be ahead; the call waits until it is past."""
 UNFINISHED_SECONDS_MAX = 60.0
 READ_SECONDS = 3_600.0
-"""How long a read may take without holding what it reads, where collection comes later than that."""
+"""How long a read may take without a hold, if its files cannot be collected within that time."""
 _QUERIES = load(__package__ or "", "moments")
-# Cuts: recorded, exact positions in a table's life, which hold what a read of them needs.
-
 INTERVAL_SECONDS = 1_800.0
 PAGE_CUTS = 1_000
 
 
 def position_of(context: TableContext, when: When) -> Position:
-    """Where a moment is.
+    """Returns the position of a moment.
 
-    Raises `InvalidCut` for a time that is naive, in the future or before the table was made, and for no cut
-    of the table; `CutExpired` for one that cannot be read any more, with the oldest that can.
+    Raises:
+
+    - `InvalidCut` for a time that is naive, in the future or before the table was made, and for a cut that
+      the table does not have.
+    - `CutExpired` for a moment that can no longer be read, with the oldest that can.
     """
     if isinstance(when, datetime):
         return _position_at(context, when)
@@ -68,9 +69,9 @@ def position_of(context: TableContext, when: When) -> Position:
 
 
 def moment_of(context: TableContext, when: When) -> tuple[TableContext, Position]:
-    """The services of a table as it was, and where the moment is; raises as `position_of`.
+    """Returns the services of a table as it was, and the position of the moment; raises as `position_of`.
 
-    Of a cut both may be remembered: who plans then has `SchemaMoved` where they hold no more.
+    For a cut both may be cached. If they are no longer valid, the planner raises `SchemaMoved`.
     """
     if isinstance(when, Cut):
         return context.at_cut(when, lambda: position_of(context, when))
@@ -79,27 +80,28 @@ def moment_of(context: TableContext, when: When) -> tuple[TableContext, Position
 
 
 def end_of(context: TableContext, when: When) -> Cut | str | Position:
-    """A moment as a statement can find it by itself: of a time, where it is; raises as `position_of` then."""
+    """Returns a moment in a form for `Ends`: a time becomes its position. Raises as `position_of`."""
     return _position_at(context, when) if isinstance(when, datetime) else when
 
 
 def now(context: TableContext, after: Position | None = None) -> Position:
-    """The present; nothing is recorded of it, nor held.
+    """Returns the position of the present; it is neither recorded nor held.
 
-    It is not before a position that was known, also when the clock was set back since.
+    Its time is not before that of `after`, even if the clock was set back since.
     """
-    found = _present(context, _rows(context, "now"))
-    return found if after is None else replace(found, at=max(found.at, after.at))
+    present = _present(context, _rows(context, "now"))
+    return present if after is None else replace(present, at=max(present.at, after.at))
 
 
 def now_together(contexts: Sequence[TableContext]) -> list[Position]:
-    """The present of some tables of one instance, each its position at one moment. `TableNotFound`."""
+    """Returns the positions of several tables of one instance at the same moment. Raises `TableNotFound`."""
     if not contexts:
         return []
 
     def work(conn: Any) -> list[Position]:
-        found = [(context, _rows(context, "now", conn)) for context in contexts]
-        return [_present(context, rows) for context, rows in found]
+        # all are read before any error is raised
+        presents = [(context, _rows(context, "now", conn)) for context in contexts]
+        return [_present(context, rows) for context, rows in presents]
 
     return run_transaction(
         contexts[0].supplier,
@@ -112,9 +114,10 @@ def now_together(contexts: Sequence[TableContext]) -> list[Position]:
 
 @contextmanager
 def kept(context: TableContext, position: Position) -> Iterator[None]:
-    """What a moment needs stays until the end, also when retention ends meanwhile.
+    """Keeps the files of a moment from collection while the block runs, also if their retention ends.
 
-    As far as the database may be written to: else a file that is gone says so. Raises `CutExpired`.
+    If the database is read-only there is no hold, and a read fails if its file was collected. Raises
+    `CutExpired`.
     """
     table, supplier = context.table, context.supplier
     kept_seconds = max(table.properties.gc_delay_seconds, table.properties.files_kept_seconds)
@@ -137,19 +140,19 @@ def _present(context: TableContext, rows: list[Any]) -> Position:
 def expired_by_erasure(
     context: TableContext, at: datetime, files: Sequence[str] | None = None
 ) -> CutExpired | None:
-    """Why a moment cannot be read where files, given by names or ids, were erased since; None: they were not.
+    """Returns the error for a moment of which files were erased since; None if they were not.
 
-    Without files, whether any were.
+    `files` are names or ids; None means any file of the table.
     """
-    found = erased_by(context.store, files, at)
-    if found is None or found.ended_at < at:
+    erasure = erased_by(context.store, files, at)
+    if erasure is None or erasure.ended_at < at:
         return None
     return CutExpired(
-        f"the moment {text_of(at)} of table {context.table.name!r} cannot be read any more for these keys: "
-        f"rows of then were erased for ever from {text_of(found.began_at)} on (deletion "
-        f"{found.deletion_id}), with the files that had them; other keys can be read, and these from "
-        f"{text_of(found.ended_at)} on",
-        found.ended_at.astimezone(UTC),
+        f"the moment {text_of(at)} of table {context.table.name!r} can no longer be read for these keys: "
+        f"rows of that time were erased from {text_of(erasure.began_at)} on (deletion "
+        f"{erasure.deletion_id}), with the files that had them; other keys can be read, and these from "
+        f"{text_of(erasure.ended_at)} on",
+        erasure.ended_at.astimezone(UTC),
         table=context.table.name,
     )
 
@@ -174,21 +177,24 @@ def _position_at(context: TableContext, at: datetime) -> Position:
     refuse_before(context, at, since, what)
     if not times_known:
         raise CutExpired(
-            f"{what} of table {context.table.name!r} cannot be told: the database does not know the times of "
-            "all commits since the last cut before it (track_commit_timestamp was off, or they are so old "
+            f"{what} of table {context.table.name!r} cannot be found: the database does not know the times "
+            "of all commits since the last cut before it (track_commit_timestamp was off, or they are so old "
             "that it has forgotten them): name a cut; times from the next one on can be read",
             table=context.table.name,
         )
     if not is_once:
         raise InvalidCut(
-            f"{what} of table {context.table.name!r} cannot be told: the database's clock was set back then, "
-            "so that it was that time twice; name a cut, or give a time after the next one"
+            f"{what} of table {context.table.name!r} cannot be found: the database's clock was set back "
+            "then, so that it was that time twice; name a cut, or give a time after the next one"
         )
     return Position(epoch or 0, snapshot, at, made_at)
 
 
 def _when_finished(context: TableContext, at: datetime) -> datetime:
-    """Waits until all of a moment can be seen; gives the oldest that can be read."""
+    """Waits until all commits of a moment are visible; returns the oldest moment that can be read.
+
+    Raises `TableBusy` after `UNFINISHED_SECONDS_MAX`.
+    """
     attempt, give_up = 0, float("inf")
     while True:
         attempt += 1
@@ -227,8 +233,8 @@ def _check_time(
     table = context.table.name
     if not tracked:
         raise InvalidCut(
-            "the database does not note the times of commits (track_commit_timestamp is off), so that a time "
-            "tells no moment: set it, restart the server, or name a cut"
+            "the database does not record the times of commits (track_commit_timestamp is off), so a moment "
+            "cannot be given as a time: set it and restart the server, or name a cut"
         )
     if at < created:
         raise InvalidCut(f"table {table!r} was made at {text_of(created)}, after {text_of(at)}")
@@ -237,17 +243,17 @@ def _check_time(
 
 
 def _check_replayed(at: datetime, is_standby: bool, replayed_at: datetime | None) -> None:
-    """A standby has what the primary committed up to some time; what it has not may be of any time since."""
+    """Raises `InvalidCut` for a time up to which a standby has not yet replayed all commits."""
     if is_standby and (replayed_at is None or at >= replayed_at):
         till = "no commit yet" if replayed_at is None else f"the commits till {text_of(replayed_at)}"
         raise InvalidCut(
-            f"the moment {text_of(at)} cannot be told here: the database is a standby, which has replayed "
+            f"the moment {text_of(at)} cannot be found here: the database is a standby, which has replayed "
             f"{till}: give an earlier time, or a cut's name, or ask the primary"
         )
 
 
 def _rows(context: TableContext, statement: str, conn: Any = None, **values: Any) -> list[Any]:
-    """What one statement gives, in one round trip."""
+    """Returns the rows of one statement, in one round trip."""
     own, query = context.store.own, _QUERIES[statement].including(committed_at=_QUERIES["committed_at"])
     if conn is None:
         return own.looked_up(query, values, operation="find a moment")
@@ -255,7 +261,10 @@ def _rows(context: TableContext, statement: str, conn: Any = None, **values: Any
 
 
 def record_cut(context: TableContext, name: str | None = None, *, kept_seconds: float | None = None) -> Cut:
-    """As `History.record_cut`; without a name it is kept for `kept_seconds`, or as the history."""
+    """Records a cut like `History.record_cut`; without a name it is kept for `kept_seconds`.
+
+    The default is the table's `history_retention_seconds`.
+    """
     if name is not None:
         _check_name(name)
     retention = context.properties.history_retention_seconds
@@ -279,39 +288,41 @@ def record_cut(context: TableContext, name: str | None = None, *, kept_seconds: 
 
 
 def record_if_due(context: TableContext, interval_seconds: float = INTERVAL_SECONDS) -> Cut | None:
-    """Records a cut when the last is so old and the table has changed since; forgets those that ended."""
+    """Records a cut if the last is old enough and the table has changed since; deletes expired cuts then."""
     rows = _run(context, "is_due", {"interval_seconds": interval_seconds})
     if not rows or not rows[0][0]:
         return None
     _run(context, "forget", {})
-    # where files go at once, nobody has asked for theirs to stay
+    # such a cut keeps files no longer than the table keeps files without references
     return record_cut(context, kept_seconds=context.properties.files_kept_seconds)
 
 
 def cuts(context: TableContext) -> Iterator[Cut]:
-    """All cuts of a table, the oldest first; in pages, and bounded in memory. Raises `TableNotFound`."""
+    """Yields all cuts of a table, the oldest first, one page in memory. Raises `TableNotFound`."""
     after = 0
     while page := _run(context, "cuts", {"after": after, "limit": PAGE_CUTS}):
         yield from map(_cut, page)
         after = page[-1][0]
     if after == 0:
-        oldest(context)  # which refuses a table that is gone
+        oldest(context)  # raises if the table was dropped
 
 
 def cut(context: TableContext, which: Cut | str | int) -> Cut:
-    """The cut itself, or of a name or id, as it is there. `InvalidCut`."""
+    """Returns a cut, given by itself, its name or its id, as the database has it. Raises `InvalidCut`."""
     return Ends(context, which).look_up()[0].cut(context)
 
 
 def drop_cut(context: TableContext, which: Cut | str | int) -> None:
-    """Forgets a cut; what it alone has kept is collected. `InvalidCut`."""
-    found = cut(context, which)
-    if not _run(context, "drop", {"cut_id": found.cut_id})[0][0]:
-        raise InvalidCut(f"table {context.table.name!r} has no cut {found.name or found.cut_id!r} any more")
+    """Deletes a cut; files that only this cut kept are collected. Raises `InvalidCut`."""
+    dropped = cut(context, which)
+    if not _run(context, "drop", {"cut_id": dropped.cut_id})[0][0]:
+        raise InvalidCut(
+            f"table {context.table.name!r} no longer has the cut {dropped.name or dropped.cut_id!r}"
+        )
 
 
 def compare(context: TableContext, a: When, b: When) -> Literal["before", "equal", "after"]:
-    """Where a moment of a table lies, seen from another. `InvalidCut`, and `CutExpired`."""
+    """Returns whether moment `a` is before, equal to or after `b`. Raises `InvalidCut` and `CutExpired`."""
     ends = Ends(context, *(end_of(context, when) for when in (a, b)))
     first, second = ((found.at, found.cut_id or 0) for found in ends.look_up())
     return "before" if first < second else "equal" if first == second else "after"
@@ -326,7 +337,7 @@ def _check_name(name: object) -> None:
     if text != text.strip():
         raise InvalidCut(f"the name of a cut has no blanks at its ends, unlike {name!r}")
     if text == BEGINNING or isinstance(when_of_text(text), datetime):
-        raise InvalidCut(f"a cut named {name!r} could not be told from a time; take another name")
+        raise InvalidCut(f"the name {name!r} of a cut looks like a time; take another name")
 
 
 def _cut(row: list[Any]) -> Cut:
@@ -340,11 +351,11 @@ def _run(context: TableContext, name: str, values: dict[str, Any]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What a restore to the moment `at` did, or would do: references that went and came back, and their rows.
+    """The report of a restore to the moment `at`, or of a dry run: the references removed and added back.
 
-    `deletions` were undone, as they came later, or are pending again.
-
-    Rows are `exact` unless a file's rows in a partition were only estimated.
+    - `rows_removed`, `rows_restored`: the rows of these references.
+    - `exact`: False if the rows of a file in a partition were only estimated.
+    - `deletions`: how many later deletions were undone, or retired ones are pending again.
     """
 
     at: datetime
@@ -359,18 +370,18 @@ class RestoreReport:
 def restore(context: TableContext, to: When, *, dry_run: bool = False) -> RestoreReport:
     """Makes the table's rows what they were at a moment.
 
-    Jobs that compact it are given up. Raises `InvalidCut`, `CutExpired`, `NotWhole` when partitions were
-    merged since that had files in part, and `TableBusy`; nothing is changed then.
+    Its compaction jobs are given up. Changes nothing when it raises `InvalidCut`, `CutExpired`, `TableBusy`,
+    or `NotWhole`: partitions were merged since, and had only a part of a file's rows.
     """
     position = position_of(context, to)
 
     def work(conn: Any) -> RestoreReport:
         if not dry_run and not lock_history(conn, context.table.table_id):
             raise TableNotFound.gone(context.table.name)
-        # collection, which would let files go, waits for the row that is locked
+        # checked under the lock of the history, so collection cannot delete files after the check
         check_since(context, position.at, conn=conn)
         if not dry_run:
-            # what they add meanwhile would stay, and be counted by nobody
+            # rows that writers add meanwhile would stay, and would be missing in the report
             context.store.keep_writers_out(conn)
         return _restored(context, position, conn, dry_run=dry_run)
 
@@ -399,14 +410,17 @@ def _restored(context: TableContext, position: Position, conn: Any, *, dry_run: 
         removed,
         len(back),
         rows_removed,
-        sum(one.row_count for one in back),
-        exact and not any(one.count_approximate for one in back),
+        sum(each.row_count for each in back),
+        exact and not any(each.count_approximate for each in back),
         deletions,
     )
 
 
 def _gone_since(context: TableContext, position: Position, conn: Any) -> list[FileReference]:
-    """What is to come back; `CutExpired` when rows of it were erased since, or are being erased."""
+    """Returns the references that were removed since a moment.
+
+    Raises `CutExpired` when rows of them were erased since, or are being erased.
+    """
     values = {"snapshot": position.snapshot}
     if context.store.own.rows_in(conn, _QUERIES["erased_since"], values) != [(False,)]:
         raise expired_by_erasure(context, position.at) or CutExpired(
@@ -419,35 +433,39 @@ def _gone_since(context: TableContext, position: Position, conn: Any) -> list[Fi
 def placed(
     references: Iterable[FileReference], then: PartitionTree, now: PartitionTree
 ) -> list[FileReference]:
-    """Where references of an older tree are in one of now; `NotWhole` where that would show other rows."""
-    found: list[FileReference] = []
+    """Returns references of an older tree with their partitions in the tree of now.
+
+    References of a file to merged partitions become one. Raises `NotWhole` if that one would show rows that
+    were not the table's.
+    """
+    result: list[FileReference] = []
     moved: dict[tuple[str, int], list[FileReference]] = defaultdict(list)
-    for one in references:
-        if now.node(one.partition_id) is not None:
-            found.append(one)
+    for reference in references:
+        if now.node(reference.partition_id) is not None:
+            result.append(reference)
         else:
-            region = then[one.partition_id].region
-            moved[one.filename, _enclosing(now, region)].append(one)
+            region = then[reference.partition_id].region
+            moved[reference.filename, _enclosing(now, region)].append(reference)
     for (_, node), group in moved.items():
-        if not all(one.only_contains_data_for_this_partition for one in group):
+        if not all(each.only_contains_data_for_this_partition for each in group):
             _check_whole(then, now, node, group)
-        found.append(
+        result.append(
             replace(
                 group[0],
                 partition_id=now.node_id(node),
-                row_count=sum(one.row_count for one in group),
-                count_approximate=any(one.count_approximate for one in group),
+                row_count=sum(each.row_count for each in group),
+                count_approximate=any(each.count_approximate for each in group),
                 only_contains_data_for_this_partition=group[0].only_contains_data_for_this_partition,
             )
         )
-    return found
+    return result
 
 
 def _check_whole(then: PartitionTree, now: PartitionTree, node: int, group: list[FileReference]) -> None:
-    """Whether a file's references cover all that a partition of now has of it."""
+    """Raises `NotWhole` unless a file's references covered the whole region of a partition of now."""
     region = now.region_of(node)
     place = _enclosing(then, region)
-    if then.region_of(place) != region or not _covered(then, place, {one.partition_id for one in group}):
+    if then.region_of(place) != region or not _covered(then, place, {each.partition_id for each in group}):
         raise NotWhole(
             f"the rows cannot be put back: partition {group[0].partition_id!r} was merged since, and its "
             f"file {group[0].filename!r} also holds rows that were not the table's in partition "
@@ -469,7 +487,7 @@ def _covered(tree: PartitionTree, node: int, partition_ids: set[str]) -> bool:
 
 
 def _enclosing(tree: PartitionTree, region: Region) -> int:
-    """The smallest partition that has all of a region."""
+    """Returns the node of the smallest partition that contains a region."""
     node = tree.root_node
     while True:
         children = tree.children(node) or ()

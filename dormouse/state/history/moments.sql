@@ -1,11 +1,12 @@
 -- name: now
--- The present of a table.
+-- Returns the position of a table's present.
 select epoch, (case when pg_is_in_recovery() then replayed_snapshot(%(table_id)s) else pg_current_snapshot() end)::text, clock_timestamp() from tables where table_id = %(table_id)s;
 
 -- name: range
--- From when on a table can be read, and what the database says of times. Transactions that write to it and may have the
--- time of their commit already, one up to this, are unfinished: one that waits for its client has not. On a standby: up to
--- which commit it has replayed; one with an earlier time may follow, as they are logged in another order, if any is under way.
+-- Returns since when a table can be read, and whether all commits up to a time are visible. A transaction that writes to the
+-- table may already have the time of its commit, up to this time, and not be visible yet: "unfinished". One that waits for its
+-- client has no time yet. On a standby: the last commit replayed. While any transaction runs there, a commit with an earlier
+-- time may follow, as commits are logged in another order than that of their times.
 select t.created_at, greatest(t.history_since, u.recorded_at), clock_timestamp(),
     current_setting('track_commit_timestamp') = 'on',
     exists (
@@ -24,9 +25,9 @@ left join truncation u using (table_id)
 where t.table_id = %(table_id)s;
 
 -- name: as_of
--- The epoch and snapshot of all that was committed at or before a time, from when on the table can be read, and whether all
--- the times of commits that this takes are known. The newest cut of before, or that of the truncation, tells most of it; to this come the transactions
--- since then that changed the table. Those that still run are as little of the moment as those that came later.
+-- Returns the epoch and snapshot of all that was committed at or before a time, since when the table can be read, and whether
+-- the times of all commits that this needs are known. It starts from the newest cut before the time, or that of the truncation,
+-- and adds the transactions since then that changed the table. Transactions that still run do not belong to the moment.
 with base as materialized (
     select coalesce(case when b.is_before then b.snapshot end, a.snapshot, u.snapshot, t.history_from) as snapshot,
         coalesce(case when b.is_before then b.cut_id end, a.cut_id, 0) as cut_id,
@@ -42,19 +43,19 @@ with base as materialized (
         limit 1
     ) a on true
     left join lateral (
-        -- one after the clock was set back. Until the clock is again where it was, it was wrong before; later nothing tells
-        -- whether it was wrong before or after
+        -- a cut recorded after the clock was set back. While the clock is still behind that cut's time, it was wrong before;
+        -- later it cannot be known if it was wrong before or after
         select c.cut_id, c.epoch, c.snapshot, c.recorded_at > clock_timestamp() as is_before
         from cut c
         where c.table_id = t.table_id and c.clock_at <= %(at)s and c.recorded_at > %(at)s and c.snapshot is not null
-            -- else the moment had been when the clock was set back to before it
+            -- else the moment was over when the clock was set back to before it
             and (a.recorded_at > c.clock_at + interval '1 minute') is not true
         order by c.cut_id desc
         limit 1
     ) b on true
     where t.table_id = %(table_id)s
 ), next as materialized (
-    -- what is known of a time after the moment: a cut, or else the present
+    -- the first known snapshot after the moment: a cut, or else the present
     select n.snapshot, n.at
     from (
         (
@@ -139,9 +140,12 @@ with base as materialized (
 )
 select e.epoch, (extract(epoch from e.created_at) * 1000000)::bigint, s.text, b.since,
     e.is_known is not false and not exists (select from change where committed_at is null),
-    -- else the clock was set back: what was committed before the next cut is long after it, or what came later is long before
-    -- it; an epoch that came later is of it, and this one is not; or what came later than the next epoch is long before it; or
-    -- what was removed came after it
+    -- each of these shows that the clock was set back:
+    -- - a commit before the next cut has a time long after it, or one after the cut a time long before it
+    -- - a doubted cut contains a commit with a time after the moment
+    -- - an epoch with an earlier time than this one was committed after the moment
+    -- - a commit after the next epoch has a time long before it
+    -- - a reference was removed before the moment and added after it
     not exists (
         select from change c
         cross join next n
@@ -173,7 +177,7 @@ from base b
 cross join snapshot s
 left join lateral (
     (
-        -- a split takes its time for a moment only
+        -- a split records its time shortly before it commits
         select h.epoch, h.created_at, pg_visible_in_snapshot(h.added_xid, b.snapshot) or c.committed_at is not null as is_known
         from epoch h
         cross join lateral ({committed_at}) c
@@ -184,7 +188,7 @@ left join lateral (
     )
     union all
     (
-        -- whose time is that of one before, as the clock was set back between them
+        -- an epoch whose created_at follows the one before it, as the clock was set back between them
         select h.epoch, h.created_at, pg_visible_in_snapshot(h.added_xid, b.snapshot) or c.committed_at is not null
         from epoch h
         cross join lateral ({committed_at}) c
@@ -200,18 +204,19 @@ left join lateral (
 ) e on true;
 
 -- name: committed_at
--- Part of a query: when the transaction that added a row h was committed; null: that is not known any more, or never was.
--- The server knows times by the lower half of an id: of one that is 2^31 ago it would tell another's.
+-- Part of a query: when the transaction that added a row h was committed; null if that is not known. The server finds times by
+-- the lower half of a transaction's id: 2^31 transactions later it would return the time of another one.
 select case
     when pg_snapshot_xmax(pg_current_snapshot())::text::numeric - h.added_xid::text::numeric between 0 and 2147483648
     then pg_xact_commit_timestamp(h.added_xid::xid)
 end as committed_at
 
 -- name: record
--- Records the present as a cut, and holds its files; nothing when its name is taken. What was ingested till then is what was
--- till the last cut and what came since: each file once, by its own counts, as those of its references may be estimates.
+-- Records the present as a cut, and holds its files; returns no row when its name is taken. The running total of ingested rows
+-- and bytes is that of the last cut and what was ingested since: each file once, by its own counts, as those of its references
+-- may be estimates.
 with last as materialized (
-    -- the time is that of the snapshot, however long it takes to count
+    -- the time is taken with the snapshot, before the counting, which may take long
     select n.now, c.recorded_at, c.snapshot, c.rows_till, c.bytes_till, coalesce(c.counted_from, c.cut_id) as counted_from
     from (select clock_timestamp() as now offset 0) n
     left join lateral (
@@ -240,7 +245,7 @@ with last as materialized (
     select coalesce(sum(coalesce(f.row_count, c.row_count)), 0) as row_count, coalesce(sum(f.byte_count), 0) as byte_count,
         count(*) = count(f.file_id) as is_whole
     from (select file_id, sum(row_count) as row_count from came group by file_id) c
-    -- of one that is collected already, the references tell
+    -- for a file that was collected already, the counts of its references are used
     left join lateral (select f.* from ({file_facts}) f where f.file_id = c.file_id offset 0) f on true
 ), made as (
     insert into cut (table_id, name, recorded_at, clock_at, epoch, snapshot, rows_till, bytes_till, counted_from)
@@ -258,7 +263,7 @@ with last as materialized (
     on conflict (table_id, name) do nothing
     returning cut_id, name, recorded_at, epoch, table_id, snapshot
 ), held as (
-    -- by the clock of now: that of the last cut, which this one comes after, may have been ahead
+    -- by the clock now: the time of the cut may be ahead, as it is at least that of the last cut
     insert into hold (holder, table_id, since, snapshot, until)
     select concat('cut ', m.table_id, '/', m.cut_id), m.table_id, l.now, m.snapshot, case
             when m.name is null then l.now + make_interval(secs => %(kept_seconds)s)
@@ -271,7 +276,7 @@ with last as materialized (
 select cut_id, name, recorded_at, epoch, table_id from made;
 
 -- name: cuts
--- A page of a table's cuts, the oldest first.
+-- Returns a page of a table's cuts, the oldest first.
 select cut_id, name, recorded_at, epoch, table_id
 from cut
 where table_id = %(table_id)s and cut_id > %(after)s
@@ -279,17 +284,17 @@ order by cut_id
 limit %(limit)s;
 
 -- name: drop
--- Forgets a cut, and lets go of what it held.
-with gone as (
+-- Deletes a cut and its hold; returns how many cuts were deleted.
+with dropped as (
     delete from cut where table_id = %(table_id)s and cut_id = %(cut_id)s returning table_id, cut_id
-), let_go as (
-    delete from hold h using gone g where h.holder = concat('cut ', g.table_id, '/', g.cut_id)
+), released as (
+    delete from hold h using dropped d where h.holder = concat('cut ', d.table_id, '/', d.cut_id)
 )
-select count(*) from gone;
+select count(*) from dropped;
 
 -- name: is_due
--- Whether the last cut is old enough for another, and the table has changed since. What is as it was needs no cut. One of the
--- future is that of a clock that went back since, and tells nothing.
+-- Returns whether the last cut is old enough for another, and the table has changed since. A cut with a time in the future was
+-- recorded before the clock was set back, and counts as old.
 select coalesce(
         l.recorded_at not between clock_timestamp() - make_interval(secs => %(interval_seconds)s)
             and clock_timestamp() + interval '1 minute',
@@ -318,18 +323,18 @@ left join lateral (
 where t.table_id = %(table_id)s;
 
 -- name: forget
--- Forgets cuts without names that are no longer held and cannot be read any more, but for the last.
-with gone as (
+-- Deletes cuts without names that are no longer held and can no longer be read, but not the last one.
+with dropped as (
     delete from cut c
     using tables t
     where c.table_id = %(table_id)s and t.table_id = c.table_id and c.name is null and c.recorded_at < t.history_since
         and c.cut_id < (select max(cut_id) from cut where table_id = %(table_id)s)
     returning c.table_id, c.cut_id
 )
-delete from hold h using gone g where h.holder = concat('cut ', g.table_id, '/', g.cut_id);
+delete from hold h using dropped d where h.holder = concat('cut ', d.table_id, '/', d.cut_id);
 
 -- name: erased_since
--- Whether files that a snapshot had, and that were removed since, had rows of an erasure: they do not come back.
+-- Returns whether a file that a snapshot had, and that was removed since, had erased rows: such a file cannot be restored.
 select exists (
     select from removal g
     cross join lateral unnest(g.file_ids, g.added_xids) as r (file_id, added_xid)

@@ -1,8 +1,8 @@
-"""How much of a table's history is kept: truncation at a cut, and retention, which picks the cut.
+"""Truncation of a table's history at a cut, and retention, which picks that cut.
 
-What lies wholly before a truncation cannot be read any more, and its files may be collected; collection alone
-deletes objects. Named cuts and consumers stand in the way: retention stops at the oldest, a truncation past
-one is refused.
+History before a truncation can no longer be read, and its files may be collected; only collection deletes
+objects. Named cuts and consumers keep history: retention stops at the oldest of them, and a truncation after
+one of them is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dormouse.state.history.moments import record_if_due
 
 
 class Life(NamedTuple):
-    """`began_xid`: the tables' transactions of this life come after it; None: not known."""
+    """A life of the database. All transactions on tables in it come after `began_xid`; None: not known."""
 
     life_id: str
     began_xid: int | None
@@ -40,14 +40,17 @@ FIRST = Life("", None)
 
 
 def lives(context: TableContext) -> list[Life]:
-    """Those that the database remembers, the first one first, the one of now last."""
+    """Returns the lives that the database has recorded, the first one first, the current one last."""
     work = rows_of(_QUERIES["lives"].on(), {})
     return [FIRST, *(Life(*row) for row in run_lookup(context.supplier, work, operation="look up the lives"))]
 
 
 def is_of_life(known: Sequence[Life], life_id: str, position: Position) -> bool:
-    """Whether the database has all that a position of a life has seen: it may have been put back since."""
-    ids = [one.life_id for one in known]
+    """Returns whether the database still has all that a position of a life has seen.
+
+    It may have been restored to an earlier moment since.
+    """
+    ids = [life.life_id for life in known]
     if life_id not in ids:
         return False
     after = known[ids.index(life_id) + 1 :]
@@ -56,12 +59,12 @@ def is_of_life(known: Sequence[Life], life_id: str, position: Position) -> bool:
     return not after or (after[0].began_xid is not None and unseen <= after[0].began_xid)
 
 
-# What changed a table's rows at once between two moments: deletions, and restores to a moment.
+# Deletions and restores, which change many rows of a table at once.
 
 
 @dataclass(frozen=True, slots=True)
 class PastDeletion:
-    """A deletion, what its `where` said, as JSON, and the moment just before it."""
+    """A deletion, its `where` condition as JSON, and the moment just before it."""
 
     deletion_id: int
     condition: str
@@ -81,34 +84,34 @@ PastEvent: TypeAlias = PastDeletion | PastRestore
 
 
 def events_between(context: TableContext, after: Position, till: Position) -> list[PastEvent]:
-    """The deletions and restores of after one moment and up to another, in their order.
+    """Returns the deletions and restores after one moment and up to another, in their order.
 
-    `InvalidCut` for a restore of which an older Dormouse did not note the moment.
+    Raises `InvalidCut` for a restore whose moment an older Dormouse did not record.
     """
     values = {"after": after.snapshot, "till": till.snapshot}
-    found: list[PastEvent] = []
+    events: list[PastEvent] = []
     latest = after.at
     rows = context.store.own.rows(_QUERIES["between"], values, operation="look up deletions and restores")
     for deletion_id, condition, xid, moment, epoch, at, snapshot_before, snapshot_after in rows:
         if snapshot_after is None:
             raise InvalidCut(
                 f"table {context.table.name!r} was restored at {at}, to what it was at {moment}, by an old "
-                "Dormouse, which noted too little of it to tell changes across it: ask for those after it, "
-                "and read the table as of then"
+                "Dormouse, which recorded too little to find changes across it: ask for the changes after "
+                "it, and read the table as of then"
             )
-        # one that was slow is of a moment before another that it came after
+        # a slow one has an earlier time than one that it was committed after
         latest = max(latest, at)
         before = Position(epoch, snapshot_before, latest)
-        found.append(
+        events.append(
             PastRestore(xid, before, replace(before, snapshot=snapshot_after))
             if deletion_id is None
             else PastDeletion(deletion_id, condition, before)
         )
-    return found
+    return events
 
 
 def has_events_since(context: TableContext, after: Position) -> bool:
-    """Whether rows were deleted, or the table was restored, since a moment."""
+    """Returns whether there was a deletion, or a restore of the table, since a moment."""
     rows = context.store.own.rows(
         _QUERIES["any_since"], {"after": after.snapshot}, operation="look for deletions and restores"
     )
@@ -116,7 +119,7 @@ def has_events_since(context: TableContext, after: Position) -> bool:
 
 
 def touched(context: TableContext, restore: PastRestore) -> tuple[list[str], DeletionRows]:
-    """Where a restore changed rows: the partitions of its references, and the deletions that it changed."""
+    """Returns the partitions in which a restore changed references, and the deletions that it changed."""
     own, values = context.store.own, {"xid": restore.xid}
     partitions = own.rows(_QUERIES["touched"], values, operation="look up a restore")
     deletions = own.rows(_QUERIES["deletions_of"], values, operation="look up a restore")
@@ -128,8 +131,9 @@ _QUERIES = load(__package__ or "", "retention")
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A named cut or a consumer (`kind`), and since when it keeps a table's history; until when, if not for
-    ever.
+    """A named cut or a consumer (`kind`) that keeps a table's history since a moment.
+
+    `until` is None if it keeps the history without limit.
     """
 
     kind: str
@@ -143,11 +147,13 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class RetentionReport:
-    """What retention did, or, when `dry_run`, would do.
+    """The report of retention, or with `dry_run` of what it would do.
 
-    `truncated_at`: the cut from which on history is kept now; None when there was nothing to let go.
-    `wanted`: the cut that the limits alone would let it go up to: it is another where `held_by` are in the
-    way.
+    - `truncated_at`: the cut at which history was truncated; None when nothing was.
+    - `wanted`: the cut at which the limits alone would truncate it. It differs from `truncated_at` when the
+      cuts and consumers in `held_by` keep more.
+    - `cuts_dropped`: the number of cuts deleted.
+    - `recorded`: the cut that was recorded first, if one was due.
     """
 
     wanted: Cut | None
@@ -160,16 +166,18 @@ class RetentionReport:
 
 @dataclass(frozen=True, slots=True)
 class TruncationReport:
-    """What a truncation did, or, when `dry_run`, would do: where the history begins, and the cuts dropped.
+    """The report of a truncation, or with `dry_run` of what it would do.
 
-    `changed`, and so the report as a truth value: False when it began there already.
+    - `at`: the cut at which the history begins.
+    - `changed`: False if it began there before; also the truth value of the report.
+    - `cuts_dropped`: the number of cuts deleted.
     """
 
     at: Cut
     changed: bool
     cuts_dropped: int
     epochs: int
-    """Those that cannot be read any more; collection forgets them."""
+    """The number of epochs that can no longer be read; collection deletes them."""
     dry_run: bool
 
     def __bool__(self) -> bool:
@@ -177,7 +185,7 @@ class TruncationReport:
 
 
 def truncate(context: TableContext, cut: Cut | str, *, dry_run: bool = False) -> TruncationReport:
-    """As `History.truncate`; cuts without a name before the cut are dropped."""
+    """Truncates a history like `History.truncate`, and deletes the cuts without a name before the cut."""
     wanted = cut_of(context, cut)
 
     def work(conn: Any) -> TruncationReport:
@@ -193,13 +201,13 @@ def truncate(context: TableContext, cut: Cut | str, *, dry_run: bool = False) ->
                     f"cut {wanted.cut_id} is before {at}, where table {context.table.name!r} is truncated "
                     "already: give a later one"
                 )
-        if lost := [one for one in starmap(Holder, rows("holders")) if one.since < wanted.recorded_at]:
+        if lost := [each for each in starmap(Holder, rows("holders")) if each.since < wanted.recorded_at]:
             raise InvalidCut(
-                f"{', '.join(map(str, lost))} of table {context.table.name!r} would be lost: drop what is "
-                "not needed any more, or give an earlier cut"
+                f"{', '.join(map(str, lost))} of table {context.table.name!r} would be lost: drop what is no "
+                "longer needed, or give an earlier cut"
             )
         if not dry_run and not rows("truncate", cut_id=wanted.cut_id):
-            raise InvalidCut(f"cut {wanted.cut_id} of table {context.table.name!r} is not there any more")
+            raise InvalidCut(f"cut {wanted.cut_id} of table {context.table.name!r} no longer exists")
         [(dropped,)] = rows("count_cuts" if dry_run else "forget_cuts", last=wanted.cut_id - 1)
         head = max((epoch for *_, epoch in before), default=0)
         return TruncationReport(wanted, True, dropped, wanted.epoch - head, dry_run)
@@ -214,10 +222,10 @@ def apply_retention(
     *,
     dry_run: bool = False,
 ) -> RetentionReport:
-    """As `History.apply_retention`.
+    """Applies retention like `History.apply_retention`.
 
     Truncates at the newest cut since which at least `byte_count` bytes were ingested, and which is at least
-    `seconds` old: where both are given, both are kept. The cuts up to it without a name are dropped.
+    `seconds` old. If both limits are given, the cut meets both. Deletes the cuts up to it without a name.
     """
     if byte_count is None and seconds is None:
         seconds = context.properties.history_retention_seconds
@@ -229,10 +237,10 @@ def apply_retention(
         rows = partial(_rows_in, context, conn)
         if not dry_run:
             lock_history(conn, context.table.table_id)
-        found = {is_free: Cut(*cut) for *cut, is_free in rows("candidates", **limits)}
-        wanted, free = found.get(False), found.get(True)
+        candidates = {is_free: Cut(*cut) for *cut, is_free in rows("candidates", **limits)}
+        wanted, free = candidates.get(False), candidates.get(True)
         holding = starmap(Holder, rows("holders"))
-        held_by = [one for one in holding if wanted and one.since < wanted.recorded_at]
+        held_by = [each for each in holding if wanted and each.since < wanted.recorded_at]
         dropped = 0
         if free is not None:
             if not dry_run:
@@ -244,7 +252,7 @@ def apply_retention(
 
 
 def holders(context: TableContext) -> tuple[Holder, ...]:
-    """The named cuts and consumers that keep a table's history, the oldest first."""
+    """Returns the named cuts and consumers that keep a table's history, the oldest first."""
     rows = context.store.own.looked_up(_QUERIES["holders"], {}, operation="look up what is held")
     return tuple(starmap(Holder, rows))
 
@@ -259,15 +267,13 @@ def _check_limits(context: TableContext, byte_count: object, seconds: object) ->
     if seconds < context.properties.gc_delay_seconds:
         raise InvalidInput(
             f"retention of {seconds:g} s is shorter than the gc_delay_seconds of table "
-            f"{context.table.name!r}, {context.properties.gc_delay_seconds:g}: queries that run now need "
-            "what was there then"
+            f"{context.table.name!r}, {context.properties.gc_delay_seconds:g}: running queries may need "
+            "older files"
         )
 
 
 def _head(context: TableContext, *, needs_bytes: bool, dry_run: bool) -> tuple[Cut | None, int | None]:
-    """The cut that was recorded, as the last was old; and the bytes that were ingested till now since the
-    first.
-    """
+    """Records a cut if one is due; returns it, and if `needs_bytes` all bytes that were ever ingested."""
     recorded = None if dry_run else record_if_due(context)
     if not needs_bytes:
         return recorded, None
@@ -277,7 +283,7 @@ def _head(context: TableContext, *, needs_bytes: bool, dry_run: bool) -> tuple[C
     [(bytes_till, *position)] = rows
     try:
         since = size_since(context, Position(*position)).byte_count
-    except CutExpired:  # some of it was erased: so little is kept for longer
+    except CutExpired:  # some files were erased: the bytes since the cut are left out, and more is kept
         since = 0
     return recorded, int(bytes_till) + since
 

@@ -1,7 +1,7 @@
 -- name: candidates
--- The newest cut after the truncation that so many bytes were ingested since, and that is so old; and the newest of these
--- that no named cut and no consumer is before. Of a consumer that is expired, nothing is held. Cuts have times in their order:
--- each is looked up from the time on that it can have, back to where the bytes are enough.
+-- Returns two cuts after the truncation: the newest one that meets the limits (bytes ingested since, and age), and the newest of
+-- these with no named cut or consumer before it. Expired consumers do not count. The times of cuts ascend, so each cut is looked
+-- up from the latest possible time backwards until the bytes are enough.
 with limits as materialized (
     select t.table_id, u.recorded_at as truncated_at,
         coalesce(clock_timestamp() - make_interval(secs => %(seconds)s), 'infinity') as old_at,
@@ -37,8 +37,8 @@ cross join lateral (
 ) f;
 
 -- name: holders
--- The named cuts and consumers that hold files and history of a table, the oldest position first. A cut of another cluster,
--- and a consumer that is expired, hold nothing.
+-- Returns the named cuts and consumers that hold files and history of a table, the oldest position first. Cuts of another
+-- cluster and expired consumers hold nothing.
 select 'cut' as kind, c.name, c.recorded_at as since, null::timestamptz as until
 from cut c
 where c.table_id = %(table_id)s and c.name is not null and c.snapshot is not null
@@ -50,11 +50,11 @@ where c.table_id = %(table_id)s and c.snapshot is not null
 order by since, kind, name;
 
 -- name: truncation
--- The cut at which a table is truncated, and its epoch.
+-- Returns the cut at which a table is truncated, and its epoch.
 select cut_id, recorded_at, epoch from truncation where table_id = %(table_id)s and snapshot is not null;
 
 -- name: truncate
--- Makes what lies before a cut unreadable.
+-- Makes the history before a cut unreadable.
 insert into truncation as t (table_id, cut_id, epoch, snapshot, recorded_at)
 select table_id, cut_id, epoch, snapshot, recorded_at
 from cut
@@ -65,22 +65,22 @@ set cut_id = excluded.cut_id, epoch = excluded.epoch, snapshot = excluded.snapsh
 returning cut_id;
 
 -- name: forget_cuts
--- Forgets the cuts without a name up to one, and what they hold; gives how many.
-with gone as (
+-- Deletes the cuts without a name up to one, and their holds; returns how many.
+with dropped as (
     delete from cut
     where table_id = %(table_id)s and name is null and cut_id <= %(last)s
     returning cut_id
 ), released as (
-    delete from hold where holder in (select concat('cut ', %(table_id)s, '/', cut_id) from gone)
+    delete from hold where holder in (select concat('cut ', %(table_id)s, '/', cut_id) from dropped)
 )
-select count(*) from gone;
+select count(*) from dropped;
 
 -- name: count_cuts
--- How many cuts without a name there are up to one.
+-- Returns how many cuts without a name there are up to one.
 select count(*) from cut where table_id = %(table_id)s and name is null and cut_id <= %(last)s;
 
 -- name: last_cut
--- What was ingested till the last cut, and where it is.
+-- Returns the bytes ingested until the last cut, and its position.
 select bytes_till, epoch, snapshot::text, recorded_at
 from cut
 where table_id = %(table_id)s and snapshot is not null
@@ -88,10 +88,10 @@ order by cut_id desc
 limit 1;
 
 -- name: between
--- The deletions and restores of after one snapshot and up to another, in their order: of a deletion its number and condition,
--- of a restore its transaction and the moment that it put back; the epoch, when it was, and the snapshots of just before and
--- just after it, null where these are not known. It was alone when it took its snapshot: only its own transaction, and
--- those that began before it and have not committed, are in doubt there.
+-- Returns the deletions and restores after one snapshot and up to another, in their order: the number and condition of a
+-- deletion; the transaction of a restore and the moment that it restored; the epoch, the time, and the snapshots just before and
+-- just after it, null where they are not known. It held a lock when it took its snapshot, so only its own transaction, and
+-- earlier ones that had not committed, must be added to that snapshot as running.
 select case when e.moment is null then e.deletion_id end, e.condition, e.xid::text, e.moment, e.epoch, e.at,
     concat(least(pg_snapshot_xmin(e.snapshot), e.xid), ':', s.xmax, ':', s.running) as before,
     case
@@ -101,7 +101,7 @@ from (
     select d.deletion_id, 0 as number, d.condition, d.added_xid as xid, null::timestamptz as moment, d.epoch,
         d.deleted_at as at, d.snapshot
     from deletion d
-    -- those that a restore made pending again are a part of it
+    -- not the deletions that a restore made pending again: they are a part of the restore
     where d.table_id = %(table_id)s
         and d.added_xid not in (select restored_xid from restored where table_id = %(table_id)s)
     union all
@@ -122,7 +122,7 @@ where not pg_visible_in_snapshot(e.xid, %(after)s::pg_snapshot) and pg_visible_i
 order by e.deletion_id, e.number;
 
 -- name: any_since
--- Whether there is any after a snapshot.
+-- Returns whether there is a deletion or a restore after a snapshot.
 select exists (
     select from deletion d
     where d.table_id = %(table_id)s and not pg_visible_in_snapshot(d.added_xid, %(after)s::pg_snapshot)
@@ -132,7 +132,7 @@ select exists (
 );
 
 -- name: touched
--- The partitions whose references a restore removed or added.
+-- Returns the partitions whose references a restore removed or added.
 select r.partition_id from {file_reference} r where r.added_xid = %(xid)s::xid8 and r.partition_id <> ''
 union
 select g.partition_id
@@ -141,11 +141,11 @@ where g.table_id = %(table_id)s and g.removed_xid >= %(xid)s::xid8 and g.partiti
     and (g.removed_xid = %(xid)s::xid8 or %(xid)s::xid8 = any(g.added_xids));
 
 -- name: deletions_of
--- The deletions that a restore undid, or made pending again.
+-- Returns the deletions that a restore undid, or made pending again.
 select distinct deletion_id, condition
 from deletion
 where table_id = %(table_id)s and (added_xid = %(xid)s::xid8 or retired_xid = %(xid)s::xid8);
 
 -- name: lives
--- The lives of the database after its first, the earliest first, and after which transaction each began.
+-- Returns the lives of the database after its first, the earliest first, and the transaction after which each began.
 select incarnation_id::text, added_xid::text::bigint from incarnation where reason in ('adoption', 'copy') order by number;

@@ -304,8 +304,8 @@ def test_a_commit_whose_answer_is_lost_is_asked_for(
     """The database is silent until the commit is applied, and for longer than the job waits."""
     monkeypatch.setattr(job_commits, "SILENCE_SECONDS_MAX", 0.0)
 
-    def silent(self: Any, asked: Any) -> Any:
-        ((_, commit_id),) = asked
+    def silent(self: Any, questions: Any) -> Any:
+        ((_, commit_id),) = questions
         wait_until(lambda: instance.commit_status(commit_id).state == "applied", 60)
         raise OSError("gone")
 
@@ -316,7 +316,7 @@ def test_a_commit_whose_answer_is_lost_is_asked_for(
 
 @pytest.mark.slow
 def test_a_job_killed_before_its_commit_adds_nothing_and_runs_again(tmp_path: Path) -> None:
-    """Its request is still in the queue when the instance is opened again: nobody was told of it."""
+    """Its request is still in the queue when the instance is opened again; no caller got an answer."""
     folder = tmp_path / "instance"
     with dm.local(folder) as instance:
         instance.create_table("t", SCHEMA)

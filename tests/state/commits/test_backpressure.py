@@ -1,4 +1,4 @@
-"""Backpressure: who makes work waits while the queue is long, sees why, and goes on at half of it."""
+"""Backpressure: callers that make work wait while the queue is long, see why, and go on at half of it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_old_messages_are_waited_for_as_many_are() -> None:
 def test_approximate_depths_are_believed_when_several_looks_agree() -> None:
     peak = Depths(500, 500, 90, approximate=True)
     peak.gate().wait()
-    assert peak.looks == 3, "not three looks above the mark, so nobody waits"
+    assert peak.looks == 3, "not three looks above the mark, so no sender waits"
     dip = Depths(500, 500, 500, 0, 500, 0, 0, 500, 0, 0, 0, approximate=True)
     dip.gate().wait()
     assert dip.looks == 11, "not before three looks below half of it"
@@ -84,7 +84,7 @@ def test_the_wait_is_bounded() -> None:
 
 @pytest.fixture
 def small(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    """An instance that waits from 40 messages on, and for no more than a moment when nobody commits."""
+    """Yields an instance with a high mark of 40 messages, which waits only a moment without a committer."""
     settings = load_settings(commit_queue_messages_max=40, commit_queue_wait_seconds_max=120)
     with Instance(dsn, open_store(tmp_path / "objects"), settings).open() as instance:
         instance.create_table("t", SCHEMA)
@@ -97,15 +97,15 @@ def test_compaction_split_and_collection_wait_for_the_queue(small: Instance) -> 
     queue = small.commits.queues[0]
     for work in (table.compact, table.split, table.collect_garbage):
         queue.send(["x"] * 41)
-        told, ended = threading.Event(), threading.Event()
+        waits, ended = threading.Event(), threading.Event()
 
-        def run(work: Any = work, told: Any = told, ended: Any = ended) -> None:
-            work(waiting=lambda reason: told.set())
+        def run(work: Any = work, waits: Any = waits, ended: Any = ended) -> None:
+            work(waiting=lambda reason: waits.set())
             ended.set()
 
         thread = threading.Thread(target=run)
         thread.start()
-        assert told.wait(60)
+        assert waits.wait(60)
         assert not ended.is_set()
         small.committer().drain()
         assert ended.wait(60)

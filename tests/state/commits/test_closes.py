@@ -1,4 +1,4 @@
-"""What is closed or stopped ends, though the server accepts all and answers nothing for ever."""
+"""Closing and stopping end, even if the server accepts connections and never answers."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_threads_may_read_a_process_s_first_messages_at_once() -> None:
 def test_messages_of_before_msgspec_are_still_read(
     text: str, request_: CommitRequest, table_id: int | None
 ) -> None:
-    """And what is written now is the same JSON, but for the order of keys, "Z", and what has its default."""
+    """New messages are the same JSON, except the order of keys, "Z", and fields with defaults."""
     assert decode(text) == decode(text.encode()) == Envelope(request_, table_id)
     written = json.loads(encode(request_, table_id=table_id).replace('Z"', '+00:00"'))
     assert {"table_id": None, **written} == json.loads(text)

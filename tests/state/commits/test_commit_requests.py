@@ -338,9 +338,11 @@ def test_a_request_that_is_too_large_is_not_encoded() -> None:
         encode(delete(filenames=names))
 
 
-def test_a_pointer_whose_object_is_gone_says_so() -> None:
+def test_a_pointer_without_its_object_is_refused() -> None:
     text = '{"version":1,"type":"pointer","commit_id":"c1","object":"commits/x.json"}'
-    assert refusal(text).startswith("commit request 'c1': its body, the object 'commits/x.json', is gone")
+    assert refusal(text).startswith(
+        "commit request 'c1': its body, the object 'commits/x.json', no longer exists"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Commits in a storm of deaths, frozen processes, cut and silent connections, changed tables.
 
-What a process was told of its commits is true.
+The answers that a process got for its commits are true.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Crowd:
 
 
 def plan(seed: int, seconds: float, committers: int) -> list[tuple[float, str, int, float]]:
-    """When each committer is frozen or killed, and for how long; the last in time for all to be over."""
+    """Returns when each committer is frozen or killed, and for how long; all ends in time."""
     dice = random.Random(seed)
     found = []
     for number in range(committers):
@@ -132,42 +132,42 @@ def blow(crowd: Crowd, storm: Storm, seed: int, seconds: float, submitters: int,
     crowd.join(commit)
 
 
-def is_enough(told: list[Told]) -> bool:
-    done = {(t.what, t.table) for t in told if t.answer == "applied"}
+def is_enough(answers: list[Told]) -> bool:
+    done = {(t.what, t.table) for t in answers if t.answer == "applied"}
     wanted = {("clear", "cleared"), ("drop", "dropped"), ("convert", "converted")}
     return wanted | {("ingest", "quiet"), ("rewrite", "quiet")} <= done
 
 
-def check_answers(instance: Instance, told: list[Told]) -> None:
-    """What became of each commit is known by its id, and as it was told."""
+def check_answers(instance: Instance, answers: list[Told]) -> None:
+    """Checks that the state of each commit is known by its id, and equals the answers that were given."""
     there = {table.name: table.context.table.table_id for table in instance.tables()}
     # of a table that was dropped nothing is remembered
-    told = [t for t in told if t.what in IDS and there.get(t.table) == t.table_id]
-    ids = [IDS[t.what](t.name) for t in told]
-    for one, status in zip(told, instance.commits.statuses(ids), strict=True):
+    answers = [t for t in answers if t.what in IDS and there.get(t.table) == t.table_id]
+    ids = [IDS[t.what](t.name) for t in answers]
+    for one, status in zip(answers, instance.commits.statuses(ids), strict=True):
         check_answer(one, status)
 
 
-def check_answer(told: Told, status: CommitStatus) -> None:
-    about = f"{told}: {status}"
+def check_answer(answer: Told, status: CommitStatus) -> None:
+    about = f"{answer}: {status}"
     assert status.state != "pending", about
-    assert "no committer answered" not in told.error, about
-    if told.what == "futile":
-        assert status.state == "rejected" or told.answer == "unknown", about
-    elif told.answer == "applied" and told.what != "claim":
+    assert "no committer answered" not in answer.error, about
+    if answer.what == "futile":
+        assert status.state == "rejected" or answer.answer == "unknown", about
+    elif answer.answer == "applied" and answer.what != "claim":
         assert status.state == "applied", about
-    elif told.answer == "applied" or "CommitRejected" in told.error:
+    elif answer.answer == "applied" or "CommitRejected" in answer.error:
         assert status.state in ("applied", "rejected"), about
     if status.state == "rejected":
         assert status.error, about
-    if told.what == "rewrite" and status.state == "applied":
+    if answer.what == "rewrite" and status.state == "applied":
         assert status.error is not None and status.error.startswith("1 of 2 requests failed"), about
         assert "number 2" in status.error, about
-    if told.table == "quiet" and told.what == "ingest":
-        assert told.ended - told.began < UNTOUCHED_SECONDS_MAX, about
+    if answer.table == "quiet" and answer.what == "ingest":
+        assert answer.ended - answer.began < UNTOUCHED_SECONDS_MAX, about
 
 
-def check_rows(instance: Instance, told: list[Told]) -> None:
+def check_rows(instance: Instance, answers: list[Told]) -> None:
     """Each row that was acknowledged is there once, by a query and by SQL; of what was refused, none."""
     for table in instance.tables():
         found = Counter(table.query().read_all()["key"].to_pylist())
@@ -175,7 +175,7 @@ def check_rows(instance: Instance, told: list[Told]) -> None:
         assert Counter(by_sql) == found
         assert not [key for key, times in found.items() if times > 1], "rows are doubled"
         assert table.status().row_count == len(found)
-        own = [t for t in told if t.table == table.name and t.table_id == table.context.table.table_id]
+        own = [t for t in answers if t.table == table.name and t.table_id == table.context.table.table_id]
         clears = [t for t in own if t.what == "clear" and t.answer != "refused"]
         ingests: dict[str, list[Told]] = {}
         for one in own:
@@ -191,12 +191,12 @@ def check_rows(instance: Instance, told: list[Told]) -> None:
             if answers == {"refused"}:
                 assert not keys, about
         assert set(found) <= {key for tries in ingests.values() for key in tries[0].keys}, (
-            "rows that nobody wrote"
+            "rows that no process wrote"
         )
 
 
 def check_objects(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nothing refers to is gone, but for what `clear` forgot, of which collection knows no more."""
+    """Checks that objects without references were collected, except those that `clear` forgot."""
     monkeypatch.setattr(pointers, "APPLIED_SECONDS", -2 * AHEAD_SECONDS)
     expected = {"instance.json"}
     for table in instance.tables():
@@ -231,12 +231,12 @@ def storm_of(
         # as if the time had passed after which a committer is taken for dead
         query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
         instance.committer().drain()
-        told = storm.told()
-        print(Counter((t.what, t.table, t.answer, t.error.split(":")[0]) for t in told))
-        check_answers(instance, told)
-        check_rows(instance, told)
+        answers = storm.told()
+        print(Counter((t.what, t.table, t.answer, t.error.split(":")[0]) for t in answers))
+        check_answers(instance, answers)
+        check_rows(instance, answers)
         check_objects(instance, monkeypatch)
-        check_rows(instance, told)
+        check_rows(instance, answers)
 
 
 @pytest.mark.slow

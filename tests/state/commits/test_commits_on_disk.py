@@ -1,4 +1,4 @@
-"""A committer's commits are seen before they are on disk: what a crash may undo then, nobody was told."""
+"""Commits are visible before they are on disk, but no caller gets an answer that a crash can undo."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def crash_after(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Has the next committer do something when all is applied, then crash the server; which runs again."""
+    """Makes the next committer act when all is applied, then crashes and restarts the server."""
 
     def run(meanwhile: Callable[[], object]) -> None:
         def crash(*_: Any) -> None:
@@ -243,7 +243,7 @@ def test_a_batch_outlives_a_crash_of_the_server_alone(
     receive = PostgresQueue.receive
 
     def received_on_disk(*args: Any, **more: Any) -> Any:
-        """Has the delivery on disk: one that was lost would not be deleted either."""
+        """Makes the delivery durable: a message whose delivery was lost would not be deleted either."""
         found = receive(*args, **more)
         query(instance._supplier, "select pg_logical_emit_message(true, 'test', '')::text")
         return found

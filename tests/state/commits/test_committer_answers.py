@@ -1,4 +1,4 @@
-"""What a committer says of a request, whatever happens between the commit and its answer."""
+"""The answers of a committer, whatever happens between the commit and its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests and names: of files, which are their table's; of tables, which change; who waits for a commit."""
+"""Names in requests: of files, which belong to one table; of tables, which change; and waiting calls."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ NewQueue = Callable[..., str]
 
 @pytest.fixture
 def environment(sqs_options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a process on AWS has it."""
+    """Sets the environment as a process on AWS has it."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", sqs_options["endpoint_url"])
     monkeypatch.setenv("AWS_DEFAULT_REGION", sqs_options["region_name"])
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", sqs_options["aws_access_key_id"])

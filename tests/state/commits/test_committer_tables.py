@@ -37,7 +37,7 @@ def applied(instance: Instance, requests: Sequence[CommitRequest]) -> list[str]:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, then: Callable[[Any], Any] = lambda found: found) -> list[int]:
-    """How many statements were sent together each time; what came of them is what `then` makes of it."""
+    """Records how many statements were sent together each time; `then` changes their answers."""
     sent: list[int] = []
 
     def execute(conn: psycopg.Connection[Any], calls: Any) -> Any:
@@ -86,7 +86,7 @@ def test_each_request_is_answered_as_if_its_table_were_alone(tables: Instance) -
 def test_what_was_sent_when_the_connection_died_is_applied_once(
     tables: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die(found: Any) -> None:
+    def die(answers: Any) -> None:
         raise psycopg.OperationalError("the connection is lost")
 
     watched(monkeypatch, die)
@@ -133,7 +133,7 @@ def test_a_layout_that_was_converted_meanwhile_is_followed(tables: Instance) -> 
 
 
 def test_a_message_stays_where_only_another_table_has_a_commit_of_its_id(tables: Instance, dsn: str) -> None:
-    """As when a standby that lacks the commit of one table takes over before the messages are deleted."""
+    """Covers a standby that lacks a commit and takes over before the messages are deleted."""
     queue = tables.commits.queues[0]
     tables.submit([add("a", "file a", "july"), add("b", "file b", "july")])
     messages = queue.receive(2, 0)

@@ -26,7 +26,7 @@ NEWER: list[dict[str, Any]] = [{"version": 2}, {"type": "merge_partitions"}, {"c
 @pytest.mark.few(1)
 @pytest.mark.parametrize("newer", NEWER)
 def test_what_a_newer_dormouse_wrote_is_left_to_it(instance: Instance, newer: dict[str, Any]) -> None:
-    """Also what may wait for it; all else is applied."""
+    """Requests that may wait for it stay, too; all others are applied."""
     replaced, assigned, added = compaction("t", 1)
     body = encode(added)
     send_raw(instance, json.dumps({**json.loads(body), **newer}, separators=(",", ":")))
@@ -62,7 +62,7 @@ def test_it_comes_back_with_a_delay(instance: Instance, monkeypatch: pytest.Monk
 
 
 def migrated(instance: Instance, change: str) -> None:
-    """As by a newer Dormouse."""
+    """Changes the schema as a newer Dormouse would."""
     query(instance._supplier, change)
     query(instance._supplier, "insert into migration (version, name, checksum) values (9999, 'newer', '')")
 

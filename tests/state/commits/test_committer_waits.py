@@ -1,4 +1,4 @@
-"""What only waits, for a lock or a database that is away, is tried until it is done, and costs few waits."""
+"""Requests that wait for a lock or a database out of reach are retried until done, at little cost."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_failover_is_waited_for_and_a_takeover_ends_it(
 
 @pytest.fixture
 def held(dsn: str) -> Iterator[Callable[[str], psycopg.Connection]]:
-    """Keeps everybody out of a table until its connection is rolled back."""
+    """Locks a table against all others until the connection is rolled back."""
     conns = []
 
     def hold(table: str) -> psycopg.Connection:

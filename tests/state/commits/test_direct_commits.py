@@ -1,4 +1,4 @@
-"""`Instance.commit`: who waits is answered at once; only what lacks its inputs goes through the queue."""
+"""`Instance.commit`: callers get answers at once; only requests without inputs go through the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is in the queue: it is refused, put off or applied, and nothing of another table is touched."""
+"""Hostile messages in the queue are refused, put off or applied, and touch nothing of another table."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def bombard(dsn: str, folder: Path, seed: int, messages: int) -> Counter[str]:
                 check_answer(outcome)
             answers.update(outcome.state for outcome in outcomes)
             assert instance.commit_status(f"add {control}").state == "applied"
-        with suppress(errors.CheckFailed):  # references that do not have the rows of their file are told
+        with suppress(errors.CheckFailed):  # reports references without the rows of their file
             own.garbage.collect()
         own.store.differences.accept()
         for _ in range(2):

@@ -98,7 +98,9 @@ def test_a_pointer_whose_object_is_gone_is_refused_when_it_is_read(
     objects.delete(names(objects))
     gone, fine = large.receive(10)
     assert decode(fine.body).request == request("c2", 1)
-    with pytest.raises(InvalidCommitRequest, match=r"'c1': its body, the object 'commits/.* is gone"):
+    with pytest.raises(
+        InvalidCommitRequest, match=r"'c1': its body, the object 'commits/.* no longer exists"
+    ):
         decode(gone.body)
 
 

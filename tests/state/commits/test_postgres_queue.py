@@ -21,7 +21,7 @@ from tests.support.commits import DeleteCollectedFiles, Message, PostgresQueue, 
 
 
 def expire(lender: ConnectionSupplier, number: int) -> None:
-    """As when the visibility timeout of all messages has just passed."""
+    """Makes the visibility timeout of all messages pass."""
     text = "update commit_message set visible_at = clock_timestamp() where queue = %s"
     query(lender, text, number)
 
@@ -185,7 +185,7 @@ while messages := queue.receive(7):
             assert process.stdout
             outputs.append(process.stdout.read().split())
             assert process.wait(WAIT_SECONDS) == 0
-    # who skips what another one is just taking may see an empty queue
+    # a receiver skips messages that another one is taking, and may see an empty queue
     rest = bodies(queue.receive(1_000))
     taken = [body for output in outputs for body in output] + rest
     assert len(taken) == len(sent)
@@ -233,7 +233,7 @@ def test_threads_share_a_queue_at_every_isolation_level(
 def test_a_sender_can_be_part_of_a_transaction(
     queue: PostgresQueue, lender: ConnectionSupplier, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that ends long after it sent is found as well."""
+    """A message of a transaction that ends long after it sent is found as well."""
     monkeypatch.setattr(module, "_LOOK_EVERYWHERE_SECONDS", 0.2)
     with lender.connection() as conn:
         conn.execute("begin")

@@ -1,4 +1,4 @@
-"""Who waits for the commit queue in PostgreSQL is notified, and only then does anybody notify."""
+"""Receivers that wait for the queue in PostgreSQL are notified; without any, senders do not notify."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_who_waits_is_notified(
     number: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From another process, and without polling."""
+    """A message of another process wakes the receiver without polling."""
     monkeypatch.setattr(module, "POLL_SECONDS", WAIT_SECONDS)
     thread, outcome = in_background(lambda: bodies(queue.receive(10, 50)))
     # the waiter is asleep, not only announced

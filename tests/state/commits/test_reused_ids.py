@@ -175,7 +175,7 @@ def test_the_header_of_a_request_names_its_job(instance: Instance) -> None:
 
 @pytest.mark.slow
 def test_a_file_that_is_sent_with_the_id_of_another_is_refused(instance: Instance, tmp_path: Path) -> None:
-    """What a client sends of no use is not kept."""
+    """A file that a client sends in vain is not kept."""
     instance.create_row_table("samples", [dm.Column("name", "STRING")])
     path = tmp_path / "rows.csv"
     path.write_text("name\na\n", "utf-8")

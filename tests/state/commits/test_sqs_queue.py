@@ -26,7 +26,7 @@ def queue(new_sqs_queue: NewQueue, sqs_options: Options) -> SqsQueue:
 
 @pytest.fixture
 def denying(aws_endpoint: str) -> Iterator[Callable[[], None]]:
-    """Has moto check who asks, to the end of the test: it knows no user."""
+    """Makes moto check credentials to the end of the test; it knows no user."""
 
     def checked_after(requests: str) -> None:
         connection = HTTPConnection(aws_endpoint.removeprefix("http://"), timeout=60)

@@ -1,4 +1,4 @@
-"""What threads ask for at once is asked for together, and each gets its own answer."""
+"""Calls of several threads at once are done together, and each gets its own answer."""
 
 from __future__ import annotations
 

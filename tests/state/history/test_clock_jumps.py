@@ -1,4 +1,4 @@
-"""What a jump of the database's clock leaves behind, and that it heals.
+"""The effects of a jump of the database's clock, and their correction.
 
 The clock was five days ahead for a while and is right again: leases and times of then lie five days ahead.
 The tests write them so; `tests/state/history/test_clock_storm.py` has the clock jump for real.
@@ -361,7 +361,7 @@ def add(table: Table, *keys: int) -> None:
 
 
 def let_go(instance: Instance) -> None:
-    """As collection by the wrong clock leaves a table."""
+    """Leaves a table as a collection by the wrong clock does."""
     query(instance._supplier, f"update tables set history_since = {AHEAD}, log_since = {AHEAD}")
 
 

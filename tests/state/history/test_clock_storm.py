@@ -199,7 +199,7 @@ def test_times_have_what_was_committed_while_the_clock_was_ahead(lake: tuple[Pat
 
 @pytest.mark.parametrize("seed", range(2))
 def test_rows_outlast_jumps_in_all_directions(lake: tuple[Path, Clock], seed: int) -> None:
-    """What was acknowledged is there at the end, once, and everything can be done."""
+    """Acknowledged rows are there at the end, once, and all operations work."""
     folder, clock = lake
     chance = random.Random(seed)
     written, changed = set[int](), 0
@@ -246,7 +246,7 @@ def keys_at(table: Table, when: Any) -> list[int]:
 
 
 def tried(work: Any) -> Any:
-    """What it gives; None where a lease is in its way."""
+    """Returns what `work` returns; None where a lease is in its way."""
     try:
         return work()
     except DormouseError:

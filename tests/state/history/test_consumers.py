@@ -156,7 +156,7 @@ def test_a_consumer_keeps_its_files_through_collection(instance: Instance, layou
 
 
 def let_margin_pass(instance: Instance) -> None:
-    """As if what consumers hold began when they were made: a while before is kept, too."""
+    """Makes the holds of consumers begin when these were made; usually they begin a while before."""
     execute(instance, "update hold set since = since + interval '10 minutes'")
 
 

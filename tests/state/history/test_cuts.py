@@ -1,4 +1,4 @@
-"""Cuts and moments: what a table was, told the same whenever it is asked."""
+"""Cuts and moments: a past state of a table is the same whenever it is read."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_slow_transaction_is_of_the_moment_of_its_commit(new_table: NewTable) 
 def commits_held_back(dsn: str) -> Iterator[None]:
     """Commits that wait for a standby, which there is not, have their time and are not visible."""
     with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute("alter system set synchronous_standby_names = 'nobody'")
+        conn.execute("alter system set synchronous_standby_names = 'absent'")
         conn.execute("select pg_reload_conf()")
         try:
             yield
@@ -135,7 +135,7 @@ def test_a_commit_that_has_its_time_and_is_not_visible_is_waited_for(new_table: 
         asking = threading.Thread(target=lambda: asked.append(at(table, now)))
         asking.start()
         asking.join(0.3)
-        assert asking.is_alive(), "it cannot be told yet"
+        assert asking.is_alive(), "its rows are not known yet"
         query(table.supplier, "select pg_cancel_backend(%s)", late.info.backend_pid)
         committing.join()
         asking.join(60)
@@ -158,7 +158,7 @@ def test_a_moment_that_is_not_yet_past_waits(new_table: NewTable) -> None:
 
 
 def test_what_commits_while_a_moment_is_read_is_not_seen(new_table: NewTable) -> None:
-    """The moment is told by a snapshot that must not show it later, either."""
+    """The moment is read by a snapshot, and a later read must not show the commit either."""
     table = new_table()
     with closing(psycopg.connect(table.dsn, options="-c search_path=dormouse")) as slow:
         table.store.add_files([ref("slow")], conn=slow)

@@ -1,4 +1,4 @@
-"""What cuts, collection, the removal log and readers do to each other at bad moments, and with bad clocks."""
+"""Races of cuts, collection, the removal log and readers, and wrong clocks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_cut_keeps_what_goes_after_it_when_the_clock_was_set_back(new_table: N
 
 
 def test_a_cut_whose_id_was_given_again_is_not_another(new_table: NewTable) -> None:
-    """As after the database was restored to a moment before it."""
+    """Covers a database that was restored to a moment before the cut."""
     table = new_table()
     cut = cuts.record_cut(table)
     lost: Any = replace(cut, recorded_at=cut.recorded_at + timedelta(seconds=1))
@@ -88,12 +88,12 @@ def test_the_time_of_another_transaction_with_the_same_lower_half_is_not_taken(n
     own = f"file_reference_{table.table.table_id}"
     shifted = "(added_xid::text::numeric + 4294967296)::text::xid8"
     query(table.supplier, f"update {own} set added_xid = {shifted}")
-    with pytest.raises(CutExpired, match="cannot be told"):
+    with pytest.raises(CutExpired, match="cannot be found"):
         moments.position_of(table, when)
 
 
 def test_a_tree_of_what_the_server_lost_is_not_asked_for_a_moment(new_table: NewTable) -> None:
-    """As after the database was restored to a moment before it, under a process that goes on."""
+    """Covers a database that was restored to an earlier moment under a running process."""
     table = new_table()
     table.partitions.split("root", 10)
     assert table.partitions.tree().leaf_count == 2

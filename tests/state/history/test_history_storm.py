@@ -248,7 +248,7 @@ def storm(
 
 
 def is_scaled(table: Table) -> bool:
-    """Whether there were splits and merges, however slow the machine is."""
+    """Returns whether there were splits and merges, however slow the machine is."""
     epochs = list(table.history.epochs())
     return sum(one.splits for one in epochs) > 1 < sum(one.merges for one in epochs)
 

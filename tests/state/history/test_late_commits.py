@@ -42,7 +42,7 @@ SHARED: dict[str, Any] = {"only_contains_data_for_this_partition": False}
     params=[(layout, level) for layout in LAYOUTS for level in ("read committed", "serializable")]
 )
 def table(request: Any, new_table: NewTable) -> TableContext:
-    """Of every layout and isolation level."""
+    """Returns a table of each layout and isolation level."""
     layout, isolation = request.param
     return new_table(split_points=[10, 20, 30], layout=layout, isolation=isolation)
 
@@ -185,7 +185,7 @@ def test_ingests_that_race_with_merges_lose_no_row_and_give_none_twice(
 
 
 def test_a_merge_waits_for_who_is_adding_files(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is added, and not committed yet when a merge begins, is moved by it."""
+    """Files that are added and not committed yet when a merge begins are moved by it."""
     a, b, *_ = leaves(table)
     tried = threading.Event()
     keep_writers_out = Scaling.keep_writers_out

@@ -130,7 +130,7 @@ def test_a_process_that_has_it_open_is_told(dsn: str, url: str, at_once: None, t
 
 
 def test_of_two_copies_that_go_on_at_once_one_is_the_owner(dsn: str, url: str, at_once: None) -> None:
-    """Of one system identifier, timeline and database: a disk that was cloned. Both were as far."""
+    """Covers a cloned disk: system identifier, timeline, database and milestone are the same."""
     with made(dsn, url) as instance:
         add(instance, 1)
         first = milestone(url)
@@ -261,7 +261,7 @@ def test_a_server_that_died_is_not_started_for_a_milestone(
 @pytest.mark.slow
 @pytest.mark.parametrize("claims", [False, True], ids=["milestone", "incarnation"])
 def test_what_the_store_knows_survives_a_crash(tmp_path: Path, url: str, claims: bool) -> None:
-    """Though commits do not wait for the disk there: the store is told what cannot be lost."""
+    """Commits do not wait for the disk there, but the store only gets what cannot be lost."""
     options = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
     with EmbeddedPostgres(tmp_path / "server", options=options) as server:
         instance = made(server.dsn, url)

@@ -15,14 +15,14 @@ from tests.support.api import Instance, Table
 
 
 class Ahead:
-    """Has the database's clock be days ahead, for the times of commits and of cuts: those of `adding`."""
+    """A clock of the database that is days ahead, for the times of commits and of cuts: those of `adding`."""
 
     def __init__(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
         self._table, self._patch = table, monkeypatch
         self._real = moments._QUERIES["committed_at"]
 
     def tell(self, before: str, after: str, days: int) -> None:
-        """Has commits of transactions between two be told with times that are so many days later."""
+        """Makes commits of transactions between two appear so many days later."""
         text = f"""
             select c.committed_at + interval '1 day' * case
                 when h.added_xid between '{before}'::xid8 and '{after}'::xid8 then {days} else 0

@@ -257,15 +257,15 @@ def test_only_who_opened_a_primary_looks_for_it_again(
     assert tries(both[1]._supplier) == 1
 
 
-def _listed(found: Any) -> Any:
-    return list(found) if isinstance(found, Iterator) else found
+def _listed(answer: Any) -> Any:
+    return list(answer) if isinstance(answer, Iterator) else answer
 
 
 @pytest.mark.slow
 def test_a_query_of_a_standby_sees_one_moment(
     pair: Pair, both: tuple[Instance, Instance], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was under way as it began, and commits before its next page is planned, is not of it."""
+    """Commits that were under way when it began, and end before its next page, do not belong to it."""
     for name in ("PAGE_LEAVES", "PAGE_LEAVES_MAX"):
         monkeypatch.setattr(table_view, name, 1)
     primary, standby = both
@@ -298,7 +298,7 @@ def test_a_query_of_a_standby_sees_one_moment(
 def test_a_change_of_columns_beside_a_slow_transaction_is_seen_on_a_standby(
     pair: Pair, both: tuple[Instance, Instance]
 ) -> None:
-    """With the files that were written since."""
+    """The files that were written since are read, too."""
     primary, standby = both
     table = made(primary)
     add(table, 0)

@@ -41,7 +41,7 @@ def filled(instance: Instance, layout: str = "file_table", **properties: Any) ->
 
 
 def applied(table: Table) -> list[tuple[int, ...]]:
-    """Which deletions a reader applies to each file, by the files' keys."""
+    """Returns the deletions that a reader applies to each file, by the files' keys."""
     scans = [scan for group in plan_query(table.context, KeyRanges()) for scan in group]
     order = {file.filename: file.min_key or b"" for file in table.file_page()}
     scans.sort(key=lambda scan: order[scan.filename])

@@ -119,7 +119,7 @@ def test_what_is_written_while_a_restore_counts_comes_after_it(
 def test_a_query_sees_no_restore_that_comes_after_it(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, properties: dict[str, str]
 ) -> None:
-    """That it only removes files looks like a compaction where these may leave any number of rows."""
+    """A restore that only removes files looks like a compaction that may drop any number of rows."""
     monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
     table = made(instance, gc_delay_seconds=0, split_threshold_rows=10**6, **properties)
     context = table.context
@@ -154,7 +154,7 @@ def test_a_query_sees_no_rows_that_came_before_a_merge(instance: Instance) -> No
 
 
 def merged_whole(table: Table) -> str:
-    """Has the two leaves of now merged, each with whole files alone."""
+    """Merges the two current leaves, each of which has only whole files."""
     table.compact()
     leaves = [one.partition_id for one in table.partitions.leaves()]
     return table.partitions.merge(leaves).partition_id

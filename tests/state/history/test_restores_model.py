@@ -1,4 +1,4 @@
-"""Restores against a naive list: beside deletes, late ingests, merges and collections, told by changes."""
+"""Restores against a naive list, with deletes, late ingests, merges and collections, read as changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLES, STEPS = 4, 25
 
 
 def applied(copy: Iterable[Row], changes: pa.RecordBatchReader) -> Counter[Row]:
-    """What a consumer has after it applied changes in their order; a row that it has not cannot go."""
+    """Returns a consumer's rows after it applied changes in order; checks that removed rows were there."""
     found = Counter(copy)
     for change in changes.read_all().to_pylist():
         kind, row = change.pop("_change"), tuple(change.values())

@@ -58,7 +58,7 @@ def files_at(table: TableContext, cut: Cut) -> list[Any]:
 
 
 class Kept:
-    """What a table has at a cut, and is to have whatever dies."""
+    """The content of a table at a cut, which must stay whatever process dies."""
 
     def __init__(self, table: TableContext, cut: Cut) -> None:
         self._table, self._cut = table, cut
@@ -135,7 +135,7 @@ def test_retention_that_is_killed_is_done_or_not(table: TableContext) -> None:
 
 @pytest.mark.slow
 def test_forgetting_that_is_killed_goes_on_where_it_was(table: TableContext) -> None:
-    """Also after a truncation further on in between."""
+    """This holds after a further truncation in between, too."""
     before, seen = list(cuts(table)), set[int]()
     truncate(table, before[1])
     kept = Kept(table, before[3])

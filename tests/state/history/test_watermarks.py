@@ -33,7 +33,7 @@ def with_properties(table: TableContext, **properties: Any) -> TableContext:
 
 
 def jobs_due(table: TableContext) -> Counter[str]:
-    """How many jobs each leaf should be given, chosen by the model from all references."""
+    """Returns how many jobs each leaf should get, chosen by the model from all references."""
     properties = table.properties
     leaves = {leaf.partition_id for leaf in table.partitions.leaves()}
     files = defaultdict(list)
@@ -74,7 +74,7 @@ class History:
         self.chance.choice([*steps, self.free, self.release, self.divide, self.push_down])()
 
     def add(self) -> None:
-        """Also to partitions that were divided: who plans an ingest may not know."""
+        """Adds files, also to partitions that were divided: the planner of an ingest may not know that."""
         tree = self.table.partitions.tree()
         partition = self.chance.choice(partitions_of(tree))
         files = [self.name() for _ in range(self.chance.randint(1, 5))]
@@ -219,7 +219,7 @@ def test_what_was_not_committed_when_it_looked_is_found_later(new_table: NewTabl
 
 
 def test_a_look_reads_only_what_has_changed(new_table: NewTable) -> None:
-    """What changes behind its back is found by the look of the day."""
+    """Changes that bypass the marks are found by the daily look."""
     table = new_table(split_points=[10], compaction_strategy="basic", compaction_batch_files=2)
     left, right = (leaf.partition_id for leaf in table.partitions.leaves())
     table.store.add_files(ref(name, left) for name in "ab")
@@ -256,7 +256,7 @@ def test_a_full_leaf_that_is_settled_is_full_again_when_it_changes(new_table: Ne
 
 
 def test_a_mark_that_comes_while_another_is_removed_stays(new_table: NewTable) -> None:
-    """Who frees files marks their leaf, even while a look removes the marks that it sees."""
+    """A call that frees files marks their leaf, even while a look removes the marks that it sees."""
     table = new_table(compaction_strategy="basic", compaction_batch_files=2)
     table.store.add_files([ref("a"), ref("b"), ref("c"), ref("d")])
     assert table.jobs.create() == 2
