@@ -36,7 +36,7 @@ from dormouse.model.types import given as checked
     ],
 )
 def test_a_value_that_is_not_of_its_kind_is_told_what_it_must_be(value: Any, must: str) -> None:
-    said = f"parameter $1 is {value}{must}; for what JSON has no word there is "
+    said = f"parameter $1 is {value}{must}; for types that JSON lacks, use "
     for given in (value, [value]):
         with pytest.raises(InvalidQuery) as error:
             parse_parameters([given])

@@ -303,6 +303,6 @@ def test_times_without_end_are_written() -> None:
 
 @pytest.mark.parametrize("text", ["a\nb", "a,b\rc", "a" * 200_000])
 def test_what_is_no_list_of_names_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(InvalidInput, match=r"^'.*' is no list of names: one is too long"):
+    with pytest.raises(InvalidInput, match=r"^'.*' is not a list of names: one is too long"):
         listed(text)
     assert listed('"a\nb", c,"d,e"') == ["a\nb", "c", "d,e"]
