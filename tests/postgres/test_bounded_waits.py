@@ -278,5 +278,5 @@ def test_a_lock_of_the_migration_is_waited_for_within_bounds(
     monkeypatch.setitem(SHORT, LOCK, 50)
     with psycopg.connect(empty_dsn, autocommit=True) as other:
         other.execute("select pg_advisory_lock(7236154098213001)")
-        with pytest.raises(dm.errors.InstanceError, match="another process brings the database up to date"):
+        with pytest.raises(dm.errors.InstanceError, match="another process has been bringing the database"):
             migrate(empty_dsn)

@@ -163,7 +163,7 @@ def test_work_of_a_pulse_that_fails_is_tried_again(caplog: pytest.LogCaptureFixt
     with Pulse(work, 0.01, "pulse") as pulse:
         assert worked.wait(60)
         assert not pulse.is_lost
-    assert caplog.text.count("pulse: it is tried again: away") == 2
+    assert caplog.text.count("pulse failed and is retried: away") == 2
 
 
 def test_a_pulse_does_its_work_at_once_when_it_is_asked_and_ends_at_a_loss() -> None:
@@ -312,7 +312,7 @@ def test_an_outage_is_no_loss(there: ConnectionSupplier, dsn: str, caplog: pytes
     ):
         is_away.set()
         until(lambda: query(there, "select leased_until < clock_timestamp() from leased") == [(True,)])
-        until(lambda: "test of the work: it is tried again" in caplog.text)
+        until(lambda: "test of the work failed and is retried" in caplog.text)
         assert not pulse.is_lost
         is_away.clear()
         until(lambda: query(there, "select leased_until > clock_timestamp() from leased") == [(True,)])

@@ -137,7 +137,7 @@ def test_another_s_table_named_migration_is_left_alone(empty_dsn: str, folder: P
 
 def test_a_read_only_session_may_open_what_is_up_to_date_only(empty_dsn: str, folder: Path) -> None:
     with closing(ConnectionSupplier(empty_dsn, read_only=True)) as supplier:
-        with pytest.raises(InstanceReadOnly, match="run what may write to it once, such as"):
+        with pytest.raises(InstanceReadOnly, match="run a command that writes, such as"):
             migrate(supplier, folder)
         migrate(empty_dsn, folder)
         assert migrate(supplier, folder) == []
@@ -215,6 +215,6 @@ def test_a_session_that_ends_while_it_waits_is_one_clear_line(empty_dsn: str, fo
         while not other.execute(waits).fetchall():
             time.sleep(0.01)
         other.execute("select pg_advisory_unlock(7236154098213001)")
-        with pytest.raises(InstanceError, match="the database was lost while it was brought up to date"):
+        with pytest.raises(InstanceError, match="the connection was lost while the database"):
             migrating.result(60)
     assert len(migrate(empty_dsn, folder)) == 2
