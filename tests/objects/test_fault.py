@@ -70,7 +70,7 @@ def test_one_other_byte_is_found_by_either_digest(tmp_path: Path, digest: bytes)
         assert fault is not None
         assert fault.kind == "object_digest"
         assert fault.text == (
-            f"has not the bytes that were written: its digest is {found}, and was {digest.hex()}"
+            f"does not have the bytes that were written: its digest is {found}, and was {digest.hex()}"
         )
 
 

@@ -71,7 +71,7 @@ def test_what_is_needed_and_not_as_it_was_written_is_found(store: ObjectStore, l
     shallow = {"kind/2": "is not there", "kind/4": "has 6 bytes, and was written with 5"}
     assert kinds(faults(store, ledger)) == shallow
     deep = kinds(faults(store, ledger, deep=True))
-    assert "has not the bytes that were written" in deep.pop("kind/6")
+    assert "does not have the bytes that were written" in deep.pop("kind/6")
     assert deep == shallow
     assert len(faults(store, ledger, 1)) == 1
 
