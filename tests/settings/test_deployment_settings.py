@@ -89,7 +89,7 @@ def test_everything_else_has_a_default_and_tables_may_be_empty() -> None:
         ),
         (
             '[network]\ncidr = "10.40.1.0/16"',
-            'network.cidr = "10.40.1.0/16": the network that this address is in begins',
+            'network.cidr = "10.40.1.0/16": the address is inside a network that begins',
         ),
         ('[network]\ncidr = "10.400.0.0/16"', 'network.cidr = "10.400.0.0/16": an IPv4 network'),
         ('[network]\ncidr = "8.8.0.0/16"', 'network.cidr = "8.8.0.0/16": it must be private'),
@@ -143,7 +143,7 @@ def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, li
         ),
         (
             '[database]\nkind = "serverless"\nmin_acu = 1\nauto_pause_seconds = 300',
-            "database.auto_pause_seconds = 300: it goes with min_acu = 0",
+            "database.auto_pause_seconds = 300: it needs min_acu = 0",
         ),
         (
             '[database]\nkind = "serverless"\nproxy = true',
@@ -164,7 +164,7 @@ def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, li
         ),
         (
             '[compaction]\nengine = "emr-ec2-steps"\ninstance_types = ["m7g.large", "m7g.large"]',
-            'compaction.instance_types = ["m7g.large", "m7g.large"]: each must be there only once',
+            'compaction.instance_types = ["m7g.large", "m7g.large"]: each may be listed only once',
         ),
         (
             '[compaction]\nengine = "emr-ec2-transient"\n'
@@ -186,13 +186,16 @@ def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, li
         ),
         (
             "[commit]\ntimeout_seconds = 300\n[monitoring]",
-            "monitoring.oldest_message_seconds_max: it must be more than 1841: a message that is tried again",
+            "monitoring.oldest_message_seconds_max: it must be more than 1841: a message that is retried",
         ),
         (
             '[network]\nsubnet_ids = ["subnet-0a1b2c3d"]',
-            'network.subnet_ids = ["subnet-0a1b2c3d"]: it is of an existing VPC',
+            'network.subnet_ids = ["subnet-0a1b2c3d"]: it is for an existing VPC',
         ),
-        ('[network]\ns3_endpoint = "existing"', 'network.s3_endpoint = "existing": it is of an existing VPC'),
+        (
+            '[network]\ns3_endpoint = "existing"',
+            'network.s3_endpoint = "existing": it is for an existing VPC',
+        ),
         (
             '[network]\navailability_zones = ["eu-west-1a", "eu-west-1a"]',
             'network.availability_zones = ["eu-west-1a", "eu-west-1a"]: 2 or 3 different',
@@ -210,7 +213,7 @@ def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, li
             'compaction.instance_types = ["m7gd.large", "i8g.large"]: m7gd.large, i8g.large: the',
         ),
         (VPC, "network.route_table_ids: there must be one for each of subnet_ids"),
-        (VPC + 's3_endpoint = "existing"\nzones = 3', "network.zones = 3: it is of an own VPC"),
+        (VPC + 's3_endpoint = "existing"\nzones = 3', "network.zones = 3: it is for an own VPC"),
         (
             VPC + 's3_endpoint = "existing"\nroute_table_ids = ["rtb-0a1b2c3d"]',
             'network.route_table_ids = ["rtb-0a1b2c3d"]: there',

@@ -68,11 +68,11 @@ def test_every_pair_of_cpu_and_memory_that_fargate_has_is_taken_and_no_other() -
         ),
         (
             'client_cidrs = ["10.1.2.3/16"]',
-            'query.client_cidrs = ["10.1.2.3/16"]: 10.1.2.3/16: the network that this address is in',
+            'query.client_cidrs = ["10.1.2.3/16"]: 10.1.2.3/16: the address is inside a network',
         ),
         (
             'client_security_groups = ["sg-0a1b2c3d", "sg-0a1b2c3d"]',
-            'query.client_security_groups = ["sg-0a1b2c3d", "sg-0a1b2c3d"]: each must be there only once',
+            'query.client_security_groups = ["sg-0a1b2c3d", "sg-0a1b2c3d"]: each may be listed only once',
         ),
         (
             'image = "docker.io/library/dormouse:1"',
@@ -90,7 +90,7 @@ def test_a_mistake_is_one_line_that_says_what_may_be(text: str, line: str) -> No
 def test_more_clients_than_a_security_group_takes_are_refused() -> None:
     cidrs = [f"10.{number}.0.0/16" for number in range(41)]
     assert parsed(client_cidrs=cidrs[:40]).client_cidrs == tuple(cidrs[:40])
-    with pytest.raises(InvalidInput, match="there are 41, and 40 may be"):
+    with pytest.raises(InvalidInput, match="there are 41 clients"):
         parsed(client_cidrs=cidrs)
 
 

@@ -42,7 +42,7 @@ def test_what_is_of_another_region_is_refused_before_a_deploy_fails_at_it(
     parse(tomllib.loads(f'id = "dev"\n{text("eu-west-1")}'))
     line = refusal(text("us-east-1"))
     assert line.startswith(f"f: {table}.{key} = ")
-    assert line.endswith(": it is of us-east-1, and must be of eu-west-1, the instance's own region")
+    assert line.endswith(": it is in us-east-1, and must be in eu-west-1, the instance's own region")
 
 
 def test_a_boundary_of_another_account_is_refused() -> None:
