@@ -44,5 +44,5 @@ def _error(kind: str, message: str) -> DormouseError:
     """As it was raised there; of a kind that is not known here, an InstanceError."""
     found = getattr(errors, kind, None)
     if isinstance(found, type) and issubclass(found, DormouseError):
-        return found.told(message)
+        return found.from_message(message)
     return InstanceError(message)

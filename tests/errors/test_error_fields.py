@@ -17,7 +17,7 @@ import dormouse as dm
 from dormouse import errors
 from dormouse.client import Client, connect
 from dormouse.errors import DormouseError
-from dormouse.errors.base import Told
+from dormouse.errors.base import ErrorField
 from dormouse.objects.names import hiding
 from dormouse.rows.indexing import IndexWorker
 from dormouse.service.problems import problem_of
@@ -57,7 +57,7 @@ def refused(kind: type[DormouseError], call: Callable[[], object], **data: Any) 
     with pytest.raises(kind) as raised:
         call()
     error = raised.value
-    told = type(error).told(str(error), problem_of(error).document)
+    told = type(error).from_message(str(error), problem_of(error).document)
     for one in (error, pickled(error), told):
         assert {name: getattr(one, name) for name in data} == data
         assert str(one) == str(error)
@@ -65,7 +65,7 @@ def refused(kind: type[DormouseError], call: Callable[[], object], **data: Any) 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_fields_that_are_not_known_are_none(kind: type[DormouseError]) -> None:
-    error = kind.told("it failed")
+    error = kind.from_message("it failed")
     assert str(error) == "it failed" and not error.data
     assert all(getattr(error, name) is None for name in kind.fields())
     standard = {"type", "title", "status", "detail", "instance"}
@@ -75,7 +75,7 @@ def test_fields_that_are_not_known_are_none(kind: type[DormouseError]) -> None:
 def test_an_error_takes_no_field_that_its_class_lacks() -> None:
     with pytest.raises(TypeError, match="no field odd"):
         errors.TableNotFound("gone", odd=1)
-    assert isinstance(errors.TableNotFound.table, Told)
+    assert isinstance(errors.TableNotFound.table, ErrorField)
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_a_command_with_json_tells_the_fields(
 def test_a_moment_that_cannot_be_read_tells_the_oldest_that_can() -> None:
     oldest = datetime(2026, 11, 28, 12, 30, tzinfo=UTC)
     error = errors.CutExpired("too old", oldest, table="t")
-    told = errors.CutExpired.told("too old", problem_of(error).document)
+    told = errors.CutExpired.from_message("too old", problem_of(error).document)
     assert error.oldest == told.oldest == pickled(error).oldest == oldest
     assert told.table == "t"
 

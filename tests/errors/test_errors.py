@@ -84,7 +84,7 @@ def test_every_error_is_documented(kind: type) -> None:
 
 @pytest.mark.parametrize("kind", ALL)
 def test_what_another_process_met_is_told_by_its_message(kind: Any) -> None:
-    error = kind.told("the table is away")
+    error = kind.from_message("the table is away")
     assert (type(error), str(error)) == (kind, "the table is away")
 
 

@@ -249,7 +249,7 @@ def test_a_table_that_is_dropped_is_told_from_one_that_is_converted(new_table: N
         table.jobs.due,
         table.partitions.leaf_rows,
     ):
-        with pytest.raises(TableNotFound, match="does not exist any more"):
+        with pytest.raises(TableNotFound, match="no longer exists"):
             work()
     assert own_tables(table) == set()
 
