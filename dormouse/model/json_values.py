@@ -60,10 +60,8 @@ _KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any], str]] 
     "decimal": (Decimal, str, Decimal, "a decimal number, like 0.10"),
     "double": (float, str, exact_double, "a number that a double keeps, NaN, Infinity or -Infinity"),
 }
-"""The types that JSON lacks.
-
-A value of them is an object with the kind as its key; the first that fits counts.
-"""
+"""The types that JSON lacks. A value of them is an object with the kind as its key; the first that fits
+counts."""
 
 
 def json_value(value: Any) -> Any:

@@ -27,8 +27,7 @@ ASKED_EVERY = 1_000
 
 Deleting = Callable[[], AbstractContextManager[object]]
 """A context that is entered for each deletion of at most `ASKED_EVERY` objects; raises if nothing may be
-deleted.
-"""
+deleted."""
 
 NOTE_SECONDS = 60.0
 NOTE_COVERS_SECONDS = 2 * NOTE_SECONDS

@@ -44,6 +44,6 @@ def test_files_are_unpacked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("hostile", [("../escaped", b"x"), ("/tmp/escaped", b"x"), ("link", None)])  # noqa: S108
 def test_nothing_is_unpacked_elsewhere(tmp_path: Path, hostile: Any) -> None:
     made = archive(tmp_path / "a.tar.gz", ("PG_VERSION", b"18"), hostile)
-    with pytest.raises(BackupDamaged, match=f"{hostile[0]!r} is no file of a database"):
+    with pytest.raises(BackupDamaged, match=f"{hostile[0]!r} is not a file of a database"):
         extract(made, tmp_path / "data")
     assert {path.name for path in tmp_path.iterdir()} == {"a.tar.gz", "data"}

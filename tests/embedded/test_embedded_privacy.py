@@ -130,7 +130,7 @@ def test_a_lost_database_is_told_of_and_none_is_made_in_its_place(tmp_path: Path
     with dm.local(tmp_path):
         pass
     shutil.rmtree(tmp_path / "postgres")
-    with pytest.raises(InstanceError, match=rf"is gone .*'dormouse restore-metadata {tmp_path}'"):
+    with pytest.raises(InstanceError, match=rf"is missing .*'dormouse restore-metadata {tmp_path}'"):
         dm.local(tmp_path, read_only=read_only)
     assert not (tmp_path / "postgres").exists()
 

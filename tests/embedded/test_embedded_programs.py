@@ -171,7 +171,7 @@ def test_a_place_that_another_user_prepared_is_refused(
     home = private.parents[2]
     with pytest.raises(
         InstanceError,
-        match=rf"^{home} is private, .* say 'chmod o\+x {home}'.*; no copy could be made: .*{why}",
+        match=rf"^{home} is private, .* run 'chmod o\+x {home}'.*; no copy could be made: .*{why}",
     ):
         EmbeddedPostgres(server_folder).start()
     assert not place.exists() or copies(place) == []
