@@ -1,4 +1,4 @@
-"""A base backup is unpacked into its own folder, whatever the archive says, on each Python 3.11."""
+"""A base backup is unpacked only into its own folder, on each Python 3.11."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def has_filters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def archive(path: Path, *members: tuple[str, bytes | None]) -> Path:
-    """A file for each name and content, for None a link to a folder outside."""
+    """Writes a file for each name and content; for None, a link to a folder outside."""
     with tarfile.open(path, "w:gz") as tar:
         for name, content in members:
             info = tarfile.TarInfo(name)

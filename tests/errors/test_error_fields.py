@@ -1,4 +1,4 @@
-"""What an error's message names, a program reads of its fields: here, and where another process met it."""
+"""The details of an error's message are its fields, even if another process raised the error."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def pickled(error: Any) -> Any:
 
 
 def refused(kind: type[DormouseError], call: Callable[[], object], **data: Any) -> None:
-    """Each field has what is expected; the error is the same after it was pickled, and told elsewhere."""
+    """Checks the fields; the error is the same after a pickle, and when rebuilt from a document."""
     with pytest.raises(kind) as raised:
         call()
     error = raised.value
@@ -106,7 +106,7 @@ def test_errors_of_tables_have_fields(instance: Instance, table: Table, tmp_path
         assert str(raised.value.file).endswith(name)
 
 
-def test_a_command_with_json_tells_the_fields(
+def test_a_command_with_json_prints_the_fields(
     table: Table,
     dsn: str,
     tmp_path: Path,
@@ -120,7 +120,7 @@ def test_a_command_with_json_tells_the_fields(
     assert (code, said["error"], said["table"]) == (1, "TableNotFound", "x")
 
 
-def test_a_moment_that_cannot_be_read_tells_the_oldest_that_can() -> None:
+def test_the_error_of_an_expired_moment_has_the_oldest_readable_one() -> None:
     oldest = datetime(2026, 11, 28, 12, 30, tzinfo=UTC)
     error = errors.CutExpired("too old", oldest, table="t")
     told = errors.CutExpired.from_message("too old", problem_of(error).document)
@@ -144,7 +144,7 @@ def test_the_client_raises_errors_with_their_fields(client: Client) -> None:
     )
 
 
-def test_an_index_that_is_not_ready_tells_the_table_and_how_long_it_was_waited_for(
+def test_the_error_of_an_unready_index_has_the_table_and_the_wait(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = instance.create_row_table("r", [dm.Column("n", "INTEGER")])
@@ -168,7 +168,7 @@ def test_no_error_of_a_job_has_a_path_of_the_server(instance: Instance, table: T
             assert folder not in status.text and folder not in result.text
 
 
-def test_what_failed_rounds_say_names_no_path(instance: Instance, table: Table) -> None:
+def test_messages_of_failed_rounds_name_no_path(instance: Instance, table: Table) -> None:
     root = instance.objects.url.removeprefix("file://")
     with pytest.raises(OSError), table.context.last_rounds.round("compaction"):
         raise OSError(f"cannot write {root}/data/x")

@@ -1,4 +1,4 @@
-"""The settings of the query service's stack: what Fargate has, who is let in, and the words for mistakes."""
+"""The settings of the query service's stack: sizes of Fargate, allowed clients, and messages for mistakes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_pair_of_cpu_and_memory_that_fargate_has_is_taken_and_no_other() -
         ("disk_gb = 10", "query.disk_gb = 10: it must be a whole number, 20 to 200"),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_may_be(text: str, line: str) -> None:
+def test_a_mistake_is_one_line_with_the_allowed_values(text: str, line: str) -> None:
     (found,) = lines(text)
     assert found.startswith(line)
 
@@ -105,8 +105,8 @@ def test_with_a_certificate_clients_speak_https() -> None:
 
 
 @pytest.mark.parametrize("endpoints", ["create", "existing"])
-def test_in_an_existing_vpc_somebody_must_say_whether_it_gets_endpoints(endpoints: str) -> None:
-    """They would take over the names of these services for all that is in it."""
+def test_endpoints_of_an_existing_vpc_must_be_chosen(endpoints: str) -> None:
+    """They would take over the names of these services for everything in the VPC."""
     document = {"id": "dev", "network": EXISTING_VPC, "query": {}}
     with pytest.raises(InvalidInput, match=r'query\.endpoints: it must be "create" or "existing"'):
         parse(document)
