@@ -56,7 +56,7 @@ def test_every_region_is_known_or_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "text, found",
+    "text, start",
     [
         ('account = "123456789012"\nregion = "il-central-1"', 'region = "il-central-1"'),
         (
