@@ -10,7 +10,7 @@ from typing import Any, Literal
 from dormouse.errors import InvalidInput, InvalidSchema
 from dormouse.model.schema import Column, Schema, Stage
 from dormouse.model.table import TableProperties
-from dormouse.model.text import NAME, name_of, parts_of, written
+from dormouse.model.text import NAME, name_of, parts_of, quoted_name
 from dormouse.model.types import DOUBLE, FLOAT, INT, LONG, DataType, Field
 
 _WIDER = {INT: LONG, FLOAT: DOUBLE}
@@ -30,7 +30,7 @@ def check_evolve(evolve: object) -> None:
         raise InvalidInput(f"evolve is 'add', to add columns that the table lacks, or None, not {evolve!r}")
 
 
-def added(schema: Schema, field: Field, default: Any) -> Schema:
+def with_added_column(schema: Schema, field: Field, default: Any) -> Schema:
     """Returns the schema with one more value column.
 
     Existing rows get `default`, a value of the field's type.
@@ -46,14 +46,14 @@ def added(schema: Schema, field: Field, default: Any) -> Schema:
     return _next(schema, [*schema.fields, field], [*schema.shape.columns, column], last_id)
 
 
-def renamed(schema: Schema, name: str, new_name: str) -> Schema:
+def with_renamed_column(schema: Schema, name: str, new_name: str) -> Schema:
     """Returns the schema with a column renamed; it may be a key."""
     number = _number(schema, name)
     _check_new(schema, new_name, but=name)
     return _changed(schema, number, replace(schema.fields[number], name=new_name))
 
 
-def widened(schema: Schema, name: str, to: DataType) -> Schema:
+def with_widened_column(schema: Schema, name: str, to: DataType) -> Schema:
     """Returns the schema with a column's type changed to one that holds all values of the old type."""
     number = _number(schema, name)
     field = schema.fields[number]
@@ -71,7 +71,7 @@ def widened(schema: Schema, name: str, to: DataType) -> Schema:
     return _changed(schema, number, replace(field, type=to))
 
 
-def dropped(schema: Schema, name: str) -> Schema:
+def without_column(schema: Schema, name: str) -> Schema:
     """Returns the schema without a value column. A column added later under its name is a new one."""
     number = _number(schema, name)
     if number < len(schema.key_fields):
@@ -81,7 +81,7 @@ def dropped(schema: Schema, name: str) -> Schema:
     return _next(schema, fields, columns)
 
 
-def seen_with(schema: Schema, newest: Schema) -> Schema:
+def as_known_by(schema: Schema, newest: Schema) -> Schema:
     """Returns the same columns, as the newest version knows them, so that files written since can be read.
 
     Raises `InvalidSchema` if a column was dropped since.
@@ -100,7 +100,7 @@ def properties_naming(properties: TableProperties, name: str) -> list[str]:
     return [key for key, text, pattern in _naming(properties) if name in _named(text, key, pattern)]
 
 
-def following(properties: TableProperties, called: Callable[[str], str | None]) -> dict[str, Any]:
+def property_changes(properties: TableProperties, called: Callable[[str], str | None]) -> dict[str, Any]:
     """Returns the changes of properties after columns were renamed or dropped.
 
     `called` returns the new name of a column, or None if it no longer exists.
@@ -118,7 +118,7 @@ def following(properties: TableProperties, called: Callable[[str], str | None]) 
 def _renamed(part: str, key: str, pattern: re.Pattern[str], called: Callable[[str], str | None]) -> str:
     def new(match: re.Match[str]) -> str:
         name = str(called(_name(match[1], key)))
-        return match[0].removesuffix(match[1]) + (name if key == "newest_by" else written(name))
+        return match[0].removesuffix(match[1]) + (name if key == "newest_by" else quoted_name(name))
 
     return pattern.sub(new, part)
 

@@ -17,8 +17,8 @@ from dormouse.model.json_values import json_value, value_of_json
 from dormouse.model.types import KEY_TYPE_NAMES, DataType, Field
 
 __all__ = [
-    "FIELDS_MAX", "Column", "Field", "Schema", "SchemaMoved", "Shape", "Stage", "is_as_stored", "pairs",
-    "then_called",
+    "FIELDS_MAX", "Column", "Field", "Schema", "SchemaMoved", "Shape", "Stage", "earlier_name",
+    "is_as_stored", "pairs",
 ]  # fmt: skip
 
 FIELDS_MAX = 1_000
@@ -305,7 +305,7 @@ def is_as_stored(stored: Schema, schema: Schema) -> bool:
     )
 
 
-def then_called(schema: Schema, then: Schema, name: str) -> str | None:
+def earlier_name(schema: Schema, then: Schema, name: str) -> str | None:
     """Returns the name of a column in another version of the schema; None if it does not exist there."""
     column_id = schema.shape.columns[schema.names.index(name)].column_id
     pairs = zip(then.names, then.shape.columns, strict=True)

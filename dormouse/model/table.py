@@ -74,19 +74,19 @@ ProblemKind = Literal[
 # Stored conditions of deletions. They use the names that the columns had then.
 
 
-def kept(schema: Schema, condition: dict[str, Any]) -> str:
+def stored_condition(schema: Schema, condition: dict[str, Any]) -> str:
     """Returns a condition on the columns of a schema as JSON, in the form in which it is stored."""
     version = {} if schema.version == 1 else {VERSION: schema.version}
     return dumps({**condition, **version})
 
 
-def shown(condition: str) -> str:
+def given_condition(condition: str) -> str:
     """Returns a stored condition as its user gave it."""
     found = loads(condition)
     return dumps({name: wanted for name, wanted in found.items() if name != VERSION})
 
 
-def as_now(schema: Schema, condition: str) -> dict[str, Any]:
+def current_condition(schema: Schema, condition: str) -> dict[str, Any]:
     """Returns a stored condition, with its columns' names replaced by their names in `schema`.
 
     Raises `InvalidQuery` if a column was dropped, and `SchemaMoved` if the condition's version is newer.

@@ -26,7 +26,7 @@ def name_of(text: str) -> str:
     return text[1:-1].replace('""', '"') if len(text) > 1 and text[0] == text[-1] == '"' else text
 
 
-def written(name: str) -> str:
+def quoted_name(name: str) -> str:
     """Returns the name as it is written in properties, in quotes if necessary."""
     return name if re.fullmatch(r"\w+", name) else '"' + name.replace('"', '""') + '"'
 
@@ -36,7 +36,7 @@ def parts_of(text: str) -> list[str]:
     return _BETWEEN.split(text) if text.strip() else []
 
 
-def listed(text: str) -> list[str]:
+def split_names(text: str) -> list[str]:
     """Returns the names of a list with commas; a name with a comma is in double quotes.
 
     Raises `InvalidInput`.

@@ -259,7 +259,7 @@ def plain(value: Any) -> Any:
     return value if getattr(found, "nanosecond", 0) else found
 
 
-def given(parameters: object) -> Parameters:
+def checked_parameters(parameters: object) -> Parameters:
     """Returns checked parameters as a list or a dict.
 
     Raises `InvalidQuery` for too many parameters, or a value that DuckDB has no type for.

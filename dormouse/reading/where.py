@@ -21,7 +21,7 @@ from dormouse.errors import (
 from dormouse.model.json_values import json_value, value_of_json
 from dormouse.model.region import KeyRanges, Range, Region, check_key
 from dormouse.model.schema import Field, Schema, Shape
-from dormouse.model.table import ROWS_MAX, as_now, kept
+from dormouse.model.table import ROWS_MAX, current_condition, stored_condition
 from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
 from dormouse.model.types import plain
 
@@ -302,7 +302,7 @@ def deletions_of(
 
 def condition_of(schema: Schema, asked: Question) -> str:
     """What a question asks of rows, as it is kept; `InvalidQuery` when it is too long."""
-    text = kept(schema, where_json(asked))
+    text = stored_condition(schema, where_json(asked))
     if len(text) > CONDITION_BYTES_MAX:
         raise InvalidQuery(
             f"the condition has {len(text):,} bytes as JSON, more than {CONDITION_BYTES_MAX:,}: delete by "
@@ -314,7 +314,7 @@ def condition_of(schema: Schema, asked: Question) -> str:
 @lru_cache(maxsize=PARSED_MAX)
 def _question_of(schema: Schema, shape: Shape | None, condition: str) -> Question:
     # schemas are equal by their fields alone: their shapes tell which columns those were
-    asked = question(schema, parse_where(schema, as_now(schema, condition)), None, None)
+    asked = question(schema, parse_where(schema, current_condition(schema, condition)), None, None)
     # an open range is refused now; where an earlier release recorded one, it deleted nulls, too
     conditions = (replace(one, or_null=one.or_null or one.is_open) for one in asked.conditions)
     return replace(asked, conditions=tuple(conditions))

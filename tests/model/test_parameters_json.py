@@ -12,7 +12,7 @@ import pytest
 
 from dormouse.errors import InvalidQuery
 from dormouse.model.json_values import json_text, parameters_json, parse_parameters, with_times
-from dormouse.model.types import given as checked
+from dormouse.model.types import checked_parameters as checked
 
 
 @pytest.mark.parametrize(

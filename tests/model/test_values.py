@@ -25,7 +25,7 @@ from dormouse.cli.console import rows_table
 from dormouse.cli.output import rows_of as rows_of_terminal
 from dormouse.cli.parsing import parse_where as where_of_texts
 from dormouse.errors import InvalidInput
-from dormouse.model.text import listed
+from dormouse.model.text import split_names
 from dormouse.reading.where import parse_where, where_json
 from dormouse.service.formats import CSV, JSON_LINES, preferred_format
 from dormouse.sources import export as value_columns
@@ -304,5 +304,5 @@ def test_times_without_end_are_written() -> None:
 @pytest.mark.parametrize("text", ["a\nb", "a,b\rc", "a" * 200_000])
 def test_a_malformed_list_of_names_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"^'.*' is not a list of names: one is too long"):
-        listed(text)
-    assert listed('"a\nb", c,"d,e"') == ["a\nb", "c", "d,e"]
+        split_names(text)
+    assert split_names('"a\nb", c,"d,e"') == ["a\nb", "c", "d,e"]

@@ -20,7 +20,7 @@ from dormouse.errors import InvalidQuery, ObjectStoreError
 from dormouse.model.cut import When
 from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema, SchemaMoved
-from dormouse.model.types import Parameters, given
+from dormouse.model.types import Parameters, checked_parameters
 from dormouse.reading.checked_files import (
     FileGone,
     again_if_moved,
@@ -224,7 +224,7 @@ def sql(
     that was collected, `ObjectStoreError` for one that is damaged, and `DormouseError` when another thread
     sets `interruption`. A reader that is dropped stops.
     """
-    values, end = given(parameters), interruption or Interruption()
+    values, end = checked_parameters(parameters), interruption or Interruption()
     return again_if_moved(lambda: _Statement(sessions, tables, statement, values, end, as_of).reader())
 
 
@@ -254,7 +254,7 @@ def explain_sql(
     as_of: When | None = None,
 ) -> dict[str, PlanSummary]:
     """What a statement would read of each table that it reads."""
-    values, end = given(parameters), interruption or Interruption()
+    values, end = checked_parameters(parameters), interruption or Interruption()
     return again_if_moved(lambda: _Statement(sessions, tables, statement, values, end, as_of).summaries())
 
 
