@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 SECONDS_MAX = 100 * 365.25 * 86_400
 READERS_SECONDS = 900
-"""How long an object stays for readers that have just looked up where it is."""
+"""The time that an object stays for readers that have just looked up where it is."""
 KEPT_SECONDS = 86_400
-"""How long an object stays after nothing refers to it, or after its writer stopped. It is the default of the
-other delays before a deletion."""
+"""The time that an object stays after nothing refers to it, or after its writer stopped. It is the default of
+the other delays before a deletion."""
 INT_MAX = (1 << 31) - 1
 ROWS_MAX = (1 << 63) - 1
 

@@ -30,7 +30,7 @@ _OF_ONE = ("as_py", "to_pydatetime", "item")
 Parameters = Sequence[Any] | Mapping[str, Any]
 PARAMETERS_MAX = 10_000
 NESTING_MAX = 100
-"""How deep the lists of a parameter may be nested."""
+"""The limit of nested lists in a parameter."""
 
 _TYPES = (bool, int, float, str, bytes, datetime, date, time, timedelta, Decimal, UUID, type(None))
 EXACT_MAX = 2.0**53

@@ -50,10 +50,10 @@ from dormouse.postgres.transaction import (
 
 T = TypeVar("T")
 PULSES = 4
-"""How often a lease is renewed within its duration."""
+"""The number of renewals of a lease within its duration."""
 
 PULSES_A_LIMIT = 3
-"""How often a holder sends a statement within the time after which PostgreSQL would end its session."""
+"""The number of statements of a holder within the time after which PostgreSQL would end its session."""
 
 POLL_SECONDS_MIN, POLL_SECONDS_MAX = 0.002, 0.25
 logger = logging.getLogger(__name__)
@@ -307,7 +307,7 @@ def _kept(conn: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 MARGIN_SECONDS = 60.0
-"""How far the clock may go back unnoticed; a lease may last that much longer."""
+"""The time that the clock may go back unnoticed; a lease may last that much longer."""
 
 ROW_LOCK_SECONDS = 30.0
 PAYLOAD_DAY_SECONDS = 60.0
@@ -322,7 +322,7 @@ WORKER_ASLEEP_SECONDS = 86_400.0
 
 COMPACTION_SECONDS = 6 * 3_600.0
 RUN_SECONDS = 2 * 86_400.0
-"""How long compaction jobs can belong to one run."""
+"""The longest time that compaction jobs can belong to one run."""
 
 HOLD_SECONDS = 900.0
 METADATA_BACKUP_SECONDS = 2 * 86_400.0
@@ -330,7 +330,7 @@ HOLD_MARGIN_SECONDS = 600.0
 """A hold also covers files that lost their last reference up to so long before it began."""
 
 REPORTED_SECONDS = 7 * 86_400.0
-"""How long a jump is reported."""
+"""The time for which a jump is reported."""
 
 _SPANS = {
     "margin": MARGIN_SECONDS,

@@ -70,7 +70,7 @@ MIGRATING_IDLE_MS_MAX = 15 * _MINUTE
 """The limit on the silence of a process that keeps other processes from migrating."""
 
 PEER_SECONDS_MAX = 60
-"""How long either side of a connection waits for an acknowledgement of what it sent.
+"""The time that either side of a connection waits for an acknowledgement of what it sent.
 
 The server waits just as long for a client that reads nothing of a large answer.
 """
@@ -506,11 +506,11 @@ def _is_backlog_full(conninfo: str) -> bool:
 # How to end a wait for a server that does not answer: another thread shuts the socket down.
 
 END_SECONDS_MAX = 10.0
-"""How long closing work waits for a server that does not answer one statement."""
+"""The time that closing work waits for a server that does not answer one statement."""
 CLOSE_SECONDS = 30.0
-"""How long running work may take to finish after its owner was closed; a batch takes a second or two."""
+"""The time that running work has to finish after its owner was closed; a batch takes a second or two."""
 AGAIN_SECONDS = 0.5
-"""How often a thread that still waits after that is cut again, because it may retry its statement."""
+"""The pause before a thread that still waits is cut again, because it may retry its statement."""
 
 
 class Lines:

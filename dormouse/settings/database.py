@@ -242,7 +242,7 @@ class _Database(Section):
     reached, nor than that of a new `snapshot`."""
 
     minor_upgrades: bool = setting(True)
-    """If true, AWS upgrades to later minor versions by itself, in the weekly maintenance window."""
+    """Automatic upgrades by AWS to later minor versions, in the weekly maintenance window."""
 
     backup_days: int = setting(7, ge=1, le=35)
     """The number of days for which the database alone can be restored; for the whole instance, see
@@ -264,7 +264,7 @@ class _Database(Section):
     """The ARN of a snapshot from which the cluster is made; keep the setting as long as the cluster."""
 
     proxy: bool = setting(False)
-    """If true, an RDS Proxy is in front; its connections keep a serverless database awake."""
+    """An RDS Proxy in front of the database; its connections keep a serverless database awake."""
 
     client_security_groups: tuple[SecurityGroupId, ...] = setting((), strict=False)
     """The security groups, of this VPC or one peered with it, whose machines may connect."""

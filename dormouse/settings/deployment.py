@@ -63,8 +63,8 @@ class RowsSettings(Section):
     load."""
 
     own_clusters: bool = setting(False)
-    """If true, each of these databases is a serverless cluster of its own, which pauses when it gets no
-    queries. If false, they are databases of the instance's cluster. A change makes the indexes anew."""
+    """Separate serverless clusters for these databases, which pause when they get no queries. Without it,
+    they are databases of the instance's cluster. A change makes the indexes anew."""
 
     max_acu: Acu = setting(4)
     """The largest capacity of each cluster with own_clusters."""
@@ -154,8 +154,7 @@ class BackupSettings(Section):
     """The hour, in UTC, in which the daily snapshot of the database begins."""
 
     objects: bool = setting(True)
-    """If true, the data bucket is backed up, too; if false, retention_days is at most
-    storage.restore_days."""
+    """A backup of the data bucket, too; without it, retention_days is at most storage.restore_days."""
 
     copy_region: str | None = setting(None, change="replacement", pattern=pattern("region"))
     """Another region that gets a copy of each object as it is written, and of each snapshot of the database.
@@ -436,10 +435,10 @@ class DeploymentSettings(Section):
     """The processors of the lambdas and of EMR."""
 
     protected: bool = setting(False)
-    """If true, the instance refuses to be destroyed, and its data outlives its stacks."""
+    """Protection of the instance: it refuses to be destroyed, and its data outlives its stacks."""
 
     deploy_paused: bool = setting(False)
-    """If true, the first deploy leaves the instance paused; this needs the table `pause`, unless the database
+    """A first deploy that leaves the instance paused; this needs the table `pause`, unless the database
     pauses itself. A change of the setting pauses or resumes with the next deploy. Other deploys leave a
     paused instance paused."""
 
