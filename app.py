@@ -1,4 +1,4 @@
-"""The CDK app: reads the settings, creates the stacks, synthesizes."""
+"""The CDK app: it reads the settings, creates the stacks and synthesizes them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def main() -> int:
     from stacks.assets import BuiltAssets, StubAssets, refuse_deploys
     from stacks.instance import build, new_app, not_built
 
-    # Under the CLI, that says where; else where the CLI would put it.
+    # the CDK's command line sets CDK_OUTDIR; otherwise use its default folder
     app = new_app(None if "CDK_OUTDIR" in os.environ else "cdk.out")
     with tempfile.TemporaryDirectory() as stubs:
         try:
             settings = load(app.node.try_get_context("config") or DEFAULT_CONFIG)
-            region = os.environ.get("CDK_DEFAULT_REGION")  # that of the credentials, as the CLI finds it
+            region = os.environ.get("CDK_DEFAULT_REGION")  # the region of the credentials
             if settings.region is None and region and (trouble := no_certificates(region)):
                 raise InvalidInput(trouble)
             if app.node.try_get_context("packages") == "none":
-                # To be destroyed, an instance needs nothing built.
+                # an instance can be destroyed without built packages
                 build(settings, assets=StubAssets(Path(stubs)), app=app)
                 refuse_deploys(app, "with packages=none there is nothing to deploy")
             else:
@@ -59,7 +59,7 @@ def synthesized(app: cdk.App) -> int:
     except RuntimeError as error:
         if "ValidationFailed" not in str(error):
             raise
-        return 2  # What is wrong is printed already.
+        return 2  # the reason is printed already
     return 0
 
 

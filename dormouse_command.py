@@ -1,6 +1,7 @@
-"""The program `dormouse`: also while it loads, Ctrl-C and SIGTERM end it in one line.
+"""The program `dormouse`. Even while it loads, Ctrl-C and SIGTERM end it with one line.
 
-Started with SIGINT ignored, as `nohup` and shells start what runs in the background, it goes on ignoring it.
+If it was started with SIGINT ignored, as `nohup` and shells do for background programs, it goes on ignoring
+it.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ _ENDINGS = {
 
 
 def main() -> int:
-    """Runs the command of `sys.argv`; gives its exit code."""
+    """Runs the command of `sys.argv`; returns its exit code."""
     for number in _ENDINGS:
         if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _end)  # until the command line sets its own: nothing is begun before
+            signal.signal(number, _end)  # until the command line sets its own
     _spare_imports()
     try:
         from dormouse.cli import main as run
@@ -35,15 +36,16 @@ def main() -> int:
 
 
 def _spare_imports() -> None:
-    """Keeps libraries from loading plugins and packages that this program does not need."""
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # in the metadata of every package
+    """Prevents imports of libraries that this program does not need."""
+    # pydantic would look for plugins in the metadata of every package
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if sys.argv[1:2] == ["query"]:
-        # Arrow loads it to know its kinds of null, with the first value that it converts
+        # Arrow loads pandas with the first value that it converts, to know its kinds of null
         sys.meta_path.insert(0, _WithoutPandas())
 
 
 class _WithoutPandas:
-    """An import hook that hides pandas, as if it were not installed."""
+    """A finder that makes pandas look as if it were not installed."""
 
     def find_spec(self, fullname: str, *_: object) -> None:
         if fullname == "pandas":

@@ -1,8 +1,8 @@
-"""The part of the build that pyproject.toml cannot say: the wheel has `dormouse_cdk` for users' CDK apps.
+"""The build steps that pyproject.toml cannot express: the wheel also has `dormouse_cdk`, for other CDK apps.
 
-That is the folder stacks/ under a name that collides with no folder of theirs, and within it, as files, what
-uploads are built from. And where the repository is: `DORMOUSE_REPOSITORY=https://…` at a release gives the
-links of the README and of the index; a build of a checkout needs none.
+`dormouse_cdk` is the folder stacks/ under a name that collides with no folder of such an app. It contains the
+sources of the uploads as files. The variable `DORMOUSE_REPOSITORY=https://…` sets the repository for the
+links of the README and of the package index. A release sets it; a build of a checkout does not need it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Build(build_py):
 
 
 def make_cdk(target: Path) -> None:
-    """Makes `dormouse_cdk` in the folder `target`, in place of one that is there."""
+    """Makes `dormouse_cdk` in the folder `target`, and replaces an existing one."""
     made, leave = target / NAME, shutil.ignore_patterns("__pycache__")
     shutil.rmtree(made, ignore_errors=True)
     shutil.copytree(ROOT / "stacks", made, ignore=leave)

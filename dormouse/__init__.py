@@ -1,4 +1,4 @@
-"""Dormouse: very large key-sorted tables, Parquet in an object store, everything transactional in PostgreSQL.
+"""Dormouse: very large key-sorted tables of Parquet in an object store, with transactions in PostgreSQL.
 
 import dormouse as dm
 
@@ -9,14 +9,14 @@ with dm.local("./lake") as instance:
     print(table.query(where={"id": dm.Range(1, 100)}).read_all())
 """
 
-import logging  # noqa: F401  # a fork takes its lock after ours, which is registered later
+import logging  # noqa: F401  # registered first, so that a fork takes its lock after ours
 import os
 import threading
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dormouse import errors as errors
-from dormouse.errors import *  # noqa: F403  # each error is found here, too
+from dormouse.errors import *  # noqa: F403  # the errors are names of this module, too
 from dormouse.errors import DormouseError as DormouseError
 
 if TYPE_CHECKING:
@@ -139,10 +139,10 @@ _HOMES = {
         "dormouse.rows.changes",
     ),
 }
-"""Where the names stand that are loaded when they are first asked for; what is not listed is a type."""
+"""The modules of the names that are loaded at their first use; a name that is not listed is a type."""
 
 
-# A child that was forked while a thread loads modules would wait for it for ever: the fork waits instead.
+# A child that is forked while a thread loads modules would wait for it forever, so the fork waits instead.
 _loading = threading.RLock()
 os.register_at_fork(
     before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release
@@ -150,7 +150,7 @@ os.register_at_fork(
 
 
 def __getattr__(name: str) -> object:
-    # Every process that imports any module of the package would pay for PostgreSQL's client and pydantic.
+    # imported at the first use: not every process that imports a module needs psycopg and pydantic
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with _loading:

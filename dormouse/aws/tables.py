@@ -44,5 +44,5 @@ def _error(kind: str, message: str) -> DormouseError:
     """Returns the error of the lambda, or an `InstanceError` for an unknown class."""
     found = getattr(errors, kind, None)
     if isinstance(found, type) and issubclass(found, DormouseError):
-        return found.told(message)
+        return found.from_message(message)
     return InstanceError(message)

@@ -22,7 +22,7 @@ from dormouse.errors import (
     TableAlreadyExists,
     TableNotFound,
 )
-from dormouse.model.text import listed
+from dormouse.model.text import split_names
 from dormouse.sources.text_format import TextFormat, TextOptions
 from dormouse.verbs.loading import LoadRequest
 from dormouse.verbs.texts import parse_type
@@ -170,7 +170,7 @@ def parse_types(texts: list[str]) -> tuple[dict[str, DataType], dict[str, str]]:
 
 
 def _names(texts: Many) -> list[str]:
-    return [name for text in texts or [] for name in listed(text) if name]
+    return [name for text in texts or [] for name in split_names(text) if name]
 
 
 def _agreed(

@@ -199,7 +199,8 @@ def problem_error(problem: Mapping[str, Any], url: str) -> DormouseError:
         status = problem.get("status")
         refused = InstanceForbidden if status in {401, 403} else InstanceError
         return refused(f"{url} answered {status}: {message}" if status else f"{url}: {message}")
-    return found.told(message, {name: value for name, value in problem.items() if name not in _STANDARD})
+    data = {name: value for name, value in problem.items() if name not in _STANDARD}
+    return found.from_message(message, data)
 
 
 def _json(body: Mapping[str, Any]) -> bytes:

@@ -323,7 +323,7 @@ def result_of(jobs: RemoteJobs, job_id: str, progress: Progress = no_progress) -
         name, _, said = str(job.error).partition(": ")
         found = getattr(errors, name, None)
         if said and isinstance(found, type) and issubclass(found, DormouseError):
-            raise found.told(said, _data_of_failure(jobs, job_id))
+            raise found.from_message(said, _data_of_failure(jobs, job_id))
         raise JobFailed(f"job {job_id!r} failed: {job.error}")
     return jobs.result(job_id)
 

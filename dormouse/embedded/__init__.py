@@ -1,4 +1,4 @@
-"""The embedded instance: a folder, its PostgreSQL, its server."""
+"""The embedded instance: a folder with its own PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dormouse.errors import InstanceTooNew, NotAnInstance
 FORMAT = 1
 MARKER = "dormouse.json"
 TEMPORARY = ".dormouse-"
-"""How files begin that are here for a moment."""
+"""The prefix of temporary files in the folder."""
 
 
 def is_instance(folder: Path) -> bool:
-    """Whether the folder is one; raises `NotAnInstance` or `InstanceTooNew` when its marker says no."""
+    """Returns whether the folder is an instance. Raises `NotAnInstance` or `InstanceTooNew` by its marker."""
     try:
         text = (folder / MARKER).read_bytes()
     except FileNotFoundError:
@@ -31,7 +31,7 @@ def is_instance(folder: Path) -> bool:
 
 
 def mark(folder: Path) -> None:
-    """Says that the folder is an instance."""
+    """Marks the folder as an instance."""
     handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

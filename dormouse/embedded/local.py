@@ -1,4 +1,4 @@
-"""The embedded instance: a folder with its own PostgreSQL and the objects. Same folder, same data."""
+"""The embedded instance: a folder with its own PostgreSQL and the objects."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dormouse.settings.process import Settings, load_settings
 
 
 def local(path: str | os.PathLike[str], *, read_only: bool = False, committer: bool = False) -> Instance:
-    """Opens the instance of a folder, and makes it when the folder is new or empty; a context manager.
+    """Opens the instance of a folder; makes it if the folder is new or empty. A context manager.
 
     Processes that open the same folder share its database, which stops when the last one leaves. With
-    `DORMOUSE_DSN` an existing PostgreSQL is used instead, and the folder holds the objects alone.
+    `DORMOUSE_DSN`, an existing PostgreSQL is used instead, and the folder holds only the objects.
 
-    With `committer`, what is submitted is applied at once, by a thread that begins with the first `submit`
-    and ends with the instance; otherwise when a committer is run: `instance.committer().drain()`.
+    With `committer`, submitted requests are applied at once, by a thread that begins with the first `submit`
+    and ends with the instance. Otherwise they wait for a committer: `instance.committer().drain()`.
 
     Raises `InvalidName`, `NotAnInstance`, `InstanceLocked`, `InstanceReadOnly`, `InstanceTooNew` or
     `InstanceError`.
@@ -37,7 +37,9 @@ def local(path: str | os.PathLike[str], *, read_only: bool = False, committer: b
 
 
 def opened_again(path: str | os.PathLike[str]) -> Instance:
-    """As `local`, to go on with what others began: what was announced before is not taken for dead."""
+    """Opens an instance like `local`, to continue work of other processes: does not treat their attempts as
+    dead.
+    """
     folder, settings = _folder(path), load_settings()
     if settings.dsn is not None:
         return local(path)
@@ -80,7 +82,7 @@ def _with_own_server(
     except BaseException:
         server.stop()
         raise
-    # where no other process has the folder open, those that wrote before are dead
+    # if no other process has the folder open, all earlier writers are dead
     return _opened(instance, writers_are_dead=not (server.joined or goes_on))
 
 
@@ -100,14 +102,16 @@ def prepare(folder: Path, *, read_only: bool) -> None:
         if read_only:
             raise NotAnInstance(f"{folder} is not a Dormouse instance")
         folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
-        # another process may have marked it since
+        # another process may have marked it meanwhile
         foreign = [entry for entry in folder.iterdir() if not entry.name.startswith(TEMPORARY)]
         if foreign and not is_instance(folder):
             raise NotAnInstance(
                 f"{folder} holds something that is not a Dormouse instance; use an empty or a new folder"
             )
         if folder.stat().st_uid == os.geteuid():
-            folder.chmod(stat.S_IRWXU)  # rows are in it; who lets others in later is let be
+            folder.chmod(
+                stat.S_IRWXU
+            )  # private, because it has rows; access that its owner grants later is kept
         mark(folder)
     except (FileExistsError, NotADirectoryError):
         raise NotAnInstance(f"{folder} is not a folder") from None

@@ -1,4 +1,4 @@
-"""The user that an embedded PostgreSQL runs as, which is not root, and what that user may reach."""
+"""The user that runs an embedded PostgreSQL, which is not root, and the access that this user needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dormouse.embedded.running import PROGRAM, close_lock, open_lock, try_lock
 from dormouse.errors import InstanceError
 from dormouse.model.loops import tries
 
-# A copy of PostgreSQL's programs for a server whose user may not reach the installed ones.
+# A copy of PostgreSQL's programs, for a server whose user cannot reach the installed ones.
 
 PLACE = Path("/var/cache/dormouse")
 MODE = 0o755
@@ -28,11 +28,11 @@ _STAGED = "new-"
 
 
 def copied_programs(binaries: Path) -> Path:
-    """Returns the folder of the programs in a copy; makes the copy if there is none, or if it is damaged.
+    """Returns the folder of the programs in a copy; makes the copy if it is missing or damaged.
 
-    Only root may call this. Raises `InstanceError`, and `OSError` where nothing can be written.
+    Only root may call this. Raises `InstanceError`, and `OSError` if nothing can be written.
     """
-    installed = binaries.parents[2]  # it holds the package, and beside it the package's libraries
+    installed = binaries.parents[2]  # it has the package, and next to it the package's libraries
     within = binaries.relative_to(installed)
     digest = _digest(installed, within)
     place = _own_place()
@@ -45,7 +45,7 @@ def copied_programs(binaries: Path) -> Path:
 
 
 def _make(copy: Path, installed: Path, within: Path, digest: str) -> None:
-    for left in copy.parent.glob(f"{_STAGED}*"):  # by a process that was killed
+    for left in copy.parent.glob(f"{_STAGED}*"):  # left by a process that was killed
         shutil.rmtree(left)
     staged = Path(tempfile.mkdtemp(prefix=_STAGED, dir=copy.parent))
     try:
@@ -54,7 +54,7 @@ def _make(copy: Path, installed: Path, within: Path, digest: str) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
         for path in (staged, *staged.rglob("*")):
-            path.chmod(MODE)  # whatever the umask is
+            path.chmod(MODE)  # independent of the umask
         if _digest(staged, within) != digest:
             raise InstanceError(f"{installed / within} was changed while it was copied; try again")
         if copy.exists():
@@ -65,7 +65,7 @@ def _make(copy: Path, installed: Path, within: Path, digest: str) -> None:
 
 
 def _own_place() -> Path:
-    """Returns the folder for copies, which it makes if need be. Raises `InstanceError` if it is not safe.
+    """Returns the folder for copies, and makes it if necessary. Raises `InstanceError` if it is not safe.
 
     No other user may be able to replace the folder, a folder above it, or anything in it.
     """
@@ -86,14 +86,14 @@ def _check_safe(folder: Path, *, may_be_sticky: bool = False) -> None:
     state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != 0:
         raise InstanceError(f"{folder} is not a folder of root")
-    # in a folder with the sticky bit, only root can replace what is root's
+    # in a folder with the sticky bit, only root can replace root's files
     is_sticky = may_be_sticky and state.st_mode & stat.S_ISVTX
     if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky:
         raise InstanceError(f"users other than root may write to {folder}")
 
 
 def _digest(root: Path, within: Path) -> str:
-    """Returns the digest of the names and the contents of all files that a copy has."""
+    """Returns the digest of the names and contents of all files of a copy."""
     digest = hashlib.sha256()
     for path in _files(root, within):
         with path.open("rb") as file:
@@ -103,7 +103,7 @@ def _digest(root: Path, within: Path) -> str:
 
 
 def _files(root: Path, within: Path) -> list[Path]:
-    """Returns what `initdb` and `postgres` need, in order: no clients, headers or static libraries."""
+    """Returns the files that `initdb` and `postgres` need, in order: no clients, no static libraries."""
     installation = root / within.parent
     libraries = root / f"{within.parts[0]}.libs"
     folders = (installation / "lib", installation / "share", libraries)
@@ -116,7 +116,7 @@ def _files(root: Path, within: Path) -> list[Path]:
 
 @contextmanager
 def _locked(place: Path) -> Iterator[None]:
-    """Keeps other processes from making a copy at the same time."""
+    """Prevents other processes from making a copy at the same time."""
     lock = open_lock(place / "lock")
     try:
         if not any(try_lock(lock) for _ in tries(LOCK_SECONDS_MAX, pause=POLL_SECONDS)):
@@ -131,7 +131,10 @@ _SYSTEM_USER = "pgserver"
 
 
 def as_owner_of(data: Path) -> dict[str, Any]:
-    """Returns how to start a process that PostgreSQL accepts, in a data directory. Raises `InstanceError`."""
+    """Returns options to start a process that PostgreSQL accepts, in a data directory.
+
+    Raises `InstanceError`.
+    """
     if os.geteuid() != 0:
         return {"cwd": data}
     owner = data.stat()
@@ -141,10 +144,10 @@ def as_owner_of(data: Path) -> dict[str, Any]:
 
 
 def runnable_programs(binaries: Path, data: Path) -> Path:
-    """Returns the folder of the programs that the owner of a data directory can run.
+    """Returns a folder of programs that the owner of a data directory can run.
 
-    These are the installed ones, or a copy where a folder above them is private to root. Raises
-    `InstanceError` when no copy can be made.
+    It is the installed folder, or a copy if a folder above that is private to root. Raises `InstanceError` if
+    no copy can be made.
     """
     if os.geteuid() != 0:
         return binaries
@@ -164,15 +167,16 @@ def runnable_programs(binaries: Path, data: Path) -> Path:
 
 
 def seen_by_owner(data: Path) -> Path:
-    """What a server calls the data directory that it is started in.
+    """Returns the path by which a server knows the data directory that it is started in.
 
-    Under root it is another user's, which so needs no right to pass the folders above: they stay private.
+    Under root, the server runs as another user. It uses its working directory, so that user needs no access
+    to the folders above, which stay private.
     """
     return WORKING_FOLDER if os.geteuid() == 0 and WORKING_FOLDER.exists() else data
 
 
 def barrier(path: Path, owner: os.stat_result) -> Path | None:
-    """The folder above a path that a user may not pass."""
+    """Returns the folder above a path that a user may not enter, or None."""
     for folder in reversed(path.resolve().parents):
         state = folder.stat()
         bit = stat.S_IXGRP if state.st_gid == owner.st_gid else stat.S_IXOTH
@@ -182,7 +186,7 @@ def barrier(path: Path, owner: os.stat_result) -> Path | None:
 
 
 def system_user() -> pwd.struct_passwd:
-    """A system user for the server when we are root: made if it can be, else `nobody`."""
+    """Returns a system user for the server of a root process: made if possible, else `nobody`."""
     try:
         return pwd.getpwnam(_SYSTEM_USER)
     except KeyError:
@@ -195,12 +199,12 @@ def _unreachable(folder: Path, path: Path, owner: os.stat_result, why: str = "")
     user = pwd.getpwuid(owner.st_uid).pw_name
     return InstanceError(
         f"{folder} is private, and PostgreSQL, which runs as user {user} under root, must reach {path}: "
-        f"use another user, or say 'chmod o+x {folder}', or move it{why}"
+        f"use another user, run 'chmod o+x {folder}', or move it{why}"
     )
 
 
 def _let_run(installation: Path) -> None:
-    """Lets everybody run the binaries, which a strict umask may have kept for their installer."""
+    """Allows all users to run the programs: a strict umask may have made them private to their installer."""
     readable = stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH
     if installation.stat().st_mode & readable == readable:
         return

@@ -1,11 +1,12 @@
 """The PostgreSQL server of an instance's folder, shared by every process that opens the folder.
 
-Each process holds a shared lock (flock) on the folder's lease file, which the kernel drops when the process
-dies, however it dies. A process that leaves asks for the lock alone: the one that gets it was the last, and
-stops the server. A mutex file keeps two processes from starting and stopping at once. The server has a lease
-of its own (`dormouse.embedded.running`): who cannot see it starts no second one.
+Each process holds a shared lock (flock) on the folder's lease file. The kernel drops the lock when the
+process dies, however it dies. A process that leaves tries to lock the file exclusively. If it succeeds, it
+was the last one and stops the server. A mutex file prevents simultaneous starts and stops. The server has its
+own lease (`dormouse.embedded.running`), so that a process that cannot see the server does not start a second
+one.
 
-When every process is killed, the server stays until the folder is opened and closed again.
+If every process is killed, the server runs on until the folder is opened and closed again.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ from dormouse.embedded.server import Server, StillRecovering, _binaries
 from dormouse.errors import BackupDamaged, InstanceError, InstanceLocked, NotAnInstance
 from dormouse.model.loops import tries
 
-# A base backup of an embedded PostgreSQL that runs, as one compressed tar; and a data directory of it.
+# A base backup of a running embedded PostgreSQL, as one compressed tar; and a data directory made from it.
 
 _CHUNK_BYTES = 1 << 20
 _AS_DATA: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-"""Python has it from 3.11.4 on; Debian 12's does not."""
+"""The option that Python has from 3.11.4 on; Debian 12's does not have it."""
 
 
 def base_backup(dsn: str, path: Path) -> None:
-    """Writes one to a path, with the write-ahead log that it needs. Raises `InstanceError`."""
+    """Writes a base backup to a path, with the write-ahead log that it needs. Raises `InstanceError`."""
     given = conninfo_to_dict(dsn)
-    # "-": to stdout, with the manifest that pg_verifybackup reads
+    # "-" writes to stdout, with the manifest that pg_verifybackup reads
     command = [str(_binaries() / "pg_basebackup"), "--pgdata=-", "--format=tar", "--wal-method=fetch"]
     command += ["--checkpoint=fast", "--gzip", "--no-password"]
     command += [f"--host={given['host']}", f"--port={given['port']}", f"--username={given['user']}"]
@@ -61,26 +62,31 @@ def base_backup(dsn: str, path: Path) -> None:
 
 
 def extract(path: Path, data: Path) -> None:
-    """Makes a data directory of a base backup. Raises `BackupDamaged`, and `OSError` for a full disk."""
+    """Makes a data directory from a base backup. Raises `BackupDamaged`, and `OSError` for a full disk."""
     data.mkdir(mode=0o700)
     try:
         with gzip.open(path) as file, tarfile.open(fileobj=file) as tar:
             tar.extractall(data, members=_inside(tar), **_AS_DATA)  # noqa: S202  # members are checked
-            while file.read(_CHUNK_BYTES):  # its checksum stands at the end, which tarfile does not read
+            while file.read(
+                _CHUNK_BYTES
+            ):  # read to the end: gzip's checksum is there, which tarfile does not read
                 pass
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of where it is unpacked
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the target folder
             raise
         raise BackupDamaged(f"the database of the backup cannot be unpacked: {error}") from error
     data.chmod(0o700)
 
 
 def _inside(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The files and folders of an archive, which has nothing else, and none beside the place they go to."""
+    """Yields the files and folders of an archive.
+
+    Raises ReadError for anything else, or a path that leaves it.
+    """
     for member in tar:
         path = PurePosixPath(member.name)
         if path.is_absolute() or ".." in path.parts or not (member.isreg() or member.isdir()):
-            raise tarfile.ReadError(f"{member.name!r} is no file of a database")
+            raise tarfile.ReadError(f"{member.name!r} is not a file of a database")
         yield member
 
 
@@ -93,7 +99,7 @@ LEAVING_SECONDS_MAX, LEAVING_POLL_SECONDS = 1.0, 0.1
 class EmbeddedPostgres:
     """PostgreSQL 18 in `<folder>/postgres`; a context manager, or `start()` and `stop()`.
 
-    It listens on a Unix socket alone. `options` are server settings of this start. `seconds_max` bounds the
+    It listens only on a Unix socket. `options` are server settings for this start. `seconds_max` bounds the
     wait for a recovery, for another process that sets the folder up, and for an orderly stop.
     """
 
@@ -102,7 +108,8 @@ class EmbeddedPostgres:
     ) -> None:
         self.folder = Path(folder).expanduser().resolve()
         self.joined = False
-        """Others have the folder open. If not, earlier writers are dead, even if the server outlived them."""
+        """True if other processes had the folder open. If not, earlier writers are dead, even if the server
+        still runs."""
         self._options = dict(options or {})
         self._seconds_max = seconds_max
         self._share: _Share | None = None
@@ -129,7 +136,7 @@ class EmbeddedPostgres:
             raise
 
     def revive(self) -> bool:
-        """Starts the server again if it died; gives whether it had. Never in a fork.
+        """Starts the server again if it died; returns whether it had died. Does nothing in a fork.
 
         Raises InstanceLocked, or InstanceError with the end of the server's log.
         """
@@ -137,7 +144,10 @@ class EmbeddedPostgres:
         return share is not None and share.revive(self._options)
 
     def stop(self) -> None:
-        """Leaves the server; the last one to leave stops it. Does nothing when called again, or in a fork."""
+        """Leaves the server; the last process to leave stops it.
+
+        Does nothing when called again, or in a fork.
+        """
         with _process_lock:
             share, self._share = self._share, None
             if share is not None and share.leave():
@@ -158,7 +168,7 @@ class EmbeddedPostgres:
 
 
 class _Share:
-    """This process's part in the server of one folder; several users in the process are counted."""
+    """This process's share in the server of one folder; it counts the users in the process."""
 
     def __init__(self, folder: Path, seconds_max: float) -> None:
         self.server = Server(folder)
@@ -168,9 +178,10 @@ class _Share:
         self._lease: int | None = None
 
     def enter(self, options: Mapping[str, str]) -> bool:
-        """Takes the lease, starts the server if need be; returns whether others have the folder open.
+        """Takes the lease and starts the server if necessary; returns whether other processes have the folder
+        open.
 
-        Waits a moment for a server elsewhere that is leaving, and lets its user have the mutex meanwhile.
+        If a server elsewhere is being stopped, waits a moment, and releases the mutex meanwhile.
         """
         for _ in tries(LEAVING_SECONDS_MAX, pause=LEAVING_POLL_SECONDS):
             try:
@@ -186,7 +197,7 @@ class _Share:
             try:
                 self.server.start(self._seconds_max, options)
             except StillRecovering:
-                self._drop_lease_if_unused()  # without a stop, which would undo the recovery's work
+                self._drop_lease_if_unused()  # no stop, which would undo the recovery's work
                 raise
             except BaseException:
                 self._stop_if_last()
@@ -198,19 +209,19 @@ class _Share:
             return joined
 
     def revive(self, options: Mapping[str, str]) -> bool:
-        # an empty database in place of one that was deleted would only hide the loss
+        # a new empty database in place of a deleted one would only hide the loss
         if self._lease is None or self.server.is_running() or not self.server.data.exists():
             return False
         with _process_lock, self._mutex():
             if self._lease is None:  # the last user left meanwhile
                 return False
             if not self.server.is_running():
-                logger.warning("PostgreSQL of %s had died; it is started again", self._folder)
+                logger.warning("PostgreSQL of %s died and is started again", self._folder)
             self.server.start(self._seconds_max, options)
         return True
 
     def leave(self) -> bool:
-        """Returns whether this process has left altogether."""
+        """Leaves the server; returns whether no user of this process is left."""
         if self._lease is None:
             return True
         self._users -= 1
@@ -218,7 +229,7 @@ class _Share:
             return False
         self.server.log.unwatch()
         try:
-            # no process can open a folder that is gone; its server should go, too
+            # a deleted folder cannot be opened again, so its server must be stopped without a mutex
             with self._mutex() if self._folder.exists() else nullcontext():
                 self._stop_if_last()
         except InstanceError as error:
@@ -228,11 +239,11 @@ class _Share:
         return True
 
     def forget(self) -> None:
-        """In a forked child: the parent's lease is the parent's."""
+        """Forgets the lease, in a forked child: it belongs to the parent."""
         self._users, self._lease = 0, None
 
     def _take_lease(self) -> bool:
-        """Returns whether others hold one."""
+        """Takes a shared lease; returns whether other processes hold one."""
         if self._lease is not None:
             return True
         lease = open_lock(self._folder / "postgres.lease")
@@ -287,7 +298,7 @@ def _leave_all() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _process_lock  # noqa: PLW0603  # another thread of the parent may hold it for ever
+    global _process_lock  # noqa: PLW0603  # another thread of the parent may hold it forever
     _process_lock = threading.RLock()
     for share in _shares.values():
         share.forget()

@@ -1,4 +1,4 @@
-"""Makes an instance of a backup: its database, and of the objects those that the database knows."""
+"""Restoring an instance from a backup: its database, and the objects that the database refers to."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from dormouse.postgres import ConnectionSupplier, migrate
 
 COPIED_AT_ONCE = 4
 STOP_SECONDS_MAX = 10.0
-"""For the server of a restore that was killed."""
+"""The time to stop the server of a killed restore, in seconds."""
 
 DELETION_SECONDS_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class LostFile:
-    """A file that could not be restored: its table, None for an object of none; its rows, None if unknown."""
+    """A file that could not be restored. `table` is None if it has none, `row_count` None if unknown."""
 
     table: str | None
     filename: str
@@ -60,7 +60,7 @@ class LostFile:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was restored, and where to; None: it was only tried. `lost` was left out, despite damage."""
+    """The result of a restore; `into` None: it was only checked. `lost` was left out because of damage."""
 
     backup: Backup
     into: str | None
@@ -73,7 +73,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class RestoredMetadata:
-    """Which backup of the metadata was brought back, and where."""
+    """The metadata backup that was restored, and the folder."""
 
     backup: str
     folder: str
@@ -82,7 +82,10 @@ class RestoredMetadata:
 
 
 def backups(target: str | os.PathLike[str]) -> list[Backup]:
-    """The whole backups of a folder, or of s3://bucket/prefix; the earliest first. Raises `BackupDamaged`."""
+    """Returns the complete backups of a folder, or of s3://bucket/prefix, the earliest first.
+
+    Raises `BackupDamaged`.
+    """
     return backups_of(open_store(target))
 
 
@@ -95,15 +98,15 @@ def restore(
     despite_damage: bool = False,
     progress: Progress = no_progress,
 ) -> Restored:
-    """Makes a new instance, in the folder `into`, of a backup: of the latest when there is no name.
+    """Makes a new instance in the folder `into` from a backup, by default the latest.
 
-    Every byte is verified. The instance is as it was when the backup was taken; its writers of then, their
-    leases and what they had hidden are forgotten. With `check` it is made beside `into`, and thrown away.
-    With `despite_damage` objects that are missing or damaged are left out, and told as `lost`: what reads
-    these files fails, and names them.
+    Every byte is verified. The instance is as it was when the backup was taken, without its writers, their
+    leases and the messages hidden at that time. With `check`, it is made next to `into` and deleted. With
+    `despite_damage`, missing or damaged objects are left out and returned as `lost`: reads of these files
+    fail and name them.
 
-    Raises `InvalidInput` for a folder that is not empty, and a backup that is not there; `BackupDamaged`,
-    `InstanceTooNew` and `InstanceError`. Then nothing is left.
+    Raises `InvalidInput` for a folder that is not empty or a missing backup; `BackupDamaged`,
+    `InstanceTooNew` and `InstanceError`. After an error, nothing is left.
     """
     store = open_store(target)
     found = backup_of(store, backup)
@@ -112,7 +115,7 @@ def restore(
         raise BackupDamaged(
             f"{store.url}/{found.name} was taken despite damage, and lacks {len(found.damaged):,} of the "
             f"objects; the first: {first.name} {first.fault}. Restore another one ('dormouse backups' lists "
-            "them), or what is there by --despite-damage"
+            "them), or the rest of it by --despite-damage"
         )
     folder = Path(into).expanduser().absolute()
     if not check and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -134,9 +137,9 @@ def restore(
 
 @contextmanager
 def _workplace(folder: Path) -> Iterator[Path]:
-    """A folder beside it, which is removed, as those are whose restores were killed.
+    """Yields a folder next to `folder` for a restore, which is deleted at the end.
 
-    A restore holds a lock on its own.
+    Folders of killed restores are deleted, too. A restore holds a lock on its own folder.
     """
     stem = f".{folder.name}.restoring-"
     for left in folder.parent.glob(f"{escape(stem)}*"):
@@ -154,7 +157,7 @@ def _workplace(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """With its lock; `BlockingIOError` when another has it."""
+    """Holds a folder's lock. Raises `BlockingIOError` if another process has it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -179,7 +182,7 @@ def _restored(
         bringer = _Bringer(store, backup, objects, despite_damage=despite_damage)
         needed = wanted(ledgers, listed, partial(_body, store, backup))
         brought = bringer.bring(needed, listed, progress)
-        # no other knows these objects
+        # no other instance refers to these objects
         incarnation = Ownership(supplier, objects).adopt(instance_id, keep_days=0)
         tables = len(ledgers.catalog.tables())
     mark(work)
@@ -188,7 +191,7 @@ def _restored(
 
 
 class _Bringer:
-    """Brings the objects of a backup. What is damaged or missing ends it, or despite damage is lost."""
+    """A copier of the objects of a backup. A damaged or missing object ends it, or is recorded as lost."""
 
     def __init__(
         self, store: ObjectStore, backup: Backup, objects: ObjectStore, *, despite_damage: bool
@@ -202,7 +205,7 @@ class _Bringer:
     def bring(
         self, wanted: Iterable[LedgerObject], listed: Mapping[str, BackedUp], progress: Progress
     ) -> list[BackedUp]:
-        """Those that are wanted, and listed; gives them."""
+        """Copies the wanted objects that are listed; returns them."""
         needed = list[tuple[LedgerObject, BackedUp]]()
         for one in wanted:
             if (has := listed.get(one.name)) is None:
@@ -231,11 +234,13 @@ class _Bringer:
             return None
         return has
 
-    def _lose(self, one: LedgerObject, error: BackupDamaged | str, fault: str) -> None:
+    def _lose(self, written: LedgerObject, error: BackupDamaged | str, fault: str) -> None:
         if not self._despite_damage:
             raise BackupDamaged(f"{error}: {INSTEAD}") if isinstance(error, str) else error
         said = {damaged.name: damaged.fault for damaged in self._backup.damaged}
-        self.lost.append(LostFile(one.table, one.name, one.row_count, said.get(one.name, fault)))
+        self.lost.append(
+            LostFile(written.table, written.name, written.row_count, said.get(written.name, fault))
+        )
 
     @property
     def _place(self) -> str:
@@ -243,24 +248,24 @@ class _Bringer:
 
 
 def restore_metadata(folder: str | os.PathLike[str], backup: str | None = None) -> RestoredMetadata:
-    """Makes the database of a folder that has lost it, of a backup of the metadata in its object store.
+    """Restores the lost database of a folder from a metadata backup in its object store.
 
-    The tables are as they were at that time. Files that came later are orphans; those that were collected
-    since are missing. Raises `InvalidInput` when the database is there, or no backup is; `BackupDamaged`,
-    `InstanceLocked` and `InstanceError`. Then nothing is changed.
+    The tables are as they were at that time. Files that were added later are orphans; files that were
+    collected since are missing. Raises `InvalidInput` if the database exists or there is no backup;
+    `BackupDamaged`, `InstanceLocked` and `InstanceError`. After an error, nothing is changed.
     """
     place = Path(folder).expanduser().absolute()
     if not is_instance(place):
         raise NotAnInstance(f"{place} is not a Dormouse instance")
     if (place / "postgres").exists():
-        raise InvalidInput(f"{place / 'postgres'} is there: its database is not lost; move it away first")
+        raise InvalidInput(f"{place / 'postgres'} exists: the database is not lost; move it away first")
     objects = open_store(place / "objects")
     found = find_metadata(objects, backup)
     try:
         with _locked(place), _workplace(place / "postgres") as work:
             return _restored_metadata(objects, found.name, work, place)
     except BlockingIOError:
-        raise InstanceLocked(f"another process brings back the database of {place}: wait for it") from None
+        raise InstanceLocked(f"another process is restoring the database of {place}: wait for it") from None
     except OSError as error:
         raise InstanceError(f"cannot restore into {place}: {error.strerror or error}") from error
 
@@ -277,8 +282,9 @@ def _restored_metadata(objects: ObjectStore, name: str, work: Path, place: Path)
     with EmbeddedPostgres(work) as server, closing(ConnectionSupplier(server.dsn)) as supplier:
         migrate(supplier)
         catalog = Ledgers(supplier, objects).catalog
-        # before it is in its place: who opens it there must not take it for the database that was lost
-        # and no process of the database that was lost is waited for longer than a deletion takes
+        # adopted before it is moved into place: a process that opens it there must not take it for the lost
+        # database
+        # processes of the lost database are waited for no longer than a deletion takes
         incarnation = Ownership(supplier, objects).adopt(
             catalog.instance_id(), wait_seconds=DELETION_SECONDS_MAX, force=True
         )

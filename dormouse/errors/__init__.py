@@ -1,4 +1,4 @@
-"""Every error that Dormouse raises. docs/reference/errors.md draws them as a tree, made of these classes."""
+"""Every error that Dormouse raises. docs/reference/errors.md is generated from these classes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 
 from dormouse.errors.base import *  # noqa: F403
 from dormouse.errors.base import DormouseError as DormouseError
-from dormouse.errors.base import Told
+from dormouse.errors.base import ErrorField
 
 T = TypeVar("T")
 DISTRIBUTION = "dormouse-lake"
-"""What pip installs; on PyPI, `dormouse` is another library."""
+"""The name of the package for pip; on PyPI, `dormouse` is another library."""
 VERSION = "0.1.0"
 LINE_CHARACTERS_MAX = 600
 
-# the module that is not there → the extra that brings it
+# the module → the extra that installs it
 EXTRAS = {
     "pyarrow": "query", "datafusion": "query", "datasketches": "query", "numpy": "query",
     "xxhash": "query",
@@ -33,11 +33,11 @@ EXTRAS = {
 }  # fmt: skip
 
 
-# What the payload store answers in place of a payload, and what its days refuse.
+# Errors of the payload store, and of its days.
 
 
 class PayloadNotFound(DormouseError, LookupError):
-    """There is no payload of this key."""
+    """There is no payload with this key."""
 
 
 class PayloadExpired(DormouseError):
@@ -45,19 +45,19 @@ class PayloadExpired(DormouseError):
 
 
 class PayloadCorrupt(DormouseError):
-    """What is kept of the payload is not what was written: its checksum, length or owner differ."""
+    """The stored payload is not what was written: its checksum, length or owner differs."""
 
 
 class PayloadUnavailable(DormouseError):
-    """The object store does not give the payload now; try again."""
+    """The object store cannot return the payload now; try again."""
 
 
 class PayloadDayBusy(DormouseError):
-    """Another worker has the day, or others use it all the time; nothing was lost."""
+    """Another worker has the day, or other transactions use it all the time; nothing was lost."""
 
 
 class PayloadsDiffer(DormouseError):
-    """A day's copy is not what the day has, and did not take its place; `keys` are the first that differ."""
+    """A day's copy differs from the day, and did not replace it; `keys` are the first that differ."""
 
     keys: tuple[Any, ...] = ()
 
@@ -67,20 +67,20 @@ class PayloadsDiffer(DormouseError):
 
 
 class PayloadRoundFailed(DormouseError):
-    """Something that was due of payloads failed; the rest was done."""
+    """A part of the maintenance of payloads failed; the rest was done."""
 
 
-# What is wrong with a job, or with what is asked of it.
+# Errors of jobs, and of requests about them.
 
 
 class JobError(DormouseError):
     """The job does not allow it."""
 
-    job_id = Told[str]()
+    job_id = ErrorField[str]()
 
 
 class JobNotFound(JobError, LookupError):
-    """There is no such job, or it is another owner's."""
+    """There is no such job, or it belongs to another owner."""
 
 
 class JobIdTaken(JobError):
@@ -92,47 +92,47 @@ class JobNotEnded(JobError):
 
 
 class JobCancelled(JobError):
-    """The job was cancelled; raised by `progress` in its function, too."""
+    """The job was cancelled; in its function, `progress` raises this, too."""
 
 
 class JobLost(JobError):
-    """The worker has lost the job: its lease was over, or it is being stopped; another one runs it."""
+    """The worker lost the job: its lease was over, or it is being stopped. Another worker runs it."""
 
 
 class JobForbidden(JobError):
     """The holder of this token may not start this kind of job."""
 
-    kind = Told[str]()
+    kind = ErrorField[str]()
 
 
-# What a history refuses, as it does not reach back so far, or another reader was faster.
+# Errors of histories that do not reach back far enough, or whose other reader was faster.
 
 
 class EpochNotFound(DormouseError, LookupError):
-    """The table has no such epoch, or its history does not reach back to it any more."""
+    """The table has no such epoch, or its history no longer reaches back to it."""
 
 
 class CutExpired(DormouseError):
-    """The history does not reach back to a moment any more: `oldest` is the oldest that can be served."""
+    """The history no longer reaches back to a moment; `oldest` is the oldest that can be read."""
 
-    table = Told[str]()
-    oldest = Told(datetime.fromisoformat)
+    table = ErrorField[str]()
+    oldest = ErrorField(datetime.fromisoformat)
 
     def __init__(self, message: str = "", oldest: datetime | None = None, **data: Any) -> None:
         super().__init__(message, oldest=None if oldest is None else oldest.isoformat(), **data)
 
 
 class ConsumerExpired(CutExpired):
-    """A consumer did not acknowledge for so long that its files were not kept."""
+    """A consumer acknowledged nothing for so long that its files were not kept."""
 
-    consumer = Told[str]()
+    consumer = ErrorField[str]()
 
 
 class ConsumerOvertaken(DormouseError):
-    """Another reader of the consumer has acknowledged what this one read."""
+    """Another reader of the consumer has acknowledged the changes that this one read."""
 
-    table = Told[str]()
-    consumer = Told[str]()
+    table = ErrorField[str]()
+    consumer = ErrorField[str]()
 
 
 class InvalidInput(DormouseError, ValueError):
@@ -156,7 +156,7 @@ class InvalidKey(InvalidInput):
 
 
 class InvalidRange(InvalidInput):
-    """The range is empty, or does not lie where it must."""
+    """The range is empty, or lies outside its bounds."""
 
 
 class InvalidCommitRequest(InvalidInput):
@@ -170,18 +170,18 @@ class CommitRequestTooNew(InvalidCommitRequest):
 class InvalidData(InvalidInput):
     """The data does not fit the table's schema."""
 
-    file = Told[str]()
-    line = Told[int]()
-    row = Told[int]()
-    column = Told[str]()
-    columns = Told[list[str]]()
+    file = ErrorField[str]()
+    line = ErrorField[int]()
+    row = ErrorField[int]()
+    column = ErrorField[str]()
+    columns = ErrorField[list[str]]()
 
 
 class InvalidQuery(InvalidInput):
     """The query does not fit the table's schema."""
 
-    table = Told[str]()
-    column = Told[str]()
+    table = ErrorField[str]()
+    column = ErrorField[str]()
 
 
 class InvalidPayload(InvalidInput):
@@ -191,28 +191,28 @@ class InvalidPayload(InvalidInput):
 class TableNotFound(DormouseError, LookupError):
     """The table does not exist."""
 
-    table = Told[str]()
+    table = ErrorField[str]()
 
     @classmethod
     def gone(cls, table: str) -> TableNotFound:
-        """Of one that was there."""
-        return cls(f"table {table!r} does not exist any more", table=table)
+        """Returns the error of a table that existed and was dropped."""
+        return cls(f"table {table!r} no longer exists", table=table)
 
 
 class TableOfAnotherTimeline(TableNotFound):
-    """The table is not of this database, which was restored, or of which this is a copy."""
+    """The table belongs to another timeline: this database was restored, or is a copy."""
 
 
 class TableAlreadyExists(DormouseError):
     """A table of this name exists already."""
 
-    table = Told[str]()
+    table = ErrorField[str]()
 
 
 class TableBusy(DormouseError):
     """Other transactions use the table all the time; nothing was changed."""
 
-    table = Told[str]()
+    table = ErrorField[str]()
 
 
 class InstanceError(DormouseError):
@@ -224,15 +224,17 @@ class NotAnInstance(InstanceError):
 
 
 class ObjectStoreIsNotOurs(NotAnInstance):
-    """The object store is not the one that the database's files are in."""
+    """The object store is not the one that has the database's files."""
 
 
 class InstanceLocked(InstanceError):
-    """Another process sets the instance up; or another host or container has it open."""
+    """Another process is setting the instance up, or another host or container has it open."""
 
 
 class MaintenanceTakenOver(InstanceLocked):
-    """Another process maintains the instance since this one lost the database; `report` is what it did."""
+    """Another process took over the maintenance after this one lost the database; `report` has this one's
+    work.
+    """
 
     report: Any = None
 
@@ -264,15 +266,15 @@ class PartitionError(DormouseError):
 class PartitionNotFound(PartitionError, LookupError):
     """The table has no such partition."""
 
-    table = Told[str]()
-    partition_id = Told[str]()
+    table = ErrorField[str]()
+    partition_id = ErrorField[str]()
 
 
 class PartitionNotActive(PartitionError):
-    """The partition is not a leaf any more."""
+    """The partition is no longer a leaf."""
 
-    table = Told[str]()
-    partition_id = Told[str]()
+    table = ErrorField[str]()
+    partition_id = ErrorField[str]()
 
 
 class ConcurrentScale(PartitionNotActive):
@@ -280,11 +282,13 @@ class ConcurrentScale(PartitionNotActive):
 
 
 class NotWhole(PartitionError):
-    """A leaf that was to be merged refers to files which also hold other partitions' rows."""
+    """A leaf to be merged refers to files that also hold rows of other partitions."""
 
 
 class InvalidCut(InvalidInput):
-    """A moment, or two of them, that cannot be: no such cut, of another table, in the future, or naive."""
+    """An invalid moment, or pair of moments: no such cut, one of another table, in the future, or without a
+    zone.
+    """
 
 
 class CommitFailed(DormouseError):
@@ -294,8 +298,8 @@ class CommitFailed(DormouseError):
 class CommitIdReused(CommitFailed):
     """Another commit with this id is applied already; nothing of this one was applied."""
 
-    commit_id = Told[str]()
-    table = Told[str]()
+    commit_id = ErrorField[str]()
+    table = ErrorField[str]()
 
 
 class CommitRejected(CommitFailed):
@@ -311,7 +315,7 @@ class AttemptAbandoned(CommitFailed):
 
 
 class TooManyRetries(CommitFailed):
-    """The transaction lost to others at every attempt; nothing was applied."""
+    """The transaction conflicted with others at every attempt; nothing was applied."""
 
 
 class ConnectionsExhausted(CommitFailed):
@@ -319,7 +323,7 @@ class ConnectionsExhausted(CommitFailed):
 
 
 class CommitOutcomeUnknown(DormouseError):
-    """The connection died between COMMIT and its answer: ask by commit id."""
+    """The connection died between COMMIT and its answer; look the commit up by its id."""
 
 
 class CommitQueueError(DormouseError):
@@ -333,28 +337,28 @@ class ObjectStoreError(DormouseError):
 class ObjectNotFound(ObjectStoreError, LookupError):
     """The object does not exist."""
 
-    table = Told[str]()
-    filename = Told[str]()
+    table = ErrorField[str]()
+    filename = ErrorField[str]()
 
 
 class QueryOvertaken(ObjectNotFound):
-    """Files of the query were collected while it ran, and the table's rows are others now, or may be."""
+    """Files of the query were collected while it ran, and the table's rows may have changed since."""
 
 
 class ObjectDamaged(ObjectStoreError):
-    """A table's file is not what was written; `fault` says of the file why."""
+    """A table's file is not what was written; `fault` is the difference."""
 
-    table = Told[str]()
-    partition_id = Told[str]()
-    filename = Told[str]()
-    fault = Told[str]()
+    table = ErrorField[str]()
+    partition_id = ErrorField[str]()
+    filename = ErrorField[str]()
+    fault = ErrorField[str]()
 
     def __init__(
         self, table: str = "", partition_id: str = "", filename: str = "", fault: str = "is not known"
     ) -> None:
         super().__init__(
             f"file {filename!r} of table {table!r}, partition {partition_id!r}, {fault}: "
-            "'dormouse check --deep' lists what is damaged; bring it back from a backup",
+            "'dormouse check --deep' lists all damaged files; bring them back from a backup",
             table=table,
             partition_id=partition_id,
             filename=filename,
@@ -371,30 +375,30 @@ class BackupDamaged(DormouseError):
 
 
 class MetadataDamaged(DormouseError):
-    """The database has lost a row."""
+    """The database lost a row."""
 
 
 class QueryTooLarge(DormouseError):
-    """The query needs more memory or disk than it may have."""
+    """The query needs more memory or disk than it is allowed."""
 
 
 class EngineFailed(DormouseError):
-    """The engine of SQL failed at the statement."""
+    """The SQL engine failed to execute the statement."""
 
 
 class JobFailed(DormouseError):
-    """The job failed; nothing refers to what it wrote."""
+    """The job failed; nothing refers to the files that it wrote."""
 
-    job_id = Told[str]()
+    job_id = ErrorField[str]()
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, bounded, in one line."""
+    """Returns an error's message in one line, of at most `LINE_CHARACTERS_MAX` characters."""
     return " ".join(str(error).split())[:LINE_CHARACTERS_MAX] or type(error).__name__
 
 
 class Panic(Exception):
-    """DataFusion panicked, as some corrupt files make it; turned into an error that names the file."""
+    """A panic of DataFusion, caused by some corrupt files; it becomes an error that names the file."""
 
 
 @contextmanager
@@ -409,28 +413,30 @@ def panics_as_errors() -> Iterator[None]:
 
 
 class DependencyMissing(DormouseError):
-    """Something that this operation needs is not installed."""
+    """A library that this operation needs is not installed."""
 
 
 def not_installed(what: str, extra: str) -> DependencyMissing:
-    """The error that names what is missing, and the command that brings it."""
+    """Returns the error for a missing library, with the command that installs it."""
     return DependencyMissing(f"{what} is not installed: {pip_install(extra)}")
 
 
 def pip_install(*extras: str) -> str:
-    """The command that installs Dormouse with these extras."""
+    """Returns the command that installs Dormouse with these extras."""
     return f"pip install '{DISTRIBUTION}[{','.join(extras)}]'"
 
 
 def missing(error: ModuleNotFoundError) -> DependencyMissing | None:
-    """What an error means, if an extra brings the module that was not found."""
+    """Returns the error for a missing module, if an extra installs it, else None."""
     name = (error.name or "").split(".")[0]
     return not_installed(name, EXTRAS[name]) if name in EXTRAS else None
 
 
 def names_what_is_missing(made: type[T]) -> type[T]:
-    """A class whose public methods, its own and inherited ones, raise `DependencyMissing` for a module that
-    an extra brings: they import what they need when they are called."""
+    """Returns a class whose public methods raise `DependencyMissing` if they lack a module of an extra.
+
+    This includes inherited methods. They import their modules when they are called.
+    """
     for name, method in inspect.getmembers(made, inspect.isfunction):
         if not name.startswith("_"):
             setattr(made, name, _naming(method))
@@ -443,8 +449,8 @@ def _naming(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return method(*args, **kwargs)
         except ModuleNotFoundError as error:
-            if (told := missing(error)) is None:
+            if (named_error := missing(error)) is None:
                 raise
-            raise told from error
+            raise named_error from error
 
     return named

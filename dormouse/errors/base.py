@@ -1,4 +1,4 @@
-"""The root of all errors, and the families whose messages are made of their fields."""
+"""The root of all errors, and the families whose messages are built from their fields."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = [
 
 T = TypeVar("T")
 _NAMED_MAX = 10
-ROWS_TOLD_MAX = 1_000
-"""How many rows of a conflict another process is told."""
+CONFLICT_ROWS_MAX = 1_000
+"""The number of rows of a conflict that are sent to another process."""
 
 
-class Told(Generic[T]):
-    """A field of an error: what its `data` has by this name, None where that is not known.
+class ErrorField(Generic[T]):
+    """A field of an error: the value of this name in its `data`, or None.
 
-    `of` makes the value of what JSON has for it.
+    `of` converts the value from JSON.
     """
 
     def __init__(self, of: Callable[[Any], T] | None = None) -> None:
@@ -50,12 +50,12 @@ class Told(Generic[T]):
 class DormouseError(Exception):
     """The root of every error that Dormouse raises.
 
-    What its message names, a program reads of its fields: of those of its class, which `fields` lists. They
-    are the same where another process met the error, and are members of the service's problem documents.
+    A program reads the details of the message from the error's fields, which `fields` lists. They are the
+    same if another process raised the error, and are members of the service's problem documents.
     """
 
     data: Mapping[str, Any] = MappingProxyType({})
-    """The fields that are known, as JSON."""
+    """The known fields, as JSON."""
 
     def __init__(self, *said: object, **data: Any) -> None:
         super().__init__(*said)
@@ -68,22 +68,22 @@ class DormouseError(Exception):
     def fields(cls) -> list[str]:
         """Returns the names of the fields that errors of the class may have."""
         own = (vars(one).items() for one in reversed(cls.__mro__))
-        return [name for members in own for name, member in members if isinstance(member, Told)]
+        return [name for members in own for name, member in members if isinstance(member, ErrorField)]
 
     @classmethod
-    def told(cls, message: str, data: Mapping[str, Any] = MappingProxyType({})) -> Self:
-        """Returns an error that another process met, of which its message and its data are known."""
-        return _made_again(cls, (message,), {"data": dict(data)})
+    def from_message(cls, message: str, data: Mapping[str, Any] = MappingProxyType({})) -> Self:
+        """Returns an error that another process raised, from its message and its data."""
+        return _rebuilt(cls, (message,), {"data": dict(data)})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made_again, (type(self), self.args, vars(self))
+        return _rebuilt, (type(self), self.args, vars(self))
 
 
 E = TypeVar("E", bound=DormouseError)
 
 
-def _made_again(kind: type[E], args: tuple[object, ...], attributes: Mapping[str, Any]) -> E:
-    """Returns an error with these attributes, whatever its class is made of."""
+def _rebuilt(kind: type[E], args: tuple[object, ...], attributes: Mapping[str, Any]) -> E:
+    """Returns an error with these attributes, without a call of its class."""
     error = kind.__new__(kind)
     error.args = args
     vars(error).update(attributes)
@@ -93,10 +93,10 @@ def _made_again(kind: type[E], args: tuple[object, ...], attributes: Mapping[str
 class FileReferenceError(DormouseError):
     """The file reference store refuses the update."""
 
-    table = Told[str]()
-    filename = Told[str]()
-    partition_id = Told[str]()
-    job_id = Told[str]()
+    table = ErrorField[str]()
+    filename = ErrorField[str]()
+    partition_id = ErrorField[str]()
+    job_id = ErrorField[str]()
 
     def __init__(
         self,
@@ -146,11 +146,11 @@ class FileReferenceNotAssignedToJob(FileReferenceError):
 
 
 class DeletionsNotApplied(FileReferenceError):
-    """A deletion from the file is pending, and the job, of an older Dormouse, does not know it."""
+    """A deletion of the file's rows is pending, and the job, of an older Dormouse, does not know it."""
 
 
 class PartitionForgotten(FileReferenceError):
-    """The partition left the tree so long ago that what took its place is forgotten; plan it anew."""
+    """The partition left the tree so long ago that its successor is no longer known; plan it again."""
 
 
 class NewReferenceSameAsInput(FileReferenceError):
@@ -158,9 +158,9 @@ class NewReferenceSameAsInput(FileReferenceError):
 
 
 class BatchFailed(DormouseError):
-    """Some requests of the batch failed; the others are applied.
+    """Some requests of the batch failed; the rest are applied.
 
-    `succeeded` has the requests that were applied, `failed` pairs each other one with its error.
+    `succeeded` has the applied requests, and `failed` has pairs of a request and its error.
     """
 
     succeeded: tuple[Any, ...] = ()
@@ -179,11 +179,11 @@ class BatchFailed(DormouseError):
 
 
 class ReplaceRequestsFailed(BatchFailed):
-    """Some replace requests failed; the others are applied."""
+    """Some replace requests failed; the rest are applied."""
 
 
 class SplitRequestsFailed(BatchFailed):
-    """Some split requests failed; the others are applied."""
+    """Some split requests failed; the rest are applied."""
 
 
 def _conflicts(rows: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
@@ -195,15 +195,15 @@ class RowError(DormouseError):
 
 
 class InvalidRow(RowError, ValueError):
-    """A row that cannot be: a value that does not fit, a repeated or unknown id, a missing version."""
+    """An invalid row: a value that does not fit, a repeated or unknown id, a missing version."""
 
-    column = Told[str]()
+    column = ErrorField[str]()
 
 
 class InvalidColumn(RowError, ValueError):
-    """A column that cannot be, or values that would not fit it; nothing was changed."""
+    """An invalid column, or values that would not fit it; nothing was changed."""
 
-    column = Told[str]()
+    column = ErrorField[str]()
 
 
 class InvalidPage(RowError, ValueError):
@@ -211,68 +211,68 @@ class InvalidPage(RowError, ValueError):
 
 
 class AmbiguousRows(RowError, ValueError):
-    """Two rows have the values by which an upsert looks for one."""
+    """Two rows have the values by which an upsert looks for one row."""
 
 
 class NotARowTable(RowError, ValueError):
-    """The table is not a row table, or it is one and is changed by its rows alone."""
+    """The table is not a row table, or it belongs to one and only that may change it."""
 
-    table = Told[str]()
+    table = ErrorField[str]()
 
 
 class RowNotFound(RowError, LookupError):
     """The table has no such row, or not that version of it."""
 
-    table = Told[str]()
-    row_id = Told[int]()
-    version = Told[int]()
+    table = ErrorField[str]()
+    row_id = ErrorField[int]()
+    version = ErrorField[int]()
 
 
 class RowConflict(RowError):
-    """Rows were changed since they were read: `rows` has (row id, version that was sent, version of now).
+    """Rows were changed since they were read: `rows` has (row id, sent version, present version).
 
-    Of a conflict that another process met, the first 1,000.
+    If another process raised the error, it has the first 1,000 rows.
     """
 
-    table = Told[str]()
-    rows = Told(_conflicts)
+    table = ErrorField[str]()
+    rows = ErrorField(_conflicts)
 
     def __init__(self, table: str = "", rows: Sequence[tuple[int, int, int]] = ()) -> None:
         named = ", ".join(f"row {i} (sent {sent}, now {now})" for i, sent, now in rows[:_NAMED_MAX])
         more = f" and {len(rows) - _NAMED_MAX:,} more" if len(rows) > _NAMED_MAX else ""
         super().__init__(
             f"table {table!r}: changed since they were read: {named}{more}; nothing was changed: read them "
-            "again, and send the change with their versions of now",
+            "again, and send the change with their new versions",
             table=table,
-            rows=[list(row) for row in rows[:ROWS_TOLD_MAX]],
+            rows=[list(row) for row in rows[:CONFLICT_ROWS_MAX]],
         )
-        vars(self)["rows"] = list(rows)  # here all of them are known
+        vars(self)["rows"] = list(rows)  # this process knows all of them
 
 
 class RowLockHeld(RowError):
-    """Another worker holds the table's lock: try again when it is done."""
+    """Another worker holds the table's lock; try again later."""
 
-    table = Told[str]()
-    holder = Told[str]()
+    table = ErrorField[str]()
+    holder = ErrorField[str]()
 
 
 class RowLockLost(RowError):
     """The table's lock was given to another worker; nothing was changed."""
 
-    table = Told[str]()
+    table = ErrorField[str]()
 
 
 class IndexNotReady(RowError):
-    """The index is behind the table's rows: it is being worked on, ask again."""
+    """The index does not have the table's latest rows yet; try again later."""
 
-    table = Told[str]()
-    seconds = Told[float]()
+    table = ErrorField[str]()
+    seconds = ErrorField[float]()
 
 
 class PageExpired(RowError):
-    """The rows of the page's version are kept no longer: begin the query again."""
+    """The rows of the page's version are no longer kept; begin the query again."""
 
-    table = Told[str]()
+    table = ErrorField[str]()
 
     @classmethod
     def of(cls, table: str, why: str) -> Self:
@@ -283,15 +283,15 @@ class PageExpired(RowError):
 class SnapshotNotFound(RowError, LookupError):
     """The table has no snapshot of this name."""
 
-    table = Told[str]()
-    snapshot = Told[str]()
+    table = ErrorField[str]()
+    snapshot = ErrorField[str]()
 
 
 class SnapshotExists(RowError):
     """The table has a snapshot of this name already."""
 
-    table = Told[str]()
-    snapshot = Told[str]()
+    table = ErrorField[str]()
+    snapshot = ErrorField[str]()
 
 
 class CheckFailed(DormouseError):

@@ -169,7 +169,7 @@ class JobStore:
             data: Any = {}
             with suppress(DormouseError):  # most errors have no data
                 data = result_of(self._payloads, job)
-            raise JobFailed.told(f"job {job_id!r} failed: {job.error}", {**data, "job_id": job_id})
+            raise JobFailed.from_message(f"job {job_id!r} failed: {job.error}", {**data, "job_id": job_id})
         return result_of(self._payloads, job)
 
     def cancel(self, job_id: str, owner: str | None = None) -> Job:

@@ -455,7 +455,7 @@ class Worker:
         """Closes the connection until there may be work, for a day at most; the lease lasts as long."""
         seconds_max = WORKER_ASLEEP_SECONDS if is_shared(self._objects) else 2 * ASK_SECONDS
         self._claims.sleep(self._worker_id, seconds_max + self._options.lease_seconds)
-        self._line.let_go()
+        self._line.disconnect()
         self._is_announced = False
         slept_at, until = datetime.now(UTC), time.monotonic() + WORKER_ASLEEP_SECONDS
         while not self._stops and time.monotonic() < until:

@@ -1,1 +1,1 @@
-"""The domain, pure: no input or output, no clock, no database."""
+"""The pure domain: no input or output, no clock, no database."""

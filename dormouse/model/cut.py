@@ -1,4 +1,4 @@
-"""Moments of a table's life, as users name them and as its metadata are read."""
+"""The moments at which a table can be read, as users name them and as its metadata are read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import NamedTuple, TypeAlias
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A recorded, exact position in a table's life. Those of one table are totally ordered.
+    """A recorded, exact position in a table's life. The cuts of one table are totally ordered.
 
-    `recorded_at` is aware, and in UTC. `name` is None for one that is kept only as long as the history.
+    `recorded_at` is in UTC. `name` is None for a cut that is kept only as long as the history.
     """
 
     cut_id: int
@@ -29,13 +29,13 @@ class Cut:
 
 
 When: TypeAlias = Cut | str | datetime
-"""A moment: a cut, a cut's name, or an aware datetime: all that was committed at or before it."""
+"""A moment: a cut, a cut's name, or a time with a zone: all that was committed at or before it."""
 BEGINNING = "beginning"
-"""How the command line says "from the table's beginning"; no cut has the name."""
+"""The command line's word for the beginning of a table; no cut can have this name."""
 
 
 def when_of_text(text: str) -> str | datetime:
-    """A moment as it is written: a time in ISO 8601, or else a cut's name. Times may be naive."""
+    """Returns the moment that a text names: a time in ISO 8601, or else a cut's name."""
     try:
         return datetime.fromisoformat(text)
     except ValueError:
@@ -43,14 +43,16 @@ def when_of_text(text: str) -> str | datetime:
 
 
 def text_of_when(when: When) -> str | int:
-    """A moment as a service is told it: a time, a name, or the number of a cut that has none."""
+    """Returns a moment as a service takes it: a time, a cut's name, or the number of a cut without a name."""
     if isinstance(when, Cut):
         return when.cut_id if when.name is None else when.name
     return when.isoformat() if isinstance(when, datetime) else when
 
 
 class Remembered(NamedTuple):
-    """What a position took to be found: a cut, the version of the table's columns, its properties as JSON."""
+    """A looked-up position's key in the cache: a cut, the version of the table's columns, its properties as
+    JSON.
+    """
 
     cut_id: int
     version: int
@@ -59,11 +61,13 @@ class Remembered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A moment as a table's metadata are read: the tree of `epoch`, what is visible in `snapshot`.
+    """A moment as a table's metadata are read: the tree of `epoch`, and the rows visible in `snapshot`.
 
-    `snapshot` is a pg_snapshot's text. `at` is when it was the present, as the database's clock told.
-    `made_at` is when the epoch was made, in microseconds since 1970: a tree of another past is told by it.
-    `remembered`: it was found some time ago; whoever plans asks whether that holds.
+    - `snapshot`: the text of a pg_snapshot.
+    - `at`: the time, by the database's clock, at which this was the present.
+    - `made_at`: when the epoch was made, in microseconds since 1970. It differs in a tree of another
+      timeline.
+    - `remembered`: set if the position comes from a cache; the planner then checks that it is still valid.
     """
 
     epoch: int

@@ -1,4 +1,4 @@
-"""The values of the file reference store, as the contract names them."""
+"""File references, files and the requests of the file reference store, as its contract names them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileReference:
-    """ "This partition's rows are (also) in that file." `last_updated` is set by the store's clock."""
+    """A record that rows of a partition are in a file. The store's clock sets `last_updated`.
+
+    A file can have references on several partitions. `count_approximate`: `row_count` is an estimate.
+    """
 
     filename: str
     partition_id: str
@@ -36,12 +39,15 @@ class FileReference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileWithReferences:
-    """A file with its references (maybe none) and what is known of it.
+    """A file with its references (maybe none) and its known facts.
 
-    `byte_count` is the object's size, `digest` the XXH3-128 of its bytes (16 bytes; files of before have
-    none), `row_count` all its rows, `min_key` and `max_key` its smallest and largest row key as
-    `model.keys.encode_key` gives them. `deletions_till`: the number of the last deletion that its rows came
-    after; None: of the last that there is when it is added.
+    - `byte_count`: the object's size.
+    - `row_count`: the number of all its rows.
+    - `min_key`, `max_key`: its smallest and largest row key, encoded by `model.region.encode_key`.
+    - `digest`: the XXH3-128 of its bytes, 16 bytes; files from before digests have none.
+    - `deletions_till`: the number of the last deletion before its rows came. None means the last deletion
+      that
+      exists when the file is added.
     """
 
     filename: str
@@ -74,7 +80,7 @@ class FileWithReferences:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _JobFiles:
-    """Files of one partition, and a job."""
+    """A job, and files of one partition."""
 
     job_id: str
     partition_id: str
@@ -86,21 +92,22 @@ class _JobFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AssignJobIdRequest(_JobFiles):
-    """Assign references of one partition to a job."""
+    """A request to assign references of one partition to a job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckAssignmentRequest(_JobFiles):
-    """Ask whether references of one partition are assigned to a job."""
+    """A request to check whether references of one partition are assigned to a job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplaceFileReferencesRequest:
-    """Replace a job's inputs on one partition by its output; None when no rows are left.
+    """A request to replace a job's inputs on one partition by its output; None if no rows are left.
 
     `new_file` may give the output's facts (bytes, smallest and largest key). `deletions_till` is the number
-    of the last deletion that the table had when the job looked, before it read: all up to it are applied. A
-    job that does not know is refused while a deletion of its inputs is pending.
+    of
+    the last deletion that the job saw before it read: it has applied all up to it. Without it, the request is
+    refused while a deletion of the inputs is pending.
     """
 
     job_id: str
@@ -131,7 +138,7 @@ class ReplaceFileReferencesRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitFileReferenceRequest:
-    """Replace one reference by others to the same file."""
+    """A request to replace one reference by others to the same file."""
 
     old_reference: FileReference
     new_references: tuple[FileReference, ...]
@@ -146,14 +153,17 @@ class SplitFileReferenceRequest:
         for reference in self.new_references:
             if reference.filename != self.old_reference.filename:
                 raise InvalidInput(
-                    f"a split of {self.old_reference.filename!r} cannot make {reference.filename!r}"
+                    f"a split of {self.old_reference.filename!r} cannot refer to {reference.filename!r}"
                 )
         if len({reference.partition_id for reference in self.new_references}) < len(self.new_references):
             raise InvalidInput(f"a split of {self.old_reference.filename!r} names a partition twice")
 
     @staticmethod
     def split_to_children(reference: FileReference, left_id: str, right_id: str) -> SplitFileReferenceRequest:
-        """Half the rows to each child, as an estimate; the halves add up to the whole."""
+        """Returns a split that gives each child half of the rows, as an estimate.
+
+        The halves add up to the whole.
+        """
         left_rows = reference.row_count // 2
         halves = ((left_id, left_rows), (right_id, reference.row_count - left_rows))
         children = tuple(
@@ -173,7 +183,7 @@ class SplitFileReferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class AllFiles:
-    """Every referenced file, and at most so many unreferenced ones; `more_than_max` when there are more."""
+    """Every referenced file, and a limited number of unreferenced ones; `more_than_max`: there are more."""
 
     files: tuple[FileWithReferences, ...]
     more_than_max: bool
@@ -184,7 +194,7 @@ class AllFiles:
 
 
 def group_by_file(references: Iterable[FileReference]) -> list[FileWithReferences]:
-    """References as files, in the order in which the files first come."""
+    """Returns references grouped by file, in the order of each file's first reference."""
     grouped: dict[str, list[FileReference]] = {}
     for reference in references:
         grouped.setdefault(reference.filename, []).append(reference)
@@ -192,7 +202,7 @@ def group_by_file(references: Iterable[FileReference]) -> list[FileWithReference
 
 
 def check_count(filename: str, what: str, value: object) -> None:
-    """A whole number that PostgreSQL can hold."""
+    """Raises `InvalidInput` for a value that is not a whole number from 0 to 2**63 - 1."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= COUNT_MAX:
         raise InvalidInput(
             f"file {filename!r}: {what} must be an integer from 0 to {COUNT_MAX}, not {value!r}"
@@ -200,7 +210,7 @@ def check_count(filename: str, what: str, value: object) -> None:
 
 
 def _references(filename: str, references: object) -> tuple[FileReference, ...]:
-    """References to a file, as a tuple."""
+    """Returns references to a file as a tuple. Raises `InvalidInput`."""
     if isinstance(references, str | bytes) or not isinstance(references, Iterable):
         raise InvalidInput(f"file {filename!r}: references must be a tuple, not {references!r}")
     found = tuple(references)

@@ -1,7 +1,7 @@
-"""The form of values in JSON, and back: of any type, of a column's type, and of parameters of statements.
+"""Values as JSON and back: of any type, of a column's type, and parameters of statements.
 
-docs/reference/values.md has the table of forms; Arrow columns are written by `dormouse.sources.export`, after
-the same rules.
+docs/reference/values.md lists the forms of values. `dormouse.sources.export` writes Arrow columns by the
+same rules.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NOT_FINITE |= {"infinity": math.inf, "-infinity": -math.inf}
 
 @cache
 def _intervals() -> Any:
-    from pydantic import TypeAdapter  # which not every program that has values loads
+    from pydantic import TypeAdapter  # not every program that uses values needs pydantic
 
     return TypeAdapter(timedelta)
 
@@ -60,11 +60,15 @@ _KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any], str]] 
     "decimal": (Decimal, str, Decimal, "a decimal number, like 0.10"),
     "double": (float, str, exact_double, "a number that a double keeps, NaN, Infinity or -Infinity"),
 }
-"""What JSON has no word for is an object with the name of its kind; the first that fits counts."""
+"""The types that JSON lacks. A value of them is an object with the kind as its key; the first that fits
+counts."""
 
 
 def json_value(value: Any) -> Any:
-    """A value as JSON has it, with all that is in it; dataclasses are objects, what JSON lacks is text."""
+    """Returns a value as JSON, with all that it contains.
+
+    Dataclasses become objects; types that JSON lacks, text.
+    """
     if isinstance(value, Mapping):
         return {name: json_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple) and not is_interval(value):
@@ -87,7 +91,7 @@ def _json_scalar(value: Any) -> Any:
 
 
 def shown_value(value: Any) -> str:
-    """A value as a person reads it, and `value_of_text` does; null is empty."""
+    """Returns a value as text for people, which `value_of_text` can read. Null is the empty text."""
     if value is None:
         return ""
     if isinstance(value, bytes):
@@ -100,7 +104,10 @@ def shown_value(value: Any) -> str:
 
 
 def value_of_json(field: Field, value: Any) -> Any:
-    """Of the field's type, as far as JSON has no word for it; the query checks the rest."""
+    """Returns a JSON value as the field's type, where JSON has no such type; the query checks the rest.
+
+    Raises `InvalidQuery` for a value that cannot be converted.
+    """
     parser = _OF_JSON.get(field.type.name)
     if value is None or parser is None:
         return value
@@ -130,13 +137,13 @@ def _double_of_json(value: Any) -> float:
 
 
 def _decimal_of_json(value: Any) -> Decimal:
-    """JSON's numbers are not all exact: text is."""
+    """Returns the number. It must be text or a whole number, because JSON's fractions are not all exact."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise TypeError
     return Decimal(value)
 
 
-# for each type what reads it, and what it should have been
+# for each type the parser, and the expected form, for messages
 _OF_JSON: dict[str, tuple[Callable[[Any], Any], str]] = {
     "bytes": (_bytes_of_json, "base64"),
     "timestamp": (time_of_text, "a time in ISO 8601, like 2026-01-31T12:00:00Z"),
@@ -148,14 +155,14 @@ _OF_JSON: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def parameters_json(parameters: Any) -> Any:
-    """Parameters, as `parse_parameters` takes them."""
+    """Returns parameters as JSON, in the form that `parse_parameters` reads."""
     if isinstance(parameters, Mapping):
         return {name: _json(f"${name}", value) for name, value in parameters.items()}
     return [_json(f"${number}", value) for number, value in enumerate(parameters, 1)]
 
 
 def parse_parameters(parameters: list[Any] | dict[str, Any] | None) -> list[Any] | dict[str, Any] | None:
-    """Raises `InvalidQuery` for what is not as `parameters_json` gives it."""
+    """Returns the parameters that `parameters_json` gave. Raises `InvalidQuery` for any other form."""
     if isinstance(parameters, dict):
         return {name: _parsed(name, value) for name, value in parameters.items()}
     return parameters and [_parsed(str(number), value) for number, value in enumerate(parameters, 1)]
@@ -188,7 +195,7 @@ def _parsed(name: str, value: Any, depth: int = 1) -> Any:
     except (KeyError, TypeError, ValueError, InvalidOperation):
         kinds = ", ".join(f'{{"{kind}": "…"}}' for kind in _KINDS)
         raise InvalidQuery(
-            f"parameter ${name} is {value!r:.100}{must}; for what JSON has no word there is {kinds}"
+            f"parameter ${name} is {value!r:.100}{must}; for types that JSON lacks, use {kinds}"
         ) from None
 
 
@@ -196,22 +203,27 @@ _written = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 def json_text(value: Any) -> str:
-    """Returns compact JSON of values that JSON has; raises `json.dumps`' errors for others, as NaN."""
+    """Returns compact JSON of values that JSON has.
+
+    Raises the errors of `json.dumps` for others, for example NaN.
+    """
     return _written(value)
 
 
-def with_times(found: Mapping[str, Any], endings: str | tuple[str, ...] = "_at") -> dict[str, Any]:
-    """Returns an object of JSON with times in place of texts, by how the names of these end."""
+def with_times(fields_of_json: Mapping[str, Any], endings: str | tuple[str, ...] = "_at") -> dict[str, Any]:
+    """Returns a JSON object with texts parsed as times, where the name ends with one of `endings`."""
     return {
         name: datetime.fromisoformat(value) if value and name.endswith(endings) else value
-        for name, value in found.items()
+        for name, value in fields_of_json.items()
     }
 
 
 def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """Returns the value of JSON; ValueError for a name that is there twice, and numbers that would change.
+    """Returns the value of JSON.
 
-    `parse_constant` is called for NaN and infinities, as `json.loads` calls it.
+    Raises `ValueError` for a repeated name, or a number that a double cannot keep.
+
+    `parse_constant` is called for NaN and infinities, as `json.loads` does.
     """
     return json.loads(
         text, parse_float=_json_double, parse_constant=parse_constant, object_pairs_hook=_object

@@ -1,6 +1,6 @@
-"""What long work needs: progress, waits between attempts, streams of items made ahead, cut or joined.
+"""Helpers for long work: progress, retries with pauses, and streams of items made ahead, cut or joined.
 
-A stream that is made ahead is to be closed, which waits for what is being made.
+Close a stream that is made ahead when it is no longer needed; closing waits for the items being made.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 Progress = Callable[[int, int | None], object]
-"""Called now and then with how much is done, and all that there is to do, or None if that is not known."""
+"""A callback that is called now and then with the amount done, and the total or None if it is not known."""
 
 
 def no_progress(done: int, total: int | None) -> None:
-    """Takes the progress of work that nothing watches."""
+    """Ignores the progress of work."""
 
 
 def backoff_seconds(
     attempt: int, seconds_min: float = BACKOFF_SECONDS_MIN, seconds_max: float = BACKOFF_SECONDS_MAX
 ) -> float:
-    """Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+    """Returns a random pause before the next attempt, in seconds.
 
-    From 0 to twice `seconds_min` after the first attempt, to twice as much after each, at most `seconds_max`.
+    It uses full jitter, see https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/: from 0
+    to
+    twice `seconds_min` after the first attempt, doubled after each, and at most `seconds_max`.
     """
     ceiling = min(seconds_max, seconds_min * 2 ** min(attempt, 20))
     return random.uniform(0, ceiling)  # noqa: S311
@@ -44,7 +46,7 @@ def backoff_seconds(
 
 @dataclass(slots=True)
 class Try:
-    """One try of work that may be repeated, counted from 1; its caller may change the pause after it."""
+    """One try of work that may be repeated, counted from 1. The caller may change the pause after it."""
 
     number: int
     until: float
@@ -65,8 +67,10 @@ def tries(
     """Yields the tries of some work outside a transaction, and pauses between them.
 
     The caller leaves the loop when the work is done. The loop ends after `tries_max` tries, or after the
-    first try that ends when the time is over; the caller then raises why it failed. `pause` is a number of
-    seconds, or gives it for the number of a try; `sleep` pauses, and may be interrupted.
+    first
+    try that ends past `seconds_max`; the caller then raises the last error. `pause` is in seconds, or a
+    function
+    of the try's number. `sleep` replaces `time.sleep`, and may be interrupted.
     """
     until = time.monotonic() + seconds_max
     for number in itertools.count(1):
@@ -79,25 +83,25 @@ def tries(
 
 
 def ahead(items: Iterator[T], count: int) -> Generator[T, None, None]:
-    """The same items, so many of them made in a thread while those before them are used."""
+    """Yields the same items; a thread makes up to `count` of them ahead of their use."""
     return chained_ahead([items], 1, count)
 
 
 def chained_ahead(streams: Iterable[Iterator[T]], threads: int, count: int) -> Generator[T, None, None]:
-    """The items of one stream after the other; as many streams as threads begin early, with so many items."""
+    """Yields the items of all streams in order; `threads` streams start early, each with `count` items."""
     with _threads(threads) as pool:
         for stream in _early(lambda stream: _begun(pool, stream, count), streams, threads):
             yield from stream
 
 
 def mapped_ahead(function: Callable[[S], T], items: Iterable[S], threads: int) -> Generator[T, None, None]:
-    """What the function makes of each, in order; as many as threads are made early."""
+    """Yields the function's result for each item, in order; up to `threads` results are made early."""
     with _threads(threads) as pool:
         yield from map(Future.result, _early(lambda item: pool.submit(function, item), items, threads))
 
 
 def _early(begin: Callable[[S], T], items: Iterable[S], count: int) -> Iterator[T]:
-    """Yields what is begun of each item, after so many later ones are begun."""
+    """Yields each item's result of `begin`, after it was called for `count` later items."""
     begun: deque[T] = deque()
     for item in items:
         begun.append(begin(item))
@@ -124,7 +128,9 @@ def _begun(pool: ThreadPoolExecutor, items: Iterator[T], count: int) -> Iterator
 
 
 def joined(parts: Sequence[T], join: Callable[[T, T], T]) -> T:
-    """All parts, at least one, as a tree whose depth stays small however many there are."""
+    """Returns all parts (at least one) joined, as a tree whose depth grows with the logarithm of their
+    number.
+    """
     if len(parts) == 1:
         return parts[0]
     middle = len(parts) // 2
@@ -132,7 +138,7 @@ def joined(parts: Sequence[T], join: Callable[[T, T], T]) -> T:
 
 
 def portions(items: Iterable[T], size_of: Callable[[T], float], size_min: float) -> Iterator[list[T]]:
-    """As few items each as reach a size together; the last may be smaller."""
+    """Yields the items in lists, each as short as possible to reach `size_min`; the last may be smaller."""
     held: list[T] = []
     size = 0.0
     for item in items:

@@ -1,10 +1,9 @@
-"""The partition tree: regions of the key space, halved again and again; the leaves hold the live data.
+"""The partition tree: regions of the key space, halved again and again. The leaves hold the live data.
 
-The partitions of a table, of all epochs so far, are kept in arrays: a few dozen bytes each, and no objects. A
-node is a row number. Rows are only appended, and a split fills in its partition's row, so that readers at an
-older epoch may go on meanwhile: what is newer than that shows by its epochs, which are written last. Where
-leaves are merged, the new one takes the place of the node above them in its parent's row. It knows the node
-that it replaced, so that readers at an older epoch go back from it.
+The partitions of all epochs are kept in arrays: a few dozen bytes each. A node is a row number in them. Rows
+are only appended, and a split fills in the row of its partition. The epochs of a change are written last, so
+readers of older epochs can go on meanwhile. When leaves are merged, the new node
+takes the place of the node above them, and remembers that node for readers of older epochs.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from dormouse.model.region import (
 from dormouse.model.schema import Schema
 
 NONE = -1
-"""No parent; no child that is known; never divided."""
+"""No parent, no known child, or never divided."""
 
 _SLOTS_MIN = 16
 _MOMENTS_MAX = 1_000
 _GONE_MIN = 10_000
 
 ROOT = "root"
-"""A table's first partition; once its leaves are merged, the root is another."""
+"""The id of a table's first partition; once all leaves were merged, the root is another."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRow:
-    """A partition as it is stored; the split's key and point are None for one that was never divided."""
+    """A partition as stored; `split_key` and `split_point` are None if it was never divided."""
 
     partition_id: str
     created_epoch: int
@@ -59,7 +58,7 @@ class PartitionRow:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Byte strings end to end, and the length of each, as 4 bytes, big-endian."""
+    """Byte strings end to end, with the length of each as 4 bytes, big-endian."""
 
     lengths: bytes
     joined: bytes
@@ -67,10 +66,10 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class PartitionColumns:
-    """Many stored partitions, by column; numbers are signed and big-endian.
+    """Many stored partitions, by column. Numbers are signed and big-endian.
 
     Without a split, `sealed_epochs` (8 bytes each) and `split_keys` (2 bytes) are -1, and the point is empty.
-    The root's parent is the empty string; `are_upper` is a byte each, 0 or 1.
+    The root's parent is the empty string. `are_upper` has a byte each, 0 or 1.
     """
 
     ids: Joined
@@ -83,22 +82,22 @@ class PartitionColumns:
 
 
 class TreeArrays:
-    """The partitions that a table had from `first_epoch` to `epoch`. One writer; any number of readers."""
+    """A table's partitions from `first_epoch` to `epoch`, for one writer and any number of readers."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         self.epoch = NONE
-        """The newest epoch that is known; NONE when nothing is."""
+        """The newest known epoch, or NONE."""
         self.first_epoch = 0
-        """The oldest: what was merged before it is not here."""
+        """The oldest known epoch: partitions that were merged before it are missing."""
         self.made_at: dict[int, int] = {}
-        """When epochs were made, in microseconds since 1970: of the last that were found to be current."""
+        """The times when epochs were made, in microseconds since 1970, for epochs last seen as current."""
         self.root = NONE
-        """That of the newest epoch; an older one may have been another, which it replaced."""
+        """The root of the newest epoch; it may have replaced an older root."""
         self.merged_epoch: dict[int, int] = {}
-        """When nodes left the tree: those few that did."""
+        """The epochs at which nodes left the tree, by node; few do."""
         self.replaced: dict[int, int] = {}
-        """The nodes that others took the place of, as merged leaves."""
+        """The node that each merged leaf replaced, by the merged leaf's node."""
         self.parent = array("i")
         self.left = array("i")
         self.right = array("i")
@@ -106,12 +105,12 @@ class TreeArrays:
         self.created_epoch = array("q")
         self.sealed_epoch = array("q")
         self.is_upper = bytearray()
-        """Which half of its parent a node is: 1 for the upper."""
+        """One byte for each node: 1 if it is the upper half of its parent, else 0."""
         self._ids, self._id_starts = bytearray(), array("Q", [0])
         self._points, self._point_starts = bytearray(), array("Q")
         self._point_lengths = array("I")
         self._slots = array("i", [NONE]) * _SLOTS_MIN
-        # the rows that were loaded by columns are in no order; those after them ascend by epoch
+        # rows loaded by columns are in no order; the rows after them ascend by epoch
         self._loaded_rows, self._loaded_epoch = 0, NONE
         self._missing = 0
         self._merged_epochs = array("q")
@@ -120,55 +119,54 @@ class TreeArrays:
 
     @property
     def is_partial(self) -> bool:
-        """Whether there are divided partitions whose children are not both there."""
+        """True if a child of some divided partition is missing."""
         return self._missing > 0
 
     @property
     def byte_size(self) -> int:
-        """The memory that it takes, in bytes, without the schema's."""
+        """The memory that the arrays take, in bytes, without the schema."""
         parts = [part for part in vars(self).values() if isinstance(part, array | bytearray)]
         numbers = 32 * 2 * (len(self.merged_epoch) + len(self.replaced))
         return sum(map(sys.getsizeof, (*parts, self.merged_epoch, self.replaced))) + numbers
 
     @property
     def is_mostly_gone(self) -> bool:
-        """Whether it holds more that left the tree than is in it, and had better be read anew."""
+        """True if it holds so many merged partitions that loading it again would save memory."""
         return len(self.merged_epoch) > max(_GONE_MIN, len(self.created_epoch) // 2)
 
     def knows(self, epoch: int) -> bool:
-        """Whether it has the tree of an epoch."""
+        """Returns whether these arrays hold the tree of an epoch."""
         return self.first_epoch <= epoch <= self.epoch
 
     def agrees(self, epoch: int, made_at: int | None) -> bool:
-        """Whether an epoch of that moment can be the one that is known.
+        """Returns whether an epoch made at that time (in microseconds since 1970) can be the known one.
 
-        A server that lost what was committed last, when it was restored or another took over, makes other
-        epochs of the same numbers.
+        A server that lost its last commits in a restore or failover makes other epochs of the same numbers.
         """
         known = self.made_at.get(epoch)
         return known is None or made_at is None or known == made_at
 
     def note(self, epoch: int, made_at: int) -> None:
-        """Remembers when an epoch was made; one writer at a time."""
+        """Records when an epoch was made; one writer at a time."""
         if len(self.made_at) >= _MOMENTS_MAX:
             self.made_at = {}
         self.made_at[epoch] = made_at
 
     def find(self, partition_id: str) -> int:
-        """The node of a partition of any epoch, or NONE."""
+        """Returns the node of a partition of any epoch, or NONE."""
         return self._find(partition_id.encode("utf-8", "surrogatepass"))
 
     def partition_id(self, node: int) -> str:
         return self._ids[self._id_starts[node] : self._id_starts[node + 1]].decode()
 
     def split_point(self, node: int) -> KeyValue:
-        """Where a divided partition was divided: a value of the row key of number `split_key[node]`."""
+        """Returns the point at which a partition was divided: a value of row key number `split_key[node]`."""
         start = self._point_starts[node]
         point = self._points[start : start + self._point_lengths[node]]
         return self._decoders[self.split_key[node]](bytes(point))
 
     def count_at(self, epoch: int) -> int:
-        """How many partitions were in the tree at an epoch: leaves, and those that had been divided."""
+        """Returns how many partitions were in the tree at an epoch, divided ones included."""
         if epoch < self._loaded_epoch:
             return sum(created <= epoch for created in self.created_epoch)
         return bisect_right(self.created_epoch, epoch, lo=self._loaded_rows) - bisect_right(
@@ -176,16 +174,16 @@ class TreeArrays:
         )
 
     def at(self, node: int, epoch: int) -> int:
-        """Of a node, or NONE, and those that it and others replaced, the one of an epoch."""
+        """Returns the node that was in a node's place at an epoch, or NONE, back along the replaced nodes."""
         created = self.created_epoch
         while node != NONE and created[node] > epoch:
             node = self.replaced.get(node, NONE)
         return node
 
     def extend(self, rows: Iterable[PartitionRow], epoch: int) -> None:
-        """Brings it forward to an epoch by the partitions that came, were divided or left since.
+        """Updates the arrays to an epoch, from the partitions that were added, divided or merged since.
 
-        What is known already, or is newer than the epoch, does no harm. A child that is not there is NONE.
+        Rows that are already known, or that are newer than the epoch, do no harm. A missing child is NONE.
         """
         with self._lock:
             old = {row.partition_id: row for row in rows if row.created_epoch <= epoch}
@@ -204,7 +202,7 @@ class TreeArrays:
             self._know(epoch)
 
     def load(self, pages: Iterable[PartitionColumns], epoch: int) -> None:
-        """Takes in the partitions of an epoch's tree, before anybody reads; `first_epoch` is the caller's."""
+        """Loads the whole tree of an epoch, before any reader starts; the caller sets `first_epoch`."""
         with self._lock:
             linked = [(self._append_columns(page), page.parent_ids) for page in pages]
             for new, parent_ids in linked:
@@ -235,7 +233,7 @@ class TreeArrays:
             self.parent[node] = above
             halves = self.right if row.is_upper else self.left
             self._put_in_place(node, halves[above])
-            # last: until here, readers find the one before
+            # written last: until here, readers find the previous child
             halves[above] = node
 
     def _put_in_place(self, node: int, before: int) -> None:
@@ -252,7 +250,7 @@ class TreeArrays:
         self._point_starts[node] = len(self._points)
         self._point_lengths[node] = len(point)
         self._points += point
-        # last: from here on, readers at that epoch take it for divided
+        # written last: from here on, readers of that epoch see the partition as divided
         self.sealed_epoch[node] = sealed_epoch
 
     def _merge(self, partition_id: str, merged_epoch: int) -> None:
@@ -262,7 +260,7 @@ class TreeArrays:
             self._merged_epochs.append(merged_epoch)
 
     def _append_columns(self, page: PartitionColumns) -> range:
-        """Gives the new nodes, which know neither parent nor children yet."""
+        """Appends a page of partitions and returns their nodes, not yet linked to parents and children."""
         first = len(self.created_epoch)
         unknown = array("i", [NONE]) * (len(page.ids.lengths) // 4)
         for links in (self.parent, self.left, self.right):
@@ -281,7 +279,7 @@ class TreeArrays:
         return range(first, len(self.created_epoch))
 
     def _link(self, nodes: Iterable[int], parent_ids: Joined) -> None:
-        """Tells nodes their parents, and these their halves."""
+        """Links nodes to their parents, and the parents to their children."""
         find, parent, halves, is_upper = self._find, self.parent, (self.left, self.right), self.is_upper
         joined, start, last, above = parent_ids.joined, 0, b"", NONE
         for node, length in zip(nodes, _numbers("I", parent_ids.lengths), strict=True):
@@ -289,7 +287,7 @@ class TreeArrays:
                 self.root = node
                 continue
             end = start + length
-            if (encoded := joined[start:end]) != last:  # two halves often come one after the other
+            if (encoded := joined[start:end]) != last:  # two siblings often follow each other
                 last, above = encoded, find(encoded)
             if above != NONE:
                 parent[node] = above
@@ -297,7 +295,7 @@ class TreeArrays:
             start = end
 
     def _index(self, first: int) -> None:
-        """Makes the nodes from `first` on known by their ids, which are new."""
+        """Adds the nodes from `first` on to the hash table of partition ids."""
         count = len(self.created_epoch)
         slots = self._slots
         if 3 * count > 2 * len(slots):
@@ -310,7 +308,7 @@ class TreeArrays:
             while slots[slot] != NONE:
                 slot = (slot + 1) & mask
             slots[slot], start = node, end
-        # as a whole: readers go on in the old one meanwhile
+        # replaced as a whole, because readers still use the old table
         self._slots = slots
 
     def _find(self, encoded: bytes) -> int:
@@ -325,7 +323,7 @@ class TreeArrays:
 
 
 def _parents_first(rows: Mapping[str, PartitionRow]) -> Iterator[PartitionRow]:
-    """Rows by epoch; of those of one epoch each after its parent, however they come."""
+    """Yields rows by epoch and, within an epoch, each row after its parent's, whatever their order was."""
     done: set[str] = set()
     for row in sorted(rows.values(), key=lambda row: row.created_epoch):
         chain = []
@@ -346,7 +344,7 @@ def _numbers(typecode: str, encoded: bytes) -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a partition was divided: rows whose `field` is below `point` went left."""
+    """A split of a partition: rows whose `field` is below `point` went to the left child."""
 
     field: str
     point: KeyValue
@@ -368,16 +366,17 @@ class Partition:
 
 
 class PartitionTree:
-    """The partitions of a table at one epoch, which the arrays know: `tree[partition_id]`.
+    """The partitions of a table at one epoch: `tree[partition_id]`.
 
-    A light view of arrays that all epochs share: partitions are made when asked for. What walks far does it
-    by node, which is a partition's row number in the arrays, the same at every epoch.
+    It is a light view of the arrays that all epochs share, and makes `Partition` objects only on request.
+    Code
+    that visits many partitions uses nodes: row numbers of the arrays, the same at every epoch.
 
-    A partial tree lacks some partitions: as a child, one of these is the node -1, and has the id "".
+    A partial tree lacks some partitions: a missing child is node -1 and has the id "".
     """
 
     def __init__(self, arrays: TreeArrays, epoch: int, schema: Schema | None = None) -> None:
-        """`schema` names the row keys, which may have been called differently when the arrays were read."""
+        """Makes a view of `arrays`; `schema` has the row keys' present names, if they were renamed."""
         self.arrays = arrays
         self.schema = schema or arrays.schema
         self.epoch = epoch
@@ -389,7 +388,7 @@ class PartitionTree:
         return arrays.at(root, self.epoch) if arrays.replaced else root
 
     def node(self, partition_id: str) -> int | None:
-        """The node of a partition; None when there is none at this epoch."""
+        """Returns the node of a partition, or None if the tree has none at this epoch."""
         arrays = self.arrays
         node = arrays.find(partition_id)
         if node == NONE or arrays.created_epoch[node] > self.epoch:
@@ -401,29 +400,29 @@ class PartitionTree:
         return self.arrays.partition_id(node)
 
     def parent(self, node: int) -> int:
-        """-1 for the root."""
+        """Returns the parent of a node; -1 for the root."""
         return self.arrays.parent[node]
 
     def children(self, node: int) -> tuple[int, int] | None:
-        """The left and the right child, -1 for one that a partial tree lacks; None for a leaf."""
+        """Returns the left and the right child, -1 for one that a partial tree lacks; None for a leaf."""
         arrays = self.arrays
         if not 0 <= arrays.sealed_epoch[node] <= self.epoch:
             return None
         left, right = arrays.left[node], arrays.right[node]
-        if arrays.replaced:  # looked at last: what was merged meanwhile is there by now
+        if arrays.replaced:  # read after the children: a merge that happens meanwhile is visible by then
             return arrays.at(left, self.epoch), arrays.at(right, self.epoch)
         return left, right
 
     def split_of(self, node: int) -> Split:
-        """How a node was divided that has children."""
+        """Returns the split of a node that has children."""
         return Split(self.schema.row_keys[self.arrays.split_key[node]].name, self.arrays.split_point(node))
 
     def region_of(self, node: int) -> Region:
-        """The node's part of the key space, from the splits above it."""
+        """Returns the node's part of the key space, computed from the splits above it."""
         arrays, mins, maxs = self.arrays, dict[int, int](), dict[int, int]()
         parent, is_upper, split_key = arrays.parent, arrays.is_upper, arrays.split_key
         while (above := parent[node]) != NONE:
-            # the nearest split of a key is the narrowest
+            # the nearest split of a key is the narrowest bound
             (mins if is_upper[node] else maxs).setdefault(split_key[above], above)
             node = above
         names, point = self.schema.row_key_names, arrays.split_point
@@ -437,7 +436,7 @@ class PartitionTree:
         )
 
     def leaf_nodes(self) -> Iterator[int]:
-        """The leaves, left before right."""
+        """Yields the leaves, left before right."""
         stack = [self.root_node]
         while stack:
             node = stack.pop()
@@ -449,7 +448,7 @@ class PartitionTree:
 
     @property
     def leaf_count(self) -> int:
-        """How many leaves there are; of a partial tree, how many it has."""
+        """The number of leaves; for a partial tree, of those that it has."""
         if self.arrays.is_partial:
             return sum(1 for _ in self.leaf_nodes())
         return (len(self) + 1) // 2
@@ -469,7 +468,7 @@ class PartitionTree:
 
     @property
     def leaves(self) -> tuple[Partition, ...]:
-        """The leaves in the order of the tree: left before right. Made anew each time: mind large trees."""
+        """The leaves, left before right; made anew on each use, so avoid it on large trees."""
         return tuple(map(self._partition, self.leaf_nodes()))
 
     def _partition(self, node: int) -> Partition:
@@ -481,10 +480,11 @@ class PartitionTree:
         return Partition(self.node_id(node), parent_id, region, (left_id, right_id), self.split_of(node))
 
     def key_order_groups(self, leaves: Iterable[int]) -> list[list[int]]:
-        """Leaves, by node, in groups such that every key of a group sorts before every key of the next.
+        """Returns leaves, by node, in groups such that every key of a group sorts before those of the next.
 
         Leaves that were split on a later row key interleave in key order: they share a group, and its rows
-        must be merged. A tree split on the first row key alone gives groups of one.
+        must be
+        merged. A tree that was split on the first row key alone gives groups of one.
         """
         spans = sorted((*_key_span(self.schema, self.region_of(leaf)), leaf) for leaf in leaves)
         groups: list[list[int]] = []
@@ -500,19 +500,19 @@ class PartitionTree:
 
 
 class Branch(NamedTuple):
-    """A line of the picture of a tree."""
+    """A line of the drawing of a tree."""
 
     above: int | None
-    """The place of its parent among the branches; None for the root."""
+    """The index of its parent among the branches; None for the root."""
 
     where: str
-    """How it was divided off, or how many leaves there are where no more of them are shown."""
+    """The condition of its split, or the number of all leaves if no more of them are shown."""
 
     partition: Partition | None
 
 
 def outline(tree: PartitionTree, leaves_max: int) -> list[Branch]:
-    """How a tree was divided, as a person reads it: parents before children, up to so many leaves."""
+    """Returns the lines of a drawing of a tree: parents before children, and at most `leaves_max` leaves."""
     branches = [Branch(None, "everything", tree.root)]
     todo, shown = [(tree.root, 0)], 0
     while todo:
@@ -532,7 +532,7 @@ def outline(tree: PartitionTree, leaves_max: int) -> list[Branch]:
 def split_partition(
     schema: Schema, partition: Partition, split: Split, left_id: str, right_id: str
 ) -> tuple[Partition, Partition, Partition]:
-    """The partition with its split and its two children; `InvalidRange` or `InvalidKey` when it cannot be."""
+    """Returns the partition with its split, and its two children; raises `InvalidRange` or `InvalidKey`."""
     if split.field not in schema.row_key_names:
         keys = ", ".join(schema.row_key_names)
         raise InvalidRange(f"{split.field!r} is not a row key; partitions split on {keys}")
@@ -549,7 +549,7 @@ def split_partition(
 def tree_from_split_points(
     schema: Schema, points: Sequence[KeyValue], new_id: Callable[[], str]
 ) -> list[Partition]:
-    """A balanced tree whose leaves are divided at the points of the first row key, strictly ascending."""
+    """Returns a balanced tree, divided at strictly ascending points of the first row key."""
     field = schema.row_keys[0]
     if isinstance(points, str | bytes) or not isinstance(points, Sequence):
         raise InvalidRange(f"split points must be a list, not {points!r}")
@@ -588,11 +588,11 @@ def _checked_points(schema: Schema, points: Sequence[KeyValue]) -> list[KeyValue
 
 
 def _key_span(schema: Schema, region: Region) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Bounds of a leaf's keys in key order: every key lies in [lower, upper)."""
+    """Returns bounds of a leaf's keys in key order: every key lies in [lower, upper)."""
     lower, upper = [], []
     for field in schema.row_keys:
         item = region.range(field.name)
         lower.append(encode_value(field.type, min_value(field.type) if item.min is None else item.min))
         upper.append((1, b"") if item.max is None else (0, encode_value(field.type, item.max)))
-    # only the first field's maximum is exclusive as a bound of the whole key
+    # only the first field's maximum is an exclusive bound of the whole key
     return tuple((0, value) for value in lower), (upper[0],)

@@ -1,4 +1,4 @@
-"""Ranges of one row key; for each row key a range, as a region has it, or several, as a query wants them."""
+"""Ranges of row keys: a region has one range for each row key, and a query may have several."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, Data
 
 T = TypeVar("T")
 
-# Key values as bytes whose unsigned order is the order of the keys.
+# Key values, encoded as bytes that sort, unsigned, in the order of the keys.
 
 KeyValue = int | str | bytes | datetime | date
 _INT_LIMITS = {"int": 1 << 31, "long": 1 << 63, "timestamp": 1 << 63, "date": 1 << 31}
@@ -35,14 +35,17 @@ _END = b"\x00\x00"
 
 
 def check_key(field: Field, value: Any) -> KeyValue:
-    """The value, when it is one of the field's type; else `InvalidKey`."""
+    """Returns the value as its field's type has it.
+
+    Raises `InvalidKey` if it is of another type or does not fit.
+    """
     expected = _PYTHON[field.type]
     value = plain(value)
     if isinstance(value, bytearray | memoryview) and expected is bytes:
         return bytes(value)
     if getattr(value, "nanosecond", 0):
-        raise InvalidKey(f"{field.name!r} is {field.type}, of microseconds; {value} is finer")
-    # Python takes a time for a date
+        raise InvalidKey(f"{field.name!r} is {field.type}, in microseconds; {value} has nanoseconds")
+    # a datetime is an instance of date, too
     is_time = expected is date and isinstance(value, datetime)
     if not isinstance(value, expected) or isinstance(value, bool) or is_time:
         raise InvalidKey(f"{field.name!r} is {field.type}, but {value!r} is {type(value).__name__}")
@@ -60,20 +63,20 @@ def check_key(field: Field, value: Any) -> KeyValue:
 
 
 def _in_utc(field: Field, value: datetime) -> datetime:
-    """A time without a zone is in UTC, as in data."""
+    """Returns the time in UTC. A time without a zone is taken as UTC, as it is in data."""
     try:
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
     except OverflowError:
-        raise InvalidKey(f"{field.name!r} is {field.type}; {value} is not of the years 1 to 9999") from None
+        raise InvalidKey(f"{field.name!r} is {field.type}; {value} is outside the years 1 to 9999") from None
 
 
 def min_value(data_type: DataType) -> KeyValue:
-    """The smallest value of a key type."""
+    """Returns the smallest value of a key type."""
     return _SMALLEST[data_type]
 
 
 def encode_value(data_type: DataType, value: KeyValue) -> bytes:
-    """One field's value, alone: 4 bytes (int, date), 8 (long, timestamp), UTF-8 or the bytes themselves."""
+    """Returns one value as bytes: 4 (int, date), 8 (long, timestamp), UTF-8, or the bytes themselves."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes):
@@ -82,7 +85,7 @@ def encode_value(data_type: DataType, value: KeyValue) -> bytes:
 
 
 def decode_value(data_type: DataType, encoded: bytes) -> KeyValue:
-    """The inverse of `encode_value`."""
+    """Returns the value that `encode_value` encoded."""
     if data_type == STRING:
         return encoded.decode()
     if data_type == BYTES:
@@ -93,21 +96,21 @@ def decode_value(data_type: DataType, encoded: bytes) -> KeyValue:
 
 
 def value_of_number(data_type: DataType, number: int) -> int | datetime | date:
-    """Itself, the time so many microseconds after 1970 began, or the date so many days after."""
+    """Returns the value of a number: itself, or the time in microseconds, or the date in days, since 1970."""
     if data_type == TIMESTAMP:
         return _EPOCH + number * _MICROSECOND
     return date.fromordinal(number + _EPOCH.toordinal()) if data_type == DATE else number
 
 
 def number_of_value(value: int | datetime | date) -> int:
-    """Itself, the microseconds since 1970, or the days."""
+    """Returns the number of a value: itself, or the microseconds or days since 1970."""
     if isinstance(value, datetime):
         return (value - _EPOCH) // _MICROSECOND
     return value.toordinal() - _EPOCH.toordinal() if isinstance(value, date) else value
 
 
 def encode_key(fields: Sequence[Field], values: Sequence[KeyValue]) -> bytes:
-    """Several fields' values as one key; a prefix of the fields gives a prefix of the key."""
+    """Returns several fields' values as one key. A prefix of the fields gives a prefix of the key."""
     parts = []
     for field, value in zip(fields, values, strict=False):
         encoded = encode_value(field.type, value)
@@ -116,7 +119,7 @@ def encode_key(fields: Sequence[Field], values: Sequence[KeyValue]) -> bytes:
 
 
 def decode_key(fields: Sequence[Field], encoded: bytes) -> tuple[KeyValue, ...]:
-    """The inverse of `encode_key`."""
+    """Returns the values that `encode_key` encoded. A key may end before the last field."""
     values, position = [], 0
     for field in fields:
         if position >= len(encoded):
@@ -142,8 +145,9 @@ def _next_field(data_type: DataType, encoded: bytes, start: int) -> tuple[bytes,
 class Range:
     """The values from `min` to `max` of one column; None is unbounded.
 
-    The minimum is part of the range and the maximum is not, unless said otherwise. No range has null: in a
-    query `Range()` means "not null". Deletes and erasures refuse it, as it bounds nothing.
+    The minimum is part of the range and the maximum is not, unless the flags change that. No range contains
+    null, so in a query `Range()` means "not null". Deletes and erasures refuse `Range()`, because it bounds
+    nothing.
     """
 
     min: KeyValue | None = None
@@ -167,12 +171,18 @@ class Range:
         return self.min is not None and self.min == self.max and self.min_inclusive and self.max_inclusive
 
     def checked(self, field: Field) -> Range:
-        """Itself, when it is a range of the field's type that can hold a value."""
+        """Returns the range with its ends as the field's type has them.
+
+        Raises `InvalidKey` or `InvalidRange`.
+        """
         ends = [None if end is None else check_key(field, end) for end in (self.min, self.max)]
         return replace(self, min=ends[0], max=ends[1]).not_empty(field)
 
     def not_empty(self, field: Field) -> Range:
-        """Itself, when it can hold a value; its ends are of one type."""
+        """Returns the range if it can hold a value, else raises `InvalidRange`.
+
+        Both ends must be of one type.
+        """
         if self._is_empty():
             raise InvalidRange(f"range of {field.name!r} from {self.min!r} to {self.max!r} is empty")
         return self
@@ -189,13 +199,16 @@ class Range:
         return above and (self.max is None or _after(self.max, value, self.max_inclusive))
 
     def has_one_value(self, field: Field) -> bool:
-        """Whether it can hold a single one; of numbers, its ends may be neighbours."""
+        """Returns whether the range can hold only a single value.
+
+        For whole numbers, its ends may be neighbours.
+        """
         if isinstance(self.min, int) and isinstance(self.max, int) and field.type in (INT, LONG):
             return self.max - (not self.max_inclusive) == self.min + (not self.min_inclusive)
         return self.is_exact
 
     def intersect(self, other: Range) -> Range | None:
-        """What both have, or None."""
+        """Returns the values that both ranges have, or None."""
         lower = max((self, other), key=start_of)
         upper = min((self, other), key=end_of)
         both = Range(lower.min, upper.max, lower.min_inclusive, upper.max_inclusive)
@@ -203,7 +216,7 @@ class Range:
 
 
 def compare(a: Any, b: Any) -> int:
-    """Negative, zero or positive, like a - b; strings by code point, bytes unsigned."""
+    """Returns a negative number, zero or a positive one, like a - b. Strings compare by code point."""
     return int(a > b) - int(a < b)
 
 
@@ -213,17 +226,17 @@ def _after(value: Any, limit: Any, inclusive: bool) -> bool:
 
 
 def start_of(item: Range) -> tuple[Any, ...]:
-    """Where a range begins; sorts like the position it stands for."""
+    """Returns a sort key for the point at which a range begins."""
     return (0,) if item.min is None else (1, item.min, not item.min_inclusive)
 
 
 def end_of(item: Range) -> tuple[Any, ...]:
-    """Where a range ends, as `start_of`."""
+    """Returns a sort key for the point at which a range ends."""
     return (1,) if item.max is None else (0, item.max, item.max_inclusive)
 
 
 class _ByKey(Mapping[str, T]):
-    """What is wanted of some row keys, by their names."""
+    """A read-only mapping from names of row keys to their ranges."""
 
     __slots__ = ("_ranges",)
     _ranges: dict[str, T]
@@ -250,7 +263,9 @@ class _ByKey(Mapping[str, T]):
 class Region(_ByKey[Range]):
     """A range for some of the row keys; the others are unbounded.
 
-    `Region(carrier=Range("AA", "DL"), flight=7)`, or `Region({"carrier": …})`; a value means exactly it.
+    `Region(carrier=Range("AA", "DL"), flight=7)`, or `Region({"carrier": …})`. A plain value means exactly
+    that
+    value.
     """
 
     __slots__ = ()
@@ -260,23 +275,26 @@ class Region(_ByKey[Range]):
         self._ranges = {name: _as_range(name, value) for name, value in given.items()}
 
     def range(self, name: str) -> Range:
-        """The range of a row key; unbounded when the region does not name it."""
+        """Returns the range of a row key; unbounded if the region does not name it."""
         return self._ranges.get(name, Range())
 
     def contains(self, key: Mapping[str, KeyValue]) -> bool:
-        """Whether the row keys of `key` lie in the region."""
+        """Returns whether the row keys of `key` lie in the region."""
         return all(item.contains(key[name]) for name, item in self._ranges.items())
 
     def overlaps(self, other: Region) -> bool:
-        """Whether a key can lie in both."""
+        """Returns whether a key can lie in both regions."""
         return all(item.intersect(other.range(name)) is not None for name, item in self._ranges.items())
 
     def lies_in(self, other: Region) -> bool:
-        """Whether it is a part of another."""
+        """Returns whether this region is a part of another."""
         return all(item.intersect(self.range(name)) == self.range(name) for name, item in other.items())
 
     def split(self, field: Field, point: KeyValue) -> tuple[Region, Region]:
-        """The region below `point` and the one from it on; `InvalidRange` when one would be empty."""
+        """Returns the region below `point` and the one from it on.
+
+        Raises `InvalidRange` if one would be empty.
+        """
         whole = self.range(field.name)
         point = check_key(field, point)
         lowest = min_value(field.type) if whole.min is None else whole.min
@@ -297,16 +315,16 @@ def _as_range(name: str, value: Any) -> Range:
     raise InvalidQuery(f"{name!r}: {value!r} is neither a value nor a dm.Range")
 
 
-# Several ranges of a row key, as a query wants them.
+# Several ranges for each row key, as in a query.
 
 Ranges = tuple[Range, ...]
 
 
 class KeyRanges(_ByKey[Ranges]):
-    """Ranges for some of the row keys, as a query wants them.
+    """Ranges for some of the row keys, as in a query.
 
-    A row is in it when each key that it names lies in one of the key's ranges.
-    The ranges of a key are disjoint and ascend; no range at all means that no row is in it.
+    A row matches if the value of each named key lies in one of that key's ranges. The ranges of a key are
+    disjoint and ascend. A key without ranges means that no row matches.
     """
 
     __slots__ = ()
@@ -316,21 +334,21 @@ class KeyRanges(_ByKey[Ranges]):
 
     @staticmethod
     def of(region: Mapping[str, Range]) -> KeyRanges:
-        """Of each row key that a region names, its range."""
+        """Returns the ranges of a region, one for each row key that it names."""
         return KeyRanges._known({name: (item,) for name, item in region.items()})
 
     @property
     def is_empty(self) -> bool:
-        """Whether no row can be in it."""
+        """True if no row can match."""
         return any(not items for items in self._ranges.values())
 
     def enclosing(self, name: str) -> Range:
-        """One range around all of the key's ranges; unbounded when it is not named."""
+        """Returns one range around all of the key's ranges; unbounded if the key is not named."""
         items = self._ranges.get(name)
         return Range() if not items else _hull(items[0], items[-1])
 
     def clipped(self, name: str, limits: Range) -> KeyRanges:
-        """What lies within a range of one key."""
+        """Returns the part that lies within a range of one key."""
         items = self._ranges.get(name)
         return KeyRanges._known(
             {**self._ranges, name: (limits,) if items is None else _within(items, limits)}
@@ -341,10 +359,10 @@ class KeyRanges(_ByKey[Ranges]):
         return bool(_within(self._ranges[name], held))
 
     def parted(self, name: str, point: KeyValue) -> tuple[KeyRanges | None, KeyRanges | None]:
-        """What lies below a value of one key, and what lies from it on; None where nothing does."""
+        """Returns the parts below a value of one key and from it on; None for a part that is empty."""
         items = self._ranges.get(name)
         if items is not None and len(items) == 1:
-            # nearly always, on the way down a tree: all of it lies on one side
+            # the usual case on the way down a tree: all of it lies on one side
             low: Any = items[0].min
             high: Any = items[0].max
             if high is not None and (high < point or (high == point and not items[0].max_inclusive)):
@@ -355,7 +373,7 @@ class KeyRanges(_ByKey[Ranges]):
         return tuple(None if part.is_empty else part for part in parts)  # type: ignore[return-value]
 
     def intersect(self, other: KeyRanges) -> KeyRanges:
-        """What both have."""
+        """Returns the part that both have in common."""
         both = dict(self._ranges)
         for name, items in other.items():
             if both.setdefault(name, items) != items:
@@ -363,20 +381,20 @@ class KeyRanges(_ByKey[Ranges]):
         return KeyRanges._known(both)
 
     def without(self, names: Iterable[str]) -> KeyRanges:
-        """The same, with some keys unbounded."""
+        """Returns the same ranges, with some keys unbounded."""
         gone = set(names)
         return KeyRanges._known({name: items for name, items in self.items() if name not in gone})
 
     @staticmethod
     def _known(ranges: dict[str, Ranges]) -> KeyRanges:
-        """Of ranges that are disjoint and ascend already."""
+        """Returns the key ranges for ranges that are already disjoint and ascending."""
         made = KeyRanges()
         made._ranges = ranges
         return made
 
 
 def united(parts: Sequence[KeyRanges]) -> KeyRanges:
-    """At least what any of the parts has: only keys that all of them name stay bounded."""
+    """Returns ranges that contain at least all of the parts. Only keys that every part names stay bounded."""
     some = [part for part in parts if not part.is_empty]
     if not some:
         return parts[0] if parts else KeyRanges()
@@ -395,7 +413,7 @@ def _disjoint(items: Iterable[Range]) -> Ranges:
 
 
 def _meet(earlier: Range, later: Range) -> bool:
-    """Returns whether no value lies between two ranges, which are in the order of where they begin."""
+    """Returns whether no value lies between two ranges, given in the order of their starts."""
     end: Any = earlier.max
     start: Any = later.min
     if end is None or start is None:
@@ -404,13 +422,13 @@ def _meet(earlier: Range, later: Range) -> bool:
 
 
 def _within(items: Ranges, limits: Range) -> Ranges:
-    """Returns what ranges that are disjoint and ascend have within limits; looks at the outermost alone."""
+    """Returns the parts of disjoint, ascending ranges that lie within limits. Only the outermost are cut."""
     low = 0 if limits.min is None else bisect_left(items, (0, limits.min, False), key=end_of)
     high = len(items)
     if limits.max is not None:
         high = bisect_right(items, (1, limits.max, False), low, key=start_of)
     found = items[low:high]
-    # beside one that reaches over the limits lies at most one that ends there
+    # at each end, one range may reach over the limits, and at most one beside it touches them
     outer = found[:2], found[2:][-2:]
     first, last = (tuple(part for one in some if (part := one.intersect(limits))) for some in outer)
     return first + found[2:-2] + last

@@ -1,4 +1,4 @@
-"""Changes of a table's columns: each gives the next version of its schema, and what properties follow."""
+"""Changes of a table's columns: each returns the next version of the schema, or the changed properties."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ from typing import Any, Literal
 from dormouse.errors import InvalidInput, InvalidSchema
 from dormouse.model.schema import Column, Schema, Stage
 from dormouse.model.table import TableProperties
-from dormouse.model.text import NAME, name_of, parts_of, written
+from dormouse.model.text import NAME, name_of, parts_of, quoted_name
 from dormouse.model.types import DOUBLE, FLOAT, INT, LONG, DataType, Field
 
 _WIDER = {INT: LONG, FLOAT: DOUBLE}
 _CALLS = ("aggregate", "filter")
-"""Properties that name columns in calls, like `sum(count)`."""
+"""The properties that name columns in calls, like `sum(count)`."""
 _LISTS = ("bloom_filter_columns",)
-"""Properties that name columns, one or more."""
+"""The properties that list columns' names."""
 
 
 Evolve = Literal["add"]
-"""What a load does with columns that its table lacks."""
+"""The ways in which a load treats columns that its table lacks."""
 
 
 def check_evolve(evolve: object) -> None:
-    """Raises `InvalidInput` for what no load does."""
+    """Raises `InvalidInput` for a value of `evolve` that no load knows."""
     if evolve is not None and evolve != "add":
         raise InvalidInput(f"evolve is 'add', to add columns that the table lacks, or None, not {evolve!r}")
 
 
-def added(schema: Schema, field: Field, default: Any) -> Schema:
-    """With one more value, which rows of before have the `default` of; it is of the field's type."""
+def with_added_column(schema: Schema, field: Field, default: Any) -> Schema:
+    """Returns the schema with one more value column.
+
+    Existing rows get `default`, a value of the field's type.
+    """
     _check_new(schema, field.name)
     if default is None and not field.nullable:
         raise InvalidSchema(
-            f"column {field.name!r} must not be null, and rows that are there have no value of it: give a "
+            f"column {field.name!r} must not be null, and existing rows have no value for it: give a "
             "default, or make it nullable"
         )
     version, last_id = schema.version + 1, schema.shape.last_id + 1
@@ -43,45 +46,45 @@ def added(schema: Schema, field: Field, default: Any) -> Schema:
     return _next(schema, [*schema.fields, field], [*schema.shape.columns, column], last_id)
 
 
-def renamed(schema: Schema, name: str, new_name: str) -> Schema:
-    """With another name for a column, which may be a key."""
+def with_renamed_column(schema: Schema, name: str, new_name: str) -> Schema:
+    """Returns the schema with a column renamed; it may be a key."""
     number = _number(schema, name)
     _check_new(schema, new_name, but=name)
     return _changed(schema, number, replace(schema.fields[number], name=new_name))
 
 
-def widened(schema: Schema, name: str, to: DataType) -> Schema:
-    """With a type of a column that has all values of its type, and more."""
+def with_widened_column(schema: Schema, name: str, to: DataType) -> Schema:
+    """Returns the schema with a column's type changed to one that holds all values of the old type."""
     number = _number(schema, name)
     field = schema.fields[number]
     if not isinstance(to, DataType):
         raise InvalidSchema(f"{to!r} is not a type; use dm.LONG, dm.DOUBLE or dm.DECIMAL(precision, scale)")
     if not _is_wider(field.type, to):
         raise InvalidSchema(
-            f"column {name!r} is {field.type}, and {to} has not all of its values, or is no wider; INT "
-            "becomes LONG, FLOAT becomes DOUBLE, a DECIMAL one of more digits on either side of the point"
+            f"column {name!r} is {field.type}, and {to} cannot hold all of its values or is not wider; INT "
+            "can become LONG, FLOAT DOUBLE, and a DECIMAL one with more digits on either side of the point"
         )
     if number < len(schema.key_fields):
         raise InvalidSchema(
-            f"{name!r} is a key, and keys are not widened: the partitions are divided by values of its type"
+            f"{name!r} is a key, and keys cannot be widened: the partitions are divided by values of its type"
         )
     return _changed(schema, number, replace(field, type=to))
 
 
-def dropped(schema: Schema, name: str) -> Schema:
-    """Without a value; one of its name that is added later is another column."""
+def without_column(schema: Schema, name: str) -> Schema:
+    """Returns the schema without a value column. A column added later under its name is a new one."""
     number = _number(schema, name)
     if number < len(schema.key_fields):
-        raise InvalidSchema(f"{name!r} is a key, which the rows are sorted by: it cannot be dropped")
+        raise InvalidSchema(f"{name!r} is a key, by which the rows are sorted: it cannot be dropped")
     fields, columns = list(schema.fields), list(schema.shape.columns)
     del fields[number], columns[number]
     return _next(schema, fields, columns)
 
 
-def seen_with(schema: Schema, newest: Schema) -> Schema:
-    """The same columns, with what a later version knows of them: files that were written since can be read.
+def as_known_by(schema: Schema, newest: Schema) -> Schema:
+    """Returns the same columns, as the newest version knows them, so that files written since can be read.
 
-    `InvalidSchema` names a column that was dropped since.
+    Raises `InvalidSchema` if a column was dropped since.
     """
     known = {column.column_id: column for column in newest.shape.columns}
     columns = []
@@ -93,12 +96,15 @@ def seen_with(schema: Schema, newest: Schema) -> Schema:
 
 
 def properties_naming(properties: TableProperties, name: str) -> list[str]:
-    """Those that name a column."""
+    """Returns the names of the properties that name a column."""
     return [key for key, text, pattern in _naming(properties) if name in _named(text, key, pattern)]
 
 
-def following(properties: TableProperties, called: Callable[[str], str | None]) -> dict[str, Any]:
-    """What changes of properties where columns are called differently, or are not there."""
+def property_changes(properties: TableProperties, called: Callable[[str], str | None]) -> dict[str, Any]:
+    """Returns the changes of properties after columns were renamed or dropped.
+
+    `called` returns the new name of a column, or None if it no longer exists.
+    """
     found: dict[str, Any] = {}
     for key, text, pattern in _naming(properties):
         parts = [text] if key in {"filter", "newest_by"} else parts_of(text)
@@ -112,19 +118,19 @@ def following(properties: TableProperties, called: Callable[[str], str | None]) 
 def _renamed(part: str, key: str, pattern: re.Pattern[str], called: Callable[[str], str | None]) -> str:
     def new(match: re.Match[str]) -> str:
         name = str(called(_name(match[1], key)))
-        return match[0].removesuffix(match[1]) + (name if key == "newest_by" else written(name))
+        return match[0].removesuffix(match[1]) + (name if key == "newest_by" else quoted_name(name))
 
     return pattern.sub(new, part)
 
 
 def with_properties(properties: TableProperties, changes: dict[str, Any]) -> TableProperties:
-    """Properties, some of them others; None gives one its default."""
+    """Returns the properties with some of them changed; None resets one to its default."""
     given = {**properties.model_dump(exclude_defaults=True), **changes}
     return TableProperties(**{key: value for key, value in given.items() if value is not None})
 
 
 def _naming(properties: TableProperties) -> Iterator[tuple[str, str, re.Pattern[str]]]:
-    """Properties with columns' names in them, and what finds the names."""
+    """Yields the properties that contain columns' names, with their text and a pattern for the names."""
     for keys, pattern in (
         (_CALLS, rf"\(\s*({NAME})"),
         (_LISTS, rf"({NAME})"),
@@ -140,9 +146,9 @@ def _named(text: str, key: str, pattern: re.Pattern[str]) -> list[str]:
     return [_name(found, key) for found in pattern.findall(text)]
 
 
-def _name(found: str, key: str) -> str:
-    """A single name stands as it is."""
-    return found if key == "newest_by" else name_of(found)
+def _name(text: str, key: str) -> str:
+    """Returns the column's name as it stands in a property's text; `newest_by` is a name without quotes."""
+    return text if key == "newest_by" else name_of(text)
 
 
 def _number(schema: Schema, name: object) -> int:
@@ -156,7 +162,7 @@ def _check_new(schema: Schema, name: object, but: str | None = None) -> None:
         if known != but and isinstance(name, str) and known.casefold() == name.casefold():
             raise InvalidSchema(f"there is a column {known!r} already (case does not count)")
     if name == but:
-        raise InvalidSchema(f"column {name!r} is called so already")
+        raise InvalidSchema(f"column {name!r} already has that name")
 
 
 def _is_wider(now: DataType, to: DataType) -> bool:
@@ -167,7 +173,7 @@ def _is_wider(now: DataType, to: DataType) -> bool:
 
 
 def _changed(schema: Schema, number: int, field: Field) -> Schema:
-    """With one field that is another."""
+    """Returns the next version of the schema, with one field changed."""
     fields, columns = list(schema.fields), list(schema.shape.columns)
     fields[number] = field
     stage = Stage(schema.version + 1, field.name, field.type)

@@ -1,6 +1,6 @@
-"""Schemas: what a table is sorted and partitioned by (row keys), sorted by (sort keys) and holds (values).
+"""Schemas: a table's row keys (which sort and partition it), sort keys (which only sort it) and values.
 
-Each has a shape: what its columns were in each version. A file is read by the version that wrote it.
+Each schema has a shape: its columns in every version. A file is read by the version that it was written with.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from dormouse.model.json_values import json_value, value_of_json
 from dormouse.model.types import KEY_TYPE_NAMES, DataType, Field
 
 __all__ = [
-    "FIELDS_MAX", "Column", "Field", "Schema", "SchemaMoved", "Shape", "Stage", "is_as_stored", "pairs",
-    "then_called",
+    "FIELDS_MAX", "Column", "Field", "Schema", "SchemaMoved", "Shape", "Stage", "earlier_name",
+    "is_as_stored", "pairs",
 ]  # fmt: skip
 
 FIELDS_MAX = 1_000
 
 
 class SchemaMoved(DormouseError):
-    """The table's columns, or its properties, are others than those that the work began with.
+    """The table's columns or properties changed since the work began.
 
-    It makes work begin again with the newer schema; users never see it.
+    It makes the work begin again with the newer schema. Users never see it.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a column is called, and its type, from a version on."""
+    """The name and the type of a column, from version `since` on."""
 
     since: int
     name: str
@@ -42,9 +42,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column by its id, which no other column of the table ever has; `stages` are in their order.
+    """A column by its id, which no other column of the table ever has; `stages` ascend by version.
 
-    Files of versions before it have the `default` of it.
+    `default` is the column's value for rows of files that were written before it was added.
     """
 
     column_id: int
@@ -52,29 +52,32 @@ class Column:
     default: Any = None
 
     def at(self, version: int) -> Stage | None:
-        """What it is in a version; None before it was added."""
+        """Returns the column's name and type in a version; None before it was added."""
         return next((stage for stage in reversed(self.stages) if stage.since <= version), None)
 
     def to_json(self, field: Field) -> dict[str, Any]:
-        """`field` is what it is now. The default is JSON as text, since `jsonb` has neither NUL nor -0.0."""
+        """Returns the column as JSON; `field` is its current form.
+
+        The default is JSON in a text, because `jsonb` can hold neither NUL nor -0.0.
+        """
         stages = [{"since": one.since, "name": one.name, "type": one.type.to_json()} for one in self.stages]
         default = None if self.default is None else dumps(json_value(self.default))
         return {"id": self.column_id, "stages": stages, "default": default}
 
     @staticmethod
-    def from_json(found: Any, field: Field) -> Column:
+    def from_json(value: Any, field: Field) -> Column:
         stages = [
-            Stage(one["since"], one["name"], DataType.from_json(one["type"])) for one in found["stages"]
+            Stage(one["since"], one["name"], DataType.from_json(one["type"])) for one in value["stages"]
         ]
-        default = None if found["default"] is None else value_of_json(field, loads(found["default"]))
-        return Column(found["id"], tuple(stages), default)
+        default = None if value["default"] is None else value_of_json(field, loads(value["default"]))
+        return Column(value["id"], tuple(stages), default)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A version of a table's schema: its columns, in the order of the fields, and the last id that was given.
+    """A version of a table's schema: its columns, in the order of the fields, and the last column id given.
 
-    `known` is the last version of which the columns' stages tell; None: this one.
+    `known` is the last version that the columns' stages cover; None: this version.
     """
 
     version: int
@@ -83,13 +86,13 @@ class Shape:
     known: int | None = None
 
     def check_known(self, version: int) -> None:
-        """`SchemaMoved` for what was written by a version that is not known here."""
+        """Raises `SchemaMoved` for a version that is newer than these columns know."""
         if version > (self.known or self.version):
             raise SchemaMoved(f"version {version} of the table's schema is newer than {self.version}")
 
     @staticmethod
     def first(fields: Iterable[Field]) -> Shape:
-        """That of a table when it is made."""
+        """Returns the shape of a new table."""
         stages = [Stage(1, field.name, field.type) for field in fields]
         columns = tuple(Column(number, (stage,)) for number, stage in enumerate(stages, 1))
         return Shape(1, columns, len(columns))
@@ -99,22 +102,22 @@ class Shape:
         return {"version": self.version, "last_id": self.last_id, "columns": columns}
 
     @staticmethod
-    def from_json(found: Any, fields: Sequence[Field]) -> Shape:
-        """The shape of `to_json`."""
+    def from_json(value: Any, fields: Sequence[Field]) -> Shape:
+        """Returns the shape that `to_json` gave. Raises `InvalidSchema`."""
         try:
-            columns = zip(found["columns"], fields, strict=True)
+            columns = zip(value["columns"], fields, strict=True)
             listed = tuple(Column.from_json(one, field) for one, field in columns)
-            return Shape(found["version"], listed, found["last_id"])
+            return Shape(value["version"], listed, value["last_id"])
         except (TypeError, KeyError, ValueError) as error:
             raise InvalidSchema(f"the versions of a schema cannot be read: {error!r}") from None
 
 
 @dataclass(frozen=True)
 class Schema:
-    """Row keys, sort keys and values, in this order in every file.
+    """Row keys, sort keys and values, in this order in every file. Raises `InvalidSchema`.
 
-    A file is sorted by the row keys, then the sort keys. Schemas of equal fields are equal, whatever they
-    were: that is their `shape`. Raises `InvalidSchema`.
+    A file is sorted by the row keys, then the sort keys. Schemas with equal fields are equal, even if their
+    earlier versions (`shape`) differ.
     """
 
     row_keys: tuple[Field, ...]
@@ -136,7 +139,7 @@ class Schema:
         object.__setattr__(self, "shape", shape or Shape.first(self.fields))
 
     def __repr__(self) -> str:
-        """Returns it as it is written in Python, without the parts that it has not."""
+        """Returns the Python expression of the schema, without empty parts."""
         parts = {"row_keys": self.row_keys, "sort_keys": self.sort_keys, "values": self.values}
         given = ", ".join(f"{name}={list(fields)!r}" for name, fields in parts.items() if fields)
         return f"Schema({given})"
@@ -161,7 +164,7 @@ class Schema:
 
     @cached_property
     def key_fields(self) -> tuple[Field, ...]:
-        """What files are sorted by: the row keys, then the sort keys."""
+        """The fields that sort a file: the row keys, then the sort keys."""
         return self.row_keys + self.sort_keys
 
     @cached_property
@@ -181,15 +184,15 @@ class Schema:
         return {field.name: field for field in self.fields}
 
     def field(self, name: str) -> Field:
-        """The field of this name; `KeyError` when there is none."""
+        """Returns the field of this name. Raises `KeyError` if there is none."""
         return self._by_name[name]
 
     def default(self, name: str) -> Any:
-        """Returns the value of a column where rows that are added lack it; None: null, or there is none."""
+        """Returns a column's value for added rows that lack it; None for null, or if it has no default."""
         return self.shape.columns[self.names.index(name)].default
 
     def is_optional(self, name: str) -> bool:
-        """Returns whether data may lack a column: it can be null, or has a default."""
+        """Returns whether data may lack a column: it is nullable, or has a default."""
         return self.field(name).nullable or self.default(name) is not None
 
     def __contains__(self, name: object) -> bool:
@@ -197,20 +200,23 @@ class Schema:
 
     @property
     def version(self) -> int:
-        """Which of the table's schemas it is; the first is 1."""
+        """The version of the table's schema; the first is 1."""
         return self.shape.version
 
     @property
     def was_changed(self) -> bool:
-        """Whether anything is known of its columns but what they are."""
+        """True if the columns have a history: the version is not the first, or a later one is known."""
         return self.version > 1 or self.shape.known is not None
 
     def knows(self, version: int) -> bool:
-        """Whether it tells of columns as of a version that is the newest."""
+        """Returns whether `version`, the table's newest, is the last one that these columns know."""
         return version == (self.shape.known or self.version)
 
     def as_written(self, version: int) -> Schema:
-        """Those of its columns that files of a version have, by what they were then. `SchemaMoved`."""
+        """Returns the schema as a version had it: its columns, by their names and types then.
+
+        It has only columns that still exist. Raises `SchemaMoved` if the version is newer than is known.
+        """
         if version == self.version:
             return self
         self.shape.check_known(version)
@@ -226,13 +232,13 @@ class Schema:
         return Schema(*parts, shape=Shape(version, tuple(columns), self.shape.last_id))
 
     def to_record(self) -> dict[str, Any]:
-        """As the database keeps it, with its versions, if there are several."""
+        """Returns the schema as the database stores it, with its versions if there are several."""
         shape = {} if self.version == 1 else {"shape": self.shape.to_json(self.fields)}
         return {**self.to_json(), **shape}
 
     @staticmethod
     def from_record(value: Any) -> Schema:
-        """The schema of `to_record`."""
+        """Returns the schema that `to_record` gave."""
         plain = Schema.from_json({part: fields for part, fields in value.items() if part != "shape"})
         if "shape" not in value:
             return plain
@@ -245,7 +251,7 @@ class Schema:
 
     @staticmethod
     def from_json(value: Any) -> Schema:
-        """The schema of `to_json`'s object; `nullable`, `sort_keys` and `values` may be left out."""
+        """Returns the schema that `to_json` gave; `nullable`, `sort_keys` and `values` may be left out."""
         if not isinstance(value, dict):
             raise InvalidSchema(f"a schema is an object with row_keys, sort_keys and values, not {value!r}")
         unknown = set(value) - {"row_keys", "sort_keys", "values"}
@@ -275,7 +281,7 @@ def _fields_from_json(items: Any) -> list[Field]:
 def _check_names_differ(fields: Iterable[Field]) -> None:
     seen: dict[str, str] = {}
     for field in fields:
-        # Spark and many readers of Parquet do not tell names apart by case alone
+        # Spark and many readers of Parquet ignore case in names
         folded = field.name.casefold()
         other = seen.get(folded)
         if other is not None:
@@ -284,7 +290,7 @@ def _check_names_differ(fields: Iterable[Field]) -> None:
 
 
 def pairs(stored: Schema, schema: Schema) -> Iterator[tuple[Field, Column, Field | None]]:
-    """Each column of a schema, with what it is in another one of the same table; None: it is not there."""
+    """Yields each column of `schema` with its field in `stored`, of the same table; None if missing."""
     ids = (column.column_id for column in stored.shape.columns)
     known = dict(zip(ids, stored.fields, strict=True))
     for field, one in zip(schema.fields, schema.shape.columns, strict=True):
@@ -292,15 +298,15 @@ def pairs(stored: Schema, schema: Schema) -> Iterator[tuple[Field, Column, Field
 
 
 def is_as_stored(stored: Schema, schema: Schema) -> bool:
-    """Whether each column is there under its name, with its type."""
+    """Returns whether each column is stored under its present name, with its present type."""
     return stored is schema or all(
         before is not None and (before.name, before.type) == (field.name, field.type)
         for field, _, before in pairs(stored, schema)
     )
 
 
-def then_called(schema: Schema, then: Schema, name: str) -> str | None:
-    """What a column is called in another version; None when it is not there."""
+def earlier_name(schema: Schema, then: Schema, name: str) -> str | None:
+    """Returns the name of a column in another version of the schema; None if it does not exist there."""
     column_id = schema.shape.columns[schema.names.index(name)].column_id
     pairs = zip(then.names, then.shape.columns, strict=True)
     return next((other for other, column in pairs if column.column_id == column_id), None)

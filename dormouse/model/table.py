@@ -1,4 +1,4 @@
-"""A table beside its data: its properties, what keyed tables and row tables add to them, and its record."""
+"""Tables as metadata: their properties, the rules of keyed tables and row tables, and a table's record."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ if TYPE_CHECKING:
 
 SECONDS_MAX = 100 * 365.25 * 86_400
 READERS_SECONDS = 900
-"""How long an object stays for readers that have just looked up where it is."""
+"""The time that an object stays for readers that have just looked up where it is."""
 KEPT_SECONDS = 86_400
-"""How long an object stays that nothing relies on any more, and one that its writer has left: other delays
-before a deletion are this one, unless they are set."""
+"""The time that an object stays after nothing refers to it, or after its writer stopped. It is the default of
+the other delays before a deletion."""
 INT_MAX = (1 << 31) - 1
 ROWS_MAX = (1 << 63) - 1
 
 VERSION = "__schema"
-"""Beside a condition's columns, whose names begin otherwise: their version of the schema, if it is not 1."""
+"""The key, in a stored condition, of its schema version; left out if that is 1."""
 
 ROW_ID, ROW_VERSION, ROW_DELETED = "ROW_ID", "ROW_VERSION", "ROW_DELETED"
 DROPPED = "_dropped_"
-"""The names of columns that were dropped begin with it: older versions of rows still have them."""
+"""The prefix of the names of dropped columns, which older versions of rows still have."""
 VERSIONS = "$versions"
-"""A row table's name with it at the end means every version of its rows."""
+"""The suffix of a row table's name that means every version of its rows."""
 
 SEQUENCE = "__sequence"
-"""The place of a row's load among the loads."""
+"""A hidden column: the number of the load that a row came with."""
 DELETED_AT = "__deleted_at"
-"""When a row was marked as deleted; null: it is there."""
+"""A hidden column: when a row was marked as deleted; null if the row exists."""
 HIDDEN_COLUMNS = (SEQUENCE, DELETED_AT)
 _HIDDEN_IDS = ((1 << 31) - 3, (1 << 31) - 2)
-"""Of the two: no column that is added gets so far."""
+"""The column ids of the two hidden columns. No added column gets so high a number."""
 NEWEST_ROW = "newest_row"
 
 TABLE_NAME_LENGTH_MAX = 128
 _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 Engine = Literal["auto", "local", "spark"]
-"""What sorts, writes and merges files."""
+"""The program that sorts, writes and merges files."""
 
 ProblemKind = Literal[
     "object_missing",
@@ -68,28 +68,28 @@ ProblemKind = Literal[
     "not_sorted",
     "statistics",
 ]
-"""What a check finds."""
+"""The kinds of problems that a check finds."""
 
 
-# Conditions of deletions as they are kept: by the names that columns had then.
+# Stored conditions of deletions. They use the names that the columns had then.
 
 
-def kept(schema: Schema, condition: dict[str, Any]) -> str:
-    """A condition on the columns of a schema, in JSON, as it is kept."""
+def stored_condition(schema: Schema, condition: dict[str, Any]) -> str:
+    """Returns a condition on the columns of a schema as JSON, in the form in which it is stored."""
     version = {} if schema.version == 1 else {VERSION: schema.version}
     return dumps({**condition, **version})
 
 
-def shown(condition: str) -> str:
-    """A kept condition as it was given."""
+def given_condition(condition: str) -> str:
+    """Returns a stored condition as its user gave it."""
     found = loads(condition)
     return dumps({name: wanted for name, wanted in found.items() if name != VERSION})
 
 
-def as_now(schema: Schema, condition: str) -> dict[str, Any]:
-    """A condition that is kept, by what its columns are called in a schema; in JSON.
+def current_condition(schema: Schema, condition: str) -> dict[str, Any]:
+    """Returns a stored condition, with its columns' names replaced by their names in `schema`.
 
-    `InvalidQuery` when a column of it is not there, `SchemaMoved` when it is of a later version.
+    Raises `InvalidQuery` if a column was dropped, and `SchemaMoved` if the condition's version is newer.
     """
     found = loads(condition)
     version = found.pop(VERSION, 1)
@@ -99,7 +99,7 @@ def as_now(schema: Schema, condition: str) -> dict[str, Any]:
         if (then := one.at(version)) is not None:
             names[then.name] = name
     if gone := [name for name in found if name not in names]:
-        raise InvalidQuery(f"a deletion names column {gone[0]!r}, which is there no more")
+        raise InvalidQuery(f"a deletion names column {gone[0]!r}, which no longer exists")
     return {names[name]: wanted for name, wanted in found.items()}
 
 
@@ -112,15 +112,15 @@ class TableProperties(BaseModel):
         READERS_SECONDS,
         ge=0,
         le=SECONDS_MAX,
-        description="how long a file stays after its last reference went",
+        description="how long a file stays after its last reference was removed",
     )
     gc_batch_files: int = Option(10_000, ge=1, le=INT_MAX, description="files deleted in one transaction")
     history_retention_seconds: float = Option(
         KEPT_SECONDS,
         ge=0,
         le=SECONDS_MAX,
-        description="how far back the table can be read as it was; with gc_delay_seconds 0 only as far as "
-        "consumers and cuts hold files: those that maintenance records hold none then",
+        description="how far back the table can be read as it was; with gc_delay_seconds 0, only as far "
+        "back as consumers and cuts hold files (cuts that maintenance records hold none then)",
     )
     consumer_expiry_seconds: float = Option(
         604_800,
@@ -132,101 +132,106 @@ class TableProperties(BaseModel):
         KEPT_SECONDS,
         ge=0,
         le=SECONDS_MAX,
-        description="when the files of a job that never committed are collected",
+        description="how long the files of a job that never committed are kept",
     )
     compaction_strategy: Literal["size_ratio", "basic"] = "size_ratio"
     compaction_batch_files: int = Option(12, ge=2, le=INT_MAX, description="files merged by one job, at most")
     size_ratio: float = Option(
         3,
         gt=0,
-        description="what the other files must add up to, in the largest; half of their number, where a job "
-        "cannot have so many; at most 0.25 in a keyed table",
+        description="files are merged if all but the largest add up to at least this many times the largest; "
+        "half the number of a job's other files, if it has too few for that; at most 0.25 in a keyed table",
     )
     deletions_max: int = Option(
-        100, ge=1, le=INT_MAX, description="pending deletions of a file's keys; with more it is compacted"
+        100, ge=1, le=INT_MAX, description="pending deletions of a file's keys; a file with more is compacted"
     )
     compaction_jobs_max: int = Option(100_000, ge=1, le=INT_MAX, description="jobs created in one run")
     compaction_task_bytes: int = Option(
         1024 * 1024 * 1024,
         ge=1,
         le=ROWS_MAX,
-        description="of a job, from twice of which on Spark merges it by several tasks, each a range of keys",
+        description="in Spark, a job of at least twice this many bytes is divided into tasks by key ranges",
     )
     compaction_attempts_max: int = Option(
-        3, ge=1, le=INT_MAX, description="tries of a job before it is given up"
+        3, ge=1, le=INT_MAX, description="attempts of a job before it is given up"
     )
     split_threshold_rows: int = Option(
         1_000_000_000, ge=2, le=ROWS_MAX, description="rows from which a leaf is split"
     )
     split_min_rows: int = Option(
-        1_000, ge=2, le=ROWS_MAX, description="rows that a leaf must surely have to be split"
+        1_000,
+        ge=2,
+        le=ROWS_MAX,
+        description="rows that a leaf must certainly have to be split",
     )
     merge_threshold_rows: int | None = Option(
         None,
         ge=1,
         le=ROWS_MAX,
-        description="leaves with fewer rows together are merged; none: no merges",
+        description="leaves with fewer rows together are merged; none: leaves are not merged",
     )
     ingest_file_writing: Literal["one_file_per_leaf", "one_reference_per_leaf"] = "one_file_per_leaf"
     bulk_ingest_leaves_min: int = Option(
         1,
         ge=1,
         le=100_000,
-        description="an ingest by Spark into a table without files first divides it into so many leaves, "
-        "by a sample of its rows",
+        description="least number of leaves into which a Spark ingest first divides an empty "
+        "table, by a sample of the rows",
     )
     row_group_bytes: int = Option(
-        16 * 1024 * 1024, ge=64 * 1024, le=INT_MAX, description="of a row group, before encoding"
+        16 * 1024 * 1024, ge=64 * 1024, le=INT_MAX, description="size of a row group before encoding"
     )
     bloom_filter_columns: str | None = Option(
         None,
-        description="e.g. 'order_id, customer': columns of many values (INT, LONG, STRING, BYTES) of which "
-        "queries ask for single ones, but for the first row key; files written from then on grow by 1 to 2 "
-        "bytes a value",
+        description="e.g. 'order_id, customer': columns (INT, LONG, STRING, BYTES; not the first row key) "
+        "with many distinct values that queries look up singly; new files grow by 1 to 2 bytes a value",
     )
     compression: Literal["zstd", "snappy", "lz4", "none"] = "zstd"
     keep: Literal["every_row", "newest_row"] = Option(
         "every_row",
-        description="newest_row: one row for each row key, the newest; chosen when the table is made",
+        description="newest_row: keep only the newest row for each row key; chosen when the table is made",
     )
     rows: Literal["loaded", "edited"] = Option(
         "loaded",
-        description="edited: a row table's, which are changed as such alone; chosen when the table is made",
+        description="edited: the table of a row table, which alone changes it; chosen when the table is made",
     )
     newest_by: str | None = Option(
         None,
-        description="with keep='newest_row': the value column of which the largest is the newest; among "
-        "equals, and without it, the row whose load began last",
+        description="with keep='newest_row': the value column whose largest value marks the newest row; if "
+        "values are equal, or without it, the row whose load began last is the newest",
     )
     deletion_marks_seconds: float | None = Option(
         None,
         ge=0,
         le=SECONDS_MAX,
-        description="with newest_by: how long a deleted key is remembered once its rows are gone; an older "
-        "row that is loaded later comes back; none: for ever",
+        description="with newest_by: how long a deleted key is remembered after its rows were removed; an "
+        "older row that is loaded after that comes back; none: without limit",
     )
     aggregate: str | None = Option(
         None, description="e.g. 'sum(count), max(last_seen)'; a total that LONG cannot hold is an error"
     )
     filter: str | None = Option(None, description="e.g. 'age_off(time, 86400000)'")
     salt_buckets: int = Option(
-        128, ge=1, le=32_767, description="rows that a file's count is split over (layout salted_counts)"
+        128,
+        ge=1,
+        le=32_767,
+        description="rows over which a file's count of references is split (layout salted_counts)",
     )
     commit: Literal["async", "sync"] = Option(
         "async",
-        description="async: where a committer runs, jobs commit together, through its queue, and wait until "
-        "that is visible; elsewhere, in Spark, and when sync, each in a transaction of its own",
+        description="async: where a committer runs, jobs commit through its queue, many in a transaction, "
+        "and wait until the commit is visible; sync, in Spark or without a committer: one transaction each",
     )
     isolation: Literal["read committed", "serializable"] = "read committed"
     verify_reads: bool = Option(
         False,
-        description="true: each process compares the digest of a file before it first reads rows of it; a "
-        "damaged file is an error, and never other rows",
+        description="true: each process checks a file's digest before it first reads from the file; a "
+        "damaged file is an error and never gives wrong rows",
     )
 
     @property
     def files_kept_seconds(self) -> float:
-        """How long a file stays after its last reference went, if nobody holds it."""
+        """The time in seconds that a file stays after its last reference was removed, if nothing holds it."""
         return 0 if self.gc_delay_seconds == 0 else self.history_retention_seconds
 
     @model_validator(mode="after")
@@ -243,7 +248,7 @@ class TableProperties(BaseModel):
 
 
 def _describe(error: ValidationError) -> str:
-    """A validation error in one line: each property, and what it must be."""
+    """Returns a validation error as one line: each property, and its allowed values."""
     parts = []
     for item in error.errors():
         name = str(item["loc"][0]) if item["loc"] else ""
@@ -257,14 +262,14 @@ def _describe(error: ValidationError) -> str:
 
 
 def unknown_property(name: str) -> str:
-    """What is said of a name that is none: the nearest that is, or all."""
+    """Returns the error text for a name that is no property, with the nearest property or a list of all."""
     known = TableProperties.model_fields
     hint = did_you_mean(name, known) or f"; they are {', '.join(known)}"
     return f"{name!r} is not a table property{hint}"
 
 
 def allowed_values(name: str) -> str:
-    """What a property may be, in words."""
+    """Returns the allowed values of a property, in words."""
     field = TableProperties.model_fields[name]
     if get_origin(field.annotation) is Literal:
         *others, last = get_args(field.annotation)
@@ -282,23 +287,23 @@ def allowed_values(name: str) -> str:
     )
 
 
-# Row tables, whose rows are edited: what their readers see, and what is refused on the table below one.
+# Row tables, whose rows are edited: the columns that readers see, and refused calls.
 
 
 def is_edited(properties: TableProperties) -> bool:
-    """Whether it is the table of a row table."""
+    """Returns whether the table belongs to a row table."""
     return properties.rows == "edited"
 
 
 def named_versions(name: object) -> str | None:
-    """Returns the name of the row table whose versions a name means; None for any other name."""
+    """Returns the name of the row table, if `name` is the name of its versions; else None."""
     if not isinstance(name, str) or not name.lower().endswith(VERSIONS):
         return None
     return name[: -len(VERSIONS)]
 
 
 def current_schema(schema: Schema) -> Schema:
-    """Returns the columns of a row table's current rows: without the mark of deletion and dropped columns."""
+    """Returns the columns of a row table's current rows: without the deletion mark and dropped columns."""
     kept = [
         number
         for number, name in enumerate(schema.names)
@@ -311,10 +316,13 @@ def current_schema(schema: Schema) -> Schema:
 
 
 def check_not_edited(name: str, properties: TableProperties, instead: str) -> None:
-    """`NotARowTable` for what would leave the versions of rows wrong; `instead` is what to do."""
+    """Raises `NotARowTable` if the table belongs to a row table; `instead` is the advice in the message.
+
+    For calls that would leave the versions of rows wrong.
+    """
     if is_edited(properties):
         raise NotARowTable(
-            f"table {name!r} is a row table, whose rows and columns are changed as such alone: {instead}",
+            f"table {name!r} belongs to a row table, and only it may change rows and columns: {instead}",
             table=name,
         )
 
@@ -324,10 +332,10 @@ def is_keyed(properties: TableProperties) -> bool:
 
 
 def stored_schema(schema: Schema, properties: TableProperties) -> Schema:
-    """The columns of the table's files.
+    """Returns the columns of the table's files.
 
-    Those of a keyed table have two more; and as a mark of deletion has no values but the one that its place
-    is told by, all others may be null.
+    A keyed table's files have two hidden columns more. A deletion mark has no values except that of
+    `newest_by`, so all other values may be null in files.
     """
     if not is_keyed(properties):
         return schema
@@ -341,14 +349,17 @@ def stored_schema(schema: Schema, properties: TableProperties) -> Schema:
 
 
 def given_schema(schema: Schema, properties: TableProperties, deletes: str | None) -> Schema:
-    """The columns of data for a keyed table; `deletes` marks rows, of which other values may be null."""
+    """Returns the columns of the data of an upsert.
+
+    `deletes` names a boolean column that marks rows for deletion. In these rows the other values may be null.
+    """
     if deletes is None:
         return schema
     if not isinstance(deletes, str) or not deletes:
         raise InvalidInput(f"deletes is the name of a boolean column of the data, not {deletes!r}")
     if deletes in schema:
         raise InvalidInput(
-            f"deletes: {deletes!r} is a column of the table; name a boolean column that the data alone has"
+            f"deletes: {deletes!r} is a column of the table; name a boolean column that only the data has"
         )
     marks = unchecked(deletes, BOOLEAN)
     column = Column(_HIDDEN_IDS[0], (Stage(1, deletes, BOOLEAN),))
@@ -357,7 +368,7 @@ def given_schema(schema: Schema, properties: TableProperties, deletes: str | Non
 
 
 def _of_marks(schema: Schema, properties: TableProperties) -> list[Field]:
-    """The values as a mark of deletion has them: null, but for the one that its place is told by."""
+    """Returns the value columns, all nullable except that of `newest_by`, as deletion marks have them."""
     return [
         field if field.name == properties.newest_by else Field(field.name, field.type, nullable=True)
         for field in schema.values
@@ -365,12 +376,12 @@ def _of_marks(schema: Schema, properties: TableProperties) -> list[Field]:
 
 
 def newest_first(properties: TableProperties) -> tuple[str, ...]:
-    """What rows of equal key are ordered by, the largest first."""
+    """Returns the columns that order rows of equal key; the row with the largest values is the newest."""
     return (SEQUENCE,) if properties.newest_by is None else (properties.newest_by, SEQUENCE)
 
 
 def check_keyed(schema: Schema, properties: TableProperties) -> None:
-    """`InvalidProperties` when what is asked for does not fit the schema, or each other."""
+    """Raises `InvalidProperties` if properties do not fit the schema or contradict each other."""
     if properties.rows == "edited" and (is_keyed(properties) or properties.filter or properties.aggregate):
         raise InvalidProperties("rows: a row table keeps every version: it has no keep, filter or aggregate")
     if not is_keyed(properties):
@@ -384,9 +395,7 @@ def check_keyed(schema: Schema, properties: TableProperties) -> None:
             f"make {schema.sort_keys[0].name!r} a row key or a value"
         )
     if properties.aggregate is not None:
-        raise InvalidProperties(
-            "aggregate: with keep='newest_row' a row replaces another, and merges with none"
-        )
+        raise InvalidProperties("aggregate: with keep='newest_row' a row replaces another and is not merged")
     if len(schema.fields) + len(HIDDEN_COLUMNS) > FIELDS_MAX:
         raise InvalidProperties(
             f"keep: a table with keep='newest_row' has at most {FIELDS_MAX - len(HIDDEN_COLUMNS)} columns"
@@ -395,28 +404,28 @@ def check_keyed(schema: Schema, properties: TableProperties) -> None:
 
 
 def check_upsert(name: str, properties: TableProperties) -> None:
-    """`InvalidInput` for a table of which no row replaces another."""
+    """Raises `InvalidInput` for a table in which no row replaces another."""
     if not is_keyed(properties):
         raise InvalidInput(
-            f"table {name!r} keeps every row, so that none replaces another: ingest the rows, or make the "
+            f"table {name!r} keeps every row, so no row replaces another: ingest the rows, or make the "
             "table with keep='newest_row'"
         )
 
 
 def check_kept(now: TableProperties, changed: TableProperties) -> None:
-    """`InvalidProperties` for a change of what compaction has acted upon already."""
+    """Raises `InvalidProperties` for a change of a property that compaction has already acted upon."""
     if now.rows != changed.rows:
         raise InvalidProperties(f"rows is chosen when a table is made, and stays {now.rows!r}")
     for name in ("keep", "newest_by"):
         if getattr(now, name) != getattr(changed, name):
             raise InvalidProperties(
-                f"{name} is chosen when a table is made, and stays {getattr(now, name)!r}: what compaction "
-                "left out does not come back; make another table, and ingest the rows into it"
+                f"{name} is chosen when a table is made, and stays {getattr(now, name)!r}: rows that "
+                "compaction left out cannot come back; make another table and ingest the rows into it"
             )
 
 
 def unchecked(name: str, kind: DataType, *, nullable: bool = False) -> Field:
-    """A field of any name; those of a table's columns do not begin with two underscores."""
+    """Returns a field with any name, even one that begins with two underscores, as hidden columns have."""
     field = object.__new__(Field)
     for attribute, value in (("name", name), ("type", kind), ("nullable", nullable)):
         object.__setattr__(field, attribute, value)
@@ -428,7 +437,7 @@ def _check_newest_by(schema: Schema, properties: TableProperties) -> None:
     if name is None:
         if properties.deletion_marks_seconds is not None:
             raise InvalidProperties(
-                "deletion_marks_seconds: without newest_by marks of deletion go when no older row can come"
+                "deletion_marks_seconds needs newest_by: without it, a mark goes when no older row can come"
             )
         return
     field = next((one for one in schema.values if one.name == name), None)
@@ -443,7 +452,7 @@ def _check_newest_by(schema: Schema, properties: TableProperties) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something of a table, or with None of none, that is not as it was written; `detail` says what."""
+    """A difference between a table (None: no table's) and its record or its objects; `detail` explains it."""
 
     kind: ProblemKind
     table: str | None
@@ -454,9 +463,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class TableRecord:
-    """A table's row in the database. Names may change; the UUID (32 hexadecimal digits) is the table's own.
+    """A table's row in the database. The name may change; the UUID (32 hexadecimal digits) never does.
 
-    A database that is restored gives ids again: what leaves the database says the UUID.
+    A restored database gives the same `table_id` again, so everything outside the database uses the UUID.
     """
 
     table_id: int
@@ -467,21 +476,21 @@ class TableRecord:
     created_at: datetime | None = None
     uuid: str = "0" * 32
     numbered: bool = False
-    """Whether it has objects from before tables had UUIDs."""
+    """True if the table has objects from before tables had UUIDs."""
 
     @property
     def object_prefix(self) -> str:
-        """What the names of the table's new objects begin with."""
+        """The prefix of the names of the table's new objects."""
         return f"data/{self.uuid}/"
 
     @property
     def object_prefixes(self) -> tuple[str, ...]:
-        """What the names of its objects, and of no other table's, begin with."""
+        """The prefixes of the names of this table's objects; no other table's object has them."""
         return (self.object_prefix, f"data/t{self.table_id}/") if self.numbered else (self.object_prefix,)
 
 
 def table_of(row: Sequence[Any]) -> TableRecord:
-    """Of the columns that the queries of tables give, which are the fields."""
+    """Returns the table of a row that a query of tables gave; its columns are the fields."""
     table_id, name, schema, properties, layout, created_at, uuid, numbered = row
     return TableRecord(
         table_id,
@@ -496,10 +505,10 @@ def table_of(row: Sequence[Any]) -> TableRecord:
 
 
 def check_table_name(name: object) -> str:
-    """The name, when a table can have it; else `InvalidName`."""
+    """Returns the name if a table can have it. Raises `InvalidName`."""
     if not isinstance(name, str) or not _TABLE_NAME.fullmatch(name):
         raise InvalidName(
-            f"table name {name!r}: use letters A to Z, digits, '_' and '-', first a letter or underscore"
+            f"table name {name!r}: use letters A to Z, digits, '_' and '-'; begin with a letter or underscore"
         )
     if len(name) > TABLE_NAME_LENGTH_MAX:
         raise InvalidName(f"table name {name[:20]!r}… is longer than {TABLE_NAME_LENGTH_MAX} characters")
@@ -513,15 +522,15 @@ class _Read(Protocol):
 
 
 class Container:
-    """A table as a container of its rows, for `len`, truth, and what takes Arrow's streams."""
+    """A mixin that makes a table a container of its rows: for `len`, truth, and readers of Arrow streams."""
 
     def __len__(self: _Read) -> int:
-        """Returns how many rows there are; see `count`."""
+        """Returns the number of rows, as `count` does."""
         return self.count()
 
     def __bool__(self) -> bool:
-        return True  # without a count
+        return True  # does not count rows
 
     def __arrow_c_stream__(self: _Read, requested_schema: Any = None) -> Any:
-        """Gives the rows to what takes Arrow's streams, like `pa.table(table)`."""
+        """Returns the rows as an Arrow stream, for example for `pa.table(table)`."""
         return self.query().__arrow_c_stream__(requested_schema)

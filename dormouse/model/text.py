@@ -1,4 +1,4 @@
-"""Texts that PostgreSQL can hold, and the narrow ids that stand for them."""
+"""Checks of texts that PostgreSQL must hold, and the narrow ids that stand for them."""
 
 from __future__ import annotations
 
@@ -12,37 +12,41 @@ from urllib.parse import quote
 
 from dormouse.errors import InvalidInput
 
-# Columns' names as they stand in properties: as they are, or in double quotes if they are no words.
+# Names of columns in properties: as they are, or in double quotes if they are not words.
 
 NAME = r'\w+|"(?:[^"]|"")+"'
-"""A pattern of one."""
+"""A pattern that matches one name."""
 _BETWEEN = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)')
-"""A comma that is in no quotes."""
+"""A comma outside quotes."""
 
 
 def name_of(text: str) -> str:
-    """The name that is written so."""
+    """Returns the name without its quotes."""
     text = text.strip()
     return text[1:-1].replace('""', '"') if len(text) > 1 and text[0] == text[-1] == '"' else text
 
 
-def written(name: str) -> str:
-    """The name as properties have it."""
+def quoted_name(name: str) -> str:
+    """Returns the name as it is written in properties, in quotes if necessary."""
     return name if re.fullmatch(r"\w+", name) else '"' + name.replace('"', '""') + '"'
 
 
 def parts_of(text: str) -> list[str]:
-    """What stands between the commas that are in no name."""
+    """Returns the parts of a text between commas outside quotes."""
     return _BETWEEN.split(text) if text.strip() else []
 
 
-def listed(text: str) -> list[str]:
-    """Names between commas, as people write them; one with a comma in double quotes. `InvalidInput`."""
+def split_names(text: str) -> list[str]:
+    """Returns the names of a list with commas; a name with a comma is in double quotes.
+
+    Raises `InvalidInput`.
+    """
     try:
         return [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
     except csv.Error:
         raise InvalidInput(
-            f"{text[:80]!r} is no list of names: one is too long, or has a line break without double quotes"
+            f"{text[:80]!r} is not a list of names: one is too long, or "
+            "has a line break outside double quotes"
         ) from None
 
 
@@ -51,9 +55,11 @@ COLUMNS_SHOWN = 20
 
 
 def check_text(what: str, value: object, bytes_max: int = NAME_BYTES_MAX) -> None:
-    """Text that PostgreSQL can hold: not empty, bounded, no NUL, valid Unicode."""
+    """Raises `InvalidInput` unless the value is text that PostgreSQL can hold: not empty, bounded, without
+    NUL.
+    """
     if type(value) is str and 0 < len(value) <= bytes_max and value.isascii() and "\x00" not in value:
-        return  # most are, and requests have many
+        return  # most texts are like this, and requests have many
     if not isinstance(value, str) or not value:
         raise InvalidInput(f"{what} must be a non-empty string, not {value!r}")
     try:
@@ -65,21 +71,21 @@ def check_text(what: str, value: object, bytes_max: int = NAME_BYTES_MAX) -> Non
 
 
 def check_printed(what: str, value: object, bytes_max: int = NAME_BYTES_MAX) -> None:
-    """As `check_text`, for names and ids that stand in logs, headers and terminals."""
+    """Raises `InvalidInput` as `check_text` does, and for text that cannot be shown in a log or a header."""
     check_text(what, value, bytes_max)
     if not str(value).isprintable():
-        raise InvalidInput(f"{what} {value!r} must be printable: without ends of lines and the like")
+        raise InvalidInput(f"{what} {value!r} must be printable, without line breaks or control characters")
 
 
 def path_segment(text: str) -> str:
     """Returns any text as one segment of a URL's path, in ASCII."""
     found = quote(text, safe="")
-    # a client takes a segment of dots out of a path, unless these are encoded
+    # clients remove a segment of dots from a path, unless it is encoded
     return found.replace(".", "%2E") if found in {".", ".."} else found
 
 
 def check_texts(what: str, values: Sequence[object], bytes_max: int = NAME_BYTES_MAX) -> None:
-    """As `check_text` for each."""
+    """Raises `InvalidInput` as `check_text` does, for any of the values."""
     try:
         joined = "".join(values)  # type: ignore[arg-type]  # what is no text is found below
         lengths = set(map(len, values))  # type: ignore[arg-type]
@@ -92,39 +98,39 @@ def check_texts(what: str, values: Sequence[object], bytes_max: int = NAME_BYTES
 
 
 def narrow_id(text: str) -> uuid.UUID:
-    """A file's or commit's id in the database: 128 bits of BLAKE2b, narrow and known without a look-up."""
+    """Returns the id of a file or commit in the database: 128 bits of BLAKE2b, known without a look-up."""
     return uuid.UUID(bytes=narrow_bytes(text))
 
 
 def narrow_bytes(text: str) -> bytes:
-    """A narrow id as it stands in arrays."""
+    """Returns the 16 bytes of a narrow id."""
     return blake2b(text.encode(), digest_size=16).digest()
 
 
 def plural(number: int, noun: str) -> str:
-    """The number with its noun: `1 file`, `2 files`."""
+    """Returns the number with its noun: `1 file`, `2 files`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def nearest(name: object, known: Iterable[str]) -> str | None:
-    """Which of these a name was probably meant to be; case does not count."""
+    """Returns the name that was probably meant, without regard to case, or None."""
     names = {one.casefold(): one for one in known}
     near = get_close_matches(str(name).casefold(), names, n=1)
     return names[near[0]] if near else None
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """The end of an error that names the nearest thing that there is; empty if nothing is near."""
+    """Returns the end of an error message that suggests the nearest name; empty if none is near."""
     near = nearest(name, known)
     return "" if near is None else f"; did you mean {near!r}?"
 
 
 def of_one_key(partition_id: str) -> str:
-    """Returns a line about a full leaf that cannot be divided."""
+    """Returns an error message about a full leaf that cannot be divided."""
     return f"partition {partition_id} is full and cannot be divided: all its rows have one key"
 
 
 def shown_list(names: Sequence[str], most: int) -> str:
-    """Returns the first names, and how many more there are."""
+    """Returns the first names, and the number of the others."""
     more = len(names) - most
     return ", ".join([*names[:most], *([f"… {more:,} more"] if more > 0 else [])])

@@ -1,7 +1,7 @@
-"""Fields, their data types and their values: as Python's, as parameters of statements and as text.
+"""Fields and data types, and values in Python, as parameters of statements and as text.
 
-Keys are of some types, values of any. docs/reference/values.md has the table of forms; Arrow columns are
-written by `dormouse.sources.export`, after the same rules.
+Key columns have one of a few types, value columns any. docs/reference/values.md lists the forms of values.
+`dormouse.sources.export` writes Arrow columns by the same rules.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _OF_ONE = ("as_py", "to_pydatetime", "item")
 Parameters = Sequence[Any] | Mapping[str, Any]
 PARAMETERS_MAX = 10_000
 NESTING_MAX = 100
-"""The most lists in each other."""
+"""The limit of nested lists in a parameter."""
 
 _TYPES = (bool, int, float, str, bytes, datetime, date, time, timedelta, Decimal, UUID, type(None))
 EXACT_MAX = 2.0**53
-"""Up to it each whole number is a double."""
+"""The limit up to which every whole number is a double."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class DataType:
     parts: tuple[Field, ...] = ()
 
     def __repr__(self) -> str:
-        """Returns it as it is written in Python."""
+        """Returns the Python expression of the type."""
         if self.precision is not None:
             inside = f"{self.precision}, {self.scale}"
         elif self.parts:
@@ -73,7 +73,7 @@ class DataType:
 
     @staticmethod
     def from_json(value: Any) -> DataType:
-        """The type of `to_json`."""
+        """Returns the type that `to_json` gave. Raises `InvalidSchema`."""
         if isinstance(value, str) and value in _PRIMITIVES:
             return _PRIMITIVES[value]
         match value:
@@ -98,16 +98,16 @@ class DataType:
 
     @property
     def is_floating(self) -> bool:
-        """Whether it has NaN, of which Parquet's statistics know nothing."""
+        """True if values may be NaN, which Parquet's statistics leave out."""
         return self.name in {"double", "float"}
 
     @property
     def inner(self) -> tuple[DataType, ...]:
-        """The types that it is made of."""
+        """The types that a list, map or struct contains."""
         return (*(t for t in (self.key, self.element) if t is not None), *(part.type for part in self.parts))
 
     def to_json(self) -> Any:
-        """A string, or for types with parameters an object."""
+        """Returns the type as JSON: a string, or an object for types with parameters."""
         if self.precision is not None:
             return {self.name: {"precision": self.precision, "scale": self.scale}}
         if self.parts:
@@ -122,7 +122,7 @@ class DataType:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A named, typed column, or part of a struct. Of columns only values may be nullable."""
+    """A named, typed column, or part of a struct. Key columns cannot be nullable."""
 
     name: str
     type: DataType
@@ -145,7 +145,7 @@ class Field:
 
     @staticmethod
     def from_json(value: Any) -> Field:
-        """The field of `to_json`; `nullable` may be left out."""
+        """Returns the field that `to_json` gave; `nullable` may be left out. Raises `InvalidSchema`."""
         match value:
             case {"name": name, "type": type_, **rest} if set(rest) <= {"nullable"}:
                 return Field(name, DataType.from_json(type_), cast(bool, rest.get("nullable", False)))
@@ -153,7 +153,7 @@ class Field:
 
 
 def is_text(value: object) -> bool:
-    """Returns whether PostgreSQL can hold it."""
+    """Returns whether PostgreSQL can hold the value as text."""
     return (
         isinstance(value, str)
         and "\x00" not in value
@@ -162,7 +162,7 @@ def is_text(value: object) -> bool:
 
 
 def check_field_name(name: object) -> None:
-    """Any text, as headers and JSON have it; `InvalidSchema`."""
+    """Raises `InvalidSchema` for a name that is not text, is empty, too long, reserved or has a NUL."""
     if not isinstance(name, str) or not name or not is_text(name):
         raise InvalidSchema(f"field name {name!r}: it must be text, not empty, and without NUL")
     if name.startswith("__"):
@@ -187,7 +187,9 @@ _PRIMITIVES = {t.name: t for t in (INT, LONG, STRING, BYTES, DOUBLE, FLOAT, BOOL
 
 
 def DECIMAL(precision: int, scale: int) -> DataType:  # noqa: N802 - a type, like the constants
-    """Exact numbers of at most `precision` digits (up to 38), of which `scale` stand after the point."""
+    """Returns a type of exact numbers: up to `precision` digits (at most 38), `scale` of them after the
+    point.
+    """
     for what, given, most in (("precision", precision, DECIMAL_DIGITS_MAX), ("scale", scale, precision)):
         least = int(what == "precision")
         if not isinstance(given, int) or isinstance(given, bool) or not least <= given <= most:
@@ -198,19 +200,21 @@ def DECIMAL(precision: int, scale: int) -> DataType:  # noqa: N802 - a type, lik
 
 
 def LIST(element: DataType) -> DataType:  # noqa: N802
-    """Lists of `element`; lists, maps and structs may be nested."""
+    """Returns a type of lists of `element`; lists, maps and structs may be nested."""
     return DataType("list", element=_checked(element, "a list's element"))
 
 
 def MAP(key: DataType, value: DataType) -> DataType:  # noqa: N802
-    """Maps from a key type to any type."""
+    """Returns a type of maps from a key type to any type."""
     if not (isinstance(key, DataType) and key.is_key_type):
         raise InvalidSchema(f"a map's key must be {KEY_TYPE_NAMES}, not {key}")
     return DataType("map", element=_checked(value, "a map's value"), key=key)
 
 
 def STRUCT(parts: Iterable[Field]) -> DataType:  # noqa: N802
-    """Several named values as one: `dm.STRUCT([dm.Field("x", dm.DOUBLE), dm.Field("y", dm.DOUBLE)])`."""
+    """Returns a type of several named values: `dm.STRUCT([dm.Field("x", dm.DOUBLE), dm.Field("y",
+    dm.DOUBLE)])`.
+    """
     found = tuple(parts) if isinstance(parts, Iterable) else ()
     if not found or not all(isinstance(part, Field) for part in found):
         raise InvalidSchema(f"a struct's parts must be a list of dm.Field, not {parts!r}")
@@ -230,16 +234,15 @@ def _checked(inner: DataType, what: str) -> DataType:
     return inner
 
 
-def _depth(found: DataType) -> int:
-    return 1 + max(map(_depth, found.inner), default=0)
+def _depth(data_type: DataType) -> int:
+    return 1 + max(map(_depth, data_type.inner), default=0)
 
 
 def plain(value: Any) -> Any:
-    """Returns a value of NumPy, pandas, Polars or Arrow as Python has it, a list for arrays and series.
+    """Returns a value of NumPy, pandas, Polars or Arrow as a Python value, a list for arrays and series.
 
-    None of these is imported. What is Python's already is returned as it is.
-
-    Instants are taken in microseconds, and left alone if that would lose anything.
+    None of these libraries is imported. A Python value is returned unchanged. Times are converted to
+    microseconds, unless that would lose digits; then the value is returned unchanged.
     """
     kind = type(value)
     if kind.__module__.partition(".")[0] not in _PACKAGES:
@@ -252,12 +255,15 @@ def plain(value: Any) -> Any:
     if convert is None or bool(getattr(value, "nanosecond", 0)):
         return value
     found = convert()
-    # of Arrow's nanoseconds pandas makes its own
+    # pandas turns Arrow's nanoseconds into a type of its own
     return value if getattr(found, "nanosecond", 0) else found
 
 
-def given(parameters: object) -> Parameters:
-    """The parameters, as a list or a dict; `InvalidQuery` for too many, or what DuckDB has no type for."""
+def checked_parameters(parameters: object) -> Parameters:
+    """Returns checked parameters as a list or a dict.
+
+    Raises `InvalidQuery` for too many parameters, or a value that DuckDB has no type for.
+    """
     if parameters is None:
         return []
     if isinstance(parameters, Mapping):
@@ -277,8 +283,8 @@ def _check_count(parameters: Sequence[Any] | Mapping[Any, Any]) -> None:
     count = len(parameters)
     if count > PARAMETERS_MAX:
         raise InvalidQuery(
-            f"a statement can have {PARAMETERS_MAX:,} parameters, not {count:,}: ask in parts; SQL over "
-            "tables takes a list as one of them, for x = ANY($1)"
+            f"a statement can have {PARAMETERS_MAX:,} parameters, not {count:,}: send several statements; "
+            "SQL over tables takes a list as one parameter, for x = ANY($1)"
         )
 
 
@@ -289,32 +295,32 @@ def _parameter_name(name: object) -> str:
 
 
 def check_nesting(name: str, depth: int) -> None:
-    """Raises `InvalidQuery` for a parameter whose lists are more than `NESTING_MAX` in each other."""
+    """Raises `InvalidQuery` for a parameter with lists nested more than `NESTING_MAX` deep."""
     if depth > NESTING_MAX:
         raise InvalidQuery(f"parameter {name} has more than {NESTING_MAX} lists nested in each other")
 
 
 def _checked_parameter(name: str, value: Any, depth: int = 1) -> Any:
     if type(value).__module__ == "numpy":
-        # as data frames hand them over
+        # data frames give NumPy's types
         value = value.tolist()
     if isinstance(value, list | tuple):
         check_nesting(name, depth)
         return [_checked_parameter(name, item, depth + 1) for item in value]
     if isinstance(value, str) and not is_text(value):
-        raise InvalidQuery(f"parameter {name} can have neither NUL nor half a surrogate pair")
+        raise InvalidQuery(f"parameter {name} must have no NUL and no half of a surrogate pair")
     if not isinstance(value, _TYPES):
         raise InvalidQuery(
-            f"parameter {name} is {value!r:.100}, of which SQL has no type; give a number, text, bytes, a "
+            f"parameter {name} is {value!r:.100}, which SQL has no type for; give a number, text, bytes, a "
             "time, None, or a list of these"
         )
     return value
 
 
 def value_of_text(field: Field, text: str) -> Any:
-    """A number, text, bytes as text or 0x and hexadecimal digits, true or false, a date, or a time.
+    """Returns the value of a text, by the field's type. Raises `InvalidQuery`.
 
-    Dates and times in ISO 8601, in UTC when it names no zone.
+    Bytes are text, or 0x and hexadecimal digits. Dates and times are in ISO 8601, in UTC without a zone.
     """
     parse, what = _OF_TEXT.get(field.type.name, (str, "text"))
     try:
@@ -328,12 +334,12 @@ def base64_text(value: bytes) -> str:
 
 
 def bytes_of_base64(text: str) -> bytes:
-    """Raises `ValueError` for what is not base64, or not in its one form."""
+    """Returns the bytes. Raises `ValueError` for text that is not base64 in its canonical form."""
     return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
 
 
 def interval_text(value: Any) -> str:
-    """ISO 8601, of Arrow's months, days and nanoseconds."""
+    """Returns an interval of Arrow (months, days, nanoseconds) in ISO 8601."""
     return f"P{value.months}M{value.days}DT{Decimal(value.nanoseconds).scaleb(-9).normalize():f}S"
 
 
@@ -342,20 +348,20 @@ def is_interval(value: Any) -> bool:
 
 
 def time_text(value: datetime) -> str:
-    """ISO 8601 with microseconds, in UTC; without a zone when it has none."""
+    """Returns a time in ISO 8601 with microseconds: in UTC, or without a zone if it has none."""
     if value.tzinfo is None:
         return value.isoformat(timespec="microseconds")
     return f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
 
 def time_of_text(text: str) -> datetime:
-    """A time in ISO 8601, in UTC when it names no zone; ValueError."""
+    """Returns the time of a text in ISO 8601, in UTC if it has no zone. Raises `ValueError`."""
     found = datetime.fromisoformat(text)
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _double_of_text(text: str) -> float:
-    """Returns the number, which is infinite only where the text says so in letters."""
+    """Returns the number. Raises `ValueError` if digits give infinity: only "inf" and the like may."""
     if math.isinf(found := float(text)) and any(map(str.isdigit, text)):
         raise ValueError
     return found
@@ -369,12 +375,12 @@ def _truth(text: str) -> bool:
     return {"true": True, "false": False}[text.lower()]
 
 
-# for each type what reads it, and what it should have been
+# for each type the parser, and the expected form, for messages
 _OF_TEXT: dict[str, tuple[Callable[[str], Any], str]] = {
     "int": (int, "a whole number"),
     "long": (int, "a whole number"),
-    "double": (_double_of_text, "a number that a double has"),
-    "float": (_double_of_text, "a number that a double has"),
+    "double": (_double_of_text, "a number that fits a double"),
+    "float": (_double_of_text, "a number that fits a double"),
     "date": (date.fromisoformat, "a date, like 2026-01-31"),
     "decimal": (Decimal, "a decimal number, like 0.10"),
     "bytes": (_bytes_of_text, "hexadecimal after 0x"),
@@ -384,10 +390,11 @@ _OF_TEXT: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 def keeps(number: float, text: str, shortest: str) -> bool:
-    """Returns whether a floating number has the digits of a text.
+    """Returns whether a floating-point number keeps the digits of a text.
 
-    It has them if the text is `shortest`, which tells the number apart, or if the number's exact value,
-    rounded to as many digits as the text has, is the text's.
+    It does in either case:
+    - The text is `shortest`, the shortest text that identifies the number.
+    - The number's exact value, rounded to as many digits as the text has, equals the text's.
     """
     if not math.isfinite(number):
         return False
@@ -395,14 +402,14 @@ def keeps(number: float, text: str, shortest: str) -> bool:
     if value == Decimal(shortest):
         return True
     if value != value.to_integral_value():
-        value = value.normalize()  # zeros at the end of a fraction say nothing
+        value = value.normalize()  # zeros at the end of a fraction carry no precision
     return value == Context(prec=len(value.as_tuple().digits)).create_decimal(Decimal(number))
 
 
 def exact_double(text: str) -> float:
-    """Returns the double of a decimal number; ValueError says why a double does not keep it.
+    """Returns the double of a decimal number. Raises `ValueError` with the reason if a double cannot keep it.
 
-    It is infinite or zero only where the text says so, and from 2**53 it has all digits of the text.
+    Only a text of infinity or zero gives infinity or zero. From 2**53 on, all digits must be kept.
     """
     number = float(text)
     if (

@@ -1,7 +1,7 @@
-"""The one check of an object: whether it is there, of the size and the digest with which it was written.
+"""The check of an object: whether it exists with the size and the digest with which it was written.
 
-A digest tells by its length what it is. An XXH3-128 finds damage, of content that is Dormouse's own. A
-SHA-256 is for content that strangers send: one of them could profit from other content of the same XXH3-128.
+The length of a digest shows its kind. An XXH3-128 detects damage of Dormouse's own content. A SHA-256 is for
+content from outside, whose senders could profit from finding other content with the same XXH3-128.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dormouse.errors import ObjectNotFound, one_line
 from dormouse.objects.store import ObjectStore
 
 READ_BYTES = 1 << 20
-"""What fits a core's cache: hashing it again from there costs less than reading it."""
+"""The size of one read: it fits a core's cache, so hashing costs less than reading."""
 
 XXH3, SHA256 = 16, 32
-"""The kinds of digests, by their bytes."""
+"""The kinds of digests, by their length in bytes."""
 
 FaultKind = Literal["object_missing", "object_size", "object_digest", "object_unreadable"]
 GoOn = Callable[[], object]
-"""Called for each megabyte that is read; what it raises ends the reading."""
+"""A callback for each megabyte that is read; if it raises, the reading ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenObject:
-    """An object as it was written; None where that is not recorded."""
+    """An object as it was written; None for facts that are not recorded."""
 
     name: str
     byte_count: int | None = None
@@ -37,7 +37,7 @@ class WrittenObject:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """How an object is not what was written; `text` follows its name, or "it"."""
+    """A difference between an object and its record; `text` follows the object's name, or "it"."""
 
     kind: FaultKind
     text: str
@@ -52,9 +52,9 @@ MISSING = Fault("object_missing", "is not there")
 def fault_of(
     objects: ObjectStore, written: WrittenObject, *, deep: bool = False, go_on: GoOn = lambda: None
 ) -> Fault | None:
-    """Returns how an object differs from what was written, as far as that is recorded; None: not at all.
+    """Returns the difference between an object and its record, or None.
 
-    With `deep`, every byte is read. Raises `ObjectStoreError` when the store cannot tell.
+    With `deep`, every byte is read. Raises `ObjectStoreError` if the store cannot be read.
     """
     try:
         if deep and written.digest is not None:
@@ -65,7 +65,7 @@ def fault_of(
 
 
 def read_back(objects: ObjectStore, written: WrittenObject) -> tuple[bytes, Fault | None]:
-    """As a deep `fault_of`, for an object that fits memory; also returns its bytes."""
+    """Returns the bytes of an object that fits memory, and its fault, as a deep `fault_of` does."""
     try:
         data, was = objects.get(written.name), written.digest
     except ObjectNotFound:
@@ -74,9 +74,10 @@ def read_back(objects: ObjectStore, written: WrittenObject) -> tuple[bytes, Faul
 
 
 def compared(written: WrittenObject, size: int | None, digest: bytes | None = None) -> Fault | None:
-    """Returns how an object of a size and a digest differs from what was written; without a size, it is gone.
+    """Returns the difference between a size and a digest and the record; without a size, the object is
+    missing.
 
-    Digests of two kinds tell nothing of each other.
+    Digests of two kinds cannot be compared, so they make no difference.
     """
     if size is None:
         return MISSING
@@ -86,11 +87,11 @@ def compared(written: WrittenObject, size: int | None, digest: bytes | None = No
     if was is None or digest is None or len(was) != len(digest) or was == digest:
         return None
     said = f"its digest is {digest.hex()}, and was {was.hex()}"
-    return Fault("object_digest", f"has not the bytes that were written: {said}")
+    return Fault("object_digest", f"does not have the bytes that were written: {said}")
 
 
 def unreadable(why: BaseException) -> Fault:
-    """Returns the fault of an object that is there, and cannot be read."""
+    """Returns the fault of an object that exists but cannot be read."""
     return Fault("object_unreadable", f"cannot be read: {one_line(why)}")
 
 
@@ -104,7 +105,7 @@ def digest_of_object(
 
 
 def copied(objects: ObjectStore, name: str, path: Path, go_on: GoOn = lambda: None) -> tuple[int, bytes]:
-    """Copies an object to a path; returns its size and digest. Raises as `digest_of_object`."""
+    """Copies an object to a path; returns its size and digest. Raises the errors of `digest_of_object`."""
     with objects.reader(name) as source, path.open("wb") as file:
 
         def write(data: bytes) -> None:
@@ -122,7 +123,7 @@ def digest_of_file(path: Path, kind: int = XXH3) -> bytes:
 
 
 def digest_of(file: BinaryIO, use: Callable[[bytes], object] = lambda data: None, kind: int = XXH3) -> bytes:
-    """Returns the digest of what is left of a file; `use` is called with each piece of it."""
+    """Returns the digest of the rest of a file; `use` is called with each piece."""
     digest = new_digest(kind)
     while data := file.read(READ_BYTES):
         digest.update(data)
@@ -132,7 +133,7 @@ def digest_of(file: BinaryIO, use: Callable[[bytes], object] = lambda data: None
 
 
 def new_digest(kind: int = XXH3, data: bytes = b"") -> Any:
-    """Returns the digest of some bytes, to which others can be added, as one of `hashlib`."""
+    """Returns a `hashlib`-like digest of some bytes, to which more can be added."""
     if kind == SHA256:
         return sha256(data)
     import xxhash

@@ -1,4 +1,4 @@
-"""Objects as files in a folder: written beside it, made durable, then linked under their name."""
+"""Objects as files in a folder: written in a staging area, made durable, then linked under their name."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from dormouse.objects.names import (
 )
 from dormouse.objects.staging import StagingArea, sync
 
-# Files below a folder in which others write: opened without a link being followed, and pinned while used.
+# Files below a folder in which other users write: opened without following links, and pinned while in use.
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""`O_NONBLOCK`: the open of a FIFO does not wait for a writer."""
+"""The flags for opening a file; with `O_NONBLOCK`, the open of a FIFO does not wait for a writer."""
 
 LINK = "it is a link, or reached by one, or no regular file: put the file itself there"
 _REFUSALS = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR, errno.ENODEV})
-"""What the kernel answers to an open of a link, a FIFO, a socket or a device."""
+"""The errors of the kernel for the open of a link, a FIFO, a socket or a device."""
 
 
 def pin_beneath(folder: Path, name: str, target: Path) -> None:
     """Makes `target` the regular file that a relative name below a folder leads to.
 
-    No link is followed, at no part of the name, also not one that is put there meanwhile. `target` is a hard
-    link to the file that was opened, or a copy of its bytes where the file system allows no such link. Nobody
-    who may write below the folder can make it another file. Raises `FileNotFoundError`; `OSError` with the
-    text `LINK`.
+    No link is followed in any part of the name, even one that is made meanwhile. `target` is a hard link to
+    the file that was opened, or a copy of its bytes if the file system allows no such link. So a user with
+    write access below the folder cannot substitute another file. Raises `FileNotFoundError`, or `OSError`
+    with the text `LINK`.
     """
     parts = PurePosixPath(name).parts
     try:
@@ -64,7 +64,7 @@ def pin_beneath(folder: Path, name: str, target: Path) -> None:
 
 @contextmanager
 def _opened(folder: int, parts: tuple[str, ...]) -> Iterator[int]:
-    """The folder that some parts below an open folder lead to, which is closed."""
+    """Yields the folder that `parts` lead to below an open folder, and closes the folders."""
     try:
         for part in parts:
             inner = os.open(part, _FOLDER, dir_fd=folder)
@@ -83,7 +83,7 @@ def _pin(file: int, at: int, name: str, target: Path) -> None:
         os.link(name, target, src_dir_fd=at, follow_symlinks=False)
         if os.path.samestat(target.lstat(), status):
             return
-        target.unlink()  # what stands there by now is another file
+        target.unlink()  # the name was replaced meanwhile: it is another file
     with os.fdopen(os.dup(file), "rb") as source, target.open("xb") as copy:
         shutil.copyfileobj(source, copy, 1 << 20)
 
@@ -94,14 +94,14 @@ FOLDERS_KNOWN_MAX = 1_000
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 _durable: dict[Path, tuple[int, int, int]] = {}
-"""Folders as they were when all their entries were made durable."""
+"""The states of folders at the time when all their entries were made durable."""
 
 
 @dataclass(frozen=True)
 class FolderStore:
     """An `ObjectStore` in a folder of one file system that has hard links.
 
-    A hard link is what publishes: it is atomic, and unlike a rename it refuses a name that is taken.
+    Objects are published by a hard link: it is atomic and, unlike a rename, refuses a name that is taken.
     """
 
     root: Path
@@ -120,7 +120,7 @@ class FolderStore:
 
     @contextmanager
     def staged(self, name: str) -> Iterator[Path]:
-        """A path within the store's own file system, so that publishing copies nothing."""
+        """Yields a path within the store's own file system, so that publishing copies nothing."""
         target = self._path(name)
         with _errors("write", name, self.root):
             if target.exists():
@@ -133,7 +133,7 @@ class FolderStore:
                 self._publish(slot.written(target.name), name)
 
     def copy(self, source: str, name: str) -> None:
-        """Both names are of one file."""
+        """Links the same file under both names."""
         with self.staged(name) as path, _errors("read", source, self.root):
             path.hardlink_to(self._path(source))
 
@@ -183,7 +183,7 @@ class FolderStore:
 
     @contextmanager
     def pinned(self, names: Iterable[str]) -> Iterator[dict[str, Path]]:
-        """Within the store's own file system, so that pinning copies nothing."""
+        """Yields files within the store's own file system, so that pinning copies nothing."""
         with _errors("write", STAGING, self.root):
             slot = self._area().claim()
         with closing(slot):
@@ -208,7 +208,7 @@ class FolderStore:
         return self.root / check_name(name)
 
     def _publish(self, path: Path, name: str) -> None:
-        """Link the file under its name, durably."""
+        """Links the file under its name, durably."""
         target = self._path(name)
         sync(path)
         try:
@@ -222,7 +222,7 @@ class FolderStore:
             raise
 
     def _sync_folders(self, folder: Path) -> None:
-        """Make the entries from the root down to `folder` durable, whichever process made them."""
+        """Makes the entries from the root down to `folder` durable, whichever process made them."""
         while True:
             with suppress(FileNotFoundError):
                 _sync_entries(folder)
@@ -231,14 +231,14 @@ class FolderStore:
             folder = folder.parent
 
     def _unlink(self, name: str) -> Path:
-        """Remove one file, if it is there; return the folder that it was in."""
+        """Deletes one file if it exists; returns the folder that it was in."""
         path = self._path(name)
         with _errors("delete", name, self.root), suppress(*_ABSENT):
             path.unlink()
         return path.parent
 
     def _tidy(self, folder: Path) -> None:
-        """Remove the folders that a deletion left empty, and make what it did durable."""
+        """Deletes the folders that a deletion left empty, and makes the deletion durable."""
         with suppress(OSError):
             while folder != self.root:
                 folder.rmdir()
@@ -248,7 +248,10 @@ class FolderStore:
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
-    """The files below a folder, one open folder a level; what vanishes meanwhile is left out."""
+    """Yields the files below a folder, with one open folder for each level.
+
+    Skips files that vanish meanwhile.
+    """
     try:
         entries = os.scandir(folder)
     except _ABSENT:
@@ -265,16 +268,16 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _link(path: Path, target: Path) -> None:
-    """Link a file, making its folders, which a deletion may take away meanwhile."""
+    """Links a file and makes its folders; retries because a deletion may remove them meanwhile."""
     for _ in tries(tries_max=PUBLISH_ATTEMPTS_MAX, pause=0):
         _make_folders(target.parent)
         with suppress(FileNotFoundError):
             return target.hardlink_to(path)
-    raise OSError(errno.EBUSY, "its folder vanishes as often as it is made")
+    raise OSError(errno.EBUSY, "its folder was deleted each time that it was made")
 
 
 def _make_folders(folder: Path) -> None:
-    """Make a folder and those above it; a file in the way is an error of its own, not one of the object."""
+    """Makes a folder and its parents. Raises OSError if a file is in the way."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -282,17 +285,17 @@ def _make_folders(folder: Path) -> None:
             raise OSError(errno.ENOTDIR, f"there is an object at {folder}") from error
     except FileNotFoundError:
         pass
-    # a deletion was there meanwhile, perhaps: linking fails, and all is tried again
+    # a deletion may have removed a parent meanwhile: the link fails, and the caller retries
 
 
 def _sync_entries(folder: Path) -> None:
-    """Make the entries of a folder durable, unless they are, and have not changed since."""
+    """Makes the entries of a folder durable, unless they are and have not changed since."""
     found = folder.stat()
     state = found.st_dev, found.st_ino, found.st_mtime_ns
     if _durable.get(folder) == state:
         return
     sync(folder)
-    # within a tick of the clock there may be another change, which it does not tell
+    # another change within the same tick of the clock would not show in the time
     if time.time_ns() - found.st_mtime_ns > SETTLED_NS:
         if len(_durable) >= FOLDERS_KNOWN_MAX:
             _durable.clear()
@@ -301,7 +304,7 @@ def _sync_entries(folder: Path) -> None:
 
 @contextmanager
 def _errors(verb: str, name: str, root: Path) -> Iterator[None]:
-    """Turn what the operating system says into one line that names the object."""
+    """Turns an error of the operating system into an error of one line that names the object."""
     try:
         yield
     except _ABSENT as error:

@@ -1,15 +1,16 @@
-"""The ledgers of objects: what the database knows of each object that is written.
+"""The ledgers of objects: the database's record of each object that is written.
 
-Each kind of objects has a ledger, whose room gives its SQL; `durability/ledgers.py` lists them. An object is
+Each kind of object has a ledger, whose package gives its SQL; `durability/ledgers.py` lists them. An object
+is
 
-1. announced: the ledger knows its name, or what that begins with, before a byte is written, so that the
-   objects of a process that dies are found;
-2. settled: the transaction that relies on it records its size and digest. What has expired cannot be settled;
-3. relied on: as long as something does, checks and backups miss the object when it is gone;
-4. expired: nothing has relied on it for a while, and no hold keeps it. `sweep` deletes first the object, then
-   its row: a crash between the two leaves a row, which is tried again.
+1. announced: the ledger records its name, or a prefix of it, before a byte is written, so that the objects of
+   a process that dies are found;
+2. settled: the transaction that needs it records its size and digest. An expired object cannot be settled;
+3. needed: as long as something refers to it, checks and backups report it when it is missing;
+4. expired: nothing has referred to it for a while, and no hold keeps it. `sweep` deletes first the object,
+   then its row: a crash between the two leaves a row, which is retried.
 
-What no ledger knows is an orphan, and is not swept: it may be another timeline's.
+An object that no ledger knows is an orphan. It is not swept, because it may belong to another timeline.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ FAILED_MAX = 1_000
 
 logger = logging.getLogger(__name__)
 Listed = TypeVar("Listed", bound=tuple[str, *tuple[object, ...]])
-"""An object of a listing, which begins with its name."""
+"""An object of a listing, as a tuple that begins with its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerObject(WrittenObject):
-    """An object that was settled; `needed`: something relies on it. Of a file, its table and its rows."""
+    """A settled object. `needed`: something refers to it. Files also have their table and row count."""
 
     needed: bool = False
     table: str | None = None
@@ -43,22 +44,22 @@ class LedgerObject(WrittenObject):
 
 
 class Ledger(Protocol):
-    """What the database knows of one kind of objects."""
+    """The database's record of one kind of objects."""
 
     @property
     def prefix(self) -> str:
-        """What the names of all its objects begin with, as `ObjectStore.list` takes it."""
+        """The common prefix of the names of its objects, for `ObjectStore.list`."""
 
     def written(self) -> Iterator[LedgerObject]:
-        """Yields the objects that were settled; of those that nothing relies on, what a hold keeps."""
+        """Yields the settled objects that are needed, or that a hold keeps."""
 
     def unknown(self, names: Sequence[str]) -> list[str]:
-        """Returns those of some names that it does not know: neither as announced nor as settled."""
+        """Returns the names that are neither announced nor settled."""
 
 
 @dataclass
 class Swept:
-    """What a sweep deleted; `bytes` as far as they are known. `failed` are the first of what it could not."""
+    """The result of a sweep. `bytes` counts known sizes only; `failed` has the first failures."""
 
     objects: int = 0
     bytes: int = 0
@@ -70,7 +71,7 @@ class Swept:
         return self.objects
 
     def warn(self) -> Swept:
-        """Logs what could not be deleted; gives itself."""
+        """Logs the objects that could not be deleted; returns itself."""
         for name, why in self.failed:
             logger.warning("%s is not needed and could not be deleted: %s", name, why)
         return self
@@ -82,7 +83,10 @@ def sweep(
     forget: Callable[[list[str]], object] = lambda names: None,
     progress: Progress = no_progress,
 ) -> Swept:
-    """Deletes objects, given as (name, bytes) page by page; `forget` then forgets those that are gone."""
+    """Deletes objects, given as (name, bytes) page by page.
+
+    `forget` is called with the names that were deleted.
+    """
     done = Swept()
     for page in pages:
         failed = [(name, str(why)) for name, why in objects.delete([name for name, _ in page])]
@@ -102,7 +106,7 @@ def unknown_pages(
     unknown: Callable[[list[str]], Iterable[str]],
     page_objects: int = PAGE_OBJECTS,
 ) -> Iterator[list[Listed]]:
-    """Yields those of the listed objects whose names `unknown` returns, page by page."""
+    """Yields, page by page, the listed objects whose names `unknown` returns."""
     rest = iter(listed)
     while page := {one[0]: one for one in islice(rest, page_objects)}:
         yield [page[name] for name in unknown(list(page))]
@@ -111,28 +115,28 @@ def unknown_pages(
 def faults(
     objects: ObjectStore, ledger: Ledger, limit: int | None = None, *, deep: bool = False
 ) -> list[tuple[LedgerObject, Fault]]:
-    """Returns the faults of the objects that something relies on, at most `limit`."""
+    """Returns the faults of needed objects, at most `limit`."""
     listed = dict(objects.list(ledger.prefix))
     found = (
         (one, fault)
         for one in ledger.written()
-        # what is not listed so may have been written since
+        # an object that is not listed with its size may have been written since
         if one.needed
         and (deep or listed.get(one.name) != one.byte_count)
         and (fault := fault_of(objects, one, deep=deep)) is not None
     )
     if not (some := list(islice(found, limit))):
         return []
-    # what was collected meanwhile was needed no more before
+    # objects that were collected meanwhile are no longer needed, so their absence is no fault
     needed = {one.name for one in ledger.written() if one.needed}
     return [(one, fault) for one, fault in some if one.name in needed]
 
 
 def put_new(objects: ObjectStore, name: str, data: bytes) -> None:
-    """Writes an object under a name that no other has: it may be there, if the store tried again."""
+    """Writes an object under a new name; accepts an equal one, which a retry of the store may have left."""
     try:
         objects.put(name, data)
     except ObjectAlreadyExists:
-        # the store's client tried again a write that had succeeded
+        # the store's client retried a write that had succeeded
         if objects.get(name) != data:
             raise

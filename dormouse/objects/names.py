@@ -1,4 +1,4 @@
-"""Names of objects: relative, plain, the same in a folder, in S3 and in a URL; errors that name an object."""
+"""Names of objects, which are valid in a folder, in S3 and in a URL; and errors that name an object."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from urllib.parse import unquote, urlsplit
 
 from dormouse.errors import InvalidName, ObjectAlreadyExists, ObjectNotFound, ObjectStoreError
 
-# Texts without the paths of this machine, for readers who only know the names of objects.
+# Texts without paths of this machine, for readers that only know the names of objects.
 
 STORE = "the object store"
 _REST = r"""(?:/[^\s'"]*)?"""
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
-"""Arrow's names of compressions, by the end of a file's name."""
+"""Arrow's names of compressions, by the suffix of a file's name."""
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @lru_cache(maxsize=16)
 def hiding(url: str) -> Callable[[str], str]:
-    """Returns a function that takes the paths of this machine out of a text.
+    """Returns a function that removes the paths of this machine from a text.
 
-    `url` is that of the object store. Of a path in a store that is a folder, the object's name is left.
+    `url` is that of the object store. A path in a store that is a folder is replaced by the object's name.
     """
     folders: list[tuple[re.Pattern[str], str]] = []
     if url.startswith("file:"):
@@ -39,7 +39,7 @@ def hiding(url: str) -> Callable[[str], str]:
         for text in dict.fromkeys((root.as_uri(), str(root), str(root.resolve()))):
             folders.append((re.compile(re.escape(text) + r"/(?=[\w.])"), ""))
             folders.append((re.compile(re.escape(text) + r"(?![\w.-])/?"), STORE))
-        if len(root.parts) > 2:  # beside the objects of a local instance is its database
+        if len(root.parts) > 2:  # the database of a local instance is beside its objects
             folders.append((re.compile(re.escape(str(root.parent)) + _REST), "a folder of the service"))
     for folder in dict.fromkeys((tempfile.gettempdir(), str(Path(tempfile.gettempdir()).resolve()))):
         folders.append((re.compile(r"(?<![\w/])" + re.escape(folder) + _REST), "a temporary file"))
@@ -56,39 +56,39 @@ def hiding(url: str) -> Callable[[str], str]:
 
 
 def _code_folders() -> list[str]:
-    """Returns the folders in which tracebacks find code, those within others first."""
+    """Returns the folders in which tracebacks find code, inner folders first."""
     package = Path(__file__).parents[2]
     found = {str(package), sys.prefix, sys.base_prefix, *filter(os.path.isabs, sys.path)}
     return sorted((one.rstrip("/") for one in found if len(Path(one).parts) > 2), key=len, reverse=True)
 
 
-def without_paths(found: Any, hide: Callable[[str], str]) -> Any:
-    """Returns a JSON value whose texts name no path of this machine."""
-    if isinstance(found, str):
-        return hide(found)
-    if isinstance(found, Mapping):
-        return {name: without_paths(value, hide) for name, value in found.items()}
-    return [without_paths(one, hide) for one in found] if isinstance(found, list | tuple) else found
+def without_paths(value: Any, hide: Callable[[str], str]) -> Any:
+    """Returns a JSON value without the paths of this machine in its texts."""
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, Mapping):
+        return {name: without_paths(item, hide) for name, item in value.items()}
+    return [without_paths(item, hide) for item in value] if isinstance(value, list | tuple) else value
 
 
 STAGING = ".staging"
 SKETCHES_SUFFIX = ".sketches"
-"""Of the object beside a file that has its sketches."""
+"""The suffix of the object beside a file that holds its sketches."""
 
 PARQUET_SUFFIX = ".v2.parquet"
-"""Of files whose DOUBLE columns have no minimum and maximum, as those of before have: NaN is in neither."""
+"""The suffix of files whose DOUBLE columns have no minimum and maximum; in older ones, they ignore NaN."""
 
 ROW_FILES = "row_files"
-"""Where the files are that cells of row tables refer to, each table's by its UUID."""
+"""The folder of the files that cells of row tables refer to, by the table's UUID."""
 
 PAYLOADS = "payloads"
-"""Where the objects of payloads are, each day's by its date."""
+"""The folder of the objects of payloads, by day."""
 
 ANSWERS = "answers"
-"""Where the objects of jobs are, each job's by its key."""
+"""The folder of the objects of jobs, by the job's key."""
 
 INCOMING = "incoming"
-"""Where others put objects that are to be ingested."""
+"""The folder into which other programs put objects to be ingested."""
 _VERSIONED = re.compile(r"\.s(\d+)" + re.escape(PARQUET_SUFFIX) + "$")
 
 RECORDS = frozenset(
@@ -107,7 +107,7 @@ RECORDS = frozenset(
         "activity",
     }
 )
-"""What is beside them, and no table's, by the first segment."""
+"""The first segments of names that belong to no table."""
 
 NAME_BYTES_MAX = 900
 SEGMENT_BYTES_MAX = 255
@@ -117,20 +117,21 @@ _SEGMENT = re.compile(r"[A-Za-z0-9._=-]+")
 
 
 def parquet_suffix(schema_version: int) -> str:
-    """What the names of files end with whose columns are those of a version of their table's schema."""
+    """Returns the suffix of files that are written with a version of their table's schema."""
     return PARQUET_SUFFIX if schema_version == 1 else f".s{schema_version}{PARQUET_SUFFIX}"
 
 
 def schema_version_of(filename: str) -> int:
-    """The version of its table's schema that a file was written with, by its name; 1 where it says none."""
+    """Returns the schema version in a file's name; 1 if it has none."""
     found = _VERSIONED.search(filename)
     return 1 if found is None else int(found[1])
 
 
 def check_name(name: str) -> str:
-    """Return `name` when it can be an object's name, else raise `InvalidName`.
+    """Returns the name if it can be an object's name. Raises `InvalidName`.
 
-    Segments are letters, digits and `. _ = -` (nothing that a URL, a shell or S3 encodes), joined by `/`.
+    Segments are letters, digits and `. _ = -` (no character that a URL, a shell or S3 encodes), joined by
+    `/`.
     """
     reason = _fault(name)
     if reason:
@@ -139,29 +140,30 @@ def check_name(name: str) -> str:
 
 
 def check_file_name(name: str, own_prefixes: tuple[str, ...]) -> str:
-    """Return `name` when a table can have a file of it, else raise `InvalidName`.
+    """Returns the name if a table can have a file of that name. Raises `InvalidName`.
 
-    Refused is what would leave the store, another table's object, and the instance's own records: a file is
-    deleted when nothing refers to it any more. `own_prefixes` are what the table's own objects begin with.
+    It refuses names that would leave the store, names of another table's objects, and the instance's own
+    records, because a file is deleted once nothing refers to it. `own_prefixes` are the prefixes of the
+    table's own objects.
     """
     segments = name.split("/")
     first = segments[0]
     if not _LEAVING.isdisjoint(segments):
         raise InvalidName(f"File name {name!r} would leave the object store: give it relative to the store")
     if first in RECORDS:
-        raise InvalidName(f"File name {name!r} is of the instance's own records, and no table's")
+        raise InvalidName(f"File name {name!r} is one of the instance's own records, not a table's file")
     if _TABLES_OWN.match(name) and not name.startswith(own_prefixes):
-        raise InvalidName(f"File name {name!r} is not in {own_prefixes[0]!r}: it would be another table's")
+        raise InvalidName(f"File name {name!r} is not in {own_prefixes[0]!r}: it is another table's")
     return name
 
 
 def pinned_name(number: int, name: str) -> str:
-    """Returns what the file of an object is called while it is pinned: the suffixes say how it is read."""
+    """Returns the name of an object's pinned file; its suffixes determine how it is read."""
     return f"{number}{''.join(PurePosixPath(name).suffixes[-2:])}"
 
 
 def check_prefix(prefix: str) -> str:
-    """Return a folder-like prefix without its last slash; empty means everything."""
+    """Returns a folder-like prefix without its last slash; empty means everything."""
     stripped = prefix.removesuffix("/")
     return check_name(stripped) if prefix else ""
 
@@ -204,16 +206,16 @@ def failed(verb: str, name: str, store: str, cause: str) -> ObjectStoreError:
     return ObjectStoreError(f"Cannot {verb} {what} in {store}: {cause}")
 
 
-def whole_range(found: bytes, length: int, name: str, store: str) -> bytes:
-    """The bytes of a range, if it is whole."""
-    if len(found) < length:
-        raise failed("read", name, store, "it ends before the bytes that were asked for")
-    return found
+def whole_range(data: bytes, length: int, name: str, store: str) -> bytes:
+    """Returns the bytes of a range. Raises `ObjectStoreError` if they are too few."""
+    if len(data) < length:
+        raise failed("read", name, store, "it ends before the requested bytes")
+    return data
 
 
 @contextmanager
 def reporting_full_disk(name: str, store: str) -> Iterator[None]:
-    """Report a full disk as the store's failure; what else goes wrong while writing is the writer's own."""
+    """Reports a full disk as the store's failure. Other errors of the writer propagate unchanged."""
     try:
         yield
     except OSError as error:

@@ -36,13 +36,13 @@ from dormouse.settings.process import environment
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
 
-# AWS credentials from wherever AWS's own tools take them: profiles, SSO, roles of containers and machines.
+# AWS credentials from the same places as AWS's own tools: profiles, SSO, roles of containers and machines.
 
 _OF_READERS = {"region", "access_key_id", "secret_access_key", "session_token", "endpoint"}
 
 
 def provider(options: Mapping[str, str]) -> dict[str, Any]:
-    """Options of an obstore client: what renews credentials, and the region; {} leaves it to obstore."""
+    """Returns credentials and region as options of an obstore client; {} leaves both to obstore."""
     credentials = _found(options)
     if credentials is None:
         return {}
@@ -50,7 +50,7 @@ def provider(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def current(options: Mapping[str, str]) -> dict[str, str]:
-    """Credentials as they are now, as options; {} where the reader finds them itself."""
+    """Returns the present credentials as options; {} if the reader finds them itself."""
     credentials = _found(options)
     if credentials is None:
         return {}
@@ -60,13 +60,13 @@ def current(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def s3_options(options: Mapping[str, str]) -> dict[str, str]:
-    """What a reader of S3 is given; the rest it takes from AWS's variables, as the store itself does."""
+    """Returns the options for a reader of S3. It takes the rest from AWS's variables, as the store does."""
     return current(options) | {key: value for key, value in options.items() if key in _OF_READERS}
 
 
 def _found(options: Mapping[str, str]) -> Any:
     if "access_key_id" in options or "AWS_ACCESS_KEY_ID" in environment():
-        return None  # both know these themselves, and botocore takes a while to load
+        return None  # obstore reads these itself, and botocore takes a while to load
     session = _session()
     return None if session is None else session.get_credentials()
 
@@ -116,10 +116,10 @@ _FAILURES = (exceptions.BaseError, OSError)
 class S3Store:
     """An `ObjectStore` in a bucket, below a prefix.
 
-    An object of up to `SINGLE_PUT_BYTES_MAX`, and any that `put` writes, is one conditional PUT: of two
-    writers exactly one wins. Larger staged files are uploaded in parts, which obstore cannot make
-    conditional: the name is looked up just before, so of two uploads of one name *at the same time* the
-    later one stays, whole. Writers that have the id of their attempt in the name never meet.
+    An object of up to `SINGLE_PUT_BYTES_MAX` bytes, and any that `put` writes, is one conditional PUT: of two
+    writers, exactly one wins. Larger staged files are uploaded in parts, which obstore cannot make
+    conditional. The name is looked up just before. If two uploads of one name happen at the same time, the
+    later one stays, whole. Writers with the id of their attempt in the name never collide.
     """
 
     bucket: str
@@ -148,7 +148,7 @@ class S3Store:
 
     @contextmanager
     def staged(self, name: str) -> Iterator[Path]:
-        """A path in `staging_dir`, uploaded in parts of bounded memory."""
+        """Yields a path in `staging_dir`; the file is uploaded in parts, in bounded memory."""
         self._refuse_taken(check_name(name))
         with self._errors("stage", name):
             slot = self._area().claim()
@@ -160,7 +160,7 @@ class S3Store:
                 self._upload(slot.written(path.name), name)
 
     def copy(self, source: str, name: str) -> None:
-        """Within the store."""
+        """Copies an object within the store."""
         self._refuse_taken(check_name(name))
         with self._errors("read", check_name(source)):
             obstore.copy(self._client, source, name)
@@ -220,7 +220,7 @@ class S3Store:
         return sum(StagingArea(folder).sweep() for folder in self._areas())
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs; it opens connections of its own."""
+        """Returns the state for pickling; another process opens its own connections."""
         return {"bucket": self.bucket, "prefix": self.prefix, "options": self.options}
 
     @property
@@ -233,10 +233,10 @@ class S3Store:
         return self._connect()
 
     def _connect(self, retries_max: int | None = None) -> Client:
-        """A client from the options, and from AWS's variables and profiles for what they leave open."""
+        """Returns a client with the options; the rest comes from AWS's variables and profiles."""
         config: dict[str, Any] = {k: v for k, v in self.options.items() if k != "staging_dir"}
         config |= provider(self.options)
-        # an http endpoint that is given, here or in AWS_ENDPOINT_URL, is meant; Amazon's own are https
+        # an http endpoint can only be given on purpose, here or in AWS_ENDPOINT_URL; Amazon's own are https
         config["client_options"] = {"allow_http": True}
         retries: RetryConfig = {"max_retries": RETRIES_MAX if retries_max is None else retries_max}
         return Client(self.bucket, prefix=self.prefix or None, retry_config=retries, **config)
@@ -246,7 +246,7 @@ class S3Store:
         return StagingArea(private_folder(_STAGING) if given is None else Path(given))
 
     def _areas(self) -> Iterator[Path]:
-        """Yields where this and earlier processes may have staged."""
+        """Yields the folders in which this and earlier processes may have staged objects."""
         given = self.options.get("staging_dir")
         yield from private_folders(_STAGING) if given is None else [Path(given)]
 
@@ -274,13 +274,14 @@ class S3Store:
         )
 
     def _delete_batch(self, names: Sequence[str]) -> Failures:
-        """One bulk request; when it fails, one request a name, to tell which."""
+        """Deletes objects by one bulk request; if that fails, one by one, to find which fail."""
         failures, valid = _split_valid(names)
         try:
             if valid:
                 obstore.delete(self._client, valid)
         except _FAILURES:
-            # the bulk request has been retried already, and an outage should not last a thousand times longer
+            # the bulk request was retried already: retries of each object would make an outage a thousand
+            # times longer
             impatient = self._connect(retries_max=0)
             outcomes = ((name, self._delete_one(impatient, name)) for name in valid)
             failures += [(name, error) for name, error in outcomes if error]
@@ -296,7 +297,7 @@ class S3Store:
 
     @contextmanager
     def _errors(self, verb: str, name: str) -> Iterator[None]:
-        """Turn what obstore says into one line that names the object."""
+        """Turns an error of obstore into an error of one line that names the object."""
         try:
             yield
         except exceptions.AlreadyExistsError as error:
@@ -308,7 +309,7 @@ class S3Store:
 
 
 class _Raw(io.RawIOBase):
-    """obstore's reader as one of Python's, so that pyarrow and others can read and seek it."""
+    """A raw file of Python's over obstore's reader, so that pyarrow and other libraries can read and seek."""
 
     def __init__(self, source: obstore.ReadableFile, errors: Any) -> None:
         self._source = source
@@ -345,9 +346,9 @@ def _split_valid(names: Sequence[str]) -> tuple[Failures, list[str]]:
 
 
 def _cause(error: Exception) -> str:
-    """The message that S3 gave, else the first line of obstore's."""
+    """Returns the message that S3 gave, or the first line of obstore's."""
     text = str(error)
-    if "/latest/api/token" in text:  # where a machine of AWS has those of its role
+    if "/latest/api/token" in text:  # the address where AWS machines have their role's credentials
         return (
             "there are no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
             "or give the machine a role"

@@ -1,4 +1,4 @@
-"""Where objects are written before they are published; what the dead leave behind can be told and swept."""
+"""The area where objects are written before they are published, and private folders for temporary files."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from uuid import uuid4
 
 from dormouse.errors import DormouseError, InstanceError, InvalidInput
 
-# Files of this machine that are there whole, whatever happens to it, or not at all.
+# Files of this machine that exist complete or not at all, even after a crash.
 
 
 @contextmanager
 def whole_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
-    """What is written here is the file from the end of the block on, in place of one that is there.
+    """Yields a file to write, which replaces the file at `path` at the end of the block.
 
-    Where the block raises, nothing has changed. A link stays: what it leads to is written. The rights of a
-    file that is there stay. `InvalidInput` when it cannot be written.
+    If the block raises, nothing changes. If `path` is a link, the file that it leads to is replaced. An
+    existing file keeps its mode. Raises `InvalidInput` if it cannot be written.
     """
     target = Path(os.path.realpath(fspath(path)))
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         with unfinished.open("xb") as file:
-            with suppress(FileNotFoundError):  # a file that was private stays private
+            with suppress(FileNotFoundError):  # a private file stays private
                 os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
             yield file
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(target)
-        with suppress(OSError):  # the file is there; not every folder may be read, or can be synced
+        with suppress(OSError):  # the file is in place; not every folder may be read or synced
             sync(target.parent)
     except OSError as error:
         raise InvalidInput(f"cannot write {fspath(path)!r}: {error.strerror or error}") from None
@@ -50,7 +50,7 @@ def whole_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def sync(path: Path) -> None:
-    """Makes a file's bytes, or a folder's entries, outlive a loss of power."""
+    """Makes a file's bytes, or a folder's entries, survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -58,7 +58,8 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# Folders for temporary files that only their owner can use, whatever another user put in their place before.
+# Folders for temporary files that only their owner can use, even if another user made a folder of that name
+# before.
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -66,11 +67,11 @@ logger = logging.getLogger(__name__)
 
 
 def private_folder(name: str, owner: os.stat_result | None = None, above: Path | None = None) -> Path:
-    """Returns the private folder of a user for temporary files of one kind; makes it if there is none.
+    """Returns a user's private folder for temporary files of one kind; makes it if there is none.
 
-    It is `<above>/<name>-<user id>`. If another user made that, it is one with a random name, which later
-    calls find again. The user is the one that has the file of the state `owner`, or else the caller; `above`
-    is the folder for temporary files, if none is given. Raises `OSError` and `InstanceError`.
+    It is `<above>/<name>-<user id>`. If another user made that folder, it is one with a random name, which
+    later calls find again. The user is the owner of the file with the state `owner`, or else the caller.
+    `above` defaults to the folder for temporary files. Raises `OSError` and `InstanceError`.
     """
     above = Path(tempfile.gettempdir()) if above is None else above
     _warn_of_others(above)
@@ -85,9 +86,9 @@ def private_folder(name: str, owner: os.stat_result | None = None, above: Path |
 
 
 def spill_folder(part: str) -> str:
-    """Returns where a part of this process may spill rows, which makes the folder and removes it.
+    """Returns the path where a part of this process may spill rows. The part makes and deletes the folder.
 
-    It is empty, which lets DuckDB spill nothing, where no private folder can be made.
+    It is empty if no private folder can be made: DuckDB then spills nothing.
     """
     try:
         return str(private_folder("dormouse-spill") / f"{os.getpid()}-{part}")
@@ -99,7 +100,7 @@ def spill_folder(part: str) -> str:
 def private_folders(
     name: str, owner: os.stat_result | None = None, above: Path | None = None
 ) -> Iterator[Path]:
-    """Yields the private folders that a user has of one kind, and makes the first if its name is free."""
+    """Yields a user's private folders of one kind; makes the first if its name is free."""
     own = (Path(tempfile.gettempdir()) if above is None else above) / f"{name}-{_uid(owner)}"
     if make_private(own, owner):
         yield own
@@ -109,9 +110,9 @@ def private_folders(
 
 
 def make_private(folder: Path, owner: os.stat_result | None = None) -> bool:
-    """Makes a folder, or takes the one that is there; returns whether it is its owner's alone.
+    """Makes a folder, or uses the existing one; returns whether only its owner can use it.
 
-    A folder of the caller becomes `owner`'s. What a link leads to stays as it is.
+    A folder of the caller is given to `owner`. A link is not followed.
     """
     with suppress(OSError):
         folder.mkdir(mode=stat.S_IRWXU)
@@ -119,7 +120,7 @@ def make_private(folder: Path, owner: os.stat_result | None = None) -> bool:
 
 
 def is_private(folder: Path, owner: os.stat_result | None = None) -> bool:
-    """Returns whether a path is a folder, and no link, that no other user can use; makes it `owner`'s."""
+    """Returns whether a path is a folder, not a link, that no other user can use; gives it to `owner`."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -136,9 +137,9 @@ def is_private(folder: Path, owner: os.stat_result | None = None) -> bool:
 
 
 def shut_out_others(path: Path) -> None:
-    """Makes what was just made its owner's alone, if the umask lets all users read it.
+    """Removes the rights of other users from a new file, if the umask lets all users read it.
 
-    A umask that shuts out other users says what the group may do, and is heeded.
+    A stricter umask defines the rights of the group, and is respected.
     """
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & stat.S_IRWXO:
@@ -151,7 +152,7 @@ def _uid(owner: os.stat_result | None) -> int:
 
 @cache
 def _warn_of_others(above: Path) -> None:
-    """Warns where another user can put a folder in the place of one that was private."""
+    """Warns if another user can replace a private folder in `above`."""
     state = above.stat()
     of_another = state.st_uid not in {0, os.geteuid()}
     if of_another or (state.st_mode & stat.S_IWOTH and not state.st_mode & stat.S_ISVTX):
@@ -168,13 +169,13 @@ class Slot:
     folder: Path
     lock: int
     state: os.stat_result
-    """The folder's state when it was locked: another folder in its place has another inode."""
+    """The folder's state when it was locked; a folder that replaced it has another inode."""
 
     def path(self, name: str) -> Path:
         return self.folder / name
 
     def written(self, name: str) -> Path:
-        """The file that was written; an error when there is none."""
+        """Returns the written file. Raises FileNotFoundError if there is none."""
         path = self.path(name)
         if not os.path.samestat(self.folder.lstat(), self.state):
             raise FileNotFoundError(errno.ENOENT, f"{self.folder} was replaced by another folder")
@@ -183,36 +184,36 @@ class Slot:
         return path
 
     def close(self) -> None:
-        """Remove the folder and all that is in it."""
+        """Deletes the folder with its files."""
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self.lock)
 
 
 @dataclass(frozen=True)
 class StagingArea:
-    """A folder with one folder per object being written, each with a lock file that its writer holds.
+    """A folder with one folder for each object being written, with a lock file that its writer holds.
 
-    The kernel drops the lock when the writer dies, whatever killed it, so a folder whose lock is free has no
-    owner. (A process number could belong to somebody else by now.)
+    The kernel drops the lock when the writer dies, however it died. So a folder whose lock is free has no
+    owner. (A process number would not do: another process could have it by now.)
     """
 
     folder: Path
 
     def claim(self) -> Slot:
-        """Make a folder and lock it; again under another name when a sweep was faster."""
+        """Makes a folder and locks it; retries with another name if a sweep removed it first."""
         while True:
             folder = self.folder / uuid4().hex
-            folder.mkdir(mode=0o700, parents=True)  # what is written may be for a private folder
+            folder.mkdir(mode=0o700, parents=True)  # the object may be written for a private folder
             try:
                 lock = _lock(folder)
             except OSError:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
             if lock is not None:
-                return Slot(folder, lock, folder.lstat())  # while it is locked, no sweep removes it
+                return Slot(folder, lock, folder.lstat())  # a sweep does not remove a locked folder
 
     def sweep(self) -> int:
-        """Remove the folders that have no owner; return how many."""
+        """Deletes the folders without an owner; returns their number."""
         try:
             slots = list(self.folder.iterdir())
         except FileNotFoundError:
@@ -233,7 +234,7 @@ def _sweep(slot: Path) -> bool:
 
 
 def _lock(slot: Path) -> int | None:
-    """Lock a folder without waiting: None when another has it, or has just removed it."""
+    """Locks a folder without waiting; returns None if another process has the lock or has just removed it."""
     try:
         folder = os.open(slot, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -245,7 +246,7 @@ def _lock(slot: Path) -> int | None:
 
 
 def _locked_in(folder: int) -> int | None:
-    """Locks a folder by its descriptor: a link, which may lead to any file, is not followed."""
+    """Locks a folder by its descriptor. A link is not followed, because it may lead to any file."""
     try:
         lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
     except FileNotFoundError:
@@ -264,9 +265,9 @@ def _locked_in(folder: int) -> int | None:
 
 
 class ForkGuard:
-    """A guard that refuses a library in a child that was forked after its parent had used it.
+    """A guard that refuses to use a library in a child that was forked after its parent had used it.
 
-    A library with threads of its own does not survive a fork: the child would wait for them forever.
+    A library with its own threads does not survive a fork: the child would wait for them forever.
     """
 
     def __init__(self, what: str) -> None:
@@ -276,7 +277,7 @@ class ForkGuard:
         os.register_at_fork(after_in_child=self._after_fork_in_child)
 
     def check(self) -> None:
-        """Call it before the library is used."""
+        """Raises DormouseError in such a child; otherwise records that the library is used."""
         if self._lost:
             raise DormouseError(
                 f"this process was forked after its parent had used {self._what}, which does not survive a "

@@ -1,8 +1,9 @@
-"""The object store seam: whole objects under relative names, never overwritten.
+"""The interface of object stores: whole objects under relative names, which are never overwritten.
 
-Activity: changes are noted beside the tables, so that schedules need not wake a database to ask. A note is an
-empty object named after its minute: `activity/20261121/1542`. A process makes one a minute at most, after
-what it did is visible; so one tells of all that its process did within two minutes from its name.
+Activity: a process notes changes in the store, so that schedules need not wake the database to find out
+whether there are any. A note is an empty object named after its minute: `activity/20261121/1542`. A process
+writes at most one a minute, after its changes are visible. So a note covers all changes of its process in the
+two minutes after the minute of its name.
 """
 
 from __future__ import annotations
@@ -22,28 +23,29 @@ from urllib.parse import unquote, urlsplit
 from dormouse.errors import DormouseError, InvalidInput, ObjectAlreadyExists
 
 ASKED_EVERY = 1_000
-"""Objects: a long deletion must not outlive the right to it."""
+"""The number of objects deleted between two checks that the process may still delete."""
 
 Deleting = Callable[[], AbstractContextManager[object]]
-"""Entered for each deletion, of so many objects at most; raises when nothing may be deleted."""
+"""A context that is entered for each deletion of at most `ASKED_EVERY` objects; raises if nothing may be
+deleted."""
 
 NOTE_SECONDS = 60.0
-TOLD_SECONDS = 2 * NOTE_SECONDS
-"""What happened so long after the minute that a note is named after is told by that note."""
+NOTE_COVERS_SECONDS = 2 * NOTE_SECONDS
+"""The time after the minute of its name that a note of activity covers."""
 
 _ACTIVITY = "activity"
 _DAY, _MINUTE = "%Y%m%d", "%H%M"
 
 logger = logging.getLogger(__name__)
-_noted: dict[str, float] = {}  # that threads meet in it costs a note more
+_noted: dict[str, float] = {}  # a race of threads here only costs a second note
 
 
 class ObjectStore(Protocol):
     """Whole objects under relative names, like "data/t1/ab12/0-root.parquet".
 
-    An object is visible when it is whole and not before, and its name is never given to another.
-    Stores can be pickled, and `open_store(store.url, **store.options)` opens the same one in another process.
-    Every failure is an `ObjectStoreError` that names the object and the cause; a bad name is `InvalidName`.
+    An object becomes visible when it is complete, and its name is never used again. Stores can be pickled,
+    and `open_store(store.url, **store.options)` opens the same store in another process. Every failure is an
+    `ObjectStoreError` that names the object and the cause. A bad name raises `InvalidName`.
     """
 
     @property
@@ -52,59 +54,64 @@ class ObjectStore(Protocol):
 
     @property
     def options(self) -> dict[str, str]:
-        """The keyword options with which `open_store` opens this store again (may hold credentials)."""
+        """The keyword options with which `open_store` opens this store again; they may hold credentials."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Write an object, whole or not at all; `ObjectAlreadyExists` when the name is taken."""
+        """Writes an object, whole or not at all. Raises `ObjectAlreadyExists` if the name is taken."""
 
     def staged(self, name: str) -> AbstractContextManager[Path]:
-        """Give a local path to write to; published under `name` on a clean exit, gone on an exception.
+        """Yields a local path to write to, which is published under `name` on a clean exit.
 
-        The path does not exist yet; the writer may replace it by renaming within its folder.
+        On an exception, the file is deleted. The path does not exist yet. The writer may replace it by a
+        rename within its folder.
         """
 
     def copy(self, source: str, name: str) -> None:
-        """Give an object's bytes another name, too; `ObjectNotFound`, or `ObjectAlreadyExists`."""
+        """Copies an object to another name. Raises `ObjectNotFound` or `ObjectAlreadyExists`."""
 
     def get(self, name: str) -> bytes:
-        """The object's bytes; `ObjectNotFound`."""
+        """Returns the object's bytes. Raises `ObjectNotFound`."""
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
-        """So many bytes of the object, from `start` on; an error where it ends before, `ObjectNotFound`."""
+        """Returns `length` bytes from `start` on.
+
+        Raises `ObjectNotFound`, or an error if the object ends before.
+        """
 
     def size(self, name: str) -> int:
-        """The object's size in bytes; `ObjectNotFound`."""
+        """Returns the object's size in bytes. Raises `ObjectNotFound`."""
 
     def reader(self, name: str) -> BinaryIO:
-        """A file to read and seek in, which fetches only what is read; `ObjectNotFound`."""
+        """Returns a seekable file that fetches only the bytes that are read. Raises `ObjectNotFound`."""
 
     def delete(self, names: Iterable[str]) -> list[tuple[str, Exception]]:
-        """Delete every object that is there; return the names that failed, each with its error."""
+        """Deletes objects; missing ones are no error. Returns the names that failed, each with its error."""
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """Stream (name, bytes) of the whole objects below a folder-like prefix, in no order.
+        """Yields (name, bytes) of the objects below a folder-like prefix, in no order.
 
         "data/t1" lists "data/t1/a" and not "data/t10/a"; "" lists everything.
         """
 
     def list_dated(self, prefix: str = "") -> Iterator[tuple[str, int, datetime]]:
-        """As `list`, with the time at which each was written, in UTC."""
+        """Yields the objects as `list` does, with the time at which each was written, in UTC."""
 
     def local_path(self, name: str) -> Path | None:
-        """The object's file, for readers that map it; None when the store is not a folder."""
+        """Returns the object's file, for readers that map it; None if the store is not a folder."""
 
     def pinned(self, names: Iterable[str]) -> AbstractContextManager[dict[str, Path]]:
-        """Gives objects as files of this machine that stay the same files while the context lasts.
+        """Yields local files of objects by name; they stay the same files while the context lasts.
 
-        It is for objects that other programs put there. Of a name, the file keeps the suffixes. No link is
-        followed below the first folder of a name: one is an `ObjectStoreError`. `ObjectNotFound`.
+        It is for objects that other programs write. A file keeps the suffixes of its object's name. No link
+        is followed below the first folder of a name. A link raises `ObjectStoreError`, a missing object
+        `ObjectNotFound`.
         """
 
     def uri(self, name: str) -> str:
-        """What DataFusion and Spark call the object: "/abs/path" or "s3://bucket/prefix/name"."""
+        """Returns the name of the object for DataFusion and Spark: "/abs/path" or "s3://bucket/prefix/name"."""
 
     def sweep_staging(self) -> int:
-        """Remove what dead processes left half-written; return how many. Live ones are not touched."""
+        """Deletes the unfinished files of dead processes and returns their number."""
 
 
 def open_store(
@@ -117,11 +124,11 @@ def open_store(
     secret_access_key: str | None = None,
     session_token: str | None = None,
 ) -> ObjectStore:
-    """Open the store at a folder's path, "file:///path" or "s3://bucket/prefix"; nothing is touched yet.
+    """Opens the store at a folder's path, "file:///path" or "s3://bucket/prefix". Does not access it yet.
 
-    What is not given for S3 comes from the usual AWS variables (AWS_REGION, AWS_ENDPOINT_URL,
-    AWS_ACCESS_KEY_ID, …), or the machine's role. `staging_dir` is where S3 objects are written before their
-    upload; a folder stages within itself and ignores it. A URL of another kind is `InvalidInput`.
+    Missing options for S3 come from the usual AWS variables (AWS_REGION, AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID,
+    …), or from the machine's role. `staging_dir` is where S3 objects are written before their upload; a
+    folder stages within itself and ignores it. Raises `InvalidInput` for a URL of another kind.
     """
     text = os.fspath(url)
     scheme = urlsplit(text).scheme if "://" in text else ""
@@ -145,7 +152,7 @@ def open_store(
 
 
 def _folder(text: str) -> Path:
-    """The absolute folder that a path or file URL names."""
+    """Returns the absolute folder that a path or file URL names. Raises `InvalidInput`."""
     path = text
     if "://" in text:
         parts = urlsplit(text)
@@ -162,9 +169,9 @@ def _folder(text: str) -> Path:
 
 @dataclass(frozen=True)
 class GuardedStore:
-    """An `ObjectStore` that enters `deleting` for each deletion, and deletes nothing more when that raises.
+    """An `ObjectStore` that enters `deleting` for each deletion, and deletes nothing more once that raises.
 
-    When pickled, it is the store alone: other processes have their own questions.
+    When pickled, it becomes the plain store: other processes have their own checks.
     """
 
     store: ObjectStore
@@ -186,7 +193,7 @@ class GuardedStore:
 
 
 def guarded(store: ObjectStore, deleting: Deleting) -> ObjectStore:
-    """Returns a store that asks before it deletes, which has by delegation all that an `ObjectStore` has."""
+    """Returns the store with a check before each deletion; everything else is delegated to it."""
     return cast("ObjectStore", GuardedStore(store, deleting))
 
 
@@ -195,7 +202,7 @@ def _alone(store: ObjectStore) -> ObjectStore:
 
 
 def note_activity(objects: ObjectStore) -> None:
-    """Tells that something has changed; a store that cannot be written to is only logged."""
+    """Writes a note of activity, at most once a minute. If the store cannot be written to, only logs that."""
     now = time.monotonic()
     if now - _noted.get(objects.url, float("-inf")) < NOTE_SECONDS:
         return
@@ -210,27 +217,27 @@ def note_activity(objects: ObjectStore) -> None:
 
 
 def note_if_shared(objects: ObjectStore) -> None:
-    """Notes activity in a store in S3, where schedules of a deployed instance work; none do in a folder."""
+    """Notes activity in a store in S3, where the schedules of a deployed instance look. A folder has none."""
     if is_shared(objects):
         note_activity(objects)
 
 
 def is_shared(objects: ObjectStore) -> bool:
-    """Returns whether a store is in S3, so that other hosts see it and its database may pause itself."""
+    """Returns whether a store is in S3: other hosts may see it, and its database may pause."""
     return objects.url.startswith("s3://")
 
 
 def is_noted_since(objects: ObjectStore, moment: datetime) -> bool:
-    """Whether something may have changed since then."""
-    earliest = moment.astimezone(UTC) - timedelta(seconds=TOLD_SECONDS)
+    """Returns whether something may have changed since a moment."""
+    earliest = moment.astimezone(UTC) - timedelta(seconds=NOTE_COVERS_SECONDS)
     days = (datetime.now(UTC).date() - earliest.date()).days
-    # tomorrow too, as clocks differ
+    # tomorrow too, because clocks differ
     dates = [earliest.date() + timedelta(days=day) for day in range(days + 2)]
     first = f"{_ACTIVITY}/{earliest:{_DAY}/{_MINUTE}}"
     return any(name >= first for day in dates for name, _ in objects.list(f"{_ACTIVITY}/{day:{_DAY}}"))
 
 
 def forget_activity(objects: ObjectStore, moment: datetime) -> None:
-    """Deletes the notes of earlier days."""
+    """Deletes the notes of days before a moment."""
     first = f"{_ACTIVITY}/{moment.astimezone(UTC):{_DAY}}"
     objects.delete([name for name, _ in objects.list(_ACTIVITY) if name < first])

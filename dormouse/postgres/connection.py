@@ -48,30 +48,30 @@ from dormouse.postgres.session import (
 logger = logging.getLogger(__name__)
 
 OPEN_SECONDS_MAX = 3600.0
-"""A backend's caches grow with every table it meets; an older connection is not kept."""
+"""The age after which a connection is not kept: a backend's caches grow with every table that it uses."""
 
 CHECK_AFTER_IDLE_SECONDS = 1.0
-"""A connection that rested longer is asked whether it is alive before it is lent again."""
+"""The rest after which a connection is checked by a round trip before it is lent again."""
 
 DAMAGES = (errors.DataCorrupted, errors.IndexCorrupted, errors.IoError, errors.UndefinedFile)
-"""A page that is not what was written, or that cannot be read; a file that is gone."""
+"""Errors of a page that is corrupt or cannot be read, or of a missing file."""
 
 _QUERIES = load(__package__, "connection")
 
 DURABLY = _QUERIES["durably"]
-"""Within a transaction: it waits for the disk, and so is what was committed before it."""
+"""A statement that makes its transaction wait for the disk, with all commits before it."""
 
 
 class Cuts(Protocol):
-    """Connections that can be cut: those of `Lines`, or of a supplier."""
+    """An object whose connections can be cut: `Lines` or a supplier."""
 
     def cut(self, threads: Collection[int]) -> bool:
-        """Cuts what is lent to threads, which are named by their ids; returns whether something is."""
+        """Cuts connections that are lent to these threads (by id); returns whether there are some."""
         ...
 
 
 class Grace:
-    """A context, in which the connections of some threads are cut when a time from `begin` on is over."""
+    """A context that cuts the connections of some threads when a time after `begin` is over."""
 
     def __init__(self, lines: Cuts, seconds: float, threads: Collection[int]) -> None:
         self._lines = lines
@@ -80,12 +80,12 @@ class Grace:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self.has_cut = False
-        """Whether the server did not answer in time."""
+        """True if the server did not answer in time."""
 
     def begin(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="dormouse-cut", daemon=True)
-            with suppress(RuntimeError):  # no thread starts while the program ends
+            with suppress(RuntimeError):  # no thread can start while the program ends
                 self._thread.start()
 
     def __enter__(self) -> Grace:
@@ -104,11 +104,11 @@ class Grace:
 
 
 class PoolClosed(Exception):
-    """The pool lends no more."""
+    """The pool is closed and lends no connection."""
 
 
 class PoolTimeout(Exception):
-    """All connections stayed lent."""
+    """No connection came back in time."""
 
 
 class _Waiter:
@@ -121,8 +121,8 @@ class _Waiter:
 class Pool:
     """At most `size_max` connections, opened by the borrower, closed after `idle_seconds_max` of rest.
 
-    A slot is a connection, lent or idle, or the right to open one. While the server has none to spare, the
-    borrower that has that right tries again and again, and meanwhile takes one that comes back.
+    A slot is a connection, lent or idle, or the right to open one. While the server has no connection to
+    spare, the borrower with that right retries, and meanwhile accepts a connection that comes back.
     """
 
     def __init__(
@@ -134,15 +134,15 @@ class Pool:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._slots = 0
-        self._idle: deque[Connection] = deque()  # the one that has rested longest is the first
+        self._idle: deque[Connection] = deque()  # the longest-idle connection is the first
         self._waiters: deque[_Waiter] = deque()
         self._closed = threading.Event()
         self._closes_idle_ones = False
 
     def take(self, deadline: float) -> Connection:
-        """A connection, by a time of the monotonic clock; one that rested may have died.
+        """Returns a connection before `deadline` (of the monotonic clock); a rested one may have died.
 
-        Raises PoolTimeout, PoolClosed, and what `open_connection` does (Unavailable after the deadline).
+        Raises PoolTimeout, PoolClosed, and the errors of `open_connection` (Unavailable after the deadline).
         """
         conn = self._take(deadline)
         conn.lent_to = threading.get_ident()
@@ -166,14 +166,14 @@ class Pool:
         return self._open(deadline)
 
     def replace(self, conn: Connection, deadline: float) -> Connection:
-        """Another connection for a lent one that is dead."""
+        """Closes a dead connection and returns another one in its place."""
         conn.close()
         return self._open(deadline)
 
     def give_back(self, conn: Connection) -> None:
-        """Ends the transaction that is left open, if any."""
+        """Takes a connection back and rolls back its open transaction, if any."""
         if self._process != os.getpid():
-            return  # a forked child leaves its parent's alone
+            return  # a forked child does not touch its parent's connections
         _end_transaction(conn)
         conn.lent_to, conn.rested_since = None, time.monotonic()
         if conn.closed or conn.rested_since - conn.open_since > OPEN_SECONDS_MAX or not self._keep(conn):
@@ -181,7 +181,7 @@ class Pool:
             self._free_slot()
 
     def close(self) -> None:
-        """Closes what is idle now, and what is lent when it comes back."""
+        """Closes idle connections now, and lent connections when they come back."""
         with self._lock:
             self._closed.set()
             idle, waiters = list(self._idle), list(self._waiters)
@@ -202,7 +202,7 @@ class Pool:
                 return False
             self._idle.append(conn)
             if not self._closes_idle_ones:
-                with suppress(RuntimeError):  # no thread starts while the program ends
+                with suppress(RuntimeError):  # no thread can start while the program ends
                     threading.Thread(
                         target=self._close_idle_ones, name="idle connections", daemon=True
                     ).start()
@@ -210,7 +210,7 @@ class Pool:
             return True
 
     def _open(self, deadline: float) -> Connection:
-        """Opens a connection in a slot that the caller has; the slot is free again when that fails."""
+        """Opens a connection in a slot that the caller has; frees the slot if that fails."""
         try:
             attempt = 0
             while True:
@@ -245,7 +245,7 @@ class Pool:
         return waiter
 
     def _wait(self, waiter: _Waiter, until: float) -> bool:
-        """Waits to be called with a connection or a slot; whether it was."""
+        """Waits for a connection or a slot; returns whether one came."""
         try:
             waiter.called.wait(max(until - time.monotonic(), 0))
         except BaseException:
@@ -276,7 +276,7 @@ class Pool:
         waiter.called.set()
 
     def _free_slot(self) -> None:
-        """Gives a slot without a connection to the first borrower that waits and has none."""
+        """Gives a slot without a connection to the first waiting borrower that has none."""
         with self._lock:
             waiter = next((w for w in self._waiters if not w.has_slot), None)
             if waiter is None or self._closed.is_set():
@@ -319,34 +319,35 @@ def _end_transaction(conn: Connection) -> None:
 
 
 class Supplier(Protocol):
-    """Lends connections. Each is in autocommit mode, in UTC, and sees the schema `dormouse`."""
+    """A lender of connections, which are in autocommit mode, in UTC, and find the schema `dormouse`."""
 
     def connection(self) -> AbstractContextManager[psycopg.Connection[TupleRow]]:
         """Lends a connection until the context ends.
 
-        Raises InstanceError when the server cannot be reached, ConnectionsExhausted when none became free
-        within `wait_seconds_max`.
+        Raises InstanceError if the server cannot be reached, and ConnectionsExhausted if no connection became
+        free within `wait_seconds_max`.
         """
         ...
 
     def cut(self, threads: Collection[int]) -> bool:
-        """Has threads, which are named by their ids, get an error where they wait for the server.
+        """Ends the waits of these threads (by id) for the server, with an error.
 
         Returns whether one of them has a connection.
         """
         ...
 
     def close(self) -> None:
-        """Closes what is open; the supplier lends no more."""
+        """Closes the open connections; the supplier lends no more."""
         ...
 
 
 class ConnectionSupplier:
-    """Lends pooled connections: at most `connections_max`, closed after `idle_seconds_max` without use.
+    """A lender of pooled connections: at most `connections_max`, closed after `idle_seconds_max` without use.
 
-    Borrowers wait in the order in which they came. They also wait while the server has too many connections
-    or restarts. A connection that died in the pool is replaced before it is lent. A forked child gets a pool
-    of its own. `revive` is asked to start the server again when it does not answer, and tells whether it did.
+    Borrowers are served in the order in which they came. They also wait while the server has too many
+    connections or restarts. A connection that died in the pool is replaced before it is lent. A forked child
+    gets its own pool. `revive` is called when the server does not answer: it may start the server again, and
+    returns whether it did.
     """
 
     def __init__(
@@ -393,14 +394,17 @@ class ConnectionSupplier:
             yield conn
         except DAMAGES as error:
             raise InstanceError(
-                f"{describe(self._conninfo)} is damaged: {one_line(error)}; 'dormouse check' lists what is "
-                "lost, 'dormouse restore' brings it back from a backup"
+                f"{describe(self._conninfo)} is damaged: {one_line(error)}; 'dormouse check' lists the "
+                "lost data, 'dormouse restore' brings it back from a backup"
             ) from error
         finally:
             pool.give_back(conn)
 
     def close(self) -> None:
-        """As of every supplier. What is lent after `CLOSE_SECONDS` is cut, so that the program can end."""
+        """Closes the supplier.
+
+        Connections still lent after `CLOSE_SECONDS` are cut, so that the program can end.
+        """
         with self._lock:
             self._closed = True
             pool, self._pool = self._pool, None
@@ -414,38 +418,39 @@ class ConnectionSupplier:
     def limited(self, **limits_ms: int) -> ConnectionSupplier:
         """Returns another supplier, whose sessions have these limits in milliseconds, such as `lock_timeout`.
 
-        No transaction of theirs exceeds them, whatever its kind. A limit of the server's or the role's own is
-        kept when it is lower. What they end raises psycopg's error, for the caller to handle.
+        No transaction exceeds them, whatever its kind. A lower limit of the server or the role stays in
+        force. When a limit ends a statement, psycopg's error is raised for the caller to handle.
         """
         made = self._another()
         made._limits_ms = limits_ms
         return made
 
     def hurried(self) -> ConnectionSupplier:
-        """Another supplier alike, whose sessions do not wait for the disk when they commit.
+        """Returns a similar supplier whose sessions do not wait for the disk when they commit.
 
-        What they commit is seen before it is safe from a crash. `DURABLY` is for transactions that must wait.
+        Their commits are visible before they are safe from a crash. Transactions that must wait use
+        `DURABLY`.
         """
         made = self._another()
         made._waits_for_disk = False
         return made
 
     def scanning(self) -> ConnectionSupplier:
-        """Another supplier alike, in whose sessions also a lone statement may scan, as with `scans`.
+        """Returns a similar supplier in whose sessions even single statements may scan, as with `scans`.
 
-        Sessions of a pooler stay as they are.
+        Sessions of a pooler stay unchanged.
         """
         made = self._another()
         made._scans = True
         return made
 
     def is_standby(self) -> bool:
-        """Whether the server replays what another does, as far as it tells; only reads can be asked of it."""
+        """Returns whether the server is a standby, as far as it reports this: it then accepts only reads."""
         with self.connection() as conn:
             return conn.info.parameter_status("in_hot_standby") == "on"
 
     def forbid_writes(self, *, forbidden: bool = True) -> None:
-        """From here on the sessions read only, or may write again."""
+        """Makes the sessions read-only from now on, or lets them write again."""
         with self._lock:
             self._conninfo = self._conninfo_of(read_only=forbidden)
             pool, self._pool = self._pool, None
@@ -454,9 +459,9 @@ class ConnectionSupplier:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """From here on nothing waits for a server, nor starts one: the supplier is about to be closed.
+        """Prepares to close the supplier: from now on nothing waits for a server or starts one.
 
-        A server that this thread asks within, and that does not answer, is waited for in bounded time.
+        If the server does not answer a statement of this thread within the block, the wait is bounded.
         """
         self._wait_seconds_max, self._revive = 0.0, lambda: False
         with Grace(self, END_SECONDS_MAX, [threading.get_ident()]) as grace:
@@ -506,9 +511,9 @@ class ConnectionSupplier:
         return conn
 
     def _look(self, conn: Connection) -> None:
-        """Sees what is between, and bounds the session.
+        """Checks the settings and limits of a new session, and detects a pooler.
 
-        Raises InstanceError when the session is not as it was asked for.
+        Raises InstanceError if a pooler drops the session's settings.
         """
         usual = {**SHORT, **self._limits_ms}
         values = {
@@ -523,20 +528,20 @@ class ConnectionSupplier:
         conn.is_spare, process_id, lost, limits = found
         if lost:
             raise InstanceError(
-                f"{describe(self._conninfo)}: a pooler takes the settings of sessions away; connect "
-                f"to PostgreSQL itself, or give the role each by ALTER ROLE … SET: {', '.join(lost)}"
+                f"{describe(self._conninfo)}: a pooler drops the settings of sessions; connect "
+                f"directly to PostgreSQL, or give each to the role by ALTER ROLE … SET: {', '.join(lost)}"
             )
         conn.is_direct = is_own = process_id == conn.info.backend_pid
         if not is_own and not is_by_rds_proxy(self._conninfo):
-            # the next statement may be another session's, in which names of ours mean statements of others
+            # the next statement may run in another session, where our names mean other statements
             conn.is_pooled = True
             conn.prepare_threshold = None
         conn.limits = self._limits_of(dict(zip(usual, limits, strict=True)), usual, is_own=is_own)
 
-    def _limits_of(self, found: Mapping[str, int | None], usual: Limits, *, is_own: bool) -> SessionLimits:
-        """Returns the limits of a session from those that the role and the server gave it."""
-        own = {name: limit for name, limit in found.items() if limit is not None}
-        # `roles.make_roles` gives roles those of SHORT, which bound no other kind
+    def _limits_of(self, set_by: Mapping[str, int | None], usual: Limits, *, is_own: bool) -> SessionLimits:
+        """Returns the limits of a session, given those that the role and the server gave it."""
+        own = {name: limit for name, limit in set_by.items() if limit is not None}
+        # `roles.make_roles` gives roles the limits of SHORT, which must not bound other kinds
         highest = {name: 0 if limit == SHORT[name] else limit for name, limit in own.items()}
         return SessionLimits(
             usual,
@@ -561,7 +566,7 @@ class ConnectionSupplier:
 
     def _exhausted(self) -> ConnectionsExhausted:
         with suppress(Unavailable):
-            connect(self._conninfo).close()  # raises when it is the server that is gone
+            connect(self._conninfo).close()  # raises if the server itself does not answer
         return ConnectionsExhausted(
             f"none of the {self._connections_max} connections to {describe(self._conninfo)} became free "
             f"within {self._wait_seconds_max:g} s; raise connections_max or run fewer operations at once"
@@ -575,7 +580,7 @@ class ConnectionSupplier:
 
 
 _suppliers: WeakSet[ConnectionSupplier] = WeakSet()
-_inherited: list[Any] = []  # pools of the parent: never used, and never closed, by a forked child
+_inherited: list[Any] = []  # the parent's pools: a forked child neither uses nor closes them
 
 
 def _after_fork_in_child() -> None:

@@ -1,8 +1,8 @@
 -- name: look
--- Of a session that was just opened: whether the server has connections to spare, as a pool keeps none of the last
--- quarter for later; the process that answers; which settings did not come with the session; and the limits that the role
--- or the server gave it, null where the server does not know one. A session that no pooler shares gets ours where they are
--- lower.
+-- Checks a session that was just opened, and sets its limits. Returns whether the server has connections to spare (a pool keeps
+-- none of the last quarter for later), the process that answers, the settings that the session does not have, and the limits
+-- that the role or the server gave it (null for a limit that the server does not know). Limits are set where ours are lower,
+-- unless a pooler shares the session.
 with own as materialized (
     select n, name, wanted, (1000 * extract(epoch from current_setting(name, true)::interval))::integer as found
     from unnest(%(limits)s::text[], %(milliseconds)s::integer[]) with ordinality l (name, wanted, n)
@@ -25,23 +25,23 @@ select sum(numbackends) <= 0.75 * current_setting('max_connections')::integer, p
 from pg_stat_database;
 
 -- name: scan
--- Has the statements of a session be planned as those that read much of a table, each for the sizes of now.
+-- Makes the planner treat the session's statements as those that read much of a table, each planned for the present sizes.
 select set_config(name, 'on', false),
     set_config('work_mem', '64MB', false),
     set_config('plan_cache_mode', 'force_custom_plan', false)
 from unnest(%(names)s::text[]) name;
 
 -- name: hurry
--- Has the commits of a session not wait for the disk, and remembers what they would wait for.
+-- Makes the commits of a session not wait for the disk, and remembers the setting for those that must.
 select set_config('dormouse.durability', current_setting('synchronous_commit'), false),
     set_config('synchronous_commit', 'off', false);
 
 -- name: durably
--- Has this transaction wait for the disk as far as the server or the role asks; a write is part of it.
+-- Makes this transaction wait for the disk as the server or the role asks. It also writes a message, for the reason below.
 select set_config(
         'synchronous_commit',
         coalesce(nullif(current_setting('dormouse.durability', true), ''), current_setting('synchronous_commit')),
         true
     ),
-    -- one that writes nothing does not wait; the log is one sequence, so all that was committed before goes with it
+    -- a transaction that writes nothing does not wait; the log is one sequence, so earlier commits are safe with it
     pg_logical_emit_message(true, 'dormouse', '')

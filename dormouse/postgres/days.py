@@ -1,4 +1,4 @@
-"""Tables that have a partition a day, in UTC: made ahead, and dropped when they are not needed."""
+"""Tables with one partition for each day, in UTC: made ahead of time, and dropped when no longer needed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _QUERIES = load(__package__, "days")
 
 @dataclass(frozen=True)
 class DayPartitions:
-    """The partitions of one table that is partitioned by time."""
+    """The partitions of a table that is partitioned by day."""
 
     table: str
 
@@ -31,40 +31,40 @@ class DayPartitions:
         return f"{self.table}_{day.isoformat().replace('-', '')}"
 
     def may_roll(self, supplier: Supplier) -> bool:
-        """Whether the session may drop partitions, as the owner of the table may."""
+        """Returns whether the session may drop partitions, as the owner of the table may."""
         return bool(self._column(supplier, "may_roll")[0])
 
     def today(self, supplier: Supplier) -> date:
-        """The day, by the clock of the database."""
+        """Returns the present day, by the database's clock."""
         found: date = self._column(supplier, "today")[0]
         return found
 
     def days(self, supplier: Supplier) -> list[date]:
-        """The days that there are partitions for, the oldest first."""
+        """Returns the days that have a partition, the oldest first."""
         return self._column(supplier, "partition_days")
 
     def add(self, conn: psycopg.Connection[Any], day: date) -> None:
-        """Makes the partition of a day, unless it is there; any role may that may write rows."""
+        """Makes the partition of a day if it does not exist. Any role that may write rows may do this."""
         conn.execute(_QUERIES["add_day"].on(), {"table": self.table, "day": day})
 
     def drop(self, conn: psycopg.Connection[Any], day: date) -> None:
-        """Drops the partition of a day, and all in it."""
+        """Drops the partition of a day, with its rows."""
         conn.execute(_QUERIES["drop_day"].on(day=self.name(day)))
 
     def make(self, supplier: Supplier, days: Iterable[date]) -> None:
-        """Makes the partitions of days; those whose locks are busy wait for next time."""
+        """Makes the partitions of days. If a lock is busy, a later call makes the partition."""
         for day in days:
             self.attempt(supplier, partial(self.add, day=day))
 
     def attempt(
         self, supplier: Supplier, work: Callable[[psycopg.Connection[Any]], None], *, attempts: int = 1
     ) -> bool:
-        """Does what must have a partition, or the table, alone for a moment; False: it was busy."""
+        """Runs work that briefly needs a partition or the table alone; returns False if it was busy."""
         for _ in tries(tries_max=attempts, pause=0):
             try:
                 run_transaction(supplier, work, lock_ms=LOCK_WAIT_MS_MAX, operation=f"days of {self.table}")
             except (pg.LockNotAvailable, pg.DuplicateTable, pg.UndefinedTable):
-                continue  # busy, or done by another: no row is lost
+                continue  # busy, or another process did it: no row is lost
             return True
         return False
 
@@ -74,5 +74,5 @@ class DayPartitions:
 
 
 def days_ahead(today: date) -> set[date]:
-    """The days whose partitions are made ahead."""
+    """Returns the days whose partitions are made ahead."""
     return {today + timedelta(days=n) for n in range(DAYS_AHEAD)}

@@ -1,13 +1,13 @@
 -- name: may_roll
--- Whether the session may drop partitions of a table.
+-- Returns whether the session may drop partitions of a table.
 select pg_has_role(relowner, 'usage') from pg_class where oid = %(table)s::regclass;
 
 -- name: today
--- The day, by the clock that dates rows.
+-- Returns the present day, by the clock that dates rows.
 select (clock_timestamp() at time zone 'UTC')::date;
 
 -- name: partition_days
--- The days that a table has a partition for.
+-- Returns the days that a table has a partition for.
 select to_date(right(c.relname, 8), 'YYYYMMDD')
 from pg_inherits i
 join pg_class c on c.oid = i.inhrelid
@@ -15,7 +15,7 @@ where i.inhparent = %(table)s::regclass and c.relname ~ '_\d{8}$'
 order by 1;
 
 -- name: add_day
--- Makes the partition of a day, if it is not there.
+-- Makes the partition of a day unless it exists.
 select add_day(%(table)s, %(day)s);
 
 -- name: drop_day

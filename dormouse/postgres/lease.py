@@ -1,16 +1,16 @@
-"""Leases: what a process has for a while, and keeps by telling the database that it lives.
+"""Leases: rights that a process has for a limited time, and keeps by renewing them in the database.
 
-A user of this module has the SQL that takes, renews, releases and fences its lease. All else is here:
+The module that uses a lease has the SQL that takes, renews, releases and fences it. The rest is here:
 
-- `Pulse`, the thread that renews. Only the database ends a lease. While it does not answer, it gives the
-  lease to no other process, so an outage is no loss.
-- `wait_for`, the wait for a lease that another process has.
-- `Lease`, a row with a token, which each transaction of the work checks: a holder that was frozen for longer
-  than the lease finds another token, and commits nothing.
-- `SessionLock`, a lock that ends with a session of the database.
-- `restart_leases`, which bounds leases after a jump of the database's clock. A lease says until when it lasts
-  by that clock. When it is ahead for a while, what is written meanwhile lies in the future once it is right
-  again. Clocks of clients decide nothing.
+- `Pulse`: the thread that renews. Only the database ends a lease. While it does not answer, it gives the
+  lease to no other process, so an outage loses nothing.
+- `wait_for`: the wait for a lease that another process has.
+- `Lease`: a row with a token. Each transaction of the work checks the token. A holder that was frozen for
+  longer than the lease finds another token and commits nothing.
+- `SessionLock`: a lock that ends with a session of the database.
+- `restart_leases`: shortens leases after the database's clock went back. A lease ends at a time of that
+  clock. Leases written while the clock was ahead end too late once it is right again. Clocks of clients
+  decide nothing.
 
 Source: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
 """
@@ -50,20 +50,20 @@ from dormouse.postgres.transaction import (
 
 T = TypeVar("T")
 PULSES = 4
-"""How often a lease is renewed within the time that it lasts."""
+"""The number of renewals of a lease within its duration."""
 
 PULSES_A_LIMIT = 3
-"""How often a holder says that it lives, within the time after which PostgreSQL would end its session."""
+"""The number of statements of a holder within the time after which PostgreSQL would end its session."""
 
 POLL_SECONDS_MIN, POLL_SECONDS_MAX = 0.002, 0.25
 logger = logging.getLogger(__name__)
 
 
 class Pulse(threading.Thread):
-    """A thread that does some work, such as a renewal, every so many seconds for as long as a block lasts.
+    """A thread that does some work, such as a renewal, every so many seconds while a block runs.
 
-    Work that returns False has found that its lease is lost: `is_lost` is set, `lost` is called, and the
-    thread ends. Work that raises is logged, and tried again after the next pause.
+    If the work returns False, the lease is lost: `is_lost` is set, `lost` is called, and the thread ends. If
+    the work raises, the error is logged, and the work is retried after the next pause.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Pulse(threading.Thread):
     ) -> None:
         super().__init__(name=name, daemon=True)
         self.seconds = seconds
-        """Between the ends and beginnings of work; infinite: until `now`."""
+        """The pause between two runs of the work, in seconds; infinite: only `now` runs it."""
         self.is_lost = False
         self._work = work
         self._lost = lost
@@ -91,17 +91,17 @@ class Pulse(threading.Thread):
                 except Exception as error:
                     is_known = isinstance(error, (DormouseError, psycopg.Error))
                     logger.warning(
-                        "%s: it is tried again: %s", self.name, one_line(error), exc_info=not is_known
+                        "%s failed and is retried: %s", self.name, one_line(error), exc_info=not is_known
                     )
         if self._lost is not None:
             self._lost()
 
     def now(self) -> None:
-        """Does the work at once."""
+        """Makes the thread do the work at once."""
         self._woken.set()
 
     def close(self) -> None:
-        """Begins no more work; work that is under way goes on."""
+        """Ends the thread before its next run of the work; a run under way goes on."""
         self._is_closed = True
         self._woken.set()
 
@@ -112,7 +112,7 @@ class Pulse(threading.Thread):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes it, and waits for work that is under way, unless the server does not answer."""
+        """Closes it, and waits for a run under way, at most `END_SECONDS_MAX`."""
         self.close()
         if self._working.acquire(timeout=END_SECONDS_MAX):
             self._working.release()
@@ -121,7 +121,7 @@ class Pulse(threading.Thread):
 def wait_for(take: Callable[[float], T | Exception], wait_seconds: float) -> T:
     """Calls `take`, with the seconds that are left, until it returns a lease.
 
-    After `wait_seconds` raises the refusal that `take` returned last in place of a lease.
+    After `wait_seconds`, raises the last error that `take` returned instead of a lease.
     """
     pause = partial(backoff_seconds, seconds_min=POLL_SECONDS_MIN, seconds_max=POLL_SECONDS_MAX)
     for this in tries(wait_seconds, pause=pause):
@@ -133,12 +133,12 @@ def wait_for(take: Callable[[float], T | Exception], wait_seconds: float) -> T:
 
 
 def this_holder() -> str:
-    """Returns the name of this process as a holder of leases, for people."""
+    """Returns the name of this process as a holder of leases, for messages."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def held_by(holder: str, does: str, until: datetime) -> str:
-    """Returns the refusal of a lease that a holder has until then, unless the holder renews it."""
+    """Returns the message for a lease that is held until a time, or longer if its holder renews it."""
     return f"worker {holder} {does}, until {until:%H:%M:%S} UTC or longer; try again later"
 
 
@@ -146,60 +146,61 @@ def held_by(holder: str, does: str, until: datetime) -> str:
 class Lease:
     """A lease that is a row of the database, with a token.
 
-    The queries `renew` and `fence`, or others in its place, return no row when another holder has the lease.
+    The queries `renew` and `fence`, or queries used in their place, return no row if another holder has the
+    lease.
     """
 
     supplier: Supplier
     kind: str
     name: str
-    """What is leased, in logs; `kind` names it in errors and metrics."""
+    """The name of the leased thing, for logs; `kind` names it in errors and metrics."""
     queries: Queries
     values: Mapping[str, Any]
-    """Given to each query: what is leased, by which token, and `lease_seconds`."""
+    """The values for each query: the leased thing, the token and `lease_seconds`."""
     lost: Callable[[], DormouseError]
-    """Makes the error that is raised where another holder has the lease."""
+    """Makes the error to raise when another holder has the lease."""
 
     def execute(self, query: str, *, lock_ms: int | None = None, **values: Any) -> list[Any]:
-        """Returns the rows of one of the queries, which is a transaction of its own."""
+        """Runs one of the queries as its own transaction, and returns its rows."""
         work = rows_of(self.queries[query], {**self.values, **values})
         return run_statement(self.supplier, work, lock_ms=lock_ms, operation=f"{self.kind} {query}")
 
     def pulse(self) -> Pulse:
-        """Renews the lease while the block of `with` runs."""
+        """Returns a thread that renews the lease while the block of `with` runs."""
         seconds = self.values["lease_seconds"] / PULSES
         return Pulse(lambda: bool(self.execute("renew")), seconds, f"{self.kind} {self.name}")
 
     def fence(self, conn: psycopg.Connection[Any], query: str = "fence", **values: Any) -> list[Any]:
-        """Checks, within a transaction of the work, that the lease is this holder's. Raises `lost()`."""
+        """Checks, within a transaction of the work, that this holder has the lease. Raises `lost()`."""
         return self.must(conn.execute(self.queries[query].on(), {**self.values, **values}).fetchall())
 
     def must(self, rows: list[Any]) -> list[Any]:
-        """Returns rows that only the holder gets; raises `lost()` when there are none."""
+        """Returns the rows, which only the holder gets. Raises `lost()` if there are none."""
         if not rows:
             raise self.lost()
         return rows
 
     def release(self, **values: Any) -> None:
-        """Gives the lease back; it ends by itself when the database does not answer."""
+        """Releases the lease; if the database does not answer, the lease ends by its time."""
         try:
             try:
                 self.execute("release", **values)
-            except CommitOutcomeUnknown:  # twice is no harm
+            except CommitOutcomeUnknown:  # a second release does no harm
                 self.execute("release", **values)
         except (DormouseError, psycopg.Error) as error:
             logger.warning("%s %s ends by itself: %s", self.kind, self.name, one_line(error))
 
 
 class SessionLock:
-    """A lock that `query` takes for a transaction, which stays open for as long as the work goes on.
+    """A lock that `query` takes in a transaction that stays open for as long as the work goes on.
 
-    A transaction keeps its session through a pooler, too, and between statements it keeps no snapshot. The
-    lock ends with the session, for example when the server restarts. So the holder calls `check` before each
-    unit of its work. A pulse asks the server something every `KEPT_PULSE_SECONDS`, or sooner where the role
-    has a lower limit: a process that is frozen does not, so PostgreSQL ends its session.
+    Even through a pooler, a transaction keeps its session; between statements it keeps no snapshot. The lock
+    ends with the session, for example when the server restarts, so the holder calls `check` before each unit
+    of work. A pulse sends a statement every `KEPT_PULSE_SECONDS`, or sooner if the role has a lower limit. A
+    frozen process sends none, so PostgreSQL ends its session.
 
-    The lock is released at the end of a `with` block. `lost` makes the error that is raised where another
-    session may have it.
+    The lock is released at the end of a `with` block. `lost` makes the error to raise when another session
+    may have the lock.
     """
 
     def __init__(
@@ -222,7 +223,7 @@ class SessionLock:
     def take(self) -> bool:
         """Tries once to take the lock, and returns whether this process has it now.
 
-        Raises what `Supplier.connection` raises, and `InstanceError` when the session ends meanwhile.
+        Raises the errors of `Supplier.connection`, and `InstanceError` if the session ends meanwhile.
         """
         try:
             return self._take()
@@ -234,34 +235,35 @@ class SessionLock:
             self.release()
         if self._conn is None:
             conn = self._lent.enter_context(self._supplier.connection())
-            if self._session is not None:  # a server may keep a lost session, and its lock, for a minute
+            if self._session is not None:  # the server may keep a lost session, and its lock, for a minute
                 conn.execute(_QUERIES["end_session"].on(), self._session)
             self._lent.enter_context(_kept(conn))
             self._conn = conn
             pid, began = conn.execute(_QUERIES["own_session"].on(), prepare=False).fetchall()[0]
             self._session = {"pid": pid, "began": began}
-        # a prepared statement would keep its snapshot until the end, for which the offload of payloads waits
+        # a prepared statement would keep its snapshot until the end, and the offload of payloads would wait
+        # for it
         found = self._conn.execute(self._query.on(), self._values, prepare=False).fetchall()
         self._is_taken = bool(found[0][0])
         return self._is_taken
 
     def is_held(self) -> bool:
-        """Returns whether the session that took the lock still lives; this takes a round trip."""
+        """Returns whether the session that took the lock still lives, by a round trip."""
         return self._is_taken and self._conn is not None and _answers(self._conn)
 
     def check(self) -> None:
-        """Takes the lock anew when the session that had it was lost.
+        """Takes the lock again if the session that had it was lost.
 
-        Raises `lost()` when another session has the lock now, and what `take` raises.
+        Raises `lost()` if another session has the lock now, and the errors of `take`.
         """
         if not self.is_held() and not self.take():
             raise self._lost()
 
     def fence(self, conn: psycopg.Connection[Any], query: Query) -> None:
-        """Checks, within a transaction of the work, that the session that took the lock has it still.
+        """Checks, within a transaction of the work, that the session that took the lock still has it.
 
-        The query tells, of the values of the lock and of the session: `pid`, and when it `began`. Raises
-        `lost()`.
+        The query gets the values of the lock, and `pid` and `began` (its start) of the session. It returns
+        true if the session has the lock. Raises `lost()` otherwise.
         """
         values = {**(self._values or {}), **(self._session or {"pid": None, "began": None})}
         if fetched(conn.execute(query.on(), values)) != [(True,)]:
@@ -276,14 +278,17 @@ class SessionLock:
         self.release()
 
     def release(self) -> None:
-        """Ends the session's transaction, and with it the lock. A session that is lost is no error."""
+        """Ends the session's transaction, and with it the lock. A lost session is no error."""
         self._conn, self._is_taken = None, False
         with suppress(psycopg.Error):
             self._lent.close()
 
 
 def _answers(conn: psycopg.Connection[Any]) -> bool:
-    """Returns whether the session answers, by a statement: another thread may use the connection just now."""
+    """Returns whether the session answers a statement.
+
+    Another thread may use the connection at the same time.
+    """
     try:
         conn.execute("", prepare=False)
     except psycopg.Error as error:
@@ -302,30 +307,30 @@ def _kept(conn: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 MARGIN_SECONDS = 60.0
-"""What the clock may go back without being noticed: a lease lasts so much longer at most."""
+"""The time that the clock may go back unnoticed; a lease may last that much longer."""
 
 ROW_LOCK_SECONDS = 30.0
 PAYLOAD_DAY_SECONDS = 60.0
 WORKER_SECONDS = 30.0
-"""The lease of a worker that did not tell another."""
+"""The lease of a worker that asked for no other duration."""
 
 WORKER_IDLE_SECONDS = 60.0
-"""How much longer the lease of a worker is while it has no jobs."""
+"""The extra time of the lease of a worker without jobs."""
 
 WORKER_ASLEEP_SECONDS = 86_400.0
-"""How much longer the lease of a worker is while it has no connection."""
+"""The extra time of the lease of a worker without a connection."""
 
 COMPACTION_SECONDS = 6 * 3_600.0
 RUN_SECONDS = 2 * 86_400.0
-"""How long compaction jobs are at most those of one run."""
+"""The longest time that compaction jobs can belong to one run."""
 
 HOLD_SECONDS = 900.0
 METADATA_BACKUP_SECONDS = 2 * 86_400.0
 HOLD_MARGIN_SECONDS = 600.0
-"""A hold covers what lost its last reference so long before it began."""
+"""A hold also covers files that lost their last reference up to so long before it began."""
 
-TOLD_SECONDS = 7 * 86_400.0
-"""How long a jump is reported."""
+REPORTED_SECONDS = 7 * 86_400.0
+"""The time for which a jump is reported."""
 
 _SPANS = {
     "margin": MARGIN_SECONDS,
@@ -363,10 +368,10 @@ _TIMES = (
 
 @dataclass(frozen=True, slots=True)
 class ClockJump:
-    """A jump of the database's clock, as it was found; `seconds` is how far the clock went back, at least.
+    """A detected jump of the database's clock; `seconds` is the least that the clock went back.
 
-    `leases` were given under the wrong clock, and were restarted; `times` are other times that were set to
-    `found_at`.
+    `leases` is the number of leases that were restarted, because they were given under the wrong clock.
+    `times` is the number of other times that were set to `found_at`.
     """
 
     found_at: datetime
@@ -386,8 +391,7 @@ class ClockJump:
 def restart_leases(supplier: Supplier) -> ClockJump | None:
     """Restarts the leases that a wrong clock made too long, and corrects the times that it wrote.
 
-    Returns the jump, or None when no lease and no time is further ahead than it may be, which one short
-    statement tells.
+    Returns the jump, or None if no lease and no time is too far ahead. One short statement checks that.
     """
     if (
         run_lookup(supplier, rows_of(_QUERIES["seconds_ahead"], _SPANS), operation="look at leases")[0][0]
@@ -396,7 +400,7 @@ def restart_leases(supplier: Supplier) -> ClockJump | None:
         return None
 
     def work(conn: psycopg.Connection[Any]) -> ClockJump | None:
-        # another process may be restarting them: after it there is nothing left to do
+        # another process may be restarting leases: after it there is nothing left to do
         conn.execute(_QUERIES["alone"].on())
         [(seconds,)] = conn.execute(_QUERIES["seconds_ahead"].on(), _SPANS).fetchall()
         if seconds is None:
@@ -416,5 +420,5 @@ def restart_leases(supplier: Supplier) -> ClockJump | None:
 
 def clock_jumps(supplier: Supplier) -> list[ClockJump]:
     """Returns the jumps of the last week, the latest first."""
-    work = rows_of(_QUERIES["jumps"], {"seconds": TOLD_SECONDS, "margin": MARGIN_SECONDS})
+    work = rows_of(_QUERIES["jumps"], {"seconds": REPORTED_SECONDS, "margin": MARGIN_SECONDS})
     return [ClockJump(*row) for row in run_lookup(supplier, work, operation="look for clock jumps")]

@@ -1,5 +1,6 @@
 -- name: seconds_ahead
--- By how many seconds a stored time exceeds what it can be by the clock of now, at most; null: none exceeds it by the margin.
+-- Returns by how many seconds a stored time is later than it can be by the present clock, at most; null if none is so by more
+-- than the margin.
 select max(seconds)
 from (
     select extract(epoch from max(leased_until) - clock_timestamp())::float8 - %(row_lock)s as seconds from row_lock
@@ -14,7 +15,7 @@ from (
     )
     from job_worker
     union all
-    -- the last of each table, by the index
+    -- only the last of each table, by the index
     select extract(epoch from j.leased_until - clock_timestamp())::float8 - %(compaction)s
     from tables t
     cross join lateral (
@@ -60,7 +61,7 @@ select null
 limit 1;
 
 -- name: alone
--- Waits for another that restarts leases.
+-- Waits for another process that restarts leases.
 select pg_advisory_xact_lock(7236154098213004);
 
 -- name: lease_of_row_lock
@@ -88,7 +89,7 @@ where job_worker.worker_id = s.worker_id
     and lease_until > clock_timestamp() + make_interval(secs => s.seconds + %(margin)s);
 
 -- name: lease_of_compaction_job
--- Restarts the leases of compaction jobs, and the time for which they are a run's.
+-- Restarts the leases of compaction jobs, and the time for which they belong to a run.
 update compaction_job
 set leased_until = least(leased_until, clock_timestamp() + make_interval(secs => %(compaction)s)),
     run_until = least(run_until, clock_timestamp() + make_interval(secs => %(run)s))
@@ -96,8 +97,8 @@ where leased_until > clock_timestamp() + make_interval(secs => %(compaction)s + 
     or run_until > clock_timestamp() + make_interval(secs => %(run)s + %(margin)s);
 
 -- name: lease_of_hold
--- Restarts holds. One that began under the wrong clock holds what lost its last reference from now on, and ends as much
--- earlier; one that was renewed then ends after its span.
+-- Restarts holds. A hold that began under the wrong clock covers files that lose their last reference from now on, and ends
+-- earlier by as much as its beginning moved. A hold that was only renewed then ends after its usual time.
 update hold
 set since = case when since > clock_timestamp() + make_interval(secs => %(margin)s)
         then clock_timestamp() - make_interval(secs => %(hold_margin)s) else since end,
@@ -117,25 +118,25 @@ where since > clock_timestamp() + make_interval(secs => %(margin)s)
         and split_part(holder, ' ', 1) not in ('cut', 'consumer', 'adoption');
 
 -- name: time_of_history
--- Has tables be readable from now on: what was collected under the wrong clock lost its last reference before now, and what
--- loses it from now on is kept.
+-- Lets tables be read from now on. Files that were collected under the wrong clock lost their last reference before now, and
+-- files that lose it from now on are kept.
 update tables
 set history_since = case when history_since > clock_timestamp() then clock_timestamp() else history_since end,
     log_since = case when log_since > clock_timestamp() then clock_timestamp() else log_since end
 where history_since > clock_timestamp() or log_since > clock_timestamp();
 
 -- name: time_of_truncation
--- Likewise, where a cut of the wrong clock truncates a table.
+-- Dates truncations back to now, if the wrong clock dated them.
 update truncation set recorded_at = clock_timestamp() where recorded_at > clock_timestamp();
 
 -- name: time_of_removals
--- Notes until when removals may be missing in the log: those of a day that was dropped are of before now, and one day more
--- is allowed for.
+-- Notes until when removals may be missing from the log. Those of a dropped day are from before now; one day is added for
+-- safety.
 update instance set removals_since = clock_timestamp() + interval '1 day'
 where removals_since > clock_timestamp() + interval '1 day';
 
 -- name: time_of_write_attempt
--- Has write attempts begin, and end, now.
+-- Dates the beginning and end of write attempts back to now.
 update write_attempt
 set started_at = least(started_at, clock_timestamp()),
     abandoned_at = case when abandoned_at > clock_timestamp() then clock_timestamp() else abandoned_at end,
@@ -143,7 +144,7 @@ set started_at = least(started_at, clock_timestamp()),
 where greatest(started_at, abandoned_at, finished_at) > clock_timestamp() + make_interval(secs => %(margin)s);
 
 -- name: time_of_watermark
--- Has what was looked at under the wrong clock be due to be looked at as a whole.
+-- Makes tables that were examined under the wrong clock due for a complete examination.
 update watermark
 set whole_at = case when whole_at > clock_timestamp() + make_interval(secs => %(margin)s)
         then clock_timestamp() - interval '1 day' else whole_at end,
@@ -151,7 +152,7 @@ set whole_at = case when whole_at > clock_timestamp() + make_interval(secs => %(
 where greatest(whole_at, looked_at) > clock_timestamp() + make_interval(secs => %(margin)s);
 
 -- name: time_of_deletion
--- Has files be read again for the rows of deletions.
+-- Makes files be read again for rows of deletions.
 update deletion set read_at = null where read_at > clock_timestamp() + make_interval(secs => %(margin)s);
 
 -- name: time_of_last_round
@@ -160,21 +161,21 @@ update last_round set began_at = least(began_at, clock_timestamp()), ended_at = 
 where ended_at > clock_timestamp() + make_interval(secs => %(margin)s);
 
 -- name: time_of_rehydrated_day
--- Has days of payloads that were brought back be kept for as long from now on.
+-- Keeps rehydrated days of payloads for the full time from now on.
 update payload_day set rehydrated_at = clock_timestamp()
 where rehydrated_at > clock_timestamp() + make_interval(secs => %(margin)s);
 
 -- name: time_of_row_index
--- Has indexes of rows be used last now: what they are used is counted less with each hour since.
+-- Dates the last use of row indexes back to now; a use counts less with each hour since.
 update row_index set used_at = clock_timestamp() where used_at > clock_timestamp() + make_interval(secs => %(margin)s);
 
 -- name: record
--- Records a jump.
+-- Records a jump of the clock.
 insert into clock_jump (seconds, leases, times) values (%(seconds)s, %(leases)s, %(times)s)
 returning found_at, seconds, leases, times;
 
 -- name: jumps
--- The jumps that were found not long ago, the latest first.
+-- Returns the recent jumps, the latest first.
 select found_at, seconds, leases, times
 from clock_jump
 where found_at between clock_timestamp() - make_interval(secs => %(seconds)s)
@@ -182,7 +183,7 @@ where found_at between clock_timestamp() - make_interval(secs => %(seconds)s)
 order by found_at desc;
 
 -- name: own_session
--- The process that answers, and when it began, as process ids are given again.
+-- Returns the process of this session, and when it began, because process ids are reused.
 select pid, backend_start from pg_stat_activity where pid = pg_backend_pid();
 
 -- name: end_session

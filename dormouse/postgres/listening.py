@@ -1,4 +1,4 @@
-"""A connection that is notified, and waits for that and for threads of its process at once."""
+"""A connection that receives notifications, and a wait for these or for other threads of the process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dormouse.postgres.session import END_SECONDS_MAX, is_alive
 
 
 class Listening:
-    """A `Supplier` of one connection, borrowed when it is needed, that listens on a channel. For one thread.
+    """A `Supplier` of one connection that listens on a channel, borrowed when it is needed. For one thread.
 
-    `wake` may be called by others. A connection that died is replaced: what was notified meanwhile is lost.
+    Other threads may call `wake`. A dead connection is replaced; notifications sent meanwhile are lost.
     """
 
     def __init__(self, supplier: Supplier, channel: str) -> None:
@@ -40,12 +40,15 @@ class Listening:
 
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection[TupleRow]]:
-        """As `Supplier.connection`; it is kept for later. Raises InstanceError when it was cut."""
+        """Lends the connection, and keeps it for later. Raises InstanceError after it was cut.
+
+        Raises the errors of `Supplier.connection`.
+        """
         self._asking_since, self._asked_by = time.monotonic(), threading.get_ident()
         try:
             conn = self._conn
             if conn is None or not is_alive(conn):
-                self.let_go()
+                self.disconnect()
                 self._check()
                 conn = self._lent.enter_context(self._supplier.connection())
                 self._conn = conn
@@ -53,16 +56,16 @@ class Listening:
                     self._check()
                     conn.execute(sql.SQL("listen {}").format(sql.Identifier(self._channel)))
                 except BaseException:
-                    self.let_go()
+                    self.disconnect()
                     raise
             yield conn
         finally:
             self._asking_since = None
 
     def end_soon(self) -> None:
-        """Has a server that does not answer for `END_SECONDS_MAX` end the use of the line from now on.
+        """Bounds the waits for the server from now on to `END_SECONDS_MAX`.
 
-        The thread that waits for the answer gets an error, and no other connection is lent.
+        After that, the thread that waits for an answer gets an error, and no other connection is lent.
         """
         if self._ending is None:
             self._ending = threading.Thread(target=self._watch, name="dormouse-line", daemon=True)
@@ -70,18 +73,18 @@ class Listening:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the server did not answer in time, and the line lends nothing any more."""
+        """True if the server did not answer in time; no connection is lent then."""
         return self._is_cut
 
     def _watch(self) -> None:
         while not self._closed.wait(END_SECONDS_MAX / 10):
             since = self._asking_since
             if since is not None and time.monotonic() - since > END_SECONDS_MAX:
-                self._cut()  # and again, when the thread tries another connection
+                self._cut()  # and again, if the thread tries another connection
 
     def _cut(self) -> None:
         self._is_cut = True
-        # also of a connection that is being opened
+        # this also cuts a connection that is being opened
         self._supplier.cut([] if self._asked_by is None else [self._asked_by])
 
     def _check(self) -> None:
@@ -89,7 +92,7 @@ class Listening:
             raise InstanceError("the database does not answer, and this worker is being stopped")
 
     def wait(self, seconds: float) -> list[str]:
-        """Waits to be notified or woken; gives what the notifications say. A dead connection ends it, too."""
+        """Waits for a notification or for `wake`; returns the payloads. A dead connection ends it, too."""
         if heard := self._heard():
             return heard
         poll = select.poll()
@@ -103,12 +106,12 @@ class Listening:
         return self._heard()
 
     def wake(self) -> None:
-        """Ends `wait`, or the next one."""
-        with suppress(OSError):  # it is full of these, or closed
+        """Ends the present `wait`, or the next one."""
+        with suppress(OSError):  # it is full of wake-ups, or closed
             self._waker.send(b"w")
 
-    def let_go(self) -> None:
-        """Closes the connection, so that a database without any may pause itself."""
+    def disconnect(self) -> None:
+        """Closes the connection, so that a database without connections may pause."""
         if self._conn is not None:
             self._conn.close()
         self._conn = None
@@ -119,7 +122,7 @@ class Listening:
 
     def close(self) -> None:
         self._closed.set()
-        self.let_go()
+        self.disconnect()
         self._waker.close()
         self._woken.close()
 
@@ -129,4 +132,4 @@ class Listening:
         try:
             return [notify.payload for notify in self._conn.notifies(timeout=0)]
         except psycopg.OperationalError:
-            return []  # the next statement finds it dead
+            return []  # the next statement notices that it is dead

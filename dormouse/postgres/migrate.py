@@ -1,4 +1,4 @@
-"""Forward migrations: one numbered line of `NNNN_name.sql`, each applied once and in a transaction."""
+"""Forward migrations: a numbered sequence of `NNNN_name.sql`, each applied once and in a transaction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FILE_NAME = re.compile(r"(?P<version>\d{4})_(?P<name>[a-z0-9_]+)\.sql")
 _QUERIES = load(__file__, "migrate")
 _SETTLING = (
     ("is_ahead", ("renumber_references", "renumber_removals", "renumber_collections", "forget_looks")),
-    # which asks what restores undid
+    # its query needs the record of restores, so it comes before the history is deleted
     ("knows_deletions", ("renumber_deletions",)),
     ("knows_history", ("forget_history", "begin_history")),
     ("knows_dropped", ("forget_dropped",)),
@@ -35,12 +35,12 @@ _SETTLING = (
     ("knows_schemas", ("renumber_schemas",)),
     ("knows_incarnations", ("note_copy",)),
 )
-"""What is asked of a database that was copied, and the statements that follow where it is so, in order."""
+"""The steps for a copied database, in order: a query, and the statements to run if it returns true."""
 
 
 @dataclass(frozen=True)
 class Migration:
-    """A step of the schema's history. `text` may hold several statements; it runs in a transaction."""
+    """A migration of the schema. `text` may hold several statements; it runs in one transaction."""
 
     version: int
     name: str
@@ -66,21 +66,21 @@ class _Applied:
 
 
 def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[Migration]:
-    """Applies what the database lacks and returns it. One query when there is nothing to do.
+    """Applies the missing migrations and returns them. It takes one query if nothing is missing.
 
-    A database that was copied into another cluster is made at home there. Safe to call from many processes
-    at once. Raises
+    In a database that was copied into another cluster, it also corrects the transaction ids (`settle`). Many
+    processes may call it at once. Raises
 
-    - InstanceTooNew when the database is newer than the folder,
-    - InstanceReadOnly when it would have to write and may not,
-    - NotAnInstance when the schema `dormouse` is not Dormouse's,
-    - InstanceError when a right is missing, a migration fails, or an applied one was edited.
+    - InstanceTooNew if the database is newer than the folder,
+    - InstanceReadOnly if it needs to write and may not,
+    - NotAnInstance if the schema `dormouse` is not Dormouse's,
+    - InstanceError if a right is missing, a migration fails, or an applied one was edited.
     """
     if isinstance(dsn_or_supplier, str):
         with closing(ConnectionSupplier(dsn_or_supplier)) as supplier:
             return migrate(supplier, folder)
     migrations = read_migrations(folder)
-    # a server that recovers from a crash may end the connection once more
+    # run_lookup retries: a server that recovers from a crash may end the connection once more
     applied = run_lookup(dsn_or_supplier, _applied, operation="look at the schema")
     if applied is not None and not _pending(applied, migrations) and _in_place(applied):
         return []
@@ -91,28 +91,31 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
         except psycopg.errors.ReadOnlySqlTransaction as error:
             if applied is None:
                 raise InstanceReadOnly(
-                    "the database has no Dormouse instance, and what only reads makes none: connect to "
-                    "another database, or run what may write to it once, such as 'dormouse table create'"
+                    "the database has no Dormouse instance, and a read-only process makes none: connect to "
+                    "another database, or run a command that writes, such as 'dormouse table create'"
                 ) from error
             if not _pending(applied, migrations):
                 raise InstanceReadOnly(
-                    "the database came from a dump, and what it says of transactions is another server's: it "
-                    "can be read when 'dormouse adopt' has made it right"
+                    "the database came from a dump, and has transaction ids of another server: 'dormouse "
+                    "adopt' corrects them, and then it can be read"
                 ) from error
             raise InstanceReadOnly(
-                "the database is of an older Dormouse, and what only reads does not bring it up to date: run "
-                "what may write to it once, such as 'dormouse compact'"
+                "the database is of an older Dormouse, and a read-only process does not migrate it: run a "
+                "command that writes, such as 'dormouse compact'"
             ) from error
 
 
 def lacking(supplier: Supplier, folder: Path = MIGRATIONS) -> list[Migration]:
-    """What `migrate` would apply; changes nothing, and raises as it does."""
+    """Returns the migrations that `migrate` would apply. Changes nothing; raises the same errors."""
     applied = run_lookup(supplier, _applied, operation="look at the schema")
     return _pending(applied or [], read_migrations(folder))
 
 
 def read_migrations(folder: Path) -> list[Migration]:
-    """The migrations of a folder, in order; raises InstanceError unless they are numbered 1, 2, 3, ..."""
+    """Returns the migrations of a folder, in order.
+
+    Raises InstanceError unless they are numbered 1, 2, 3, ...
+    """
     migrations = []
     for version, path in enumerate(sorted(folder.glob("*.sql")), start=1):
         match = _FILE_NAME.fullmatch(path.name)
@@ -135,7 +138,7 @@ def _apply_all(conn: psycopg.Connection[TupleRow], migrations: Sequence[Migratio
         except psycopg.errors.InsufficientPrivilege as error:
             raise InstanceError(
                 "the database was copied from another server; first open it as its owner, or deploy, so that "
-                "its transaction ids are made right"
+                "its transaction ids are corrected"
             ) from error
     return pending
 
@@ -145,7 +148,7 @@ def _in_place(applied: Sequence[_Applied]) -> bool:
 
 
 def _applied(conn: psycopg.Connection[TupleRow]) -> list[_Applied] | None:
-    """What the database has; None when it was never migrated."""
+    """Returns the migrations that the database has; None if it was never migrated."""
     try:
         return [_Applied(*row) for row in conn.execute(_QUERIES["applied"].on())]
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
@@ -194,7 +197,10 @@ def _not_granted(conn: psycopg.Connection[TupleRow], verb: str, error: psycopg.E
 
 
 def _apply(conn: psycopg.Connection[TupleRow], migration: Migration) -> None:
-    """Tried again and again, as by `run_alone`: processes of the version before may be at work."""
+    """Applies a migration, with brief waits for locks and retries, like `run_alone`.
+
+    Processes of the previous version may still use the tables.
+    """
     record = {"version": migration.version, "name": migration.name, "checksum": migration.checksum}
     busy: psycopg.Error | None = None
     for lock_ms in impatiently(ALONE_SECONDS_MAX):
@@ -211,17 +217,20 @@ def _apply(conn: psycopg.Connection[TupleRow], migration: Migration) -> None:
         else:
             return
     raise InstanceError(
-        f"migration {migration}: for {ALONE_SECONDS_MAX:g} s others have used what it must have alone (a "
-        "long query, a backup, a process that hangs); it changed nothing: try later"
+        f"migration {migration}: for {ALONE_SECONDS_MAX:g} s other transactions have used tables that it "
+        "needs alone (a long query, a backup, a process that hangs); nothing was changed, try again later"
     ) from busy
 
 
 @contextmanager
 def locked(conn: psycopg.Connection[TupleRow], queries: Queries) -> Iterator[None]:
-    """Between the queries `lock` and `unlock`; InstanceError for a session that a pooler shares out."""
+    """Holds the lock of the queries `lock` and `unlock` while the block runs.
+
+    Raises InstanceError for a session of a pooler, and if another process has the lock for too long.
+    """
     if isinstance(conn, Connection) and conn.is_pooled:
         raise InstanceError(
-            "the database must be brought up to date, and a pooler is between, which keeps no lock: open "
+            "the database must be brought up to date, which needs a lock that a pooler does not keep: open "
             "the instance once by PostgreSQL's own address"
         )
     try:
@@ -229,36 +238,36 @@ def locked(conn: psycopg.Connection[TupleRow], queries: Queries) -> Iterator[Non
             conn.execute(queries["lock"].on(), {"idle_ms": MIGRATING_IDLE_MS_MAX})
         except psycopg.errors.LockNotAvailable as error:
             raise InstanceError(
-                "another process brings the database up to date, for longer than this one waits; nothing was "
+                "another process has been bringing the database up to date for too long; nothing was "
                 f"changed, try again later ({one_line(error)})"
             ) from error
         try:
             yield
         finally:
-            with suppress(psycopg.OperationalError):  # the lock went with the session
+            with suppress(psycopg.OperationalError):  # the lock ended with the session
                 conn.execute(queries["unlock"].on())
                 conn.execute("reset idle_session_timeout")
     except psycopg.OperationalError as error:
         if not conn.closed:
             raise
         raise InstanceError(
-            f"the database was lost while it was brought up to date ({one_line(error)}); each step is done "
-            "as a whole, or not at all: try again"
+            f"the connection was lost while the database was brought up to date ({one_line(error)}); each "
+            "step is applied as a whole or not at all: try again"
         ) from error
 
 
 def settle(conn: psycopg.Connection[Any]) -> None:
-    """Makes a database at home in its cluster, for a user that may write all of it, alone with it.
+    """Corrects the transaction ids of a database that was copied from another cluster.
 
-    It may have been copied into another cluster by its rows, as pg_dump and logical replication do.
-    References, their log and what rounds remember carry transaction ids, which begin anew in another
-    cluster. Where those of the copy are ahead of it, they are replaced, in the same order. Sequences
-    that did not come along go on.
-    (Snapshots of disks, copies of files and pg_upgrade keep ids and counter together.)
+    The caller may write all of the database and holds the lock of `locked`. A copy by rows (pg_dump, logical
+    replication) keeps the transaction ids in references, in the log of removals and in the records of rounds.
+    The new cluster counts transactions from the beginning. Ids that it has not reached are replaced, in the
+    same order. Sequences continue after the existing numbers. Copies of disks or files and pg_upgrade need no
+    change: they keep ids and counter together.
     """
     with bounded(conn, ALONE):
-        for asked, statements in _SETTLING:
-            if conn.execute(_QUERIES[asked].on()).fetchall()[0][0]:
+        for condition, statements in _SETTLING:
+            if conn.execute(_QUERIES[condition].on()).fetchall()[0][0]:
                 for name in statements:
                     conn.execute(_QUERIES[name].on())
         conn.execute(_QUERIES["advance_sequences"].on())

@@ -1,6 +1,6 @@
 -- name: applied
--- The migrations that the database has, in order, and whether each row is where it was written: not after a dump was
--- restored. (The columns that tell come with a migration.)
+-- Returns the migrations that the database has, in order, and whether each row is where it was written, which is false after a
+-- dump was restored. (A migration adds the columns for that.)
 select version, name, checksum,
     not to_jsonb(m) ? 'written_xid'
         or coalesce(
@@ -10,8 +10,8 @@ from dormouse.migration m
 order by version;
 
 -- name: lock
--- Waits until no other process migrates this database; the lock ends with the session, too.
--- A process that is frozen loses it, as its session ends when it says nothing for too long.
+-- Waits until no other process migrates this database. The lock ends with the session, too.
+-- A frozen process loses it: its session ends when it is silent for too long.
 select pg_advisory_lock(7236154098213001), set_config('idle_session_timeout', %(idle_ms)s::text, false);
 
 -- name: unlock
@@ -19,14 +19,14 @@ select pg_advisory_lock(7236154098213001), set_config('idle_session_timeout', %(
 select pg_advisory_unlock(7236154098213001);
 
 -- name: foreign_relation
--- A relation in a schema of our name that we did not create.
+-- Returns a relation in a schema named `dormouse` that Dormouse did not create.
 select relname from pg_catalog.pg_class
 where relnamespace = to_regnamespace('dormouse')
     and not exists (select from pg_catalog.pg_class where oid = to_regclass('dormouse.migration'))
 limit 1;
 
 -- name: prepare
--- The schema, and the list of what was applied to it.
+-- Makes the schema, and the list of applied migrations.
 do $$
 begin
     -- `if not exists` needs the right to make schemas even when the schema exists
@@ -55,7 +55,7 @@ select (jsonb_populate_record(
 )).*;
 
 -- name: is_ahead
--- Whether anything is remembered of transactions that this cluster has not begun yet.
+-- Returns whether stored transaction ids are ahead of this cluster.
 with now as (
     select pg_snapshot_xmax(pg_current_snapshot()) as next
 )
@@ -69,13 +69,13 @@ select exists (select from tables where pg_snapshot_xmax(collected_till) > next)
 from now;
 
 -- name: renumber_references
--- All references have been there for ever: 3 is the first transaction of any cluster.
+-- Dates references that are ahead back to transaction 3, the first one of any cluster.
 update file_reference
 set added_xid = '3'
 where partition_id <> '' and added_xid >= pg_snapshot_xmax(pg_current_snapshot());
 
 -- name: renumber_removals
--- Removals that were not collected are of this transaction, the others of the first.
+-- Dates removals that were not collected to this transaction, and the others to the first.
 update removal r
 set added_xids = array_fill('3'::xid8, array[cardinality(file_ids)]),
     removed_xid = case when pg_visible_in_snapshot(r.removed_xid, t.collected_till) then '3' else pg_current_xact_id() end
@@ -83,11 +83,11 @@ from tables t
 where t.table_id = r.table_id;
 
 -- name: renumber_collections
--- What was removed before this transaction is collected.
+-- Marks removals before this transaction as collected.
 update tables set collected_till = concat(pg_current_xact_id(), ':', pg_current_xact_id(), ':')::pg_snapshot;
 
 -- name: forget_history
--- Moments of the other cluster cannot be told here: those that have names are refused by them.
+-- Removes moments of the other cluster, which mean nothing here. Reads at its named cuts are refused from now on.
 update cut set snapshot = null;
 update consumer set snapshot = null;
 update truncation set snapshot = null;
@@ -96,13 +96,13 @@ delete from restored where restored_xid <> '4';
 delete from hold;
 
 -- name: begin_history
--- The history begins here and now; what is there is of before.
+-- Begins the history here and now; the present rows are from before it.
 update tables set history_from = pg_current_snapshot(), history_since = clock_timestamp();
 
 -- name: renumber_deletions
--- Deletions have been there for ever, and those that no file needs are of the history that is not told here. Of one that a
--- restore has made pending again, the rows of before go: nothing but their transactions tells them apart. That restores have
--- undone others is still told, by one of transaction 4 for all restores of a table.
+-- Dates deletions back to transaction 3, and ends those that no file needs, which belong to the deleted history. If a restore
+-- made a deletion pending again, its earlier rows are deleted, because only their transactions tell them apart. Transaction 4
+-- stands for all restores of a table: it still shows that restores undid deletions.
 delete from deletion d
 using deletion later
 where later.table_id = d.table_id and later.deletion_id = d.deletion_id and later.added_xid > d.added_xid;
@@ -123,51 +123,51 @@ set snapshot = null, added_xid = '3', retired_xid = case
     end;
 
 -- name: renumber_schemas
--- Columns have been as they are for ever.
+-- Dates the changes of columns back to transaction 3.
 update schema_change set added_xid = '3';
 
 -- name: forget_dropped
--- No reader of now has a snapshot of before.
+-- Forgets dropped removals: no present reader has a snapshot from before.
 update tables set log_dropped_xid = null, log_dropped_by = null;
 
 -- name: knows_dropped
--- Whether a database notes what is dropped from the log of removals, which comes with a migration.
+-- Returns whether the database records what is dropped from the log of removals; a migration adds that.
 select exists (
     select from pg_attribute where attrelid = to_regclass('tables') and attname = 'log_dropped_by' and not attisdropped
 );
 
 -- name: knows_schemas
--- Whether a database has the versions of schemas, which come with a migration.
+-- Returns whether the database has versions of schemas; a migration adds them.
 select to_regclass('schema_change') is not null;
 
 -- name: knows_deletions
--- Whether a database has the deletions, which come with a migration.
+-- Returns whether the database has deletions; a migration adds them.
 select to_regclass('deletion') is not null;
 
 -- name: knows_history
--- Whether a database has the tables of the history, which come with a migration.
+-- Returns whether the database has the tables of the history; a migration adds them.
 select to_regclass('cut') is not null;
 
 -- name: knows_payloads
--- Whether a database has the days of payloads, which come with a migration.
+-- Returns whether the database has days of payloads; a migration adds them.
 select to_regclass('payload_day') is not null;
 
 -- name: begin_days_anew
--- What was written while a day was copied is told by transactions of the other cluster: it is copied anew.
+-- Copies days again from the beginning: rows written during a copy are known by transactions of the other cluster.
 update payload_day
 set phase = 'prepare', verified_till = null, after_kind = null, after_tenant = null, after_id = null, after_at = null
 where work in ('offload', 'fold') and phase <> 'finish';
 
 -- name: forget_looks
--- Everything is to be looked at, and counted.
+-- Makes every table due to be examined and counted.
 delete from watermark;
 
 -- name: knows_incarnations
--- Whether a database has the table, which comes with a migration.
+-- Returns whether the database has the table of incarnations; a migration adds it.
 select to_regclass('incarnation') is not null;
 
 -- name: note_copy
--- A database that has no incarnation to tell by is a copy, too.
+-- Records an incarnation for a copied database that has none.
 insert into incarnation (number, reason, system_identifier, timeline, database_oid)
 select 0, 'copy', d.* from this_database() d
 where not exists (select from incarnation)
@@ -177,8 +177,8 @@ where not exists (select from incarnation)
     );
 
 -- name: advance_sequences
--- Numbers go on after those that are there, as logical replication brings no sequences along; a dump does, and nothing changes.
--- The places of loads are in files: those of a sequence that gave none go on by the time, which no other has reached.
+-- Continues sequences after the existing numbers: logical replication does not copy sequences. (A dump does, so nothing changes.)
+-- The numbers of loads are stored in files: a sequence that was never used continues from the time, which no other has reached.
 do $$
 declare
     statement text;
@@ -202,5 +202,5 @@ end
 $$;
 
 -- name: settle
--- The rows are where they were written.
+-- Records that the rows are where they were written.
 update migration set written_xid = pg_current_xact_id(), written_in = tableoid;

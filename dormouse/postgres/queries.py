@@ -4,12 +4,13 @@
     -- Adds files that are not tracked yet.
     insert into {file} (filename) select unnest(%(filenames)s::text[]);
 
-`{file}` is an identifier, given to `Query.on`; `%(filenames)s` a value, given to psycopg. Every other brace
-and percent sign is SQL's own and stays as it is written, so that a query can be read and run as SQL.
+`{file}` is an identifier, given to `Query.on`. `%(filenames)s` is a value, given to psycopg. Every other
+brace and percent sign is SQL and stays as it is written, so that a query can be read and run as SQL.
 
-`execute_each` sends statements that are transactions of their own, all before the first answer is waited
-for: by libpq's pipeline mode, with a Sync behind each, so that what fails or conflicts harms no other. While
-the server works on one, the next is put together; and a network's round trip is waited for once.
+`execute_each` sends several statements, each its own transaction, before it waits for the first answer. It
+uses libpq's pipeline mode with a Sync after each statement, so a failure or conflict of one does not affect
+the rest. The client prepares the next statement while the server runs one, and waits for one round trip in
+all.
 """
 
 from __future__ import annotations
@@ -31,20 +32,21 @@ from psycopg import errors, sql
 from psycopg.adapt import Dumper, PyFormat, Transformer
 from psycopg.pq import ExecStatus, Format
 
-# Statements that run often: with numbered parameters, and prepared by the server.
+# Statements that run often, with numbered parameters, and prepared by the server.
 
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
 WALKS_ARRAYS = 17_00_00
-"""Since PostgreSQL 17 one walk through an index finds all of an array, whatever statistics say."""
+"""The version since which one walk through an index finds all values of an array, whatever the statistics."""
 
 PREPARED_MAX = 2_000
-"""A table has about twenty statements, and a committer meets many tables."""
+"""The limit of prepared statements of a connection: about twenty for a table, for a committer's many tables.
+"""
 
 
 class Statement:
-    """A query translated once; psycopg translates a long one with named parameters at each execution.
+    """A query that is translated only once. psycopg would translate its named parameters at each execution.
 
-    `older` is what servers before `WALKS_ARRAYS` are asked, with the same parameters in the same order.
+    `older` is sent to servers before `WALKS_ARRAYS`, with the same parameters in the same order.
     """
 
     def __init__(self, query: sql.Composable, *, older: sql.Composable | None = None) -> None:
@@ -52,21 +54,21 @@ class Statement:
         self._older = self._text if older is None else _numbered(older)[0]
 
     def execute(self, conn: psycopg.Connection[Any], values: Mapping[str, Any]) -> psycopg.Cursor[Any]:
-        """Runs it with the values that it names."""
+        """Runs the statement with the values that it names."""
         cursor = psycopg.RawCursor(conn)
         return cursor.execute(self.text(conn), self.given(values), prepare=True)
 
     def given(self, values: Mapping[str, Any]) -> list[Any]:
-        """Of the values those that it names, by number."""
+        """Returns the values that the statement names, in the order of their numbers."""
         return [values[name] for name in self._names]
 
     def text(self, conn: psycopg.Connection[Any]) -> bytes:
-        """What this server is asked."""
+        """Returns the text for the version of this server."""
         return self._text if conn.pgconn.server_version >= WALKS_ARRAYS else self._older
 
 
 def _numbered(query: sql.Composable) -> tuple[bytes, tuple[str, ...]]:
-    """The query's text, and the names of its parameters in their order."""
+    """Returns the query's text with numbered parameters, and their names in that order."""
     numbers: dict[str, int] = {}
 
     def numbered(match: re.Match[str]) -> str:
@@ -75,7 +77,7 @@ def _numbered(query: sql.Composable) -> tuple[bytes, tuple[str, ...]]:
     return _PLACEHOLDER.sub(numbered, query.as_string(None)).encode(), tuple(numbers)
 
 
-# Python values as PostgreSQL arrays: far quicker than an element at a time.
+# Python values as PostgreSQL arrays, which is much faster than adapting each element.
 
 _UUID = psycopg.adapters.types["uuid"]
 _UUID_BYTES = pack("!i", 16)
@@ -89,12 +91,12 @@ class Uuids:
     values: Sequence[bytes | None]
 
     def __str__(self) -> str:
-        """As a literal."""
+        """Returns the array as a literal."""
         return "{" + ",".join(["null" if v is None else v.hex() for v in self.values]) + "}"
 
 
 class UuidsTextDumper(Dumper):
-    """As a literal, where a query is sent with its values in it."""
+    """An adapter that writes the array as a literal, for queries that contain their values."""
 
     oid = _UUID.array_oid
 
@@ -103,7 +105,10 @@ class UuidsTextDumper(Dumper):
 
 
 class UuidsDumper(Dumper):
-    """As `array_recv` reads it: dimensions, whether there are nulls, type; length, lower bound; elements."""
+    """An adapter that writes the binary format that `array_recv` reads.
+
+    The format is: dimensions, null flag, type; length, lower bound; elements.
+    """
 
     format = Format.BINARY
     oid = _UUID.array_oid
@@ -117,10 +122,10 @@ class UuidsDumper(Dumper):
 
 
 def texts(values: Sequence[str]) -> str:
-    """Of any text; also of array literals, for an array of them."""
+    """Returns an array literal of texts. The texts may be array literals themselves."""
     joined = '","'.join(values)
     if values and "\\" not in joined and joined.count('"') == 2 * (len(values) - 1):
-        return f'{{"{joined}"}}'  # there is nothing to escape
+        return f'{{"{joined}"}}'  # nothing to escape
     quoted = ['"' + v.replace("\\", "\\\\").replace('"', '\\"') + '"' for v in values]
     return "{" + ",".join(quoted) + "}"
 
@@ -150,28 +155,30 @@ _PERCENT = re.compile(rf"(?P<value>{_VALUE.pattern})|%%?")
 
 @dataclass(frozen=True)
 class Query:
-    """A statement, or several, with a name and what it is for."""
+    """One or several SQL statements, with a name and a description."""
 
     name: str
     description: str
     text: str
 
     def on(self, **identifiers: IdentifierPath) -> sql.Composed:
-        """The query with its `{name}` placeholders replaced by quoted identifiers.
+        """Returns the query with its `{name}` placeholders replaced by quoted identifiers.
 
         Raises ValueError unless exactly the query's own identifiers are given.
         """
         return _compose(self, tuple(sorted(identifiers.items())))
 
     def including(self, **parts: Query) -> Query:
-        """The query with `{name}` placeholders replaced by other queries' text."""
+        """Returns the query with `{name}` placeholders replaced by the text of other queries."""
         text = self.text
         for name, part in parts.items():
             text = text.replace(f"{{{name}}}", part.text)
         return replace(self, text=text)
 
     def literally(self, **values: int | str) -> Query:
-        """The query with `{name}` placeholders replaced by literals, for DDL, which takes no parameters."""
+        """Returns the query with `{name}` placeholders replaced by literals, for DDL, which takes no
+        parameters.
+        """
         text = self.text
         for name, value in values.items():
             text = text.replace(f"{{{name}}}", sql.Literal(value).as_string(None))
@@ -194,9 +201,9 @@ class Queries(dict[str, Query]):
 
 
 def load(package_or_file: str, name: str) -> Queries:
-    """The queries of `<name>.sql` in a package (`__package__`), or beside a module (`__file__`).
+    """Returns the queries of `<name>.sql` in a package (`__package__`), or beside a module (`__file__`).
 
-    Raises ValueError for a doubled name, a missing name or description, or an empty query.
+    Raises ValueError for a repeated name, a missing name or description, or an empty query.
     """
     if package_or_file.endswith(".py"):
         text = Path(package_or_file).with_name(f"{name}.sql").read_text("utf-8")
@@ -206,7 +213,7 @@ def load(package_or_file: str, name: str) -> Queries:
 
 
 def parse(text: str, source: str) -> Queries:
-    """The queries of a text; `source` names it in errors."""
+    """Returns the queries of a text; `source` is its name in errors."""
     queries: dict[str, Query] = {}
     for name, lines in _sections(text, source):
         if name in queries:
@@ -253,10 +260,10 @@ def _compose(query: Query, identifiers: tuple[tuple[str, IdentifierPath], ...]) 
             f"the query {query.name!r} takes the identifiers {expected}, not {', '.join(given) or 'none'}"
         )
     rendered = _IDENTIFIER.sub(lambda match: _quoted(given[match[1]]), query.text)
-    # psycopg reads `%%` as a percent sign when there are values, and `%` when there are none
+    # psycopg reads `%%` as a percent sign if there are values, and `%` if there are none
     percent = "%%" if _VALUE.search(rendered) else "%"
     text = _PERCENT.sub(lambda match: match["value"] or percent, rendered)
-    # rendered once here, so that executing it does not quote every identifier again
+    # rendered once here, so that an execution need not quote identifiers again
     return sql.Composed([sql.SQL(text)])
 
 
@@ -272,7 +279,7 @@ Answer = list[tuple[Any, ...]] | psycopg.Error
 
 @dataclass(slots=True, weakref_slot=True)
 class _Prepared:
-    """The names of what is prepared on a connection, oldest first."""
+    """The names of the prepared statements of a connection, oldest first."""
 
     names: dict[Key, bytes] = field(default_factory=dict)
     numbers: count[int] = field(default_factory=count)
@@ -282,15 +289,14 @@ _prepared: WeakKeyDictionary[psycopg.Connection[Any], _Prepared] = WeakKeyDictio
 
 
 def execute_each(conn: psycopg.Connection[Any], calls: Iterable[Call]) -> list[Answer]:
-    """Executes statements in their order, each as a transaction of its own; `conn` is in autocommit mode.
+    """Executes statements in order, each as its own transaction; `conn` is in autocommit mode.
 
-    Gives for each its rows once it is committed, or the error that it failed with.
-    Raises what the calls raise while they are made, and OperationalError when the connection dies: then the
-    outcomes are unknown, and the connection is closed.
+    Returns for each statement its rows after the commit, or its error. Raises errors of iterating over
+    `calls`. If the connection dies, raises OperationalError and closes it: the outcomes are then unknown.
     """
     made: list[Call] = []
     found = _answers(conn, calls, made)
-    # psycopg forgets all that is prepared on a connection, after a rollback or a DROP of its own
+    # psycopg drops all prepared statements of a connection after a rollback or a DROP of its own
     lost = [n for n, answer in enumerate(found) if isinstance(answer, errors.InvalidSqlStatementName)]
     for n, answer in zip(lost, _answers(conn, [made[n] for n in lost], []) if lost else (), strict=True):
         found[n] = answer
@@ -298,7 +304,7 @@ def execute_each(conn: psycopg.Connection[Any], calls: Iterable[Call]) -> list[A
 
 
 def _answers(conn: psycopg.Connection[Any], calls: Iterable[Call], made: list[Call]) -> list[Answer]:
-    """The answers of calls, which are added to `made`."""
+    """Returns the answers of calls, and appends the calls to `made`."""
     try:
         conn.pgconn.enter_pipeline_mode()
         pipeline = _Pipeline(conn)
@@ -309,13 +315,13 @@ def _answers(conn: psycopg.Connection[Any], calls: Iterable[Call], made: list[Ca
         pipeline.exchange(wait_for=pipeline.sent)
         conn.pgconn.exit_pipeline_mode()
     except BaseException:
-        conn.close()  # it holds answers that nobody waits for
+        conn.close()  # it still has answers that will not be read
         raise
     return pipeline.found
 
 
 class _Pipeline:
-    """What was sent, and what was answered."""
+    """The state of a pipeline: the statements sent and the answers received."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
         self._conn = conn
@@ -323,7 +329,7 @@ class _Pipeline:
         self._adapters = Transformer(conn)
         self._prepared = _prepared.setdefault(conn, _Prepared())
         self._prepared_at: dict[int, Key] = {}
-        """By the call that prepares it, until it is known to be."""
+        """The statements being prepared, by the number of the call that prepares them."""
         self._keys: list[Key] = []
         self._answer: Answer = []
         self.sent = 0
@@ -334,7 +340,9 @@ class _Pipeline:
         buffers = self._adapters.dump_sequence(given, [PyFormat.AUTO] * len(given))
         types, formats = self._adapters.types or (), self._adapters.formats
         text = statement.text(self._conn)
-        if self._conn.prepare_threshold is None:  # a pooler is between, and the next session another
+        if (
+            self._conn.prepare_threshold is None
+        ):  # a pooler is between: the next statement may run in another session
             self._pgconn.send_query_params(text, buffers, types, formats)
         else:
             self._pgconn.send_query_prepared(self._name((text, types)), buffers, formats)
@@ -343,7 +351,7 @@ class _Pipeline:
         self.sent += 1
 
     def exchange(self, wait_for: int = 0) -> None:
-        """Sends all that is to be sent, and receives what is there; waits for so many answers."""
+        """Sends all pending data and receives the available answers, at least `wait_for` of them."""
         while True:
             unsent = bool(self._pgconn.flush())
             self._pgconn.consume_input()
@@ -351,7 +359,7 @@ class _Pipeline:
             if not unsent and len(self.found) >= wait_for:
                 return
             poll = select.poll()
-            # answers are taken also while the server takes no more, for it may wait until they are
+            # answers are read even while the server accepts no data, because it may wait for that
             poll.register(self._pgconn.socket, select.POLLIN | (select.POLLOUT if unsent else 0))
             poll.poll()
 
@@ -359,11 +367,11 @@ class _Pipeline:
         while len(self.found) < self.sent and not self._pgconn.is_busy():
             result = self._pgconn.get_result()
             if result is None:
-                continue  # it stands between two commands
+                continue  # end of one command's results
             if result.status == ExecStatus.PIPELINE_SYNC:
                 self._answered()
             elif result.status == ExecStatus.COMMAND_OK and not result.command_status:
-                self._prepared_at.pop(len(self.found), None)  # it is prepared, and stays so whatever follows
+                self._prepared_at.pop(len(self.found), None)  # prepared, and stays prepared whatever follows
             elif result.status == ExecStatus.TUPLES_OK:
                 self._adapters.set_pgresult(result)
                 self._answer = self._adapters.load_rows(0, result.ntuples, tuple)
@@ -374,12 +382,12 @@ class _Pipeline:
         number = len(self.found)
         failed = self._prepared_at.pop(number, None) is not None and isinstance(self._answer, psycopg.Error)
         if failed or isinstance(self._answer, errors.InvalidSqlStatementName):
-            self._prepared.names.pop(self._keys[number], None)  # it is not prepared
+            self._prepared.names.pop(self._keys[number], None)  # it was not prepared
         self.found.append(self._answer)
         self._answer = []
 
     def _name(self, key: Key) -> bytes:
-        """Of the statement, which is prepared where it is not yet."""
+        """Returns the name of a prepared statement; prepares it first if necessary."""
         names = self._prepared.names
         if key not in names:
             if len(names) >= PREPARED_MAX:

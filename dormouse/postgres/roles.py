@@ -1,10 +1,13 @@
-"""The roles that work on a deployed database, and what each may do.
+"""The roles of a deployed database, and the rights of each.
 
-`dormouse_schema` owns the schema and all in it, and no user logs in as it. `dormouse_owner` acts as it from
-login on, to make, convert and drop tables; `dormouse_run` reads and writes rows; `dormouse_read` reads them.
-The three log in with IAM where there is `rds_iam`. The user that migrates acts as `dormouse_schema` too, and
-is granted none of the three. Since PostgreSQL 16 it is their member all the same, as it made them, and RDS
-may refuse the password of a member of a member of `rds_iam`: its next login may need a token.
+- `dormouse_schema` owns the schema and all in it. No user logs in as it.
+- `dormouse_owner` acts as `dormouse_schema` from login on, to make, convert and drop tables.
+- `dormouse_run` reads and writes rows.
+- `dormouse_read` reads rows.
+
+The last three log in with IAM if the role `rds_iam` exists. The user that migrates acts as `dormouse_schema`,
+too, and is granted none of the three. Since PostgreSQL 16 it is their member anyway, because it made them.
+RDS may refuse the password of an indirect member of `rds_iam`, so its next login may need a token.
 """
 
 from __future__ import annotations
@@ -42,21 +45,21 @@ _SETTINGS = {
     **{name: str(limit) for name, limit in SHORT.items()},
 }
 _VERSIONS = {TRANSACTION: 170_000}
-"""Settings that came with a later version of PostgreSQL than the oldest that is supported."""
+"""The settings that need a later version of PostgreSQL than the oldest supported one."""
 
 _QUERIES = load(__file__, "roles")
 
 
 def next_xid(conn: psycopg.Connection[Any]) -> int:
-    """The first transaction that the database has not begun."""
+    """Returns the first transaction id that the database has not used."""
     return int(conn.execute(_QUERIES["next_xid"].on()).fetchall()[0][0])
 
 
 def make_roles(conn: psycopg.Connection[Any]) -> None:
-    """Makes the roles that are not there, and gives their sessions the settings of ours."""
+    """Makes the missing roles, and gives their sessions the standard settings."""
     conn.execute(_QUERIES["make_roles"].on())
     for role in _LOGINS:
-        # an RDS Proxy takes no settings from those that connect
+        # an RDS Proxy takes no settings from its clients
         for name, value in _SETTINGS.items():
             if conn.info.server_version >= _VERSIONS.get(name, 0):
                 _set(conn, role, name, value)
@@ -75,25 +78,28 @@ def _set(conn: psycopg.Connection[Any], role: str, name: str, value: str) -> Non
 
 
 def make_database(conn: psycopg.Connection[Any], name: str) -> None:
-    """Makes a database, if it is not there: of text that is compared byte by byte."""
+    """Makes a database unless it exists, with texts that are compared byte by byte."""
     if not conn.execute(_QUERIES["database"].on(), {"name": name}).fetchone():
-        # another may have been faster
+        # another process may make it first
         with suppress(psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
             conn.execute(_QUERIES["make_database"].on(database=name))
 
 
 def in_database(dsn: str, name: str) -> str:
-    """The DSN with another database of the server."""
+    """Returns the DSN with another database of the same server."""
     return make_conninfo("", **{**parameters(dsn), "dbname": name})
 
 
 def let_make_tables(conn: psycopg.Connection[Any]) -> None:
-    """Has those who run make schemas and tables in this database."""
+    """Allows the role that writes rows to make schemas and tables in this database."""
     conn.execute(_QUERIES["let_make_tables"].on(database=str(conn.info.dbname)))
 
 
 def adopt(conn: psycopg.Connection[Any]) -> int:
-    """Gives what others own of the schema to its role, each by itself: thousands of locks are too many."""
+    """Gives objects of the schema that other roles own to its role; returns their number.
+
+    Each is a transaction of its own, because thousands of locks at once are too many.
+    """
     statements = [text for (text,) in conn.execute(_QUERIES["owned_by_others"].on()).fetchall()]
     for text in statements:
         conn.execute(sql.SQL(text))
@@ -101,30 +107,31 @@ def adopt(conn: psycopg.Connection[Any]) -> int:
 
 
 def acting_as_schema(dsn: str) -> str:
-    """The DSN with sessions that act as the owner of the schema."""
+    """Returns the DSN with sessions that act as the owner of the schema."""
     given = parameters(dsn)
     return make_conninfo("", **{**given, "options": f"{given.get('options') or ''} -c role={SCHEMA_ROLE}"})
 
 
 def grant(supplier: Supplier) -> None:
-    """Says what the others may do, in sessions that act as the owner of the schema."""
+    """Grants the rights of the other roles. The supplier's sessions act as the owner of the schema."""
     with supplier.connection() as conn:
         conn.execute(_QUERIES["grant"].on())
 
 
 @contextmanager
 def alone(supplier: Supplier) -> Iterator[psycopg.Connection[Any]]:
-    """A connection, while no other brings this database up to date."""
+    """Yields a connection, while no other process brings this database up to date."""
     with supplier.connection() as conn, locked(conn, _QUERIES):
         yield conn
 
 
 @contextmanager
 def privileged() -> Iterator[None]:
-    """Says so when the session may not do what must be done."""
+    """Raises InstanceError with advice if the session lacks a right that the block needs."""
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
         raise InstanceError(
-            f"the user may not do what a migration needs: {one_line(error)}; use the database's administrator"
+            f"the user lacks a right that a migration needs: {one_line(error)}; use the database's "
+            "administrator"
         ) from None

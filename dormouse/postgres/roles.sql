@@ -1,18 +1,18 @@
 -- name: lock
--- Waits until no other brings this database up to date; the lock ends with the session, too.
--- A process that is frozen loses it, as its session ends when it says nothing for too long.
+-- Waits until no other process brings this database up to date. The lock ends with the session, too.
+-- A frozen process loses it: its session ends when it is silent for too long.
 select pg_advisory_lock(7236154098213002), set_config('idle_session_timeout', %(idle_ms)s::text, false);
 
 -- name: unlock
--- Lets the next one in.
+-- Lets the next process in.
 select pg_advisory_unlock(7236154098213002);
 
 -- name: next_xid
--- The first transaction that the database has not begun.
+-- Returns the first transaction id that the database has not used.
 select pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
 
 -- name: make_roles
--- The roles, and what they are to each other and to the database.
+-- Makes the roles, with their memberships and their rights on the database.
 do $$
 declare
     name text;
@@ -27,7 +27,7 @@ begin
             null;  -- another database of the server was faster
         end;
     end loop;
-    -- 'usage' is what superusers have of every role
+    -- superusers have 'usage' of every role
     if not pg_has_role('dormouse_schema', 'usage') then
         execute format('grant dormouse_schema to %I', current_user);
     end if;
@@ -38,7 +38,8 @@ begin
     if to_regnamespace('public') is not null and has_schema_privilege('public', 'public', 'create') then
         revoke create on schema public from public;
     end if;
-    -- large objects belong to the role that makes them, and no table shows them; a service such as RDS keeps these functions
+    -- large objects belong to the role that makes them, and no table shows them; a service such as RDS owns these functions
+    -- itself
     for maker in
         select p.oid::regprocedure
         from pg_proc p
@@ -65,7 +66,7 @@ end
 $$;
 
 -- name: make_schema
--- Makes the schema for the role that owns it, which then needs no right to make schemas.
+-- Makes the schema for its owner, which then needs no right to make schemas.
 do $$
 begin
     if to_regnamespace('dormouse') is null then
@@ -80,7 +81,7 @@ $$;
 alter role {role} in database {database} set {name} = {value};
 
 -- name: owned_by_others
--- Statements that give the schema, and what is in it, to the role that is to own it; none when it does.
+-- Returns statements that give the schema, and all in it, to the role that owns it; none if it owns all.
 select statement
 from (
     select 1 as step, 'alter schema dormouse owner to dormouse_schema' as statement
@@ -92,7 +93,7 @@ from (
     where c.relnamespace = to_regnamespace('dormouse') and c.relkind in ('r', 'p', 'v', 'm')
         and c.relowner <> 'dormouse_schema'::regrole
     union all
-    -- those of a column go with its table
+    -- a column's sequence changes its owner with the table
     select 3, format('alter sequence %s owner to dormouse_schema', c.oid::regclass)
     from pg_class c
     where c.relnamespace = to_regnamespace('dormouse') and c.relkind = 'S' and c.relowner <> 'dormouse_schema'::regrole
@@ -109,19 +110,19 @@ from (
 order by step, statement;
 
 -- name: grant
--- What those who read and write rows may do, and those who only read, also in tables that are made later.
+-- Grants the rights of the roles that read and write rows and that only read, also for tables that are made later.
 grant usage on schema dormouse to dormouse_run;
 grant select, insert, update, delete on all tables in schema dormouse to dormouse_run;
 grant usage, select on all sequences in schema dormouse to dormouse_run;
 revoke insert, update, delete on migration, instance from dormouse_run;
--- functions: to the roles that need them, also where a database has others of an older release
+-- functions: granted to the roles that need them; an older release may have left others
 alter default privileges revoke execute on functions from public;
 revoke execute on all functions in schema dormouse from public, dormouse_run, dormouse_read;
 grant execute on function await_messages, interval_fork, lock_rows, lost_race, not_whole, replayed_snapshot, this_database
     to dormouse_run;
--- it makes tables, as its owner
+-- it makes tables with the rights of its owner
 grant execute on function add_day to dormouse_run;
--- they keep, find and delete payloads as their owner; roles of applications get them by name
+-- they write, find and delete payloads with the rights of their owner; roles of applications get them by name
 grant execute on function put_payload, put_payloads, find_payloads, delete_payloads to dormouse_run;
 grant execute on function replayed_snapshot, this_database to dormouse_read;
 alter default privileges in schema dormouse grant select, insert, update, delete on tables to dormouse_run;
@@ -131,13 +132,13 @@ grant select on all tables in schema dormouse to dormouse_read;
 alter default privileges in schema dormouse grant select on tables to dormouse_read;
 
 -- name: database
--- Whether there is a database of this name.
+-- Returns a row if a database of this name exists.
 select 1 from pg_catalog.pg_database where datname = %(name)s;
 
 -- name: make_database
--- Another database of the server.
+-- Makes another database of the server.
 create database {database} template template0 encoding 'UTF8' locale 'C';
 
 -- name: let_make_tables
--- In a database of indexes those who run rows make all that there is.
+-- Allows the role that writes rows to make everything in a database of indexes.
 grant create, connect on database {database} to dormouse_run;

@@ -1,9 +1,9 @@
-"""Sessions: how one is opened, or why not; its settings; and how long PostgreSQL lets a transaction go on.
+"""Sessions of PostgreSQL: how they are opened, their settings, and the time limits of transactions.
 
-The limits stand in one table, by kind of work. PostgreSQL itself keeps them, so that a process that is
-frozen or cut off holds up no other for longer. Each session has those of SHORT, or of its supplier. A
-transaction that takes longer names its kind. A limit of the role or the server is kept when it is lower. All
-are milliseconds; 0 is none. Why a connection fails is known by SQLSTATE, since texts are in the server's
+The limits are listed here, by kind of work, in milliseconds; 0 means no limit. PostgreSQL itself enforces
+them, so a process that is frozen or cut off cannot hold up another process for longer. A session has the
+limits of SHORT, or those of its supplier. A longer transaction names its kind. A lower limit of the role or
+of the server stays in force. A failed connection is diagnosed by SQLSTATE, because texts are in the server's
 language.
 """
 
@@ -43,61 +43,61 @@ IDLE = "idle_in_transaction_session_timeout"
 LOCK = "lock_timeout"
 STATEMENT = "statement_timeout"
 TRANSACTION = "transaction_timeout"
-"""Bounds the whole transaction, also while a statement arrives in parts; PostgreSQL 17 and later have it."""
+"""The limit of the whole transaction, even while a statement arrives in parts; since PostgreSQL 17."""
 
 # fmt: off
 SHORT = {IDLE: 15 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 15 * _MINUTE, TRANSACTION: 30 * _MINUTE}
-"""Commits, row changes, cuts, claims, leases: statements that find rows by keys, one after the other."""
+"""Commits, row changes, cuts, claims, leases: a series of statements that find rows by keys."""
 
 COMMIT = {IDLE: 15 * _SECOND, LOCK: 3 * _SECOND, TRANSACTION: 5 * _MINUTE}
-"""A committer's batch. One table that is busy must not stop the others, so a wait for a lock is brief."""
+"""A committer's batch. It waits briefly for a lock, so that one busy table does not stop the others."""
 
 ALONE = {IDLE: 15 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 6 * _HOUR, TRANSACTION: 12 * _HOUR}
 """Deletions, conversions, drops, changes of columns, migrations. One statement may rewrite a whole table."""
 
 LONG = {IDLE: 60 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 6 * _HOUR, TRANSACTION: 12 * _HOUR}
-"""Splits, restores, scans, snapshots. The process computes with what it read, between statements."""
+"""Splits, restores, scans, snapshots. Between statements, the process computes with the rows that it read."""
 
 PAGED = {IDLE: 10 * _MINUTE, LOCK: 10 * _MINUTE, STATEMENT: 6 * _HOUR, TRANSACTION: 24 * _HOUR}
-"""Reads page by page, whose reader does other work between pages. They lock no rows."""
+"""Reads page by page. The reader may do other work between pages. These transactions lock no rows."""
 
 KEPT = {IDLE: 60 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 15 * _MINUTE, TRANSACTION: 0}
-"""A lock for the length of a job, whose process says every `KEPT_PULSE_SECONDS` that it lives."""
+"""A lock for the length of a job; the process sends a statement every `KEPT_PULSE_SECONDS`."""
 # fmt: on
 
 KEPT_PULSE_SECONDS = 10.0
 MIGRATING_IDLE_MS_MAX = 15 * _MINUTE
-"""How long a process that keeps others from migrating may be silent between statements."""
+"""The limit on the silence of a process that keeps other processes from migrating."""
 
 PEER_SECONDS_MAX = 60
-"""How long either side of a connection waits for the other to acknowledge what it sent.
+"""The time that either side of a connection waits for an acknowledgement of what it sent.
 
-The server waits as long for a process that reads nothing of a large answer.
+The server waits just as long for a client that reads nothing of a large answer.
 """
 
 PEER_OF_PAGES = "tcp_user_timeout"
-"""While pages are copied out, their reader may pause for as long as between pages."""
+"""The setting that is raised while pages are copied out, because their reader may pause between pages."""
 
 SCAN_SETTINGS = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
-"""What sessions do without, as all that runs often looks rows up by keys."""
+"""The plans that sessions avoid, because the usual statements look rows up by keys."""
 
 SESSION_SETTINGS = {
     "search_path": "dormouse",  # pg_catalog is searched first, without being named
     "timezone": "UTC",
     "datestyle": "ISO, MDY",  # the only one whose dates psycopg reads
     "jit": "off",  # compiling costs more than our short statements
-    # Plans of statements over arrays must not depend on the arrays that came first.
+    # the plan of a statement over arrays must not depend on the arrays that came first
     "plan_cache_mode": "force_generic_plan",
-    # Nor on how small a table was when they were made: see `scans` of run_transaction.
+    # nor on how small a table was when the plan was made: see `scans` of run_transaction
     **dict.fromkeys(SCAN_SETTINGS, "off"),
 }
-"""Of every session of ours; those through an RDS Proxy have them from their role."""
+"""The settings of every session. Through an RDS Proxy, sessions have them from their role."""
 
 GUARDED_PATH = "pg_catalog, pg_temp"
 """The search path of an administrator, whose statements name the schema `dormouse` where they need it.
 
-With the schema in the path, a function or an operator that its owner made there is called instead of
-PostgreSQL's own when its types fit better, and with the administrator's rights.
+With the schema in the path, PostgreSQL would prefer a better-fitting function or operator made there, and run
+it with the administrator's rights.
 """
 
 _CONNECT_SECONDS_MAX = 10
@@ -144,7 +144,7 @@ PEER_PARAMETERS = {
     "keepalives_interval": 10,
     "keepalives_count": 3,
 }
-"""The parameters of libpq by which a client notices a peer that vanished."""
+"""The libpq parameters by which a client notices that its server vanished."""
 
 PEER_SETTINGS = {
     "tcp_user_timeout": str(PEER_SECONDS_MAX * _SECOND),
@@ -153,9 +153,9 @@ PEER_SETTINGS = {
     "tcp_keepalives_count": "3",
     "client_connection_check_interval": str(10 * _SECOND),
 }
-"""The settings of a session by which the server notices a client that vanished.
+"""The session settings by which the server notices that its client vanished.
 
-Over a Unix socket only the last has an effect.
+Over a Unix socket, only the last has an effect.
 """
 
 
@@ -168,15 +168,15 @@ class SessionLimits:
     highest: Limits = field(default_factory=dict)
     """The limits that no kind of work exceeds: of the role, the server or the supplier; 0 is no limit.
 
-    It has every limit that the server knows, and no other.
+    It has an entry for every limit that the server knows, and no other.
     """
     in_force: Limits = field(default_factory=dict)
     """The limits that the session has outside of a transaction."""
     given: frozenset[str] = frozenset()
-    """The limits that the supplier was given, whose errors the caller handles."""
+    """The names of the limits that the supplier was given; the caller handles their errors."""
 
     def local(self, kind: Limits | None = None, *, lock_ms: int | None = None) -> str:
-        """Returns what follows BEGIN to have the limits of a kind; nothing where the session has them."""
+        """Returns the SQL after BEGIN that sets a kind's limits; empty if the session has them already."""
         wanted = self.usual if kind is None else {**self.usual, **kind}
         if lock_ms is not None:
             wanted = {**wanted, LOCK: lock_ms}
@@ -189,13 +189,13 @@ class SessionLimits:
                 yield name, limit
 
 
-def lower(one: int, other: int) -> int:
-    """Returns the lower of two limits, of which 0 is none."""
-    return min(one, other) or max(one, other)
+def lower(first: int, second: int) -> int:
+    """Returns the lower of two limits, where 0 means no limit."""
+    return min(first, second) or max(first, second)
 
 
 def to_conninfo(dsn: str) -> str:
-    """The DSN as libpq knows it, with the region in place of the password; any other DSN as it is."""
+    """Returns the DSN as libpq reads it; for `rds-iam`, the region replaces the password."""
     if not dsn.startswith(f"{SCHEME}://"):
         return dsn
     parts = urlsplit(dsn)
@@ -213,12 +213,12 @@ def to_conninfo(dsn: str) -> str:
 
 
 def by_token(conninfo: str, region: str) -> str:
-    """The connection string with tokens in place of its password."""
+    """Returns the connection string with IAM tokens in place of its password."""
     return make_conninfo(conninfo, password=_PLACEHOLDER + region)
 
 
 def with_token(conninfo: str) -> str:
-    """The connection string to connect with now; raises InstanceError without AWS credentials."""
+    """Returns the connection string with a fresh token. Raises InstanceError without AWS credentials."""
     if _PLACEHOLDER not in conninfo:
         return conninfo
     given = conninfo_to_dict(conninfo)
@@ -234,7 +234,7 @@ def with_token(conninfo: str) -> str:
 
 
 def is_by_rds_proxy(conninfo: str) -> bool:
-    """Whether an RDS Proxy is between, which keeps each client's prepared statements apart."""
+    """Returns whether an RDS Proxy is between, which keeps the clients' prepared statements apart."""
     return _PLACEHOLDER in conninfo and _BY_PROXY in conninfo
 
 
@@ -263,14 +263,14 @@ def _token(host: str, port: str, user: str, region: str) -> str:
 
 @cache
 def _session() -> Any:
-    """It keeps credentials, and refreshes them."""
+    """Returns the session of AWS, which caches credentials and refreshes them."""
     import botocore.session
 
     return botocore.session.get_session()
 
 
 class Connection(psycopg.Connection[TupleRow]):
-    """A connection that knows whose it is, and since when it is open and rests (`time.monotonic`)."""
+    """A connection that knows its thread, and when it was opened and last returned (`time.monotonic`)."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -278,32 +278,32 @@ class Connection(psycopg.Connection[TupleRow]):
         self.open_since = time.monotonic()
         self.rested_since = float("inf")
         self.is_spare = True
-        """Whether the server has so many more that this one may be kept for later."""
+        """True if the server has enough free connections that the pool may keep this one."""
         self.is_pooled = False
-        """Whether each transaction may be another session's, as a pooler gives them out."""
+        """True if a pooler is between, so that each transaction may run in another session."""
         self.is_direct = False
-        """Whether the server's process answers itself: the connection ends with the server."""
+        """True if the server's process answers directly: the connection then ends with the server."""
         self.limits = SessionLimits()
         self.lent_to: int | None = threading.get_ident()
-        """The thread that opened or borrowed it, by its id; None while it rests."""
+        """The id of the thread that opened or borrowed the connection; None while it rests in the pool."""
 
     def cut(self) -> None:
-        """Shuts the socket down, from any thread: the one that waits for an answer gets an error.
+        """Shuts the socket down, from any thread, so that the thread that waits for an answer gets an error.
 
-        That thread may close the connection at any time, so this one has a descriptor of its own.
+        The waiting thread may close the connection at any time, so this method uses a duplicate descriptor.
         """
         with suppress(OSError, psycopg.Error):
             number = self.fileno()
             with socket.socket(fileno=os.dup(number)) as same:
-                if self.fileno() == number:  # it was not closed meanwhile, and its number given to another
+                if self.fileno() == number:  # the connection is still open, so the number was not reused
                     same.shutdown(socket.SHUT_RDWR)
 
     def __del__(self, *_: Any) -> None:
-        """A pooled connection ends with the program, which is nothing to warn of."""
+        """Does nothing, because a pooled connection that ends with the program is no reason for a warning."""
 
 
 class Unavailable(InstanceError):
-    """The server takes no connection now, and may take one soon."""
+    """The server accepts no connection now, but may accept one soon."""
 
     def __init__(self, message: str, conninfo: str = "", *, crowded: bool = False) -> None:
         super().__init__(message)
@@ -311,7 +311,7 @@ class Unavailable(InstanceError):
         self._crowded = crowded
 
     def after(self, seconds: float) -> DormouseError:
-        """What to raise when it took none for so long."""
+        """Returns the error to raise after the server accepted no connection for so many seconds."""
         if self._crowded:
             return ConnectionsExhausted(
                 f"{describe(self._conninfo)} had no connection to spare for {seconds:g} s; raise its "
@@ -321,14 +321,14 @@ class Unavailable(InstanceError):
 
 
 class LoginRefused(InstanceError):
-    """The server lets nobody in with this user and password."""
+    """The server refuses this user and password."""
 
 
 def connect(conninfo: str, *, reached_before: bool = False) -> Connection:
-    """A connection in autocommit mode.
+    """Opens a connection in autocommit mode. Each error is one line that never contains the password.
 
-    Raises Unavailable when the server has too many connections, starts, stops, or, if it was reached before,
-    does not answer; LoginRefused; else InstanceError. Each is one line that never has the password.
+    Raises Unavailable if the server has too many connections, starts or stops, or does not answer although it
+    was reached before. Raises LoginRefused, or else InstanceError.
     """
     conninfo = with_token(conninfo)
     try:
@@ -370,7 +370,7 @@ def session_conninfo(
     isolation: Isolation,
     search_path: str = SESSION_SETTINGS["search_path"],
 ) -> str:
-    """The DSN with the session's settings, which take no round trip when they travel with the connection."""
+    """Returns the DSN with the session's settings, which then need no round trip of their own."""
     given = parameters(dsn)
     settings = {
         **SESSION_SETTINGS,
@@ -379,7 +379,7 @@ def session_conninfo(
         "default_transaction_read_only": "on" if read_only else "off",
     }
     options = [
-        *(f"-c {name}={value}" for name, value in PEER_SETTINGS.items()),  # the DSN may say otherwise
+        *(f"-c {name}={value}" for name, value in PEER_SETTINGS.items()),  # the DSN may override these
         str(given.get("options") or ""),
         *(f"-c {name}={_escaped(value)}" for name, value in settings.items()),
     ]
@@ -396,7 +396,7 @@ def _escaped(value: str) -> str:
 
 
 def describe(conninfo: str) -> str:
-    """The server and the database that a connection string means; never its password."""
+    """Returns the server and database of a connection string, for messages, without the password."""
     given = parameters(conninfo)
     host = given.get("host") or given.get("hostaddr") or "the local socket"
     port = f":{given['port']}" if given.get("port") else ""
@@ -405,38 +405,38 @@ def describe(conninfo: str) -> str:
 
 
 def parameters(dsn: str) -> dict[str, Any]:
-    """The parts of a connection string; InvalidInput when it is none."""
+    """Returns the parts of a connection string. Raises InvalidInput."""
     try:
         return conninfo_to_dict(to_conninfo(dsn))
     except psycopg.ProgrammingError:
-        # The reason would quote the text, and the text may hold a password.
+        # the reason would quote the text, which may hold a password
         raise InvalidInput(
             "the DSN is not a PostgreSQL connection string; write postgresql://user@host:port/database"
         ) from None
 
 
 def is_alive(conn: psycopg.Connection[Any], *, ask: bool = False) -> bool:
-    """Whether the connection works as far as this side can see; `ask` takes a round trip to be sure."""
+    """Returns whether the connection seems to work; `ask` makes sure by a round trip."""
     if conn.closed:
         return False
     try:
         if _has_something_to_read(conn):
             conn.pgconn.consume_input()
-            ask = True  # a farewell, or only a notice: one question tells them apart
+            ask = True  # a farewell or only a notice: a round trip shows which
         if ask:
             conn.execute("")
-    except (psycopg.OperationalError, psycopg.InternalError):  # the latter where it was idle for too long
+    except (psycopg.OperationalError, psycopg.InternalError):  # InternalError if it was idle for too long
         return False
     return not conn.closed
 
 
 def limits_of(conn: psycopg.Connection[Any]) -> SessionLimits:
-    """Returns the limits of a session; none for a connection that no supplier opened."""
+    """Returns the limits of a session; no limits for a connection that no supplier opened."""
     return conn.limits if isinstance(conn, Connection) else SessionLimits()
 
 
 def was_open_at(conn: psycopg.Connection[Any], since: float) -> bool:
-    """Returns whether the session was open at `since` (`time.monotonic`): no crash of its server came later.
+    """Returns whether the session was open at `since` (`time.monotonic`), so no server crash came later.
 
     Returns False behind a pooler or an RDS Proxy, whose connections outlive the server.
     """
@@ -444,16 +444,16 @@ def was_open_at(conn: psycopg.Connection[Any], since: float) -> bool:
 
 
 def _has_something_to_read(conn: psycopg.Connection[Any]) -> bool:
-    """An idle server says nothing, unless it is going away."""
+    """Returns whether the server sent something. An idle server sends nothing unless it is stopping."""
     poll = select.poll()
     poll.register(conn.fileno(), select.POLLIN)
     return bool(poll.poll(0))
 
 
 def _sqlstate(conninfo: str) -> str | None:
-    """Why the server refuses connections; 00000 when it takes them again, None when it does not answer.
+    """Returns the SQLSTATE of a refused connection, 00000 if it is accepted now, None if no answer comes.
 
-    libpq keeps the SQLSTATE of a failed connect to itself, but (since 18) writes it to its trace.
+    libpq does not report the SQLSTATE of a failed connect, but (since 18) writes it to its trace.
     """
     trace = os.memfd_create("libpq-trace")
     try:
@@ -482,12 +482,12 @@ def _connects(conninfo: str, trace: int) -> bool:
             poll.poll(max(deadline - time.monotonic(), 0) * 1000)
         return False
     finally:
-        conn.untrace()  # writes what it still has
+        conn.untrace()  # writes the rest of the trace
         conn.finish()
 
 
 def _is_backlog_full(conninfo: str) -> bool:
-    """Whether so many connect at once that the server's Unix socket takes no more, as TCP never says."""
+    """Returns whether the server's Unix socket accepts no more connections. Over TCP this cannot be seen."""
     given = parameters(conninfo)
     folder = str(given.get("host") or "")
     if not folder.startswith("/"):
@@ -503,18 +503,18 @@ def _is_backlog_full(conninfo: str) -> bool:
     return True
 
 
-# How a wait for a server that does not answer is ended: another thread shuts the socket down.
+# How to end a wait for a server that does not answer: another thread shuts the socket down.
 
 END_SECONDS_MAX = 10.0
-"""How long what is to end waits for a server that does not answer one statement."""
+"""The time that closing work waits for a server that does not answer one statement."""
 CLOSE_SECONDS = 30.0
-"""How long work has to end by itself when what it belongs to is closed: a batch takes a second or two."""
+"""The time that running work has to finish after its owner was closed; a batch takes a second or two."""
 AGAIN_SECONDS = 0.5
-"""How often a thread that waits on after that is cut again, as it may try its statement again."""
+"""The pause before a thread that still waits is cut again, because it may retry its statement."""
 
 
 class Lines:
-    """The connections that a supplier opened, and those of suppliers that were made of it."""
+    """The connections that a supplier opened, and those of suppliers derived from it."""
 
     def __init__(self, above: Lines | None = None) -> None:
         self._above = above
@@ -524,11 +524,11 @@ class Lines:
 
     @property
     def top(self) -> Lines:
-        """Those of the supplier that all were made of; a thread may use connections of several."""
+        """The lines of the topmost supplier; a thread may use connections of several suppliers."""
         return self if self._above is None else self._above.top
 
     def add(self, conn: Connection) -> None:
-        """Notes a connection that was opened just now. Raises InstanceError when they are to end."""
+        """Records a new connection. Raises InstanceError if connections are being ended."""
         with self._lock:
             self._opened.add(conn)
         if self._above is not None:
@@ -536,38 +536,38 @@ class Lines:
         self.check()
 
     def check(self) -> None:
-        """Raises InstanceError after `end`."""
+        """Raises InstanceError after the time of `end` is over."""
         if self._is_over:
             raise InstanceError("the instance is closed, and its database did not answer until then")
         if self._above is not None:
             self._above.check()
 
     def cut(self, threads: Collection[int] | None = None) -> bool:
-        """Cuts what is lent to threads, named by their ids, or to any; returns whether something is."""
+        """Cuts connections lent to these threads (by id), or to any; returns whether there are some."""
         lent = self._lent(threads)
         for conn in lent:
             conn.cut()
         return bool(lent)
 
     def end(self, seconds: float) -> None:
-        """Gives what is lent so many seconds to come back; then cuts it, and opens no more.
+        """Waits so many seconds for lent connections to come back, then cuts them and allows no new ones.
 
-        Returns at once: a thread of its own waits, where something is lent.
+        Returns at once: a background thread waits, if any connection is lent.
         """
         if not self._lent():
             return
-        with suppress(RuntimeError):  # no thread starts while the program ends
+        with suppress(RuntimeError):  # no thread can start while the program ends
             threading.Thread(target=self._end, args=(seconds,), name="dormouse-cut", daemon=True).start()
 
     def forget(self) -> None:
-        """For a forked child, which leaves its parent's connections alone."""
+        """Forgets the connections, in a forked child: they belong to its parent."""
         self._lock, self._opened = threading.Lock(), WeakSet()
 
     def _end(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while self._lent():
             if time.monotonic() >= until:
-                self._is_over = True  # what is being opened now is closed
+                self._is_over = True  # connections that are being opened are then closed
                 self.cut()
                 return
             time.sleep(min(AGAIN_SECONDS, seconds))
@@ -581,13 +581,13 @@ class Lines:
 
 @contextmanager
 def cut_in_time(conn: psycopg.Connection[Any]) -> Iterator[None]:
-    """Cuts a connection of a supplier when the block takes longer than `END_SECONDS_MAX`."""
+    """Cuts a supplier's connection if the block takes longer than `END_SECONDS_MAX`."""
     if not isinstance(conn, Connection):
         yield
         return
     timer = threading.Timer(END_SECONDS_MAX, conn.cut)
     timer.daemon = True
-    with suppress(RuntimeError):  # no thread starts while the program ends
+    with suppress(RuntimeError):  # no thread can start while the program ends
         timer.start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The one place where transactions begin, end and are tried again."""
+"""The only place where transactions begin, end and are retried."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from dormouse.postgres.session import (
     limits_of,
 )
 
-# Counts of the transactions that were tried again, given up or left unknown.
+# Counts of the transactions that were retried, given up, or ended with an unknown outcome.
 
 RetryEvent = Literal["retries", "exhausted", "unknown"]
 RETRY_EVENTS: tuple[RetryEvent, ...] = get_args(RetryEvent)
-"""Tried again; given up after the last attempt; died between the commit and its answer."""
+"""The events: a retry; the last attempt failed; the connection died between the commit and its answer."""
 
 
 class Retries:
-    """How often work was tried again, given up or left unknown, by operation. Threads may share it."""
+    """Counts of retries, failures and unknown outcomes, by operation. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,17 +59,17 @@ class Retries:
             self._counts.setdefault(operation, Counter())[event] += 1
 
     def count(self, operation: str | None = None, event: RetryEvent = "retries") -> int:
-        """The retries, or other events, of one operation, or of all."""
+        """Returns the number of retries, or of another event, for one operation or for all."""
         with self._lock:
             counts = self._counts.values() if operation is None else [self._counts.get(operation, Counter())]
             return sum(counter[event] for counter in counts)
 
     def by_operation(self) -> dict[str, int]:
-        """The retries of each operation that had one."""
+        """Returns the retries of each operation that had one."""
         return {name: events["retries"] for name, events in self.snapshot().items() if events["retries"]}
 
     def snapshot(self) -> dict[str, dict[RetryEvent, int]]:
-        """For metrics: of each operation that met any, its retries, its give-ups, its unknown outcomes."""
+        """Returns, for metrics, the count of each event by operation."""
         with self._lock:
             return {name: {e: counter[e] for e in RETRY_EVENTS} for name, counter in self._counts.items()}
 
@@ -83,13 +83,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONFLICTS = (errors.SerializationFailure, errors.DeadlockDetected)
-"""SQLSTATE 40001 and 40P01: the server rolled back, and the same work may succeed when tried again."""
+"""SQLSTATE 40001 and 40P01: the server rolled back, and a retry of the same work may succeed."""
 
 ALONE_SECONDS_MAX = 600.0
 ALONE_LOCK_SECONDS_MIN, ALONE_LOCK_SECONDS_MAX = 0.05, 1.5
-"""How long one try waits for a lock, and holds up those behind it: twice as long each time.
+"""The first and the longest wait of a try for a lock, in seconds; each wait is twice the one before.
 
-In the end for longer than `deadlock_timeout`, after which PostgreSQL stops an autovacuum for it."""
+While a try waits, later transactions wait behind it. The longest exceeds `deadlock_timeout`, after which
+PostgreSQL cancels an autovacuum in the way."""
 
 _BEGIN = {
     (isolation, read_only): f"begin isolation level {isolation.value}{' read only' if read_only else ''}"
@@ -97,7 +98,7 @@ _BEGIN = {
     for read_only in (False, True)
 }
 _WITH_SCANS = "".join(f"; set local {name} = on" for name in SCAN_SETTINGS) + (
-    # planned for the sizes of now: to scan again and again is quick only while a table is small
+    # planned anew for the present sizes: repeated scans are fast only while a table is small
     "; set local work_mem = '64MB'; set local plan_cache_mode = force_custom_plan"
 )
 
@@ -114,25 +115,29 @@ def run_transaction(
     lock_ms: int | None = None,
     operation: str = "transaction",
 ) -> T:
-    """Runs `work` in a transaction and commits; returns what the committed run of it returned.
+    """Runs `work` in a transaction and commits; returns the result of the run that was committed.
 
-    `work` may run several times, so all it changes must be in the database. The whole transaction is tried
-    again after a serialization failure, a deadlock, or a connection that died before COMMIT was sent, or
+    `work` may run several times, so all its effects must be in the database. The whole transaction is retried
+    after a serialization failure, a deadlock, a connection that died before COMMIT was sent, or one that
     leads to a standby. An error that `work` raises rolls back and propagates unchanged.
 
-    `scans`: its statements read much of a table, and the planner may scan, hash and merge. Other statements
-    look rows up by keys, whatever the statistics say: a plan made while a table was small outlives that.
+    - `scans`: the statements read much of a table, so the planner may scan, hash and merge. Without it,
+      statements look rows up by keys whatever the statistics say, because a plan outlives the time when its
+      table was small.
+    - `limits`: the kind of work, by which PostgreSQL bounds the transaction (`dormouse.postgres.session`).
+      The default is LONG for work that `scans` or is `read_only`, and otherwise the supplier's limits.
+      TableBusy is raised when a limit ends the transaction.
+    - `lock_ms`: the limit of a wait for a lock. It then raises psycopg's LockNotAvailable, which the caller
+      handles.
 
-    `limits` names the kind of work, by which PostgreSQL bounds the transaction (`dormouse.postgres.session`).
-    Without it, work that `scans` or is `read_only` has those of LONG, and other work those of the supplier.
-    A wait for a lock that takes too long raises TableBusy. With `lock_ms`, which replaces that limit, it
-    raises psycopg's LockNotAvailable, which the caller handles.
+    Raises, besides the errors of `Supplier.connection`:
 
-    Raises TooManyRetries after `attempts_max` attempts, CommitOutcomeUnknown when the connection died between
-    COMMIT and its answer (what is `read_only` is tried again), CommitFailed when `work` hid a failed
-    statement or ended the transaction itself, InstanceReadOnly when the database only takes reads,
-    InstanceForbidden when its role has no right, InstanceError when the database's disk is full; and what
-    `Supplier.connection` raises.
+    - TooManyRetries after `attempts_max` attempts,
+    - CommitOutcomeUnknown if the connection died between COMMIT and its answer; `read_only` work is retried,
+    - CommitFailed if `work` hid a failed statement or ended the transaction itself,
+    - InstanceReadOnly if the database only accepts reads,
+    - InstanceForbidden if its role lacks a right,
+    - InstanceError if the database's disk is full.
     """
     begin, more = _BEGIN[isolation, read_only], _WITH_SCANS if scans else ""
     kind = LONG if limits is None and (scans or read_only) else limits
@@ -151,7 +156,7 @@ def run_transaction(
 
 @contextmanager
 def bounded(conn: psycopg.Connection[Any], limits: Limits, *, lock_ms: int | None = None) -> Iterator[None]:
-    """Opens a transaction of a kind, which no function tries again, and commits it at the end."""
+    """Opens a transaction of a kind and commits it at the end. It is not retried."""
     with ExitStack() as ending, conn.transaction():
         if bounds := limits_of(conn).local(limits, lock_ms=lock_ms):
             conn.execute(bounds.removeprefix("; "), prepare=False)
@@ -171,10 +176,10 @@ def run_alone(
     operation: str,
     **options: Any,
 ) -> T:
-    """As `run_transaction`, for work that keeps all others from a table, which others may use for long.
+    """Runs a transaction that needs a table alone, although other transactions may use it for long.
 
-    A lock that is waited for holds up all that come later. So each try waits for a moment only, and the
-    whole is tried again. Raises `TableBusy` after `seconds_max`.
+    A transaction that waits for a lock holds up all that come later. So each try waits only briefly, and the
+    whole work is retried. Raises `TableBusy` after `seconds_max`, and the errors of `run_transaction`.
     """
     for lock_ms in impatiently(seconds_max):
         with suppress(errors.LockNotAvailable):
@@ -182,13 +187,14 @@ def run_alone(
                 supplier, work, limits=limits, lock_ms=lock_ms, operation=operation, **options
             )
     raise TableBusy(
-        f"{operation}: for {seconds_max:g} s others have used what it must have alone (a long query, a "
-        "backup, a process that hangs); nothing was changed, try again later"
+        f"{operation}: for {seconds_max:g} s other transactions have used data that it needs alone (a long "
+        "query, a backup, a process that hangs); nothing was changed, try again later"
     )
 
 
 def impatiently(seconds_max: float) -> Iterator[int]:
-    """Yields for each try the limit of its waits for locks, in milliseconds, until time is over.
+    """Yields, for each try, the time limit of its waits for locks, in milliseconds, until `seconds_max` is
+    over.
 
     It pauses between the tries.
     """
@@ -203,7 +209,7 @@ def impatiently(seconds_max: float) -> Iterator[int]:
 
 
 def allow_scans(conn: psycopg.Connection[TupleRow]) -> None:
-    """Inside `run_transaction`: from here on as with `scans`."""
+    """Allows scans in the rest of a transaction, like `scans` of `run_transaction`."""
     conn.execute(_WITH_SCANS.removeprefix("; "))
 
 
@@ -216,12 +222,12 @@ def run_statement(
     lock_ms: int | None = None,
     operation: str = "statement",
 ) -> T:
-    """Runs `work`, which executes exactly one statement, in one round trip; returns what it returned.
+    """Runs `work`, which executes exactly one statement, in one round trip; returns its result.
 
-    At read committed the statement is a transaction of its own, without BEGIN and COMMIT; at other levels,
-    and with `lock_ms`, this is `run_transaction`. Conflicts, and a connection that was dead before the
-    statement was sent, are tried again likewise, with the same errors. A connection that dies later is
-    CommitOutcomeUnknown, since the server says that the statement is complete before it commits it.
+    At read committed, the statement is its own transaction, without BEGIN and COMMIT. At other levels, and
+    with `lock_ms`, this calls `run_transaction`. Conflicts, and a connection that was dead before the
+    statement was sent, are retried with the same errors. A connection that dies later raises
+    CommitOutcomeUnknown, because the server reports a statement as complete before it commits it.
     """
     if isolation is not Isolation.READ_COMMITTED or lock_ms is not None:
         return run_transaction(
@@ -242,7 +248,9 @@ def run_statement(
 def run_lookup(
     supplier: Supplier, work: Callable[[psycopg.Connection[TupleRow]], T], *, operation: str = "look-up"
 ) -> T:
-    """As `run_statement`, for what only reads: when its answer is lost, the statement is asked again."""
+    """Runs `work` like `run_statement`, for one statement that only reads; it is retried if its answer is
+    lost.
+    """
     try:
         return run_statement(supplier, work, operation=operation)
     except CommitOutcomeUnknown:
@@ -252,7 +260,7 @@ def run_lookup(
 def rows_of(
     query: Query | sql.Composed, values: Mapping[str, Any] | None = None
 ) -> Callable[[psycopg.Connection[Any]], list[Any]]:
-    """The work of one statement, for the functions above: gives its rows, and none where it has none."""
+    """Returns the work of one statement, for the functions above; it returns the statement's rows, if any."""
 
     def work(conn: psycopg.Connection[Any]) -> list[Any]:
         return fetched(conn.execute(query.on() if isinstance(query, Query) else query, values))
@@ -261,7 +269,7 @@ def rows_of(
 
 
 def fetched(cursor: psycopg.Cursor[Any]) -> list[Any]:
-    """The rows of a statement, and none where it has none."""
+    """Returns the rows of a statement; an empty list if it has none."""
     result = cursor.pgresult  # `description` makes an object of each column
     return cursor.fetchall() if result is not None and result.nfields else []
 
@@ -274,7 +282,7 @@ def _try_until_done(
     *,
     waits: bool = True,
 ) -> T:
-    """Tries `once` again and again. `waits`: an error of a wait for a lock is not the caller's to handle."""
+    """Calls `once` until it succeeds. `waits` False: the caller handles errors of waits for locks."""
     for attempt in range(1, attempts_max + 1):
         try:
             with supplier.connection() as conn:
@@ -283,7 +291,7 @@ def _try_until_done(
                 except errors.ReadOnlySqlTransaction as error:
                     if not _was_demoted(conn):
                         raise
-                    conn.close()  # else the pool lends it again, while another server takes writes
+                    conn.close()  # else the pool would lend it again, though another server accepts writes
                     if attempt == attempts_max:
                         raise
                     raise _ConnectionLost from error
@@ -320,10 +328,10 @@ def _try_until_done(
             ) from error
         except errors.InsufficientPrivilege as error:
             raise InstanceForbidden(
-                f"{operation}: the role of the database may not do it ({_first_line(error)}); log in as the "
+                f"{operation}: the database role may not do it ({_first_line(error)}); log in as the "
                 "owner, which a deployment calls dormouse_owner"
             ) from error
-        # Outside the handler: the connection is back with its supplier while this thread waits.
+        # outside the handler, so that the connection is back with its supplier during the pause
         time.sleep(backoff_seconds(attempt))
     raise ValueError("attempts_max must be at least 1")
 
@@ -345,13 +353,13 @@ _NEVER_RAN = (errors.IdleInTransactionSessionTimeout, errors.IdleSessionTimeout)
 
 
 class _ConnectionLost(Exception):
-    """The connection died before COMMIT, or a lone statement, was sent, or only reads: nothing is applied."""
+    """The connection died before COMMIT or a single statement was sent, or only read: nothing was applied."""
 
 
 def _was_demoted(conn: psycopg.Connection[Any]) -> bool:
-    """Whether a session that may write is at a standby: where the primary was before a failover."""
-    told = conn.info.parameter_status
-    return told("in_hot_standby") == "on" and told("default_transaction_read_only") != "on"
+    """Returns whether a session for writes is at a standby, as after a failover of the primary."""
+    status = conn.info.parameter_status
+    return status("in_hot_standby") == "on" and status("default_transaction_read_only") != "on"
 
 
 def _run_once(
@@ -381,7 +389,7 @@ def _run_statement_once(
         return work(conn)
     except BaseException as error:
         if conn.pgconn.transaction_status == TransactionStatus.IDLE:
-            raise  # the server is ready for another: it rolled back, or had nothing to do with the error
+            raise  # the server is ready again: it rolled back, or the error has another cause
         raise _unknown_outcome(conn, error, operation, "the statement") from error
 
 
@@ -394,7 +402,7 @@ def _commit(conn: psycopg.Connection[TupleRow], operation: str) -> None:
         ended = (
             "ended its transaction itself" if status == TransactionStatus.IDLE else "hid a failed statement"
         )
-        raise CommitFailed(f"{operation} {ended}; work must leave both to run_transaction")
+        raise CommitFailed(f"{operation} {ended}; only run_transaction may do either")
     try:
         conn.execute("commit", prepare=False)
     except BaseException as error:
@@ -410,22 +418,22 @@ def _unknown_outcome(
     if isinstance(error, _NEVER_RAN):
         raise _ConnectionLost from error
     if not isinstance(error, Exception):
-        raise error  # Ctrl-C is the user's, and its outcome is unknown to them anyway
+        raise error  # Ctrl-C goes on to the user
     return CommitOutcomeUnknown(
-        f"the connection died between {sent} and its answer: {operation} is applied, or it is not"
+        f"the connection died between {sent} and its answer: whether {operation} was applied is unknown"
     )
 
 
 def _answered(conn: psycopg.Connection[Any], error: BaseException) -> bool:
-    """Whether the server said that it rolled back: an error of the statement, and not of the session."""
+    """Returns whether the server answered with a rollback: the statement failed, but not the session."""
     if not isinstance(error, psycopg.Error) or error.sqlstate is None:
         return False
-    # A session that ends says why, but never becomes ready for another query.
+    # a session that ends sends a reason, too, but never becomes ready for another query
     return bool(conn.pgconn.transaction_status == TransactionStatus.IDLE)
 
 
 def _is_lost(conn: psycopg.Connection[Any], error: BaseException) -> bool:
-    """Whether the error ended the session, and not only the statement."""
+    """Returns whether the error ended the session, and not only the statement."""
     # a session that was idle for too long ends with an InternalError
     return isinstance(error, psycopg.DatabaseError) and (
         conn.closed or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
@@ -433,7 +441,7 @@ def _is_lost(conn: psycopg.Connection[Any], error: BaseException) -> bool:
 
 
 def _roll_back(conn: psycopg.Connection[Any]) -> None:
-    """Ends the transaction, with the connection if need be; the error that led here is what counts."""
+    """Ends the transaction, if necessary with the connection. It raises nothing: the first error counts."""
     if conn.pgconn.transaction_status == TransactionStatus.IDLE:
         return
     try:

@@ -30,7 +30,7 @@ from dormouse.errors import (
     one_line,
     panics_as_errors,
 )
-from dormouse.model.reshaping import seen_with
+from dormouse.model.reshaping import as_known_by
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.objects.fault import WrittenObject, compared, digest_of_object
 from dormouse.objects.store import ObjectStore
@@ -371,4 +371,4 @@ def seen_by(context: TableContext, later: Schema) -> TableContext:
     """
     if later.version <= context.schema.version:
         return context
-    return replace(context, table=replace(context.table, schema=seen_with(context.table.schema, later)))
+    return replace(context, table=replace(context.table, schema=as_known_by(context.table.schema, later)))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from dormouse.data.arrow_schema import written_schema
 from dormouse.data.newest import chunks_of, ends_of
 from dormouse.errors import InvalidData, ObjectStoreError
-from dormouse.model.schema import Schema, then_called
+from dormouse.model.schema import Schema, earlier_name
 from dormouse.model.table import TableProperties, newest_first, stored_schema
 from dormouse.model.types import DATE, INT, LONG, TIMESTAMP
 from dormouse.objects.store import ObjectStore
@@ -157,7 +157,7 @@ def _bounds_of(
 
     def bounds_of(scan: Scan) -> tuple[str, NewestBounds | None]:
         written = written_schema(stored, scan.filename)
-        names = [then_called(stored, written, name) for name in newest_by]
+        names = [earlier_name(stored, written, name) for name in newest_by]
         return scan.filename, newest_bounds(store, scan.filename, names)
 
     if any(stored.field(name).type not in WHOLE_NUMBERS for name in newest_by):

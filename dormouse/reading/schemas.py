@@ -14,16 +14,16 @@ from dormouse.errors import (
     InvalidSchema,
 )
 from dormouse.model.reshaping import (
-    added,
-    dropped,
-    following,
     properties_naming,
-    renamed,
-    widened,
+    property_changes,
+    with_added_column,
     with_properties,
+    with_renamed_column,
+    with_widened_column,
+    without_column,
 )
 from dormouse.model.schema import Schema
-from dormouse.model.table import TableRecord, as_now
+from dormouse.model.table import TableRecord, current_condition
 from dormouse.model.types import DataType, Field
 from dormouse.reading.where import value_of
 from dormouse.state.context import TableContext
@@ -41,7 +41,7 @@ def add_column(context: TableContext, field: Field, default: Any = None) -> Tabl
     value = None if default is None else _checked_default(field, default)
 
     def change(table: TableRecord, _: psycopg.Connection[Any]) -> NextShape:
-        schema = added(table.schema, field, value)
+        schema = with_added_column(table.schema, field, value)
         shown = "" if value is None else f", by default {value!r}"
         null = " null" if field.nullable else ""
         said = f"added {field.name}: {field.type}{null}{shown}"
@@ -72,8 +72,8 @@ def rename_column(context: TableContext, name: str, new_name: str) -> TableConte
     """Renames a column, also in the properties that name it."""
 
     def change(table: TableRecord, _: psycopg.Connection[Any]) -> NextShape:
-        schema = renamed(table.schema, name, new_name)
-        changes = following(table.properties, lambda known: new_name if known == name else known)
+        schema = with_renamed_column(table.schema, name, new_name)
+        changes = property_changes(table.properties, lambda known: new_name if known == name else known)
         properties = with_properties(table.properties, changes)
         return NextShape(
             _fitting(replace(table, properties=properties), schema), f"renamed {name} to {new_name}"
@@ -87,7 +87,7 @@ def widen_column(context: TableContext, name: str, to: DataType) -> TableContext
 
     def change(table: TableRecord, _: psycopg.Connection[Any]) -> NextShape:
         before = table.schema.field(name).type if name in table.schema else None
-        schema = widened(table.schema, name, to)
+        schema = with_widened_column(table.schema, name, to)
         return NextShape(_fitting(table, schema), f"widened {name} from {before} to {to}")
 
     return _changed(context, change)
@@ -97,14 +97,14 @@ def drop_column(context: TableContext, name: str, *, dry_run: bool = False) -> T
     """Drops a value column; raises `InvalidSchema` if a property or a pending deletion names it."""
 
     def change(table: TableRecord, conn: psycopg.Connection[Any]) -> NextShape:
-        schema = dropped(table.schema, name)
+        schema = without_column(table.schema, name)
         if named := properties_naming(table.properties, name):
             raise InvalidSchema(
                 f"column {name!r} of table {table.name!r} is named by {' and '.join(named)}: change "
                 f"{'this property' if len(named) == 1 else 'these properties'} first (dormouse table set)"
             )
         for deletion_id, condition in context.shapes.pending_conditions(conn):
-            if name in as_now(table.schema, condition):
+            if name in current_condition(table.schema, condition):
                 raise InvalidSchema(
                     f"column {name!r} of table {table.name!r} is named by pending deletion {deletion_id}: "
                     "compact the table and collect its garbage first, until 'dormouse table "

@@ -21,7 +21,7 @@ from dormouse.errors import (
 from dormouse.model.json_values import json_value, value_of_json
 from dormouse.model.region import KeyRanges, Range, Region, check_key
 from dormouse.model.schema import Field, Schema, Shape
-from dormouse.model.table import ROWS_MAX, as_now, kept
+from dormouse.model.table import ROWS_MAX, current_condition, stored_condition
 from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
 from dormouse.model.types import plain
 
@@ -308,7 +308,7 @@ def deletions_of(
 
 def condition_of(schema: Schema, question: Question) -> str:
     """Returns a question's condition as JSON, as it is recorded; raises `InvalidQuery` if it is too long."""
-    text = kept(schema, where_json(question))
+    text = stored_condition(schema, where_json(question))
     if len(text) > CONDITION_BYTES_MAX:
         raise InvalidQuery(
             f"the condition has {len(text):,} bytes as JSON, more than {CONDITION_BYTES_MAX:,}: delete by "
@@ -320,7 +320,7 @@ def condition_of(schema: Schema, question: Question) -> str:
 @lru_cache(maxsize=PARSED_MAX)
 def _question_of(schema: Schema, shape: Shape | None, condition: str) -> Question:
     # schemas compare equal by their fields alone, but a condition's columns depend on the shape too
-    recorded = question(schema, parse_where(schema, as_now(schema, condition)), None, None)
+    recorded = question(schema, parse_where(schema, current_condition(schema, condition)), None, None)
     # an open range is refused now; one recorded by an earlier release also deleted nulls
     conditions = (replace(one, or_null=one.or_null or one.is_open) for one in recorded.conditions)
     return replace(recorded, conditions=tuple(conditions))

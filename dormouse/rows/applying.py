@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from dormouse.data.arrow_schema import arrow_schema, arrow_type
 from dormouse.data.file_checks import differ
 from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema, MetadataDamaged, RowConflict
-from dormouse.model.reshaping import added, renamed
+from dormouse.model.reshaping import with_added_column, with_renamed_column
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import DROPPED, ROW_ID
 from dormouse.postgres.queries import load
@@ -112,7 +112,7 @@ class ColumnPlan:
         if any(known.name.casefold() == column.name.casefold() for known in self.columns):
             raise InvalidColumn(f"there is a column {column.name!r} already (case does not count)")
         new = Field(column.name, column.stored, nullable=True)
-        self._next(lambda schema: added(schema, new, column.stored_default), said)
+        self._next(lambda schema: with_added_column(schema, new, column.stored_default), said)
         return column
 
     def _rename(self, change: RenameColumn) -> str:
@@ -123,7 +123,7 @@ class ColumnPlan:
         ):
             raise InvalidColumn(f"there is a column {change.new_name!r} already (case does not count)")
         said = f"renamed {change.name} to {change.new_name}"
-        self._next(lambda schema: renamed(schema, change.name, change.new_name), said)
+        self._next(lambda schema: with_renamed_column(schema, change.name, change.new_name), said)
         self._put(column, replace(column, name=change.new_name))
         return said
 
@@ -166,7 +166,9 @@ class ColumnPlan:
 
     def _hide(self, column: Column, said: str) -> None:
         """Older versions of rows still have it."""
-        self._next(lambda schema: renamed(schema, column.name, f"{DROPPED}{column.column_id}"), said)
+        self._next(
+            lambda schema: with_renamed_column(schema, column.name, f"{DROPPED}{column.column_id}"), said
+        )
 
     def _next(self, change: Callable[[Schema], Schema], said: str) -> None:
         try:

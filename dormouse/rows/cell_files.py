@@ -114,7 +114,7 @@ class CellFiles:
                 held = wanted or held
         written = WrittenObject(file.object_name, file.byte_count, bytes.fromhex(file.sha256))
         if fault := compared(written, size, digest.digest()):
-            raise ObjectDamaged.told(
+            raise ObjectDamaged.from_message(
                 f"table {self._table!r}: object {file.object_name!r} is not the file that was put there: it "
                 f"{fault}"
             )

@@ -20,8 +20,7 @@ import psycopg
 from sqlglot import exp
 
 from dormouse.errors import InvalidPage, InvalidQuery, PageExpired
-from dormouse.model.types import Parameters
-from dormouse.model.types import given as checked_parameters
+from dormouse.model.types import Parameters, checked_parameters
 from dormouse.rows import pages, types
 from dormouse.rows.binding import Binding
 from dormouse.rows.builds import Build, Builds, Unsure, has_version

@@ -20,7 +20,7 @@ from dormouse.errors import DormouseError, InstanceError, InvalidInput
 from dormouse.jobs.job import Job
 from dormouse.model.cut import when_of_text
 from dormouse.model.json_values import json_value
-from dormouse.model.text import listed, path_segment
+from dormouse.model.text import path_segment, split_names
 from dormouse.objects.names import hiding, without_paths
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.streams import Interruption
@@ -376,7 +376,7 @@ _HINTS: dict[Any, str] = {_NAMES: " Names with commas.", _JSON: " As JSON."}
 def _value_of(kind: Any, value: Any) -> Any:
     """Returns what a query parameter says, as JSON has a field of this type."""
     if kind == _NAMES:
-        return listed(value)
+        return split_names(value)
     if kind != _JSON:
         return value
     found = parse_json(value.encode(), "a query parameter")

@@ -1,4 +1,4 @@
-"""Settings: of a process, from its environment; of a lambda; of a deployment, from its file."""
+"""Settings: of a process (from its environment), of a lambda, and of a deployment (from its file)."""
 
 from dormouse.settings.process import Settings, environment, load_settings
 

@@ -1,7 +1,8 @@
-"""The file of a deployment: its tables, what each setting allows, and all that is wrong with it at once.
+"""The file of a deployment: its tables, the values that each setting allows, and a report of all mistakes at
+once.
 
-Pydantic stops at the first layer: settings that contradict one another are looked for only where all else is
-right. So what is wrong is noted, taken away, and the rest looked at again, until nothing new turns up.
+Pydantic stops at the first kind of mistake: it looks for contradictions only where everything else is right.
+So each mistake is recorded and taken out, and the rest is checked again, until there are no new ones.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ _PLACEHOLDERS = {"id": "placeholder"}
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the file, or one kind of it; the top of the file has no key."""
+    """A table of the file, or one kind of it; the top of the file has an empty key."""
 
     key: str
     description: str
     properties: dict[str, dict[str, Any]]
     kind: tuple[str, str] | None = None
-    """The setting that tells the kinds of the table apart, and its value in this one."""
+    """The setting that distinguishes the kinds of the table, with its value in this kind."""
 
     optional: bool = False
-    """Whether what it sets is deployed only when the table is in the file."""
+    """True if the table's part is deployed only when the table is in the file."""
 
 
 @cache
 def tables() -> tuple[Table, ...]:
-    """The top of the file, then its tables in their order."""
+    """Returns the top of the file, then its tables in order."""
     schema = DeploymentSettings.model_json_schema()
     top, found = {}, []
     for key, node in schema["properties"].items():
@@ -64,12 +65,12 @@ def tables() -> tuple[Table, ...]:
 
 
 def tables_of(key: str) -> list[Table]:
-    """One, or one for each kind."""
+    """Returns the tables with a key: one, or one for each kind."""
     return [table for table in tables() if table.key == key]
 
 
 def allowed(node: dict[str, Any]) -> str:
-    """What may stand in the file: `a whole number, 2 to 1,000`."""
+    """Returns the allowed values in words: `a whole number, 2 to 1,000`."""
     if "anyOf" in node:
         return allowed(next(one for one in node["anyOf"] if one.get("type") != "null"))
     if "const" in node:
@@ -81,7 +82,7 @@ def allowed(node: dict[str, Any]) -> str:
 
 
 def literal(value: Any) -> str:
-    """As TOML has it."""
+    """Returns a value as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
@@ -121,7 +122,7 @@ def _number(node: dict[str, Any]) -> str:
 def _kinds(
     node: dict[str, Any], models: dict[str, Any]
 ) -> list[tuple[tuple[str, str] | None, dict[str, Any]]]:
-    """The models that a node refers to, each with what tells it apart."""
+    """Returns the models that a node refers to, each with the setting and value of its kind."""
     if "discriminator" in node:
         name, mapping = node["discriminator"]["propertyName"], node["discriminator"]["mapping"]
         order = [one["$ref"] for one in node["oneOf"]]
@@ -133,7 +134,7 @@ def _kinds(
 
 
 def problems_of(content: Mapping[str, Any]) -> tuple[DeploymentSettings | None, list[str]]:
-    """The settings, or None with a line for each problem."""
+    """Returns the settings, or None with a line for each mistake."""
     found = _Problems(content)
     rest = copy.deepcopy(dict(content))
     for number in range(ROUNDS_MAX):
@@ -153,12 +154,12 @@ class _Problems:
         self.content = content
         self.lines: list[str] = []
         self.gone: set[Keys] = set()
-        """What was taken away: nothing is said of it any more, nor of what is compared with it."""
+        """The keys that were taken out. They, and settings compared with them, give no further messages."""
         self.guessed: set[str] = set()
-        """Tables whose kind is not known."""
+        """The tables whose kind was guessed."""
 
     def note(self, error: Any, rest: dict[str, Any]) -> None:
-        """Says what the error is, once, and takes away from `rest` what it is about."""
+        """Records a mistake once, and takes its setting out of `rest`."""
         path, kind = _in_file(error["loc"])
         match error["type"]:
             case "contradiction":
@@ -179,7 +180,7 @@ class _Problems:
                 self._wrong(path, kind, error, rest)
 
     def _wrong(self, path: Keys, kind: str | None, error: Any, rest: dict[str, Any]) -> None:
-        value = _shown(_at(self.content, path))
+        value = _short_text(_at(self.content, path))
         if len(path) == 1 and tables_of(path[0]):
             self._say(path, f"{_dotted(path)} = {value}: it must be a table, which begins with [{path[0]}]")
         else:
@@ -192,18 +193,20 @@ class _Problems:
         compared = any(re.search(rf"\b{re.escape(name)}\b", why) for name in names)
         if path not in self.gone and not compared:
             value = _at(self.content, path)
-            self._say(path, f"{_dotted(path)}{f' = {_shown(value)}' if value is not None else ''}: {why}")
+            self._say(
+                path, f"{_dotted(path)}{f' = {_short_text(value)}' if value is not None else ''}: {why}"
+            )
         if not self._take(path, rest):
             self._take(path[:-1] or path, rest)
 
     def _kind(self, key: str, rest: dict[str, Any]) -> None:
-        """The kind is not known: the one that has most of the settings that are given is taken."""
+        """Reports an unknown kind, and goes on with the kind that has most of the given settings."""
         kinds = tables_of(key)
         name = next(table.kind[0] for table in kinds if table.kind)
         given = rest[key]
         known = [f'"{table.kind[1]}"' for table in kinds if table.kind]
         words = f"it must be {', '.join(known[:-1])} or {known[-1]}"
-        value = f" = {_shown(given[name])}:" if name in given else " is missing:"
+        value = f" = {_short_text(given[name])}:" if name in given else " is missing:"
         self._say((key, name), f"{key}.{name}{value} {words}")
         best = max(kinds, key=lambda table: len(table.properties.keys() & given.keys()))
         given[name] = best.kind[1] if best.kind else None
@@ -216,7 +219,10 @@ class _Problems:
         self.gone.add(path)
 
     def _take(self, path: Keys, rest: dict[str, Any]) -> bool:
-        """Whether it was there; of a list or a table of tags all is taken, of what tells a kind nothing."""
+        """Takes a setting out, and returns whether it was there.
+
+        A list, or the table of tags, is taken out whole. The setting of a kind stays.
+        """
         self.gone.add(path)
         owner: Any = rest if len(path) == 1 or not isinstance(rest.get(path[0]), dict) else rest[path[0]]
         key = path[0] if owner is rest else path[1]
@@ -224,7 +230,7 @@ class _Problems:
 
 
 def _in_file(loc: tuple[Any, ...]) -> tuple[Keys, str | None]:
-    """The keys of the file, and the kind of table, which pydantic names in between."""
+    """Returns the keys in the file, and the kind of the table, which pydantic puts between the keys."""
     keys = tuple(str(key) for key in loc)
     kinds = [table.kind[1] for table in tables_of(keys[0]) if table.kind] if keys else []
     if len(keys) > 1 and keys[1] in kinds:
@@ -233,7 +239,7 @@ def _in_file(loc: tuple[Any, ...]) -> tuple[Keys, str | None]:
 
 
 def _allowed(path: Keys, kind: str | None) -> str:
-    """What may stand there; empty when that is not known."""
+    """Returns the allowed values of a setting in words; empty if they are not known."""
     key, name = ("", path[0]) if len(path) == 1 or not tables_of(path[0]) else path[:2]
     depth = len(path) - (1 if key == "" else 2)
     for table in tables_of(key):
@@ -245,7 +251,7 @@ def _allowed(path: Keys, kind: str | None) -> str:
 
 
 def _unknown(path: Keys, kind: str | None) -> str:
-    """What is not a setting there: where it is one, or the nearest that is."""
+    """Returns the message for an unknown setting: the place where it is known, or the nearest name."""
     name, shown = path[-1], f"{_dotted(path)} is not a setting"
     mine = [table for table in tables_of(path[0] if len(path) > 1 else "") if _is(table, kind)]
     for table in tables_of(path[0]) if len(path) > 1 else ():
@@ -289,12 +295,12 @@ def _put(rest: dict[str, Any], path: Keys, value: Any) -> None:
 
 
 def _dotted(path: Keys) -> str:
-    parts = [key if re.fullmatch(r"[\w-]+", key, re.ASCII) else _shown(key) for key in path]
+    parts = [key if re.fullmatch(r"[\w-]+", key, re.ASCII) else _short_text(key) for key in path]
     return ".".join(parts) or "the file"
 
 
-def _shown(value: Any) -> str:
-    """On one line, not too long, as TOML has it."""
+def _short_text(value: Any) -> str:
+    """Returns a value on one line, shortened, as TOML."""
     if isinstance(value, date | time):
         return value.isoformat()
     try:
@@ -308,7 +314,10 @@ def _shown(value: Any) -> str:
 
 
 def load(path: str | Path) -> DeploymentSettings:
-    """The settings of a TOML file; raises InvalidInput, a line a problem: key, value, what is allowed."""
+    """Returns the settings of a TOML file. Raises InvalidInput with a line for each mistake.
+
+    A line has the key, the value and the allowed values.
+    """
     name = str(path)
     try:
         content = tomllib.loads(_text(Path(path)))
@@ -322,13 +331,15 @@ def load(path: str | Path) -> DeploymentSettings:
         raise InvalidInput(f"{name} is not TOML that can be read: it is nested too deeply") from None
     except UnicodeDecodeError:
         raise InvalidInput(f"{name} is not TOML: it is not text in UTF-8") from None
-    except ValueError as error:  # also what Python itself refuses, like a number of 5,000 digits
+    except (
+        ValueError
+    ) as error:  # ValueError also for values that Python refuses, like a number of 5,000 digits
         raise InvalidInput(f"{_printable(name)} is not TOML: {_printable(str(error))}") from None
     return parse(content, name)
 
 
 def parse(content: Mapping[str, Any], name: str = "settings") -> DeploymentSettings:
-    """The settings of a document; `name` is what a message calls it."""
+    """Returns the settings of a document, named `name` in messages. Raises InvalidInput."""
     settings, problems = problems_of(content)
     if settings is None:
         raise InvalidInput("\n".join(f"{name}: {problem}" for problem in problems))

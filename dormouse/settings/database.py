@@ -1,4 +1,4 @@
-"""The settings of the database."""
+"""The settings of the database, of the query service and of compaction."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ CPU_MEMORY_GB = {
     8_192: tuple(range(16, 61, 4)),
     16_384: tuple(range(32, 121, 8)),
 }
-"""Which memory goes with which CPU on Fargate."""
+"""The memory sizes in GB that Fargate allows for each CPU size."""
 
 FREE_DISK_GB = 20
-"""What every task has; Fargate takes no smaller number."""
+"""The disk of every task, at no extra cost; Fargate accepts no smaller number."""
 
 IDLE_SECONDS_MAX = 4_000
-"""Of a load balancer."""
+"""The limit of a load balancer."""
 
 FIRST_ROW_SPARE_SECONDS = 60
 
@@ -51,56 +51,59 @@ class QuerySettings(Section):
     """The CPU of a task; 1024 is one virtual CPU."""
 
     memory_gb: float = setting(4, ge=0.5, le=120)
-    """The memory of a task. Fargate says which goes with which CPU: with cpu = 1024, 2 to 8."""
+    """The memory of a task, in GB. Fargate allows certain sizes for each CPU: with cpu = 1024, 2 to 8."""
 
     disk_gb: int = setting(FREE_DISK_GB, ge=FREE_DISK_GB, le=200)
-    """The disk of a task, where sorts and joins spill; 20 are free."""
+    """The disk of a task, in GB, to which sorts and joins spill; 20 are free."""
 
     tasks_min: int = setting(1, ge=1, le=100)
-    """How many tasks run at least; with 2 one may be lost without a query being refused."""
+    """The least number of tasks; with 2, one may fail without refused queries."""
 
     tasks_max: int = setting(4, ge=1, le=100)
-    """How many tasks run at most, when there is much to do."""
+    """The largest number of tasks, under load."""
 
     cpu_percent: int = setting(60, ge=10, le=90)
-    """The average CPU at which tasks are added, and below which they are taken away."""
+    """The average CPU, in percent, above which tasks are added and below which they are removed."""
 
     requests_minute: int = setting(600, ge=1, le=1_000_000)
-    """How many requests a minute one task takes before another is added."""
+    """The number of requests a minute that one task takes before another is added."""
 
     queries_max: int = setting(16, ge=1, le=1_000)
-    """How many queries one task runs at once; more wait for some seconds, then are told to come later."""
+    """The number of queries that one task runs at once; more wait for some seconds and are then refused, to
+    be retried later."""
 
     rows_max: int | None = setting(None, ge=1)
-    """The most rows of one answer; left out, as many as there are."""
+    """The largest number of rows of one answer; left out, there is no limit."""
 
     bytes_max: int | None = setting(None, ge=1)
-    """The most bytes of one answer; left out, as many as there are."""
+    """The largest number of bytes of one answer; left out, there is no limit."""
 
     seconds_max: int = setting(300, ge=1, le=3_600)
-    """How long one query may take, with its answer; tasks that end let answers end for as long."""
+    """The time in seconds that one query and its answer may take; a task that is stopped waits as long for
+    its answers."""
 
     client_cidrs: tuple[ClientCidr, ...] = setting((), strict=False)
-    """The private networks whose machines may call it, at any address within. No others may."""
+    """The private networks whose machines may call the service; other addresses may not."""
 
     client_security_groups: tuple[SecurityGroupId, ...] = setting((), strict=False)
-    """The security groups whose machines may call it."""
+    """The security groups whose machines may call the service."""
 
     certificate_arn: str | None = setting(None, pattern=pattern("certificate"))
-    """A certificate in ACM for `host`: clients speak HTTPS then, else HTTP within the VPC."""
+    """A certificate in ACM for `host`; with it clients use HTTPS, else HTTP within the VPC."""
 
     host: str | None = setting(None, change="replacement", pattern=pattern("host"))
-    """The name by which clients in the VPC call it; `query.<id>.dormouse.internal` if left out."""
+    """The name under which clients in the VPC call the service; left out, `query.<id>.dormouse.internal`."""
 
     image: str | None = setting(None, pattern=pattern("image"))
-    """An image in ECR that is there already; left out, a deploy builds one with Docker and uploads it."""
+    """An existing image in ECR; left out, a deploy builds one with Docker and uploads it."""
 
     endpoints: Literal["create", "existing"] | None = setting(None)
-    """Whether the VPC gets the interface endpoints that tasks need, or has a way to ECR, CloudWatch Logs and
-    Secrets Manager. `create` in an own VPC. An existing one needs a word: all in it would use them."""
+    """The interface endpoints that tasks need for ECR, CloudWatch Logs and Secrets Manager: `create` them, or
+    use `existing` ones. `create` is the default in the instance's own VPC. In an existing VPC, which all its
+    machines share, the choice is required."""
 
     log_days: Literal[7, 14, 30, 60, 90, 180, 365] = setting(30)
-    """How long the log of the service is kept."""
+    """The number of days that the log of the service is kept."""
 
     @property
     def memory_mb(self) -> int:
@@ -108,12 +111,14 @@ class QuerySettings(Section):
 
     @property
     def idle_seconds(self) -> int:
-        """How long the load balancer lets a connection be silent, as before the first row."""
+        """The time in seconds that the load balancer allows a connection to be silent, as before the first
+        row.
+        """
         return min(IDLE_SECONDS_MAX, self.seconds_max + FIRST_ROW_SPARE_SECONDS)
 
     @property
     def port(self) -> int:
-        """Where clients connect to."""
+        """The port that clients connect to."""
         return 443 if self.certificate_arn else 80
 
     def host_of(self, instance_id: str) -> str:
@@ -144,27 +149,27 @@ def _listed(sizes: tuple[float, ...]) -> str:
 # The settings of compaction, one model for each engine that Spark runs on.
 
 INSTANCE_TYPES_MAX = 5
-"""Of a fleet of EMR."""
+"""The limit of instance types of a fleet of EMR."""
 
 
 class _Compaction(Section):
     every_minutes: EveryMinutes = setting(15)
-    """How often compaction jobs are made."""
+    """The pause in minutes between two rounds that make compaction jobs."""
 
     jobs_max: int = setting(20_000, ge=1, le=100_000)
-    """How many jobs one run gets at most."""
+    """The largest number of jobs of one run."""
 
     run_minutes_max: int = setting(360, ge=10, le=2_880)
-    """After how long a run is cancelled; what it finished stays finished."""
+    """The time in minutes after which a run is cancelled; jobs that it finished stay finished."""
 
     memory_mb: MemoryMb = setting(1_024)
     """The memory of the lambdas."""
 
     timeout_seconds: TimeoutSeconds = setting(300)
-    """How long the lambda may take to make jobs."""
+    """The time in seconds that the lambda may take to make jobs."""
 
     log_days: Literal[7, 14, 30, 60, 90, 180, 365] = setting(30)
-    """How long the logs of runs are kept."""
+    """The number of days that the logs of runs are kept."""
 
 
 class EmrServerlessCompaction(_Compaction):
@@ -174,13 +179,13 @@ class EmrServerlessCompaction(_Compaction):
     """`emr-serverless`, `emr-ec2-steps` or `emr-ec2-transient`."""
 
     vcpu_max: int = setting(64, ge=4, le=4_000)
-    """The most virtual CPUs of the application at once; memory and disk follow from it."""
+    """The largest number of virtual CPUs of the application at once; memory and disk follow from it."""
 
     idle_minutes: int = setting(5, ge=1, le=10_080)
-    """After how long without a run the application stops itself."""
+    """The time in minutes without a run after which the application stops."""
 
     worker_vcpu: Literal[1, 2, 4, 8, 16] = setting(4)
-    """The virtual CPUs of each executor, with 4 GB of memory to each."""
+    """The virtual CPUs of each executor, with 4 GB of memory for each."""
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if self.vcpu_max < 2 * self.worker_vcpu:
@@ -191,36 +196,36 @@ class _Ec2Compaction(_Compaction):
     instance_types: tuple[InstanceClass, ...] = setting(
         ("m7g.xlarge", "m6g.xlarge"), strict=False, min_length=1
     )
-    """Up to five instance types of the cluster, the most wanted first, of the instance's architecture."""
+    """Up to five instance types of the cluster, the preferred one first, of the instance's architecture."""
 
     instances_max: int = setting(10, ge=1, le=500)
-    """The most core instances."""
+    """The largest number of core instances."""
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if len(set(self.instance_types)) < len(self.instance_types):
-            yield "instance_types", "each must be there only once"
+            yield "instance_types", "each may be listed only once"
         if len(self.instance_types) > INSTANCE_TYPES_MAX:
-            yield "instance_types", f"EMR takes {INSTANCE_TYPES_MAX} at most"
+            yield "instance_types", f"EMR accepts at most {INSTANCE_TYPES_MAX}"
         if storing := [one for one in self.instance_types if has_instance_store(one)]:
             yield (
                 "instance_types",
-                f"{', '.join(storing)}: the disks of such an instance are encrypted with KMS, which the "
-                "network does not reach; take a type without, like m7g.xlarge",
+                f"{', '.join(storing)}: the disks of such an instance are encrypted with KMS, which this "
+                "network does not reach; choose a type without disks, like m7g.xlarge",
             )
 
 
 class EmrStepsCompaction(_Ec2Compaction):
-    """Compaction as steps on a cluster that scales, and ends when it is idle."""
+    """Compaction as steps on a cluster that scales with the load and ends when it is idle."""
 
     engine: Literal["emr-ec2-steps"] = setting(change="replacement")
     """`emr-serverless`, `emr-ec2-steps` or `emr-ec2-transient`."""
 
     idle_minutes: int = setting(15, ge=1, le=10_080)
-    """After how long without a step the cluster ends."""
+    """The time in minutes without a step after which the cluster ends."""
 
 
 class EmrTransientCompaction(_Ec2Compaction):
-    """Compaction on a cluster of its own for each run."""
+    """Compaction on a new cluster for each run."""
 
     engine: Literal["emr-ec2-transient"] = setting(change="replacement")
     """`emr-serverless`, `emr-ec2-steps` or `emr-ec2-transient`."""
@@ -233,42 +238,44 @@ CompactionSettings = Annotated[
 
 class _Database(Section):
     engine_version: str = setting("17.7", pattern=pattern("engine_version"))
-    """The version of Aurora PostgreSQL; a change must not go back behind what minor_upgrades have brought,
-    and a new `snapshot` must not be of a later one."""
+    """The version of Aurora PostgreSQL. It must not be older than the version that minor_upgrades have
+    reached, nor than that of a new `snapshot`."""
 
     minor_upgrades: bool = setting(True)
-    """Whether AWS upgrades it to later minor versions by itself, in the weekly window for maintenance."""
+    """Automatic upgrades by AWS to later minor versions, in the weekly maintenance window."""
 
     backup_days: int = setting(7, ge=1, le=35)
-    """How far back the database alone can be restored; all of the instance, storage.restore_days."""
+    """The number of days for which the database alone can be restored; for the whole instance, see
+    storage.restore_days."""
 
     idle_session_seconds: int = setting(300, ge=60, le=86_400)
-    """After how long the server ends a session that does nothing."""
+    """The time in seconds after which the server ends an idle session."""
 
     log_days: Literal[7, 14, 30, 60, 90, 180, 365] = setting(30)
-    """How long the database's log is kept in CloudWatch."""
+    """The number of days that the database's log is kept in CloudWatch."""
 
     readers: int = setting(0, ge=0, le=15)
-    """Read replicas, which also take over when the writer fails."""
+    """The number of read replicas, one of which takes over when the writer fails."""
 
     key_arn: str | None = setting(None, change="replacement", pattern=pattern("key"))
-    """An existing KMS key, whose policy leaves its use to IAM; left out, one of its own."""
+    """An existing KMS key, whose policy leaves its use to IAM; left out, the database gets its own key."""
 
     snapshot: str | None = setting(None, change="replacement", pattern=pattern("snapshot"))
-    """A snapshot that the cluster is made from, by its ARN; keep the setting as long as the cluster."""
+    """The ARN of a snapshot from which the cluster is made; keep the setting as long as the cluster."""
 
     proxy: bool = setting(False)
-    """An RDS Proxy in front; its connections keep a serverless database awake."""
+    """An RDS Proxy in front of the database; its connections keep a serverless database awake."""
 
     client_security_groups: tuple[SecurityGroupId, ...] = setting((), strict=False)
-    """Security groups, of this VPC or one peered with it, whose machines may connect."""
+    """The security groups, of this VPC or one peered with it, whose machines may connect."""
 
     client_cidrs: tuple[ClientCidr, ...] = setting((), strict=False)
-    """Private networks whose machines may connect: of peered VPCs, say, or behind a VPN. No others may."""
+    """The private networks whose machines may connect, for example of peered VPCs or behind a VPN; other
+    addresses may not."""
 
     @property
     def pause_after_seconds(self) -> int | None:
-        """After how long without connections it pauses itself; None when it never does."""
+        """The time in seconds without connections after which the database pauses; None: never."""
         return None
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
@@ -286,20 +293,21 @@ class ServerlessDatabase(_Database):
     """`serverless`, or `fixed`."""
 
     min_acu: Annotated[Acu, Field(ge=0)] = setting(0)
-    """The least capacity; with 0 the database pauses itself when no client is connected."""
+    """The least capacity, in ACU; with 0 the database pauses when no client is connected."""
 
     max_acu: Annotated[Acu, Field(ge=1)] = setting(4)
-    """The most capacity."""
+    """The largest capacity, in ACU."""
 
     auto_pause_seconds: int | None = setting(None, ge=300, le=86_400)
-    """After how long without connections it pauses itself; 300 if left out, and only with min_acu = 0."""
+    """The time in seconds without connections after which the database pauses; left out, 300. It needs
+    min_acu = 0."""
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         yield from super().contradictions()
         if self.max_acu <= self.min_acu:
             yield "max_acu", f"it must be more than min_acu, which is {self.min_acu:g}"
         if self.min_acu > 0 and self.auto_pause_seconds is not None:
-            yield "auto_pause_seconds", f"it goes with min_acu = 0 only, which is {self.min_acu:g}"
+            yield "auto_pause_seconds", f"it needs min_acu = 0, which is {self.min_acu:g}"
         if self.min_acu == 0 and self.proxy:
             yield "proxy", "it keeps the database awake: set min_acu to 0.5 or more, or proxy to false"
 

@@ -1,7 +1,7 @@
-"""The settings of a deployed instance: one TOML file, read by `config_file.load`.
+"""The settings of a deployed instance: one TOML file, which `config_file.load` reads.
 
-Each field says what a change of it needs: `deploy`, a `cdk deploy`; `replacement`, a new resource in place of
-the old. docs/reference/deployment-settings.md is made from here.
+Each field records what a change of it needs: `deploy`, a `cdk deploy`; `replacement`, a new resource in place
+of the old one. docs/reference/deployment-settings.md is generated from this module.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from dormouse.settings.section import (
     tag_problems,
 )
 
-# The settings of the way to the database from outside of its VPC.
+# The settings of the access to the database from outside its VPC.
 
 ACCESS_HOST = "t4g.nano"
 DISK_GB = 8
-"""What its image has."""
+"""The size of the disk in the host's image."""
 
 ACCESS_TAG = "dormouse:access"
-"""Of the host, with the instance's id: who may reach it has a right by this."""
+"""The tag of the host, with the instance's id, by which people get the right to use it."""
 
 
 class AccessSettings(Section):
-    """A way to the database from outside of the VPC: a host for Session Manager's port forwarding."""
+    """Access to the database from outside the VPC: a host for Session Manager's port forwarding."""
 
     endpoints: Literal["create", "existing"] | None = setting(None)
-    """Whether the VPC gets the two interface endpoints that Session Manager needs, or has a way to it.
-    `create` in an own VPC. An existing one needs a word: all in it would use them."""
+    """The two interface endpoints that Session Manager needs: `create` them, or use `existing` ones. `create`
+    is the default in the instance's own VPC. In an existing VPC, which all its machines share, the choice is
+    required."""
 
 
 # The settings of row tables.
@@ -55,75 +56,78 @@ DATABASES_MAX = 16
 
 
 class RowsSettings(Section):
-    """Row tables: the databases in which they are indexed, and the query service's work on them."""
+    """Row tables: the databases of their indexes, and the query service's work on them."""
 
     databases: int = setting(2, ge=1, le=DATABASES_MAX)
-    """How many databases have the indexes, copies of the current rows; tables are spread by load."""
+    """The number of databases with indexes, which are copies of the current rows; tables are spread by
+    load."""
 
     own_clusters: bool = setting(False)
-    """Whether each of these databases is a serverless cluster of its own, which pauses itself when it is not
-    asked; else they are databases of the instance's cluster. Indexes are made anew when it changes."""
+    """Separate serverless clusters for these databases, which pause when they get no queries. Without it,
+    they are databases of the instance's cluster. A change makes the indexes anew."""
 
     max_acu: Acu = setting(4)
-    """The most capacity of each cluster of its own."""
+    """The largest capacity of each cluster with own_clusters."""
 
     job_threads: int = setting(4, ge=0, le=64)
-    """How many jobs a task of the query service runs at once: changes and loads of row tables, the work on
-    their indexes. It logs in to the database as who may change rows then; with 0 it only reads."""
+    """The number of jobs that a task of the query service runs at once: changes and loads of row tables, and
+    the work on their indexes. The task then logs in to the database with the right to change rows; with 0 it
+    only reads."""
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if "max_acu" in self.model_fields_set and not self.own_clusters:
-            yield "max_acu", "it is of clusters of their own: set own_clusters to true, or leave it out"
+            yield "max_acu", "it needs own_clusters = true: set that, or leave it out"
 
 
-# The settings of the stack that watches an instance.
+# The settings of the stack that monitors an instance.
 
 
 class MonitoringSettings(Section):
-    """Dashboard, alarms and a budget."""
+    """A dashboard, alarms and a budget."""
 
     email: str | None = setting(None, change="replacement", pattern=pattern("email"))
-    """The address for alarms, once confirmed; left out, the topic has no subscriber until you add one."""
+    """The address for alarms, which must confirm the subscription; left out, the topic has no subscriber
+    until you add one."""
 
     topic_arn: str | None = setting(None, pattern=pattern("topic"))
-    """An existing SNS topic for alarms and the budget, whose policy lets CloudWatch and AWS Budgets in."""
+    """An existing SNS topic for alarms and the budget; its policy must admit CloudWatch and AWS Budgets."""
 
     warning_topic_arn: str | None = setting(None, pattern=pattern("topic"))
     """An existing SNS topic for alarms that begin with `Warning`, which can wait for the next working day."""
 
     slack_workspace: str | None = setting(None, pattern=pattern("slack"))
-    """The id of a Slack workspace that AWS Chatbot (Amazon Q Developer) was once let into in its console."""
+    """The id of a Slack workspace that is authorized in the console of AWS Chatbot (Amazon Q Developer)."""
 
     slack_channel: str | None = setting(None, pattern=pattern("slack"))
-    """The id of the channel there that is told of alarms."""
+    """The id of the channel there that gets the alarms."""
 
     teams_tenant: str | None = setting(None, change="replacement", pattern=pattern("teams"))
-    """The id of a Microsoft Teams tenant that AWS Chatbot was once let into, likewise."""
+    """The id of a Microsoft Teams tenant that is authorized in the console of AWS Chatbot."""
 
     teams_team: str | None = setting(None, change="replacement", pattern=pattern("teams"))
     """The id of the team there, as that console shows it."""
 
     teams_channel: str | None = setting(None, pattern=pattern("teams_channel"))
-    """The id of the team's channel that is told of alarms."""
+    """The id of the team's channel that gets the alarms."""
 
     budget_usd_month: float | None = setting(None, gt=0)
-    """The monthly budget whose excess is reported; left out, there is no budget."""
+    """The monthly budget, in USD, whose excess is reported; left out, there is no budget."""
 
     oldest_message_seconds_max: int = setting(900, ge=60, le=86_400)
-    """The age of the oldest commit request that raises an alarm."""
+    """The age of the oldest commit request, in seconds, that raises an alarm."""
 
     connections_max: int = setting(500, ge=10, le=5_000)
     """The number of database connections that raises an alarm."""
 
     orphaned_gb_max: float = setting(100, gt=0)
-    """How many GB of objects that nothing refers to raise an alarm."""
+    """The size of unreferenced objects, in GB, that raises an alarm."""
 
     payload_backlog_days_max: int = setting(3, ge=1)
-    """How many days whose payloads wait to be offloaded raise an alarm."""
+    """The number of days with payloads not yet offloaded that raises an alarm."""
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if self.topic_arn and self.email:
-            yield "email", "it is of an own topic: leave it out, or topic_arn"
+            yield "email", "it is for a new topic: leave out either it or topic_arn"
         for names in (("slack_workspace", "slack_channel"), ("teams_tenant", "teams_team", "teams_channel")):
             given = [name for name in names if getattr(self, name) is not None]
             if given and (missing := [name for name in names if name not in given]):
@@ -131,38 +135,40 @@ class MonitoringSettings(Section):
                 yield given[0], f"{together}: give {' and '.join(missing)} too, or none"
 
 
-# The settings of what is kept beside the instance: backups, a copy in another region, a log of who read.
+# The settings of copies and records outside the instance: backups, a copy in another region, an audit log.
 
 
 class BackupSettings(Section):
-    """AWS Backup: snapshots of the database by day, the data bucket at any moment; a copy in another region.
+    """AWS Backup: daily snapshots of the database, continuous backup of the data bucket; a copy in another
+    region.
 
-    AWS backs no stopped database up: while the instance is paused there are no new snapshots of it, and the
-    old ones expire.
+    AWS makes no backup of a stopped database: while the instance is paused there are no new snapshots of it,
+    and the old ones expire.
     """
 
     retention_days: int = setting(14, ge=1, le=35)
-    """How many days backups are kept, also in the other region; how far back both can be restored."""
+    """The number of days that backups are kept, also in the other region, and for which both can be
+    restored."""
 
     hour_utc: int = setting(3, ge=0, le=23)
-    """The hour in which the daily snapshot of the database begins."""
+    """The hour, in UTC, in which the daily snapshot of the database begins."""
 
     objects: bool = setting(True)
-    """Whether the data bucket is backed up, too; if not, retention_days is at most storage.restore_days."""
+    """A backup of the data bucket, too; without it, retention_days is at most storage.restore_days."""
 
     copy_region: str | None = setting(None, change="replacement", pattern=pattern("region"))
-    """Another region that gets each object as it is written, and each snapshot of the database; account and
-    region must be given, too, and `cdk bootstrap` have been run there."""
+    """Another region that gets a copy of each object as it is written, and of each snapshot of the database.
+    It requires account and region, and `cdk bootstrap` in that region."""
 
     def problems(
         self, account: str | None, region: str | None, restore_days: int
     ) -> Iterator[tuple[str, str]]:
-        """What does not go with the other tables: the setting, and why."""
+        """Yields each setting that contradicts the other tables, and the reason."""
         if not self.objects and self.retention_days > restore_days:
             yield (
                 "retention_days",
                 f"it must be at most storage.restore_days, which is {restore_days}, unless objects = true: "
-                "the bucket forgets before what older snapshots of the database refer to",
+                "the bucket loses objects to which older snapshots of the database still refer",
             )
         if self.copy_region is None:
             return
@@ -175,80 +181,82 @@ class BackupSettings(Section):
 
 
 class AuditSettings(Section):
-    """CloudTrail's data events of the data bucket: who wrote, or read, which object."""
+    """CloudTrail's data events of the data bucket: the reader or writer of each object."""
 
     events: Literal["write", "all"] = setting("write")
-    """Writes and deletions, or reads as well, of which queries and compactions make many."""
+    """The recorded events: writes and deletions (`write`), or reads as well (`all`), of which queries and
+    compactions make many."""
 
     log_days: int = setting(90, ge=1, le=3_650)
-    """How long they are kept."""
+    """The number of days that the events are kept."""
 
 
-# The settings of what an organization demands of roles.
+# The settings for an organization's rules for roles.
 
 
 class IamSettings(Section):
     """All roles of the instance, and policies for people."""
 
     permissions_boundary: str | None = setting(None, pattern=pattern("policy"))
-    """A policy that bounds what every role may do."""
+    """A policy that bounds the rights of every role."""
 
     role_path: str = setting("/", pattern=pattern("role_path"))
-    """The path of all roles. With another, or with another role_prefix, a deploy makes other roles."""
+    """The path of all roles. A change of it, or of role_prefix, makes new roles."""
 
     role_prefix: str | None = setting(None, pattern=pattern("role_prefix"))
-    """What the names of all roles begin with; left out, CloudFormation names them."""
+    """The prefix of the names of all roles; left out, CloudFormation names them."""
 
     policies: tuple[Literal["operator", "reader"], ...] = setting((), strict=False)
-    """Managed policies to make for people: an `operator` pauses, resumes and handles dead letters; a `reader`
-    reads tables."""
+    """The managed policies to make for people: an `operator` pauses, resumes and handles dead letters; a
+    `reader` reads tables."""
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if len(set(self.policies)) < len(self.policies):
-            yield "policies", "each is named once"
+            yield "policies", "each may be listed only once"
 
 
 RECEIVES_LEAST = 50
 ZONES_MAX = 3
-"""Of an own VPC."""
+"""The limit of zones of the instance's own VPC."""
 
 SUBNETS_MAX = 16
-"""Of a lambda."""
+"""The limit of subnets of a lambda."""
 
 EMR_TAG_BYTES_MAX = 680
-"""Lambda takes 4 KB of environment, in which the tags of clusters on EC2 are; all else is up to 3.4 KB."""
+"""The limit of the tags of clusters on EC2, which are in a lambda's environment of 4 KB; the rest takes up to
+3.4 KB."""
 
 
 class NetworkSettings(Section):
-    """The network: a VPC of its own, or an existing one by id."""
+    """The network: the instance's own VPC, or an existing one by id."""
 
     cidr: str = setting("10.40.0.0/16", change="replacement", pattern=pattern("cidr"))
     """The addresses of the own VPC."""
 
     zones: int = setting(2, ge=2, le=ZONES_MAX)
-    """Over how many availability zones the own VPC is spread; it can be raised, not lowered. If
-    availability_zones are given, it is their number."""
+    """The number of availability zones of the own VPC; it can be raised, not lowered. If availability_zones
+    are given, it is their number."""
 
     flow_log_days: Literal[7, 14, 30, 60, 90, 180, 365] = setting(30)
-    """How many days the own VPC's flow log is kept."""
+    """The number of days that the own VPC's flow log is kept."""
 
     availability_zones: tuple[ZoneName, ...] = setting((), strict=False)
-    """The zone of each of subnet_ids, in the same order. Of an own VPC: its 2 or 3 zones, the first of the
-    region if left out; a third can be added behind, for others deploy another instance."""
+    """The zone of each of subnet_ids, in the same order. For an own VPC: its 2 or 3 zones, the region's first
+    ones if left out. A third can be appended; other changes need a new instance."""
 
     vpc_id: str | None = setting(None, change="replacement", pattern=pattern("vpc"))
-    """An existing VPC; the settings below go with it, those above but availability_zones do not."""
+    """An existing VPC; the settings below go with it, those above except availability_zones do not."""
 
     subnet_ids: tuple[SubnetId, ...] = setting((), strict=False)
-    """Its private or isolated subnets, 2 to 16. An RDS Proxy is replaced when they change."""
+    """The private or isolated subnets of that VPC, 2 to 16. A change replaces an RDS Proxy."""
 
     route_table_ids: tuple[RouteTableId, ...] = setting((), strict=False)
     """The route table of each subnet, in the same order; not needed with s3_endpoint = "existing"."""
 
     s3_endpoint: Literal["create", "existing"] = setting("create")
-    """Whether the existing VPC gets an S3 gateway endpoint, or has one. `create` takes all that is sent to S3
-    from these route tables, also by others, and lets through only what is for objects in buckets of this
-    account."""
+    """The S3 gateway endpoint of the existing VPC: `create` one, or use an `existing` one. With `create`, all
+    traffic to S3 from these route tables goes through it, and only requests for objects in buckets of this
+    account pass."""
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if re.fullmatch(pattern("cidr"), self.cidr) and (why := cidr_problem(self.cidr)):
@@ -257,13 +265,13 @@ class NetworkSettings(Section):
             yield from self._own_zones()
             for name in ("subnet_ids", "route_table_ids"):
                 if getattr(self, name):
-                    yield name, "it is of an existing VPC: give vpc_id too, or leave it out"
+                    yield name, "it is for an existing VPC: give vpc_id too, or leave it out"
             if self.s3_endpoint == "existing":
-                yield "s3_endpoint", "it is of an existing VPC: give vpc_id too, or leave it out"
+                yield "s3_endpoint", "it is for an existing VPC: give vpc_id too, or leave it out"
             return
         for name in ("cidr", "zones", "flow_log_days"):
             if name in self.model_fields_set:
-                yield name, "it is of an own VPC: leave it out, or vpc_id"
+                yield name, "it is for an own VPC: leave out either it or vpc_id"
         yield from self._lists()
 
     def _own_zones(self) -> Iterator[tuple[str, str]]:
@@ -292,59 +300,62 @@ class StorageSettings(Section):
     """The buckets."""
 
     payload_days: int = setting(90, ge=1, le=3_650)
-    """How long payloads are kept; their objects restore_days and a day longer."""
+    """The number of days that payloads are kept; their objects are kept restore_days and one day longer."""
 
     payloads_hot_seconds: int = setting(25_200, ge=0, le=31_536_000)
     """The time of day, in seconds after midnight UTC, from which payloads of the day before are offloaded, by
     the next round of maintenance; 25,200 is 7:00."""
 
     jobs_days: int = setting(30, ge=1, le=3_650)
-    """How long jobs are told of that ended, with their requests, results and answers."""
+    """The number of days that ended jobs are kept, with their requests, results and answers."""
 
     restore_days: int = setting(3, ge=1, le=35)
-    """How far back the instance can be restored, at most database.backup_days: objects that compactions
-    replace are kept a day longer, and paid for."""
+    """The number of days for which the instance can be restored, at most database.backup_days. Objects that
+    compactions replace are kept, and paid for, one day longer."""
 
     key_arn: str | None = setting(None, change="replacement", pattern=pattern("key"))
-    """An existing KMS key for the objects, whose policy leaves its use to IAM; left out, one of its own."""
+    """An existing KMS key for the objects, whose policy leaves its use to IAM; left out, the instance gets
+    its own key."""
 
     access_log_days: int = setting(90, ge=1, le=3_650)
-    """How long the access logs of the buckets are kept."""
+    """The number of days that the access logs of the buckets are kept."""
 
     incomplete_upload_days: int = setting(3, ge=1, le=30)
-    """After how many days what is left of an interrupted upload is deleted."""
+    """The number of days after which the parts of an interrupted upload are deleted."""
 
 
 class CommitSettings(Section):
     """The commit queues and the lambda that applies commit requests."""
 
     queues: int = setting(1, ge=1, le=16)
-    """Over how many queues the tables are spread. Empty them before you change it."""
+    """The number of queues over which the tables are spread. Empty them before you change it."""
 
     concurrency: int = setting(10, ge=2, le=1_000)
-    """How many lambdas work on one queue at once, at most."""
+    """The largest number of lambdas that work on one queue at once."""
 
     batch_size: int = setting(500, ge=1, le=10_000)
-    """How many requests a lambda gets at once, at most."""
+    """The largest number of requests that a lambda gets at once."""
 
     batching_window_seconds: int = setting(1, ge=0, le=300)
-    """How long a batch is collected; it must not be 0 for more than 10 requests."""
+    """The time in seconds for which a batch is collected; at least 1 for a batch_size of more than 10."""
 
     memory_mb: MemoryMb = setting(1_024)
     """The memory of the lambda, which also sets its share of a CPU."""
 
     timeout_seconds: TimeoutSeconds = setting(60)
-    """How long the lambda may work on a batch; messages of one that fails come again after six times that."""
+    """The time in seconds that the lambda may work on a batch. After six times that, messages of a failed
+    batch come again."""
 
     receives_max: int = setting(RECEIVES_LEAST, ge=RECEIVES_LEAST, le=1_000)
-    """How often a message is tried before it is a dead letter; a request waits for its inputs meanwhile."""
+    """The number of tries after which a message becomes a dead letter; meanwhile a request waits for its
+    inputs."""
 
     retention_days: int = setting(14, ge=1, le=14)
-    """How long messages wait, also while the instance is paused."""
+    """The number of days that messages are kept, also while the instance is paused."""
 
     @property
     def visibility_seconds(self) -> int:
-        """How long a message that a lambda has is hidden from others."""
+        """The time in seconds for which a message that a lambda has is hidden from the other lambdas."""
         return VISIBILITY_FACTOR * self.timeout_seconds + self.batching_window_seconds
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
@@ -363,7 +374,7 @@ class CommitSettings(Section):
         elif self.receives_max > most:
             why = (
                 f"it must be {most} at most: each try hides a message for {hidden:,} s "
-                f"({VISIBILITY_FACTOR} × timeout_seconds and the window), and retention_days end before"
+                f"({VISIBILITY_FACTOR} × timeout_seconds and the window), which retention_days must cover"
             )
             yield "receives_max", why
 
@@ -372,41 +383,44 @@ class GarbageSettings(Section):
     """Garbage collection."""
 
     every_minutes: EveryMinutes = setting(15)
-    """How often files that nothing refers to are looked for."""
+    """The pause in minutes between two searches for unreferenced files."""
 
     memory_mb: MemoryMb = setting(512)
     """The memory of the lambda."""
 
     timeout_seconds: TimeoutSeconds = setting(300)
-    """How long a round may take; what is left over waits for the next."""
+    """The time in seconds that a round may take; the rest of the work waits for the next one."""
 
 
 class MaintenanceSettings(Section):
     """Upkeep: days of removals, jobs, payloads, and splits of full partitions, run where compactions are."""
 
     every_minutes: EveryMinutes = setting(60)
-    """How often it is looked for."""
+    """The pause in minutes between two rounds."""
 
     memory_mb: MemoryMb = setting(512)
     """The memory of the lambda."""
 
     timeout_seconds: TimeoutSeconds = setting(300)
-    """How long a round may take; what is left of it goes into cooling payloads down."""
+    """The time in seconds that a round may take; time that is left is used to offload payloads."""
 
 
 class PauseSettings(Section):
-    """`dormouse pause`, and what keeps a paused instance asleep when AWS starts its database."""
+    """`dormouse pause`, and the watch that keeps a paused instance asleep when AWS starts its database."""
 
     drain_seconds: int = setting(DRAIN_SECONDS, ge=0, le=86_400)
-    """How long a pause waits for running commits and runs, before it cancels the runs."""
+    """The time in seconds that a pause waits for running commits and runs, before it cancels the runs."""
 
 
 class DeploymentSettings(Section):
-    """One deployed instance. `commit`, `garbage`, `compaction`, `maintenance`, `query`, `rows`, `access`,
-    `pause`, `monitoring`, `backup`, `audit` are deployed when their table is in the file, even if empty."""
+    """One deployed instance.
+
+    `commit`, `garbage`, `compaction`, `maintenance`, `query`, `rows`, `access`, `pause`, `monitoring`,
+    `backup` and `audit` are deployed if their table is in the file, even an empty one.
+    """
 
     id: str = setting(change="replacement", pattern=pattern("id"), max_length=20)
-    """The name of the instance, one of its own in the account and region."""
+    """The name of the instance, unique in the account and region."""
 
     account: str | None = setting(None, change="replacement", pattern=pattern("account"))
     """The AWS account; left out, that of the deployer's credentials."""
@@ -415,21 +429,21 @@ class DeploymentSettings(Section):
     """The AWS region; left out, that of the deployer's credentials."""
 
     qualifier: str | None = setting(None, change="replacement", pattern=pattern("qualifier"))
-    """That of the CDK's bootstrap (`cdk bootstrap --qualifier`); left out, that of the CDK."""
+    """The qualifier of the CDK's bootstrap (`cdk bootstrap --qualifier`); left out, the CDK's default."""
 
     architecture: Literal["arm64", "x86_64"] = setting("arm64")
-    """The processors of lambdas and of EMR."""
+    """The processors of the lambdas and of EMR."""
 
     protected: bool = setting(False)
-    """Whether the instance refuses to be destroyed, and its data outlives its stacks."""
+    """Protection of the instance: it refuses to be destroyed, and its data outlives its stacks."""
 
     deploy_paused: bool = setting(False)
-    """Whether the first deploy leaves the instance paused, which needs the table `pause` unless the database
-    pauses itself. A change of it pauses or resumes with the next deploy; all others leave a paused instance
-    paused."""
+    """A first deploy that leaves the instance paused; this needs the table `pause`, unless the database
+    pauses itself. A change of the setting pauses or resumes with the next deploy. Other deploys leave a
+    paused instance paused."""
 
     tags: dict[str, str] = setting({})
-    """Tags of all resources, beside `dormouse:instance`."""
+    """Tags of all resources, in addition to `dormouse:instance`."""
 
     iam: IamSettings = setting(IamSettings())
     network: NetworkSettings = setting(NetworkSettings())
@@ -449,13 +463,14 @@ class DeploymentSettings(Section):
 
     @property
     def version_days(self) -> int:
-        """How long an object outlives its deletion: a day more than the instance can be restored, since S3
-        counts whole days."""
+        """The number of days that S3 keeps a deleted object: a day more than the instance can be restored,
+        because S3 counts whole days.
+        """
         return min(self.storage.restore_days, self.database.backup_days) + 1
 
     @property
     def scheduled_seconds(self) -> int:
-        """How long what a schedule calls may run, at most."""
+        """The longest time in seconds that a scheduled lambda may run."""
         return max((one.timeout_seconds for one in (self.garbage, self.maintenance) if one), default=0)
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
@@ -493,21 +508,23 @@ class DeploymentSettings(Section):
         if types and size > EMR_TAG_BYTES_MAX:
             yield (
                 "tags",
-                f"they are too long for clusters on EC2: with all that belongs to them {size:,} bytes, and "
-                f"{EMR_TAG_BYTES_MAX} may be; shorten some, or leave some out",
+                f"they are too long for clusters on EC2: {size:,} bytes as JSON, and at most "
+                f"{EMR_TAG_BYTES_MAX} are allowed; shorten some, or leave some out",
             )
         if self.monitoring and self.commit:
             least = self.commit.visibility_seconds + CONNECT_SECONDS_MAX
             if self.monitoring.oldest_message_seconds_max <= least:
                 yield (
                     "monitoring.oldest_message_seconds_max",
-                    f"it must be more than {least}: a message that is tried again comes after "
+                    f"it must be more than {least}: a message that is retried comes again after "
                     f"{self.commit.visibility_seconds} s, {VISIBILITY_FACTOR} × commit.timeout_seconds and "
                     f"the window, and a database wakes in {CONNECT_SECONDS_MAX} s",
                 )
 
     def _elsewhere(self, region: str | None) -> Iterator[tuple[str, str]]:
-        """What is named by its ARN, and AWS takes from the instance's own region or account only."""
+        """Yields settings with an ARN of another region or account, where AWS accepts only the instance's
+        own.
+        """
         storage, database, monitoring, query = self.storage, self.database, self.monitoring, self.query
         named = {
             "storage.key_arn": storage.key_arn,
@@ -519,7 +536,7 @@ class DeploymentSettings(Section):
         }
         for name, arn in named.items():
             if region and arn and (there := arn.split(":")[3]) != region:
-                yield name, f"it is of {there}, and must be of {region}, the instance's own region"
+                yield name, f"it is in {there}, and must be in {region}, the instance's own region"
         there = (self.iam.permissions_boundary or "::::aws").split(":")[4]
         if self.account and there not in {self.account, "aws"}:
             yield "iam.permissions_boundary", f"it must be of the account {self.account}, not {there}"

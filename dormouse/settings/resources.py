@@ -1,7 +1,7 @@
-"""What a deployed instance tells of itself in SSM parameters: stacks write it, `dormouse.aws` reads it.
+"""The description of a deployed instance in SSM parameters: stacks write it, `dormouse.aws` reads it.
 
-`/dormouse/<id>/desired` is the desired state, which the first deploy makes, and no other writes anew.
-`/dormouse/<id>/resources/<stack>` is one of the models below as JSON, for each stack that is deployed.
+`/dormouse/<id>/desired` is the desired state. The first deploy writes it, and later ones leave it.
+`/dormouse/<id>/resources/<stack>` is one of the models below as JSON, for each deployed stack.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from pydantic import BaseModel, ConfigDict
 DesiredState = Literal["running", "paused"]
 PREFIX = "/dormouse"
 INSTANCE_TAG = "dormouse:instance"
-"""Of all that an instance consists of, with its id."""
+"""The tag of all parts of an instance, with its id."""
 
 
 def state_parameter(instance_id: str) -> str:
-    """The name of the parameter with the desired state."""
+    """Returns the name of the parameter with the desired state."""
     return f"{PREFIX}/{instance_id}/desired"
 
 
 def resources_path(instance_id: str) -> str:
-    """The path of the parameters that tell of the stacks."""
+    """Returns the path of the parameters that describe the stacks."""
     return f"{PREFIX}/{instance_id}/resources"
 
 
 def resources_parameter(instance_id: str, stack: str) -> str:
-    """The name of the parameter that tells of one stack."""
+    """Returns the name of the parameter that describes one stack."""
     return f"{resources_path(instance_id)}/{stack}"
 
 
 def stack_name(instance_id: str, stack: str) -> str:
-    """The name of one of its stacks in CloudFormation."""
+    """Returns the name of a stack in CloudFormation."""
     return f"dormouse-{instance_id}-{stack}"
 
 
 RUNNING_PARAMETER = "Running"
-"""Of the stacks `query` and `access`: "true" or "false"."""
+"""The parameter of the stacks `query` and `access`: "true" or "false"."""
 
 
 FORWARDING = "AWS-StartPortForwardingSessionToRemoteHost"
-"""The document of Session Manager by which people reach the database through the host for access."""
+"""The Session Manager document by which people reach the database through the host for access."""
 
 
 def cluster_name(instance_id: str) -> str:
-    """The name of the instance's clusters of EMR on EC2; those of one run only have its id behind."""
+    """Returns the name of the instance's clusters of EMR on EC2; clusters of a single run append its id."""
     return f"dormouse-{instance_id}"
 
 
@@ -59,7 +59,7 @@ class StorageResources(Described):
     objects: str
     """The URL of the object store: s3://bucket/data."""
     restore_days: int | None = None
-    """How far back its deleted objects reach; None: as far as the backups of the database."""
+    """The number of days that deleted objects are kept; None: as long as the backups of the database."""
 
 
 class DatabaseResources(Described):
@@ -70,37 +70,40 @@ class DatabaseResources(Described):
     name: str
     proxy: str | None = None
     row_indexes: tuple[str, ...] | None = None
-    """Where row tables are indexed: `host:port/database` of each; None: nowhere."""
+    """The databases with the indexes of row tables, as `host:port/database`; None: there are none."""
     row_clusters: tuple[str, ...] | None = None
-    """The identifiers of the serverless clusters that row tables have of their own; None: of none."""
+    """The identifiers of the serverless clusters of row tables; None: they have none."""
 
 
 class TablesResources(Described):
-    """The names of the functions that answer what is asked of tables."""
+    """The names of the functions that answer requests about tables."""
 
     show: str
-    """Changes nothing."""
+    """The function that changes nothing."""
     change: str
 
 
 class CommitResources(Described):
     queues: tuple[str, ...]
-    """URLs."""
+    """The URLs of the queues."""
     dead_letters: tuple[str, ...]
     mappings: tuple[str, ...]
-    """UUIDs of the event source mappings."""
+    """The UUIDs of the event source mappings."""
     function: str
 
 
 class ScheduledResources(Described):
-    """Of `garbage`."""
+    """The resources of `garbage`."""
 
     rules: tuple[str, ...]
     function: str
 
 
 class RunResources(ScheduledResources):
-    """Of `compaction` and `maintenance`; the latter has no engine, and runs on that of the former."""
+    """The resources of `compaction` and `maintenance`.
+
+    `maintenance` has no engine and uses that of `compaction`.
+    """
 
     state_machine: str | None = None
     engine: Literal["emr-serverless", "emr-ec2-steps", "emr-ec2-transient"] | None = None
@@ -111,35 +114,35 @@ class RunResources(ScheduledResources):
 
 
 class SleepingResources(Described):
-    """Of a stack that sleeps by its parameter `Running`."""
+    """The resources of a stack that sleeps by its parameter `Running`."""
 
     stack: str
-    """Its name."""
+    """The name of the stack."""
     switch: str | None = None
-    """The name of the function that lets it run or sleep; None before there was one."""
+    """The name of the function that wakes the stack or puts it to sleep; None in older deployments."""
 
 
 class QueryResources(SleepingResources):
     url: str
-    """What clients in the VPC call, while it runs."""
+    """The URL that clients in the VPC call, while the stack runs."""
     token: str
     """The ARN of the secret with the token that clients need."""
     cluster: str
-    """Of ECS."""
+    """The cluster in ECS."""
     service: str
     tasks_min: int
     cpu: int
-    """1024 is one virtual CPU."""
+    """The CPU of a task; 1024 is one virtual CPU."""
     memory_mb: int
     endpoints: int
-    """How many interface endpoints it has."""
+    """The number of its interface endpoints."""
 
 
 class AccessResources(SleepingResources):
     host: str
     """The id of the EC2 instance; empty while it sleeps."""
     endpoints: int
-    """How many interface endpoints it has."""
+    """The number of its interface endpoints."""
 
 
 class PauseResources(Described):
@@ -150,7 +153,7 @@ class PauseResources(Described):
 
 
 class Resources(Described):
-    """What is deployed."""
+    """The deployed resources."""
 
     storage: StorageResources | None = None
     database: DatabaseResources | None = None

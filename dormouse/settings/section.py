@@ -14,32 +14,35 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 CA_BUNDLE = Path(__file__).parents[1] / "postgres" / "rds-ca-bundle.pem"
-"""The certificates that a database on AWS is checked against."""
+"""The certificates by which a database on AWS is verified."""
 
 _AUTHORITY = re.compile(r"Amazon RDS ([a-z]{2}(?:-[a-z]+)+-\d) Root CA .*")
 
 CONNECT_SECONDS_MAX = 40
-"""How long a lambda waits for a database that wakes; its timeout is longer."""
+"""The time in seconds that a lambda waits for a database to wake; the lambda's timeout is longer."""
 
 CLIENTS_MAX = 40
-"""Rules of a security group: AWS allows 60 in all, unless its quota is raised."""
+"""The limit of rules in a security group. AWS allows 60 in all, unless its quota is raised."""
 
 LOSS_NEAR_SHARE = 0.75
-"""Of the time that SQS keeps messages: after it an alarm rings, three days before the loss with 14 days."""
+"""The share of the time that SQS keeps messages after which an alarm rings: 3 days before the loss, with 14
+days."""
 
 DRAIN_SECONDS = 900
-"""How long a pause waits for running work, unless the settings or its caller say otherwise."""
+"""The time in seconds that a pause waits for running work, unless the settings or its caller say
+otherwise."""
 
 SCHEDULED_SECONDS_MAX = 60
-"""How long EventBridge, and then Lambda, try to begin a scheduled call: the next one makes up for it."""
+"""The time in seconds that EventBridge, and then Lambda, try to start a scheduled call; the next call makes
+up for it."""
 
 LAMBDA_SECONDS_MAX = 900
 VISIBILITY_FACTOR = 6
-"""Messages stay invisible for so many timeouts of the lambda, as AWS advises."""
+"""The number of timeouts of the lambda for which messages stay invisible, as AWS advises."""
 
 VISIBILITY_SECONDS_MAX = 12 * 3600
 TAGS_MAX = 49
-"""AWS allows 50 tags; `dormouse:instance` is one."""
+"""The limit of tags: AWS allows 50, and `dormouse:instance` is one."""
 
 PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 STORING = frozenset(
@@ -48,13 +51,14 @@ STORING = frozenset(
         "c3", "g2", "g5", "g6", "g6e", "gr6", "m3", "p5", "p5e", "p5en", "r3", "x1", "x1e",
     }
 )  # fmt: skip
-"""Families of EC2 with disks of their own, and no d that says so: of any generation, then of one."""
+"""The families of EC2 with their own disks but without a d in the name: of any generation, then of one
+generation."""
 
 Change = Literal["deploy", "replacement"]
 
 
 def setting(default: Any = ..., *, change: Change = "deploy", **limits: Any) -> Any:
-    """A field, with what a change of it needs."""
+    """Returns a field that records what a change of it needs."""
     return Field(default, json_schema_extra={"change": change}, **limits)
 
 
@@ -141,7 +145,7 @@ PATTERNS = {
     ),
     "email": (r"^[^@\s]+@[^@\s]+\.[^@\s]+$", "an e-mail address"),
 }
-"""What texts must match, and the same in words."""
+"""The patterns of texts, each with the same rule in words."""
 
 
 def pattern(name: str) -> str:
@@ -161,7 +165,7 @@ Acu = Annotated[float, Field(multiple_of=0.5, le=256)]
 
 
 class Section(BaseModel):
-    """A table of the file; no key of it is ignored, and no text is taken for a number."""
+    """A table of the file. Unknown keys are errors, and no text is taken for a number."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -173,7 +177,7 @@ class Section(BaseModel):
     )
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
-        """Each setting that does not go with another, and why."""
+        """Yields each setting that contradicts another one, and the reason."""
         return iter(())
 
     @model_validator(mode="after")
@@ -190,14 +194,14 @@ def cidr_problem(cidr: str) -> str | None:
     except ValueError:
         return "an IPv4 network has four numbers of 0 to 255, like 10.40.0.0/16"
     if str(network) != cidr:
-        return f"the network that this address is in begins at {network}"
+        return f"the address is inside a network that begins at {network}"
     if not any(network.subnet_of(ipaddress.IPv4Network(each)) for each in PRIVATE):
         return f"it must be private: within {', '.join(PRIVATE[:-1])} or {PRIVATE[-1]}"
     return None
 
 
 def client_problems(cidrs: tuple[str, ...], groups: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """What is wrong with the networks and security groups that may connect."""
+    """Yields the mistakes in the networks and security groups that may connect."""
     networks: list[ipaddress.IPv4Network] = []
     for cidr in cidrs:
         if why := cidr_problem(cidr):
@@ -209,14 +213,20 @@ def client_problems(cidrs: tuple[str, ...], groups: tuple[str, ...]) -> Iterator
         networks.append(network)
     for name, given in (("client_cidrs", cidrs), ("client_security_groups", groups)):
         if len(set(given)) < len(given):
-            yield name, "each must be there only once"
+            yield name, "each may be listed only once"
     if (count := len(cidrs) + len(groups)) > CLIENTS_MAX:
         name = "client_cidrs" if cidrs else "client_security_groups"
-        yield name, f"with client_security_groups there are {count}, and {CLIENTS_MAX} may be"
+        yield (
+            name,
+            f"there are {count} clients with client_security_groups, at most {CLIENTS_MAX} are allowed",
+        )
 
 
 def tag_problems(tags: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """What some service refuses: EMR Serverless all but ASCII, IAM names that differ in case only."""
+    """Yields the tags that some service refuses.
+
+    EMR Serverless accepts only ASCII, and IAM no two names that differ only in case.
+    """
     names: dict[str, str] = {}
     for key, value in tags.items():
         if key.partition(":")[0].lower() in {"aws", "dormouse"}:
@@ -232,19 +242,19 @@ def tag_problems(tags: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def architecture_of(instance_type: str) -> str:
-    """Graviton has a g after the generation: m7g, c7gn, im4gn, x2gd."""
+    """Returns the processors of an instance type: Graviton has a g after the generation, as in m7g, c7gn."""
     return "arm64" if re.match(r"[a-z]+\d+g", instance_type) else "x86_64"
 
 
 def has_instance_store(instance_type: str) -> bool:
-    """Whether it has disks of its own: a d after the generation says so, as in m7gd, else the family."""
+    """Returns whether an instance type has its own disks: a d as in m7gd, or by its family."""
     family = instance_type.partition(".")[0]
     found = re.match(r"([a-z]+)\d+([a-z]*)", family)
     return found is not None and ("d" in found[2] or not STORING.isdisjoint((found[1], family)))
 
 
 def no_certificates(region: str) -> str | None:
-    """A line that says so, and what to do, if an instance in this region could not be trusted; else None."""
+    """Returns an error message if the certificates of RDS in a region are not known, else None."""
     if region in _regions(CA_BUNDLE):
         return None
     return (
@@ -255,7 +265,7 @@ def no_certificates(region: str) -> str | None:
 
 @cache
 def _regions(bundle: Path) -> frozenset[str]:
-    """The regions that have an authority in a bundle."""
+    """Returns the regions that have an authority in a bundle."""
     certificates = ssl.create_default_context(cafile=bundle).get_ca_certs()
     subjects = [dict(pair for part in one["subject"] for pair in part) for one in certificates]  # type: ignore[misc]
     found = (_AUTHORITY.fullmatch(str(one.get("commonName", ""))) for one in subjects)

@@ -1,4 +1,4 @@
-"""The settings of the query service, from the environment; options of `dormouse serve` go before them."""
+"""The settings of the query service, from the environment; options of `dormouse serve` override them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 
 class ServiceSettings(BaseSettings):
-    """Each field is a variable with the prefix `DORMOUSE_SERVICE_`; built by `load_service_settings`.
+    """The settings of the query service, built by `load_service_settings`.
 
-    All but the token are also options of `dormouse serve`, whose help is what stands below the field.
+    Each field is a variable with the prefix `DORMOUSE_SERVICE_`. All but the token are also options of
+    `dormouse serve`, with the text below the field as their help.
     """
 
     model_config = SettingsConfigDict(
@@ -38,10 +39,10 @@ class ServiceSettings(BaseSettings):
     )
 
     host: str = Field(default="127.0.0.1", min_length=1)
-    """The address to listen on; others than loopback need a token."""
+    """The address to listen on; any but a loopback address needs a token."""
 
     port: int = Field(default=8088, ge=0, le=65_535)
-    """The port to listen on; 0 takes one that is free."""
+    """The port to listen on; 0 takes a free one."""
 
     token: Annotated[str | None, Optional] = Field(default=None, repr=False)
     """The bearer token that requests must have."""
@@ -50,72 +51,75 @@ class ServiceSettings(BaseSettings):
     """A file with the token, in place of DORMOUSE_SERVICE_TOKEN."""
 
     job_threads: Annotated[int | None, Optional] = Field(default=None, ge=0, le=1_000)
-    """How many jobs of each kind run here at once; 0: others run them. If not given, it takes no jobs, and
-    writes nothing."""
+    """The number of jobs of each kind that run here at once; with 0, other processes run them. If it is not
+    given, the service takes no jobs and writes nothing."""
 
     job_tokens_file: Annotated[Path | None, Optional] = None
-    """A file that says which tokens may start which jobs: NAME KIND,KIND TOKEN a line, * for all kinds. Their
-    holders see their own jobs; that of the other token sees all. `payloads` among the kinds lets them read
-    and write payloads."""
+    """A file with tokens that may start jobs: NAME KIND,KIND TOKEN on each line, * for all kinds. Holders of
+    these tokens see their own jobs; the holder of the other token sees all. The kind `payloads` allows to
+    read and write payloads."""
 
     tls_certificate: Annotated[Path | None, Optional] = None
-    """The certificate, with its chain, as PEM: then the service speaks HTTPS."""
+    """The certificate, with its chain, as PEM; with it, the service speaks HTTPS."""
 
     tls_key: Annotated[Path | None, Optional] = None
     """The certificate's private key, as PEM without a password."""
 
     connections_max: int = Field(default=1_000, ge=1, le=100_000)
-    """How many connections there may be; fewer where the process may have too few files. When there are more,
-    one goes that has shown no token."""
+    """The largest number of connections; less if the process may not open enough files. If there are more,
+    one that has shown no token is closed."""
 
     workers: int = Field(default=1, ge=1, le=64)
-    """How many processes serve, which share what may run at once; one for each core serves most look-ups."""
+    """The number of processes that serve; they share the limits below. One for each core serves the most
+    look-ups."""
 
     queries_max: int = Field(default=16, ge=1, le=1_000)
-    """How many queries by key run at once; others wait. With sql_workers = 0, statements among them."""
+    """The number of queries by key that run at once; more have to wait. With sql_workers = 0, SQL statements
+    count, too."""
 
     sql_workers: Annotated[int | None, Optional] = Field(default=None, ge=0, le=100)
-    """How many SQL statements run at once, each in a process of its own; by default one for each core, at
-    least 2 and at most 8. With 0 they run in the service's process, which one of them can then end."""
+    """The number of SQL statements that run at once, each in its own process; by default one for each core,
+    at least 2 and at most 8. With 0 they run in the service's process, which a statement can then crash."""
 
     sql_memory_bytes_max: Annotated[int | None, Optional] = Field(default=None, ge=SQL_MEMORY_BYTES_MIN)
-    """The memory of a process that runs SQL; by default their share of half of the machine's."""
+    """The memory of a process that runs SQL; by default an equal share of half of the machine's memory."""
 
     sql_spill_bytes_max: Annotated[int | None, Optional] = Field(default=None, ge=0)
-    """What a process that runs SQL may put aside on disk; by default their share of half of what is free."""
+    """The disk space that a process that runs SQL may spill to; by default an equal share of half of the free
+    space."""
 
     sql_threads: Annotated[int | None, Optional] = Field(default=None, ge=1, le=1_000)
-    """How many threads a statement has; by default one for each core."""
+    """The number of threads of a statement; by default one for each core."""
 
     queue_seconds_max: float = Field(default=5, ge=0, allow_inf_nan=False)
-    """How long a query waits for others to end, before it is refused."""
+    """The time in seconds that a query waits for its turn before it is refused."""
 
     rows_max: Annotated[int | None, Optional] = Field(default=None, ge=1)
-    """How many rows an answer may have; any number when it is not given."""
+    """The largest number of rows of an answer; without limit if it is not given."""
 
     bytes_max: Annotated[int | None, Optional] = Field(default=None, ge=1)
-    """How many bytes an answer may have as it is sent; any number when it is not given."""
+    """The largest number of bytes of an answer, as it is sent; without limit if it is not given."""
 
     seconds_max: float = Field(default=300, gt=0, allow_inf_nan=False)
-    """How long a query may take until its last row is sent."""
+    """The time in seconds that a query may take until its last row is sent."""
 
     body_bytes_max: int = Field(default=1024 * 1024, ge=1)
-    """How large the body of a request may be."""
+    """The largest size of a request's body, in bytes."""
 
     upload_bytes_max: int = Field(default=10 * 1024**3, ge=1)
-    """How large a CSV file may be that is sent."""
+    """The largest size of a CSV file that is uploaded, in bytes."""
 
     files_max: int = Field(default=16, ge=1, le=1_000)
-    """How many files are sent or fetched at once; others wait."""
+    """The number of files that are uploaded or downloaded at once; more have to wait."""
 
     file_seconds_max: float = Field(default=3_600, gt=0, allow_inf_nan=False)
-    """How long it may take to send or fetch a file."""
+    """The time in seconds that the upload or download of a file may take."""
 
     client_stall_seconds_max: float = Field(default=60, gt=0, allow_inf_nan=False)
-    """How long a client may neither take nor send anything before it is cut off."""
+    """The time in seconds that a client may neither read nor send before it is cut off."""
 
     shutdown_seconds_max: int = Field(default=20, ge=0)
-    """How long running queries may go on after SIGTERM."""
+    """The time in seconds that running queries may go on after SIGTERM."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -126,32 +130,34 @@ class ServiceSettings(BaseSettings):
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key go together: give both, or none")
         if self.job_tokens_file is not None and self.job_threads is None:
-            raise ValueError("job_tokens_file says who may start jobs: give job_threads, too")
+            raise ValueError("job_tokens_file is for starting jobs: give job_threads, too")
         if self.token is None and self.token_file is None and not is_loopback(self.host):
             raise ValueError(
-                f"on {self.host} everybody could ask: give a token (token_file), or listen on 127.0.0.1"
+                f"on {self.host} any machine could query: give a token (token_file), or listen on 127.0.0.1"
             )
         return self
 
     @property
     def statements_max(self) -> int:
-        """How many statements a worker runs at once in processes of their own; 0: none has one."""
+        """The number of statements that a worker runs at once, each in its own process; 0: in the worker
+        itself.
+        """
         count = min(max(os.cpu_count() or 1, 2), 8) if self.sql_workers is None else self.sql_workers
         return -(-count // self.workers)
 
     @property
     def queries_here(self) -> int:
-        """How many queries by key a worker runs at once."""
+        """The number of queries by key that a worker runs at once."""
         return -(-self.queries_max // self.workers)
 
     @property
     def files_here(self) -> int:
-        """How many files a worker sends or takes at once."""
+        """The number of files that a worker sends or receives at once."""
         return -(-self.files_max // self.workers)
 
     @property
     def secret(self) -> str | None:
-        """The token, from wherever it comes; `InvalidInput` when its file has none."""
+        """The token, or the content of its file. Raises `InvalidInput` if the file has none."""
         if self.token_file is None:
             return self.token
         try:
@@ -171,14 +177,14 @@ class ServiceSettings(BaseSettings):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a token: `owner` None sees all jobs; `kinds` None starts all."""
+    """The rights of a token's holder: `owner` None sees all jobs; `kinds` None starts all kinds."""
 
     owner: str | None = None
     kinds: frozenset[str] | None = None
 
 
 def read_holders(path: Path, kinds_known: Collection[str]) -> dict[str, Holder]:
-    """Those of a file, by their tokens; `InvalidInput` names the line that is wrong."""
+    """Returns the holders in a file, by their tokens. Raises `InvalidInput` that names a wrong line."""
     try:
         check_private(path)
         lines = path.read_text("utf-8").splitlines()
@@ -201,25 +207,25 @@ def read_holders(path: Path, kinds_known: Collection[str]) -> dict[str, Holder]:
                 f"line {number} of {path}: kind {unknown[0]!r} is none of {', '.join(kinds_known)}"
             )
         found[token] = Holder(name, None if kinds == "*" else frozenset(kinds.split(",")))
-    if not found:  # without any token everybody may all
-        raise InvalidInput(f"{path} names nobody: write NAME KIND,KIND TOKEN, like: etl ingest,compact …")
+    if not found:  # without any token, every client would have all rights
+        raise InvalidInput(f"{path} has no token: write NAME KIND,KIND TOKEN, like: etl ingest,compact …")
     return found
 
 
 def check_private(path: Path) -> None:
-    """`InvalidInput` for a file of tokens that all users of the machine can read; OSError."""
+    """Raises `InvalidInput` if all users of the machine can read a file of tokens. Raises OSError."""
     if path.stat().st_mode & stat.S_IROTH:
-        raise InvalidInput(f"others can read {path}, which has a token: chmod o-rwx {path}")
+        raise InvalidInput(f"other users can read {path}, which has a token: chmod o-rwx {path}")
 
 
 def check_token(text: str, what: str) -> None:
-    """ValueError when it cannot stand in an `Authorization` header."""
+    """Raises ValueError for a text that is not valid in an `Authorization` header."""
     if not _TOKEN.fullmatch(text):
         raise ValueError(f"{what} must be of A-Z a-z 0-9 - . _ ~ + / and = at its end")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
+    """Returns whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -227,15 +233,15 @@ def is_loopback(host: str) -> bool:
 
 
 def load_service_settings(**overrides: Any) -> ServiceSettings:
-    """The settings of the environment, but for overrides that are not None; InvalidInput names bad ones."""
+    """Returns the settings of the environment, with overrides that are not None. Raises InvalidInput."""
     _check_names(environment())
     return load(ServiceSettings, {name: value for name, value in overrides.items() if value is not None})
 
 
 def _check_names(variables: Iterable[str]) -> None:
-    """A variable that is misspelt, such as the token's, would leave the service without what it says."""
+    """Raises InvalidInput for an unknown variable: a misspelt one would have no effect."""
     known = [f"{SERVICE_PREFIX}{name.upper()}" for name in ServiceSettings.model_fields]
     for name in variables:
         if name.upper().startswith(SERVICE_PREFIX) and name.upper() not in known:
             nearest = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0)[0]
-            raise InvalidInput(f"{name} is no setting of the service: unset it, or name it {nearest}")
+            raise InvalidInput(f"{name} is not a setting of the service: unset it, or name it {nearest}")

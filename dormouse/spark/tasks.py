@@ -156,7 +156,7 @@ def dormouse_error(failure: Exception) -> DormouseError:
     for name, message in reversed(_OURS.findall(str(failure))):
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, DormouseError):
-            return kind.told(message)
+            return kind.from_message(message)
     return JobFailed(f"the Spark job failed: {_reason(failure)}")
 
 

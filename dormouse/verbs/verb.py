@@ -17,8 +17,8 @@ from dormouse.errors import DormouseError, InvalidInput, InvalidQuery
 from dormouse.model.cut import text_of_when, when_of_text
 from dormouse.model.json_values import parameters_json, parse_parameters
 from dormouse.model.loops import Progress, no_progress
-from dormouse.model.text import listed
-from dormouse.model.types import given
+from dormouse.model.text import split_names
+from dormouse.model.types import checked_parameters
 from dormouse.verbs import texts
 
 if TYPE_CHECKING:
@@ -100,14 +100,14 @@ def _json_statement(statement: object) -> str:
 
 
 def _json_parameters(parameters: Any) -> Any:
-    return parameters_json(given(parameters))
+    return parameters_json(checked_parameters(parameters))
 
 
 MOMENT = Form(text_of_when, _python_when, str)
 When = Annotated[str | int | None, MOMENT]
 """A moment: a time in ISO 8601 with its offset, the name of a cut, or a cut's number."""
 
-Columns = Annotated[list[str] | None, Form(list, list, listed)]
+Columns = Annotated[list[str] | None, Form(list, list, split_names)]
 """Names of columns, in their order."""
 
 Statement = Annotated[str, Form(_json_statement)]

@@ -192,7 +192,7 @@ def test_a_damaged_object_is_not_backed_up(copy: Path, tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         path.write_bytes(bytes([*sound[:40], sound[40] ^ 1, *sound[41:]]))
         for since in (None, "last"):
-            with pytest.raises(BackupDamaged, match=f"{path.name} has not the bytes"):
+            with pytest.raises(BackupDamaged, match=f"{path.name} does not have the bytes"):
                 instance.backup(tmp_path / "new", since=since)
         assert dm.backups(tmp_path / "new") == []
 

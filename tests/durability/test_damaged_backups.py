@@ -54,7 +54,7 @@ def test_the_rest_is_backed_up_despite_damage_and_nothing_is_silent(
     [made] = dm.backups(place)
     assert {one.name for one in made.damaged} == names_of
     faults = " ".join(one.fault for one in made.damaged)
-    assert all(what in faults for what in ("has not the bytes", "is not there", "and was written with"))
+    assert all(what in faults for what in ("does not have the bytes", "is not there", "and was written with"))
     code, out, _ = cli("backups", str(place))
     assert (code, "damaged" in out, " 3 " in out) == (0, True, True)
     code, out, err = cli("restore", str(place), "--into", str(new))

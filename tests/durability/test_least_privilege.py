@@ -144,7 +144,7 @@ def test_what_only_reads_says_that_a_database_is_empty(
 ) -> None:
     code, out, error = cli(*command, "--dsn", empty_dsn, "--objects", (tmp_path / "objects").as_uri())
     assert (code, out) == (1, "")
-    assert "the database has no Dormouse instance, and what only reads makes none" in error
+    assert "the database has no Dormouse instance, and a read-only process makes none" in error
     assert "older" not in error and error.count("\n") == 1
 
 

@@ -1,4 +1,4 @@
-"""A base backup is unpacked into its own folder, whatever the archive says, on each Python 3.11."""
+"""A base backup is unpacked only into its own folder, on each Python 3.11."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def has_filters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def archive(path: Path, *members: tuple[str, bytes | None]) -> Path:
-    """A file for each name and content, for None a link to a folder outside."""
+    """Writes a file for each name and content; for None, a link to a folder outside."""
     with tarfile.open(path, "w:gz") as tar:
         for name, content in members:
             info = tarfile.TarInfo(name)
@@ -44,6 +44,6 @@ def test_files_are_unpacked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("hostile", [("../escaped", b"x"), ("/tmp/escaped", b"x"), ("link", None)])  # noqa: S108
 def test_nothing_is_unpacked_elsewhere(tmp_path: Path, hostile: Any) -> None:
     made = archive(tmp_path / "a.tar.gz", ("PG_VERSION", b"18"), hostile)
-    with pytest.raises(BackupDamaged, match=f"{hostile[0]!r} is no file of a database"):
+    with pytest.raises(BackupDamaged, match=f"{hostile[0]!r} is not a file of a database"):
         extract(made, tmp_path / "data")
     assert {path.name for path in tmp_path.iterdir()} == {"a.tar.gz", "data"}

@@ -1,4 +1,4 @@
-"""One server a folder: seen or not, of this host or not."""
+"""One server for a folder, even if it is invisible or on another host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ELSEWHERE = ["unshare", "--pid", "--ipc", "--mount", "--uts", "--fork", "--mount
 
 @cache
 def can_unshare() -> bool:
-    """Root may, outside of most containers."""
+    """Returns whether this process may make namespaces: root may, outside of most containers."""
     if shutil.which("unshare") is None:
         return False
     return subprocess.run([*ELSEWHERE, "true"], check=False, capture_output=True).returncode == 0
@@ -36,7 +36,7 @@ def can_unshare() -> bool:
 
 @pytest.fixture
 def elsewhere() -> list[str]:
-    """The beginning of a command that is run in namespaces of its own."""
+    """The beginning of a command that runs in new namespaces."""
     if not can_unshare():
         pytest.skip("namespaces cannot be made here")
     return ELSEWHERE
@@ -68,7 +68,7 @@ def test_a_server_that_cannot_be_seen_is_left_alone(server_folder: Path, elsewhe
 
 
 def test_a_server_in_a_container_is_left_alone(server_folder: Path, elsewhere: list[str]) -> None:
-    """Seen from outside, its processes have other numbers than it says itself."""
+    """Seen from outside, its processes have other ids than those that it records."""
     command = [*elsewhere, sys.executable, "-c", OTHER_PROCESS, str(server_folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert said(other) == "started"
@@ -140,8 +140,8 @@ def test_a_server_of_before_leases_that_cannot_be_seen_is_left_alone(
 
 
 @pytest.mark.slow
-def test_another_host_s_lease_is_told_with_its_holder(server_folder: Path) -> None:
-    """As a lock of a network file system looks; nothing of the other server is touched."""
+def test_another_host_s_lease_is_reported_with_its_holder(server_folder: Path) -> None:
+    """The lock looks like one of a network file system; nothing of the other server is touched."""
     pid_file = server_folder / "postgres" / "postmaster.pid"
     pid_file.write_text(f"1\n{server_folder}\n1\n5432\n/run\n\n1 1\nready\n")
     holder = running.Holder("north", "b00t", "pid:[7]", 42, since="2026-11-20T14:00:00+00:00")
@@ -158,7 +158,7 @@ def test_another_host_s_lease_is_told_with_its_holder(server_folder: Path) -> No
 
 @pytest.mark.slow
 def test_a_process_that_has_another_host_s_number_is_not_taken_for_its_server(server_folder: Path) -> None:
-    """As in two containers with a server each, where root may not see what a process works on."""
+    """Like two containers with a server each, where root may not see a process's working directory."""
     holder = running.Holder("north", "b00t", "pid:[7]", 42, since="2026-11-20T14:00:00+00:00")
     with other_process(server_folder) as other:
         assert said(other) == "started"
@@ -168,7 +168,7 @@ def test_a_process_that_has_another_host_s_number_is_not_taken_for_its_server(se
 
 
 def denied(process: psutil.Process) -> str:
-    """As to root in a container without CAP_SYS_PTRACE, whose servers are of another user."""
+    """Like root in a container without CAP_SYS_PTRACE, whose servers run as another user."""
     raise psutil.AccessDenied(process.pid)
 
 
@@ -176,7 +176,7 @@ def denied(process: psutil.Process) -> str:
 def test_a_stale_number_of_another_folder_s_server_is_not_taken_for_this_one_s(
     server_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a crash in a container, whose processes have the same numbers each time that it starts."""
+    """Like a crash in a container, whose processes have the same ids each time that it starts."""
     monkeypatch.setattr(psutil.Process, "cwd", denied)
     other = tmp_path / "other"
     with EmbeddedPostgres(other) as server:
@@ -221,7 +221,7 @@ def test_a_lease_that_is_not_signed_is_waited_for(
 
 
 @pytest.mark.slow
-def test_the_lease_lasts_as_long_as_the_server_and_says_who_holds_it(server_folder: Path) -> None:
+def test_the_lease_lasts_as_long_as_the_server_and_names_its_holder(server_folder: Path) -> None:
     with other_process(server_folder) as other:
         assert said(other) == "started"
         other.kill()

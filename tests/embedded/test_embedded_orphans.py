@@ -1,4 +1,4 @@
-"""Backends that outlive their postmaster keep no folder locked; a live server is never touched."""
+"""Backends that outlive their postmaster lock no folder; a live server is never touched."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dormouse.errors import InstanceLocked
 from tests.support.embedded import EmbeddedPostgres
 
 SOON_SECONDS = 20
-"""Far less than a test may take, and more than a recovery takes on a busy machine."""
+"""Far less than the limit of a test, and more than a recovery takes on a busy machine."""
 
 
 @pytest.fixture
 def orphan(server_folder: Path) -> Iterator[psutil.Process]:
-    """A backend that is stopped, as by a hung disk, in a server whose postmaster and user were killed."""
+    """A stopped backend, as by a hung disk, of a server whose postmaster and user were killed."""
     with other_process(server_folder) as other:
         assert said(other) == "started"
         with psycopg.connect(Server(server_folder).dsn()) as session:
@@ -60,7 +60,7 @@ def test_an_orphan_that_never_notices_is_ended_by_the_next_start(
 def test_root_that_may_not_look_at_other_users_processes_ends_an_orphan(
     server_folder: Path, orphan: psutil.Process
 ) -> None:
-    """As in a container, which has no CAP_SYS_PTRACE."""
+    """Like a container, which lacks CAP_SYS_PTRACE."""
     command = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
     look = [*command, sys.executable, "-c", f"import os; os.readlink('/proc/{orphan.pid}/cwd')"]
     assert b"PermissionError" in subprocess.run(look, check=False, capture_output=True).stderr
@@ -105,7 +105,9 @@ def test_a_process_with_the_dead_server_s_number_confuses_no_start(
 @pytest.mark.slow
 @pytest.mark.parametrize(("damage", "signed"), [("", True), ("1\n", False)])
 def test_a_live_server_s_backends_are_never_ended(server_folder: Path, damage: str, *, signed: bool) -> None:
-    """Whatever its postmaster.pid and its lease say, and also when its starter is dead and it is stopped."""
+    """This holds for any content of postmaster.pid and the lease, even if its starter is dead and it is
+    stopped.
+    """
     with other_process(server_folder) as other:
         assert said(other) == "started"
         other.kill()
@@ -131,10 +133,10 @@ def test_a_live_server_s_backends_are_never_ended(server_folder: Path, damage: s
 
 
 @pytest.mark.slow
-def test_what_is_no_backend_of_the_folder_is_not_ended_but_named(
+def test_a_process_that_is_no_backend_of_the_folder_is_named_and_not_killed(
     server_folder: Path, orphan: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an orphan that cannot be proved to be one, as its directory cannot be read."""
+    """This includes an orphan that cannot be proved to be one, because its directory cannot be read."""
     monkeypatch.setattr(running, "_works_in", lambda process, folder: False)
     with pytest.raises(InstanceLocked, match=rf"is locked by process {orphan.pid} \(postgres: .* end what"):
         EmbeddedPostgres(server_folder, seconds_max=2 * running.ORPHAN_SECONDS).start()
@@ -142,8 +144,8 @@ def test_what_is_no_backend_of_the_folder_is_not_ended_but_named(
 
 
 @pytest.mark.slow
-def test_a_holder_that_cannot_be_seen_is_told_of_as_such(server_folder: Path) -> None:
-    """The server that signed the lease is dead here, and the lock is held where no PostgreSQL is in sight."""
+def test_an_invisible_holder_is_reported(server_folder: Path) -> None:
+    """The server that signed the lease is dead here, and a process in another namespace holds the lock."""
     with other_process(server_folder) as other:
         assert said(other) == "started"
     with (server_folder / running.NAME).open() as lease:

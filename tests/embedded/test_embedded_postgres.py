@@ -1,4 +1,4 @@
-"""The server of one folder: set up, used, killed, refused."""
+"""The server of one folder: its setup, use, death and refusals."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def test_committed_data_survives_the_kill_of_the_server(server_folder: Path) -> 
     assert not runs(server_folder)
 
 
-def test_a_server_that_died_is_started_again_for_who_comes_next(server_folder: Path) -> None:
-    """Not "joined", were it for the server alone; but the first user may still be at work."""
+def test_a_server_that_died_is_started_again_for_the_next_user(server_folder: Path) -> None:
+    """It did not join other users as far as the server knows; but the first user may still be at work."""
     with EmbeddedPostgres(server_folder) as first:
         dead = postmaster(server_folder)
         dead.kill()
@@ -82,7 +82,7 @@ def test_a_server_that_died_is_started_again_for_who_comes_next(server_folder: P
 
 @pytest.mark.slow
 def test_a_pid_file_whose_number_another_process_got_is_no_obstacle(server_folder: Path) -> None:
-    """PostgreSQL itself would refuse to start: it sees a process of its user with that number."""
+    """PostgreSQL itself would refuse to start: it sees a process of its user with that id."""
     data = server_folder / "postgres"
     pid_file = data / "postmaster.pid"
     user = data.stat().st_uid if os.geteuid() == 0 else None
@@ -198,7 +198,7 @@ def test_a_recovery_that_takes_too_long_is_reported_and_goes_on(server_folder: P
         psutil.wait_procs(ending, timeout=60)
     with pytest.raises(InstanceError, match="try again when it has recovered"):
         EmbeddedPostgres(server_folder, seconds_max=0).start()
-    # it is a process of PostgreSQL as soon as it has replaced the copy of ours
+    # it counts as PostgreSQL once exec has replaced the copy of this process
     wait_until(lambda: bool(embedded_server._processes_in(server_folder / "postgres")), 60)
     with EmbeddedPostgres(server_folder) as server:
         assert ask(server.dsn, "select count(*) from t") == 300000
@@ -216,7 +216,7 @@ def test_the_log_is_cut_while_the_server_writes_it(
             wait_until(lambda: log.stat().st_size < 100_000)
             assert old.stat().st_size >= 100_000
             assert f"n{number}" not in old.read_text()  # the end is kept
-            # what the server is amid of may be cut, too: the rest of it follows
+            # a line that the server is writing may be cut, too: its rest follows
             wait_until(lambda: (old.read_text() + log.read_text()).count(" end") == 1)
         tell(server.dsn, "do $$ begin raise warning 'it goes on'; end $$")
         wait_until(lambda: "it goes on" in log.read_text())
@@ -299,7 +299,7 @@ def test_a_folder_that_cannot_be_written_is_reported(server_folder: Path) -> Non
 
 
 def test_a_folder_that_belongs_to_another_user_is_reported(server_folder: Path) -> None:
-    """As root made it, and then an ordinary user opens it."""
+    """Root made it, and then an ordinary user opens it."""
     server_folder.parent.chmod(0o755)
     server_folder.chmod(0o777)
     for name in ("postgres.lock", "postgres.lease"):

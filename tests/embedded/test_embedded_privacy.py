@@ -1,4 +1,4 @@
-"""On a machine where others have accounts: what they may enter, what they can lay in the way."""
+"""Machines where other users have accounts: folders closed to them, and folders that they made first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mode(path: Path) -> int:
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for everybody's temporary files."""
+    """A folder for the temporary files of all users."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     folder.chmod(0o1777)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -63,7 +63,7 @@ def linked_first(own: Path) -> None:
 @pytest.mark.few(1)
 @needs_root
 @pytest.mark.parametrize("lay", [made_first, linked_first])
-def test_what_another_user_lays_in_the_way_is_not_used(
+def test_a_folder_made_by_another_user_is_not_used(
     shared: Path, deep: Path, lay: Callable[[Path], None]
 ) -> None:
     own = shared / f"dormouse-{(deep / 'postgres').stat().st_uid}"
@@ -107,7 +107,7 @@ def test_a_new_instance_is_private(tmp_path: Path, *, there: bool) -> None:
 
 
 @pytest.mark.slow
-def test_others_who_were_let_in_stay_so(tmp_path: Path) -> None:
+def test_access_that_was_granted_to_other_users_stays(tmp_path: Path) -> None:
     folder = tmp_path / "lake"
     with dm.local(folder):
         pass
@@ -126,11 +126,11 @@ def test_folders_above_stay_private(server_folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_lost_database_is_told_of_and_none_is_made_in_its_place(tmp_path: Path, *, read_only: bool) -> None:
+def test_a_lost_database_is_reported_and_not_replaced(tmp_path: Path, *, read_only: bool) -> None:
     with dm.local(tmp_path):
         pass
     shutil.rmtree(tmp_path / "postgres")
-    with pytest.raises(InstanceError, match=rf"is gone .*'dormouse restore-metadata {tmp_path}'"):
+    with pytest.raises(InstanceError, match=rf"is missing .*'dormouse restore-metadata {tmp_path}'"):
         dm.local(tmp_path, read_only=read_only)
     assert not (tmp_path / "postgres").exists()
 

@@ -171,7 +171,7 @@ def test_a_place_that_another_user_prepared_is_refused(
     home = private.parents[2]
     with pytest.raises(
         InstanceError,
-        match=rf"^{home} is private, .* say 'chmod o\+x {home}'.*; no copy could be made: .*{why}",
+        match=rf"^{home} is private, .* run 'chmod o\+x {home}'.*; no copy could be made: .*{why}",
     ):
         EmbeddedPostgres(server_folder).start()
     assert not place.exists() or copies(place) == []
@@ -198,7 +198,7 @@ def test_a_copy_waits_for_the_process_that_makes_one(
 def test_programs_that_are_links_into_a_private_folder_run(
     private: Path, place: Path, tmp_path: Path, server_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an installer makes them that links files to its cache."""
+    """An installer may link files to its cache like this."""
     (tmp_path / "open").mkdir()
     for folder in (*tmp_path.parents[:-2], tmp_path):
         folder.chmod(folder.stat().st_mode | 0o001)

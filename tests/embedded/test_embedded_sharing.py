@@ -33,7 +33,7 @@ def lake(folder: Path) -> Instance:
 
 
 def kill(server: psutil.Process) -> None:
-    """With its backends, which would serve on for a moment."""
+    """Kills the server with its backends, which would serve on for a moment."""
     processes = [server, *server.children()]
     server.kill()
     psutil.wait_procs(processes, timeout=60)
@@ -105,7 +105,7 @@ def test_the_server_outlives_the_kill_of_the_process_that_started_it(server_fold
 
 
 @pytest.mark.slow
-def test_a_server_whose_killed_process_nobody_waited_for_is_started_by_another(server_folder: Path) -> None:
+def test_a_server_whose_killed_process_is_a_zombie_is_started_by_another(server_folder: Path) -> None:
     with other_process(server_folder) as other:
         assert said(other) == "started"
         dead = postmaster(server_folder)
@@ -155,7 +155,7 @@ def test_backends_that_leave_while_a_server_gives_up_for_them_are_no_failure(
 
 
 @pytest.mark.slow
-def test_an_orphaned_server_is_used_with_nobody_else_there_and_then_stopped(server_folder: Path) -> None:
+def test_an_orphaned_server_is_used_alone_and_then_stopped(server_folder: Path) -> None:
     with other_process(server_folder) as other:
         said(other)
         other.kill()

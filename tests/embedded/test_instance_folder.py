@@ -34,7 +34,7 @@ def without_a_server_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def add_row(folder: Path | str) -> int:
-    """Opens the instance, adds a row, and gives how many there are, as a query and as SQL see it."""
+    """Opens the instance, adds a row, and returns the number of rows by a query and by SQL."""
     with dm.local(folder) as instance:
         table = instance.table("t")
         table.ingest(pa.table({"key": [1]}))
@@ -106,14 +106,14 @@ def test_a_relative_instance_stays_itself_when_the_working_folder_changes(
         assert instance.table("t").query().read_all().num_rows == 2
 
 
-def test_a_home_that_nobody_knows_is_one_clear_error() -> None:
+def test_an_unknown_home_is_one_clear_error() -> None:
     with pytest.raises(InstanceError, match="home"):
         dm.local("~nobody-of-this-name/lake")
 
 
 @pytest.mark.slow
 def test_a_copy_is_an_instance_of_its_own(prepared: Path, tmp_path: Path) -> None:
-    """Also when it was copied as cp does: with other owners and other access than PostgreSQL accepts."""
+    """This includes a copy made by cp: with another owner and other access than PostgreSQL accepts."""
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         shutil.copytree(prepared, folder)
@@ -172,14 +172,14 @@ def closed(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         lambda i, t: t.partitions.tree(),
     ],
 )  # fmt: skip
-def test_a_closed_instance_says_so_whatever_is_asked_of_it(
+def test_every_call_of_a_closed_instance_says_that_it_is_closed(
     closed: tuple[Instance, Table], use: Callable[[Instance, Table], Any]
 ) -> None:
     with pytest.raises(InstanceError, match=r"^the instance is closed$"):
         use(*closed)
 
 
-def test_what_a_closed_instance_knows_without_its_database_it_still_tells(
+def test_a_closed_instance_answers_calls_that_need_no_database(
     closed: tuple[Instance, Table],
 ) -> None:
     instance, table = closed

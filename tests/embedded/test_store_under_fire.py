@@ -28,7 +28,7 @@ from tests.support.objects import open_store
 from tests.support.state import LAYOUTS, Catalog, FileReferenceStore, WriteAttempts
 
 OPTIONS = {"fsync": "off", "full_page_writes": "off"}
-"""Enough to survive the death of every process, though not a power cut."""
+"""The settings that survive the death of every process, but not a power cut."""
 WORKERS_PER_TABLE = 2
 
 
@@ -62,7 +62,7 @@ class Battlefield:
             self.workers.start(worker)
 
     def next_commit(self) -> int:
-        """The worker whose commit was applied, as it was told."""
+        """The worker whose commit was applied, according to the answer."""
         worker, what = self.workers.next_commit()
         if what == "done":
             self.remaining.discard(worker)
@@ -86,7 +86,9 @@ class Battlefield:
             self._start_server()
 
     def check(self, worker: int) -> set[str]:
-        """Each commit of the worker is applied whole or not at all, in order; gives those applied."""
+        """Checks that each commit of the worker is applied whole or not at all, in order; returns the applied
+        ones.
+        """
         store = self.store_of(worker)
 
         def look(conn: psycopg.Connection[Any]) -> tuple[set[str], dict[str, tuple[int, str | None]]]:
@@ -103,7 +105,7 @@ class Battlefield:
         return applied
 
     def check_end(self) -> None:
-        """Every commit of every worker is applied, once, and what they replaced can be collected."""
+        """Checks that every commit was applied once, and that replaced files can be collected."""
         for worker in range(WORKERS_PER_TABLE * len(self.tables)):
             assert self.check(worker) == {i for i, _ in commits(self.store_of(worker), worker)}
         for number, table in enumerate(self.tables):
@@ -135,7 +137,7 @@ class Battlefield:
 
 
 def own_files(worker: int) -> set[str]:
-    """All that a worker adds and then replaces."""
+    """Returns all files that a worker adds and then replaces."""
     everything = {f"add-{worker}-{step}" for step in range(len(shared_files()))}
     return set(expected(worker, everything)) - set(shared_files())
 
@@ -152,14 +154,14 @@ def test_many_workers_that_are_killed_leave_nothing_half_done(folder: Path, seed
 
 
 def kill_workers(folder: Path, seed: int, kills: int) -> None:
-    """Those that come after them replay all that they did, by commit id."""
+    """Their successors repeat all their work, by commit id."""
     dice = random.Random(seed)
     with ExitStack() as stack:
         field = Battlefield(folder, stack)
         while field.remaining:
             worker = field.next_commit()
             if kills and worker in field.remaining and dice.random() < 0.1:
-                threading.Event().wait(dice.random() * 0.003)  # somewhere in the next commit
+                threading.Event().wait(dice.random() * 0.003)  # in the middle of the next commit
                 field.workers.kill(worker)
                 field.check(worker)
                 field.workers.start(worker)
@@ -184,11 +186,11 @@ def test_a_server_that_is_restarted_often_loses_nothing_and_repeats_nothing(fold
 
 
 def restart_server(folder: Path, how: Sequence[signal.Signals], seed: int) -> None:
-    """An orderly shutdown ends sessions with a word; an immediate one is a crash."""
+    """An orderly shutdown ends sessions with a message; an immediate one is a crash."""
     dice = random.Random(seed)
     with ExitStack() as stack:
         field = Battlefield(folder, stack)
-        while not field.all_have_begun():  # a first connection does not wait for a server that is not there
+        while not field.all_have_begun():  # a first connection does not wait for a server that does not run
             field.next_commit()
         for one in how:
             for _ in range(dice.randint(10, 60)):

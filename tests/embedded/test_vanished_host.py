@@ -92,7 +92,7 @@ def answers(dsn: str) -> bool:
 
 
 def lose_packets() -> None:
-    """Each side sends to a card that does not exist, so that nothing says that the other is gone."""
+    """Each side sends to a card that does not exist, so neither can know that the other has vanished."""
     wrong = "lladdr 02:00:00:00:00:99"
     run(f"ip neigh replace {THERE} {wrong} dev {NAME}a nud permanent")
     run(f"ip netns exec {NAME} ip neigh replace {HERE} {wrong} dev {NAME}b nud permanent")

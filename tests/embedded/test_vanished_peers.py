@@ -1,4 +1,4 @@
-"""A peer that vanishes without a word: both ends of every connection notice it, and a worker stops."""
+"""A peer that vanishes without a message: both ends of every connection notice it, and a worker stops."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_both_ends_of_every_connection_notice_a_peer_that_vanished(
         assert len(made) > 3 and set(made) == {1_000 * PEER_SECONDS_MAX}
 
 
-def test_what_the_dsn_says_of_peers_is_kept(dsn: str) -> None:
+def test_limits_of_peers_in_the_dsn_are_kept(dsn: str) -> None:
     given = make_conninfo(dsn, options="-c client_connection_check_interval=3s", keepalives_idle=7)
     with closing(ConnectionSupplier(given)) as supplier, supplier.connection() as conn:
         assert conn.execute("show client_connection_check_interval").fetchone() == ("3s",)
@@ -96,7 +96,7 @@ def test_a_worker_stops_in_time_though_the_database_fell_silent(
         worker.stop()
         thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive() and worker._line.is_cut
-        proxy.close()  # a silent one would hold up the end of the instance
+        proxy.close()  # a silent server would hold up the end of the instance
 
 
 @pytest.mark.slow

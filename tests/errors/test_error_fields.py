@@ -1,4 +1,4 @@
-"""What an error's message names, a program reads of its fields: here, and where another process met it."""
+"""The details of an error's message are its fields, even if another process raised the error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import dormouse as dm
 from dormouse import errors
 from dormouse.client import Client, connect
 from dormouse.errors import DormouseError
-from dormouse.errors.base import Told
+from dormouse.errors.base import ErrorField
 from dormouse.objects.names import hiding
 from dormouse.rows.indexing import IndexWorker
 from dormouse.service.problems import problem_of
@@ -53,11 +53,11 @@ def pickled(error: Any) -> Any:
 
 
 def refused(kind: type[DormouseError], call: Callable[[], object], **data: Any) -> None:
-    """Each field has what is expected; the error is the same after it was pickled, and told elsewhere."""
+    """Checks the fields; the error is the same after a pickle, and when rebuilt from a document."""
     with pytest.raises(kind) as raised:
         call()
     error = raised.value
-    told = type(error).told(str(error), problem_of(error).document)
+    told = type(error).from_message(str(error), problem_of(error).document)
     for one in (error, pickled(error), told):
         assert {name: getattr(one, name) for name in data} == data
         assert str(one) == str(error)
@@ -65,7 +65,7 @@ def refused(kind: type[DormouseError], call: Callable[[], object], **data: Any) 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_fields_that_are_not_known_are_none(kind: type[DormouseError]) -> None:
-    error = kind.told("it failed")
+    error = kind.from_message("it failed")
     assert str(error) == "it failed" and not error.data
     assert all(getattr(error, name) is None for name in kind.fields())
     standard = {"type", "title", "status", "detail", "instance"}
@@ -75,7 +75,7 @@ def test_fields_that_are_not_known_are_none(kind: type[DormouseError]) -> None:
 def test_an_error_takes_no_field_that_its_class_lacks() -> None:
     with pytest.raises(TypeError, match="no field odd"):
         errors.TableNotFound("gone", odd=1)
-    assert isinstance(errors.TableNotFound.table, Told)
+    assert isinstance(errors.TableNotFound.table, ErrorField)
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_errors_of_tables_have_fields(instance: Instance, table: Table, tmp_path
         assert str(raised.value.file).endswith(name)
 
 
-def test_a_command_with_json_tells_the_fields(
+def test_a_command_with_json_prints_the_fields(
     table: Table,
     dsn: str,
     tmp_path: Path,
@@ -120,10 +120,10 @@ def test_a_command_with_json_tells_the_fields(
     assert (code, said["error"], said["table"]) == (1, "TableNotFound", "x")
 
 
-def test_a_moment_that_cannot_be_read_tells_the_oldest_that_can() -> None:
+def test_the_error_of_an_expired_moment_has_the_oldest_readable_one() -> None:
     oldest = datetime(2026, 11, 28, 12, 30, tzinfo=UTC)
     error = errors.CutExpired("too old", oldest, table="t")
-    told = errors.CutExpired.told("too old", problem_of(error).document)
+    told = errors.CutExpired.from_message("too old", problem_of(error).document)
     assert error.oldest == told.oldest == pickled(error).oldest == oldest
     assert told.table == "t"
 
@@ -144,7 +144,7 @@ def test_the_client_raises_errors_with_their_fields(client: Client) -> None:
     )
 
 
-def test_an_index_that_is_not_ready_tells_the_table_and_how_long_it_was_waited_for(
+def test_the_error_of_an_unready_index_has_the_table_and_the_wait(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = instance.create_row_table("r", [dm.Column("n", "INTEGER")])
@@ -168,7 +168,7 @@ def test_no_error_of_a_job_has_a_path_of_the_server(instance: Instance, table: T
             assert folder not in status.text and folder not in result.text
 
 
-def test_what_failed_rounds_say_names_no_path(instance: Instance, table: Table) -> None:
+def test_messages_of_failed_rounds_name_no_path(instance: Instance, table: Table) -> None:
     root = instance.objects.url.removeprefix("file://")
     with pytest.raises(OSError), table.context.last_rounds.round("compaction"):
         raise OSError(f"cannot write {root}/data/x")

@@ -1,4 +1,4 @@
-"""Errors say what they are about, and survive a pickle on their way from another process."""
+"""Errors name their subject, and survive a pickle on the way from another process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_batches_carry_what_succeeded_and_what_failed(kind: Any) -> None:
 
 
 def examples() -> Iterator[DormouseError]:
-    """Yields an error of each public class, and some of classes that Dormouse keeps to itself."""
+    """Yields an error of each public class, and some of internal classes."""
     cause = FileReferenceNotFound("t", "f")
     arguments: dict[Any, tuple[Any, ...]] = {
         FileReferenceError.__init__: ("t", "f", "p", "j"),
@@ -83,8 +83,8 @@ def test_every_error_is_documented(kind: type) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_what_another_process_met_is_told_by_its_message(kind: Any) -> None:
-    error = kind.told("the table is away")
+def test_an_error_of_another_process_is_rebuilt_from_its_message(kind: Any) -> None:
+    error = kind.from_message("the table is away")
     assert (type(error), str(error)) == (kind, "the table is away")
 
 

@@ -179,7 +179,7 @@ def test_a_table_that_was_dropped_says_so_whatever_is_asked_of_it(
         lambda: list(flights.files.file_references()), flights.partitions.tree,
     ]  # fmt: skip
     for use in uses:
-        with refused(errors.TableNotFound, "'flights' does not exist any more"):
+        with refused(errors.TableNotFound, "'flights' no longer exists"):
             use()
 
 

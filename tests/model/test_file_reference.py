@@ -1,4 +1,4 @@
-"""Values of the file reference store (what they refuse, the conformance suite shows)."""
+"""Values of the file reference store; the conformance suite tests the invalid ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_file_has_references_to_itself_only() -> None:
         (lambda: divided(ref("a"), "LR"), "'a': references must be a tuple, not 'LR'"),
     ],
 )
-def test_what_has_another_type_is_named_in_one_line(make: Callable[[], object], said: str) -> None:
+def test_a_value_of_another_type_is_named_in_one_line(make: Callable[[], object], said: str) -> None:
     with pytest.raises(InvalidInput, match=f"{said}$"):
         make()
 

@@ -1,4 +1,4 @@
-"""Ranges within limits, and how much of many ranges is looked at for it."""
+"""Ranges within limits, and the number of ranges that are examined."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Range]]:
     yield found
 
 
-def test_of_many_ranges_the_outermost_alone_are_looked_at(looks: list[Range]) -> None:
+def test_only_the_outermost_of_many_ranges_are_cut(looks: list[Range]) -> None:
     ranges = KeyRanges({"k": [Range.exactly(2 * n) for n in range(10_000)]})
     assert len(ranges.clipped("k", Range(100, 19_000))["k"]) == 9_450
     assert ranges.overlaps("k", Range(101, 103))
@@ -61,7 +61,7 @@ def test_of_many_ranges_the_outermost_alone_are_looked_at(looks: list[Range]) ->
     "where",
     [{"k": range(VALUES_MAX + 1)}, {"k": range(VALUES_MAX), "v": [1.0]}, {"v": [None] * (VALUES_MAX + 1)}],
 )
-def test_more_values_than_that_are_refused_in_one_line(where: dict[str, object]) -> None:
+def test_more_values_than_the_limit_are_refused_in_one_line(where: dict[str, object]) -> None:
     given = {name: list(values) for name, values in where.items()}  # type: ignore[call-overload]
     message = "where has 100,001 values, and may have 100,000: ask in parts, or for a range of keys"
     for ask in (lambda: question(SCHEMA, given, None, None), lambda: parse_where(SCHEMA, given)):
@@ -70,5 +70,5 @@ def test_more_values_than_that_are_refused_in_one_line(where: dict[str, object])
         assert str(error.value) == message
 
 
-def test_as_many_as_that_are_taken() -> None:
+def test_as_many_values_as_the_limit_are_accepted() -> None:
     assert len(question(SCHEMA, {"k": list(range(VALUES_MAX))}, None, None).ranges["k"]) == VALUES_MAX

@@ -1,4 +1,4 @@
-"""Key values as bytes: order, round trips, and what is refused."""
+"""Key values as bytes: order, round trips, and refused values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TYPES = st.sampled_from(list(VALUES))
 
 @st.composite
 def two_keys(draw: st.DrawFn) -> tuple[list[Field], tuple[Any, ...], tuple[Any, ...]]:
-    """Often with a common beginning."""
+    """Two keys that often have a common beginning."""
     types = draw(st.lists(TYPES, min_size=1, max_size=4))
     one = tuple(draw(VALUES[t]) for t in types)
     same = draw(st.integers(0, len(types) - 1))

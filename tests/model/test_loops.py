@@ -1,4 +1,4 @@
-"""What is made in threads comes in order, in bounded amounts, and ends with the consumer."""
+"""Items that are made in threads come in order, in bounded numbers, and end with the consumer."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_all_items_come_in_their_order() -> None:
     assert list(mapped_ahead(str, range(100), 3)) == list(map(str, range(100)))
 
 
-def test_an_error_comes_when_its_turn_is() -> None:
-    """Although a later stream has failed long before."""
+def test_an_error_is_raised_in_its_turn() -> None:
+    """A later stream has failed long before."""
     found = []
     with pytest.raises(InvalidData, match="item 2 is bad"):
         for item in chained_ahead([iter(range(50)), failing_after(2), failing_after(0)], 2, 2):
@@ -39,7 +39,7 @@ def test_an_error_comes_when_its_turn_is() -> None:
     assert found[:50] == list(range(50))
 
 
-def test_of_what_nobody_takes_little_is_made() -> None:
+def test_few_unread_items_are_made_ahead() -> None:
     made: list[int] = []
 
     def counted(number: int) -> Iterator[int]:
@@ -51,7 +51,7 @@ def test_of_what_nobody_takes_little_is_made() -> None:
     assert [next(stream) for _ in range(6)] == [0] * 6
     stream.close()
     assert threads() == 0
-    assert len(made) <= 3 * 4 + 3  # three that have begun, and what the first goes on with
+    assert len(made) <= 3 * 4 + 3  # three that have begun, and the next items of the first
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Parameters in JSON: all that there are, and back; of those that cannot be which, and what it must be."""
+"""Parameters in JSON and back; an invalid one is reported with its name and the expected form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from dormouse.errors import InvalidQuery
 from dormouse.model.json_values import json_text, parameters_json, parse_parameters, with_times
-from dormouse.model.types import given as checked
+from dormouse.model.types import checked_parameters as checked
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ from dormouse.model.types import given as checked
         ({"day": "x"}, ""),
     ],
 )
-def test_a_value_that_is_not_of_its_kind_is_told_what_it_must_be(value: Any, must: str) -> None:
-    said = f"parameter $1 is {value}{must}; for what JSON has no word there is "
+def test_a_wrong_value_is_reported_with_the_expected_form(value: Any, must: str) -> None:
+    said = f"parameter $1 is {value}{must}; for types that JSON lacks, use "
     for given in (value, [value]):
         with pytest.raises(InvalidQuery) as error:
             parse_parameters([given])
@@ -64,7 +64,7 @@ def test_a_value_that_is_not_of_its_kind_is_told_what_it_must_be(value: Any, mus
         [UUID(int=0), None],
     ],
 )
-def test_all_that_a_statement_takes_comes_over_as_it_is(value: Any) -> None:
+def test_parameters_come_back_unchanged(value: Any) -> None:
     sent = json.dumps(parameters_json(checked([value])))
     [found] = parse_parameters(json.loads(sent)) or []
     assert (found, type(found)) == (value, type(value))
@@ -85,7 +85,7 @@ def test_json_that_is_written_is_compact_and_has_only_what_json_has() -> None:
         json_text(float("nan"))
 
 
-def test_times_of_an_object_are_told_by_their_names() -> None:
+def test_times_in_an_object_are_recognised_by_their_names() -> None:
     at = datetime(2026, 1, 31, 12, tzinfo=UTC)
     found = with_times({"made_at": at.isoformat(), "ended_at": None, "name": "since"}, ("_at", "since"))
     assert found == {"made_at": at, "ended_at": None, "name": "since"}

@@ -63,7 +63,7 @@ def test_a_bad_value_is_refused_with_its_name(name: str, value: Any) -> None:
         ("aggregate", 5, "text, not 5"),
     ],
 )
-def test_a_bad_value_is_told_what_it_must_be(name: str, value: Any, said: str) -> None:
+def test_a_bad_value_is_reported_with_the_allowed_values(name: str, value: Any, said: str) -> None:
     with pytest.raises(InvalidProperties, match=re.escape(f"{name} must be {said}")):
         TableProperties(**{name: value})
 

@@ -1,4 +1,4 @@
-"""Ranges and regions, against what they contain."""
+"""Ranges and regions, compared with the values that they contain."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def test_a_range_contains_what_lies_between_its_ends(item: Range) -> None:
 
 
 @given(RANGES, RANGES)
-def test_an_intersection_has_what_both_have(one: Range, two: Range) -> None:
-    both = one.intersect(two)
-    assert (inside(both) if both else set()) == inside(one) & inside(two)
-    assert both == two.intersect(one)
+def test_an_intersection_has_what_both_have(first: Range, second: Range) -> None:
+    both = first.intersect(second)
+    assert (inside(both) if both else set()) == inside(first) & inside(second)
+    assert both == second.intersect(first)
 
 
 @given(st.integers(1, 4))

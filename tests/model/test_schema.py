@@ -1,4 +1,4 @@
-"""Schemas: what they are made of, and what is refused."""
+"""Schemas: their parts, and refused ones."""
 
 from __future__ import annotations
 
@@ -72,9 +72,12 @@ def test_nullable_keys_are_refused() -> None:
         Schema([Field("k", INT, nullable=True)])
 
 
-@pytest.mark.parametrize(("one", "two"), [("a", "a"), ("a", "A"), ("straße", "STRASSE"), ("ς", "σ")])
-def test_doubled_names_are_refused_and_case_does_not_count(one: str, two: str) -> None:
-    for parts in ([[Field(one, INT), Field(two, INT)]], [[Field(one, INT)], [], [Field(two, BYTES)]]):
+@pytest.mark.parametrize(("first", "second"), [("a", "a"), ("a", "A"), ("straße", "STRASSE"), ("ς", "σ")])
+def test_doubled_names_are_refused_and_case_does_not_count(first: str, second: str) -> None:
+    for parts in (
+        [[Field(first, INT), Field(second, INT)]],
+        [[Field(first, INT)], [], [Field(second, BYTES)]],
+    ):
         with pytest.raises(InvalidSchema, match="must differ"):
             Schema(*parts)
 
@@ -116,18 +119,18 @@ def test_odd_field_names_are_refused(name: Any) -> None:
         "e\u0301",
     ],
 )
-def test_other_names_are_not(name: str) -> None:
+def test_other_field_names_are_accepted(name: str) -> None:
     assert Schema([Field(name, INT)]).names == (name,)
 
 
 @pytest.mark.parametrize("type_", ["int", None, int, LIST])
-def test_what_is_no_type_is_refused(type_: Any) -> None:
+def test_a_value_that_is_not_a_type_is_refused(type_: Any) -> None:
     with pytest.raises(InvalidSchema, match="'a'"):
         Field("a", type_)
 
 
 @pytest.mark.parametrize("fields", ["abc", [("a", INT)], [None], ["a"]])
-def test_what_are_no_fields_is_refused(fields: Any) -> None:
+def test_values_that_are_not_fields_are_refused(fields: Any) -> None:
     with pytest.raises(InvalidSchema, match="row_keys must be a list"):
         Schema(fields)
 

@@ -1,4 +1,4 @@
-"""Values in JSON, CSV and text: every writer after one rule, and what is written is read again."""
+"""Values in JSON, CSV and text: all writers follow one rule, and written values are read again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dormouse.cli.console import rows_table
 from dormouse.cli.output import rows_of as rows_of_terminal
 from dormouse.cli.parsing import parse_where as where_of_texts
 from dormouse.errors import InvalidInput
-from dormouse.model.text import listed
+from dormouse.model.text import split_names
 from dormouse.reading.where import parse_where, where_json
 from dormouse.service.formats import CSV, JSON_LINES, preferred_format
 from dormouse.sources import export as value_columns
@@ -131,10 +131,10 @@ def cells(table: pa.Table) -> list[str]:
 
 
 @named(PLAIN)
-def test_what_is_written_in_json_is_read_by_where(
+def test_values_written_in_json_are_read_by_where(
     kind: DataType, value: Any, in_json: Any, in_csv: str, shown: str
 ) -> None:
-    """In the service, and on the command line; also what the client makes of it."""
+    """The service, the command line and the client do so."""
     schema = schema_of(kind)
     wanted = {"v": [value]} if value is None else {"v": value}
     asked = question(schema, wanted, None, None)
@@ -148,7 +148,7 @@ def test_what_is_written_in_json_is_read_by_where(
 
 
 @named([case for case in PLAIN if case[1] is not None])
-def test_what_is_shown_is_read_by_where(
+def test_shown_values_are_read_by_where(
     kind: DataType, value: Any, in_json: Any, in_csv: str, shown: str
 ) -> None:
     escaped = shown.replace(":", "\\:")
@@ -156,7 +156,7 @@ def test_what_is_shown_is_read_by_where(
 
 
 @named([case for case in PLAIN if "\x00" not in case[3]])
-def test_what_is_written_in_csv_is_ingested_as_it_was(
+def test_values_written_in_csv_are_ingested_unchanged(
     kind: DataType, value: Any, in_json: Any, in_csv: str, shown: str, tmp_path: Path
 ) -> None:
     (tmp_path / "v.csv").write_text(f'"k","v"\n1,{in_csv}\n', "utf-8", newline="")
@@ -179,7 +179,7 @@ def test_where_takes_objects_of_json_beside_columns() -> None:
             where_of_texts(schema, [text])
 
 
-def test_what_only_sql_gives_is_written() -> None:
+def test_values_that_only_sql_gives_are_written() -> None:
     columns = {
         "decimal": (pa.array([Decimal("1.50"), None]), "1.50"),
         "date": (pa.array([date(2026, 1, 31), None]), "2026-01-31"),
@@ -210,7 +210,7 @@ def test_rows_of_any_batches_are_one_array() -> None:
     assert exported(table.slice(0, 0), "json") == b"[]\n"
 
 
-def test_an_answer_is_an_object_with_all_that_is_in_it() -> None:
+def test_an_answer_is_an_object_with_its_nested_values() -> None:
     @dataclass
     class Inner:
         at: datetime
@@ -269,7 +269,7 @@ def test_times_of_any_year_are_written(days: list[int], unit: str) -> None:
     if unit == "d":
         column = pa.array(days, pa.int32()).cast(pa.date32())
     else:
-        days = [day // 40 for day in days]  # as many as microseconds have
+        days = [day // 40 for day in days]  # as many as there are microseconds
         seconds = [day * 86_400 + 7 for day in days]
         column = pa.array(seconds, pa.timestamp("s", "UTC")).cast(pa.timestamp(unit, "UTC"))
     texts = np.datetime_as_string(np.array(days, "datetime64[D]")).tolist()
@@ -288,7 +288,7 @@ def test_times_of_any_year_are_written(days: list[int], unit: str) -> None:
 
 
 def test_times_without_end_are_written() -> None:
-    """As DuckDB has them; Arrow's own texts are of other years, or none."""
+    """They are written as DuckDB writes them; Arrow's own texts have other years, or none."""
     words = ["infinity", "-infinity", None]
     for kind in ("date", "timestamp", "timestamptz", "timestamp_s", "timestamp_ns"):
         with duckdb.connect() as connection:
@@ -297,12 +297,12 @@ def test_times_without_end_are_written() -> None:
             ).to_arrow_table()
         assert [row["v"] for row in json.loads(exported(found, "json"))] == words
         assert exported(found, "csv").decode() == '"v"\n"infinity"\n"-infinity"\n\n'
-        if kind != "timestamp_ns":  # Python's have its end
+        if kind != "timestamp_ns":  # Python's times end there
             assert cells(found) == [word or "" for word in words]
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a,b\rc", "a" * 200_000])
-def test_what_is_no_list_of_names_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(InvalidInput, match=r"^'.*' is no list of names: one is too long"):
-        listed(text)
-    assert listed('"a\nb", c,"d,e"') == ["a\nb", "c", "d,e"]
+def test_a_malformed_list_of_names_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^'.*' is not a list of names: one is too long"):
+        split_names(text)
+    assert split_names('"a\nb", c,"d,e"') == ["a\nb", "c", "d,e"]

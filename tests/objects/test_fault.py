@@ -1,4 +1,4 @@
-"""Objects that are not what was written: each is found, and named by one text."""
+"""Objects that differ from their record: each difference is found, and described by one text."""
 
 from __future__ import annotations
 
@@ -64,23 +64,25 @@ def test_one_other_byte_is_found_by_either_digest(tmp_path: Path, digest: bytes)
     store = open_store(tmp_path / "objects")
     store.put("a/b", other)
     written = WrittenObject("a/b", len(DATA), digest)
-    assert fault_of(store, written) is None  # its size is that which was written
+    assert fault_of(store, written) is None  # its size is the recorded one
     found = (xxhash.xxh3_128 if digest == OURS else sha256)(other).hexdigest()
     for fault in (fault_of(store, written, deep=True), read_back(store, written)[1]):
         assert fault is not None
         assert fault.kind == "object_digest"
         assert fault.text == (
-            f"has not the bytes that were written: its digest is {found}, and was {digest.hex()}"
+            f"does not have the bytes that were written: its digest is {found}, and was {digest.hex()}"
         )
 
 
-def test_digests_of_two_kinds_tell_nothing_of_each_other() -> None:
+def test_digests_of_two_kinds_are_not_compared() -> None:
     written = WrittenObject("a/b", len(DATA), STRANGERS)
     assert compared(written, len(DATA), OURS) is None
     assert compared(written, None) is MISSING
 
 
-def test_a_store_that_cannot_tell_is_no_fault(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_store_is_no_fault_of_the_object(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(self: FolderStore, name: str) -> int:
         raise ObjectStoreError(f"cannot read {name}: out of order")
 

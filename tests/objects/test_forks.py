@@ -1,4 +1,4 @@
-"""A forked process can use DataFusion when its parent had not, and is told when it had."""
+"""A forked process can use DataFusion if its parent had not used it, and gets an error if it had."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def said(first: str, then: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [("query", "merge"), ("merge", "query")])
-def test_a_child_forked_after_datafusion_was_used_is_told_to_be_spawned(first: str, then: str) -> None:
+def test_a_child_forked_after_datafusion_was_used_gets_the_advice_to_spawn(first: str, then: str) -> None:
     found, after = said(first, then)
     assert "forked after its parent had used DataFusion" in found
     assert "get_context('spawn')" in found
@@ -75,7 +75,7 @@ def test_a_child_forked_after_datafusion_was_used_is_told_to_be_spawned(first: s
 
 
 @pytest.mark.slow
-def test_a_child_forked_after_s3_was_used_is_told_to_be_spawned(s3_endpoint: str) -> None:
+def test_a_child_forked_after_s3_was_used_gets_the_advice_to_spawn(s3_endpoint: str) -> None:
     found, after = said(s3_endpoint, s3_endpoint)
     assert "forked after its parent had used an object store in S3" in found
     assert after == "[]"
@@ -88,7 +88,7 @@ def test_a_child_opens_a_duckdb_of_its_own() -> None:
 
 @pytest.mark.slow
 def test_a_child_forked_before_datafusion_was_used_uses_it() -> None:
-    """As Spark's Python workers are."""
+    """Spark's Python workers are forked like this."""
     assert said("none", "query") == ["[1]"]
 
 
@@ -148,6 +148,6 @@ for thread in threads: thread.join()
 
 @pytest.mark.slow
 def test_threads_whose_first_uses_of_a_table_are_at_once_load_it_whole() -> None:
-    # a submodule of DataFusion before itself: Python may give the other thread a half of it
+    # a submodule of DataFusion first: Python may give the other thread a half-loaded module
     done = subprocess.run([sys.executable, "-c", TOGETHER], capture_output=True, text=True, check=True)
     assert done.stdout == ""

@@ -1,4 +1,4 @@
-"""Ledgers of objects: what they miss is found, what they let go is swept, what they do not know is listed."""
+"""Ledgers of objects: missing objects are found, expired ones swept, unknown ones listed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def ledger(store: ObjectStore) -> Memory:
-    """Of ten objects, of which those with even numbers are needed."""
+    """A ledger of ten objects; those with even numbers are needed."""
     made = Memory()
     for number in range(10):
         name, data = f"kind/{number}", bytes([number]) * (number + 1)
@@ -59,11 +59,11 @@ def names(store: ObjectStore) -> set[str]:
     return {name for name, _ in store.list()}
 
 
-def kinds(found: list[tuple[LedgerObject, object]]) -> dict[str, str]:
-    return {one.name: str(fault) for one, fault in found}
+def kinds(listed: list[tuple[LedgerObject, object]]) -> dict[str, str]:
+    return {one.name: str(fault) for one, fault in listed}
 
 
-def test_what_is_needed_and_not_as_it_was_written_is_found(store: ObjectStore, ledger: Memory) -> None:
+def test_needed_objects_that_differ_are_found(store: ObjectStore, ledger: Memory) -> None:
     assert faults(store, ledger) == []
     store.delete(["kind/1", "kind/2", "kind/4", "kind/6"])
     store.put("kind/4", b"longer")
@@ -71,15 +71,15 @@ def test_what_is_needed_and_not_as_it_was_written_is_found(store: ObjectStore, l
     shallow = {"kind/2": "is not there", "kind/4": "has 6 bytes, and was written with 5"}
     assert kinds(faults(store, ledger)) == shallow
     deep = kinds(faults(store, ledger, deep=True))
-    assert "has not the bytes that were written" in deep.pop("kind/6")
+    assert "does not have the bytes that were written" in deep.pop("kind/6")
     assert deep == shallow
     assert len(faults(store, ledger, 1)) == 1
 
 
-def test_what_is_needed_no_more_when_it_is_looked_at_again_is_no_fault(
+def test_an_object_that_is_no_longer_needed_is_no_fault(
     store: ObjectStore, ledger: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As collection lets an object go long before it deletes it."""
+    """Collection makes an object unneeded long before it deletes it."""
     store.delete(["kind/2", "kind/4"])
     size = FolderStore.size
 
@@ -91,7 +91,7 @@ def test_what_is_needed_no_more_when_it_is_looked_at_again_is_no_fault(
     assert kinds(faults(store, ledger)) == {"kind/4": "is not there"}
 
 
-def test_what_was_put_since_the_store_was_listed_is_no_fault(
+def test_an_object_written_after_the_listing_is_no_fault(
     store: ObjectStore, ledger: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = FolderStore.list
@@ -115,7 +115,7 @@ def test_a_sweep_deletes_objects_then_rows_page_by_page(store: ObjectStore, ledg
     assert names(store) == set(ledger.rows) == {f"kind/{number}" for number in range(0, 10, 2)}
 
 
-def test_what_cannot_be_deleted_keeps_its_row_and_is_told(
+def test_an_object_that_cannot_be_deleted_keeps_its_row_and_is_reported(
     store: ObjectStore, ledger: Memory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     delete = FolderStore.delete
@@ -131,13 +131,13 @@ def test_what_cannot_be_deleted_keeps_its_row_and_is_told(
     assert "kind/3 is not needed and could not be deleted: no right to it" in caplog.text
     assert "kind/3" in ledger.rows and "kind/1" not in ledger.rows
     monkeypatch.undo()
-    # the crash between the two: the object is gone, and its row is tried again
+    # the crash between the two: the object is deleted, and its row is retried
     store.delete(["kind/3"])
     assert sweep(store, ledger.expired(10), ledger.forget).objects == 1
     assert "kind/3" not in ledger.rows
 
 
-def test_what_no_ledger_knows_is_listed_by_pages(store: ObjectStore, ledger: Memory) -> None:
+def test_unknown_objects_are_listed_by_pages(store: ObjectStore, ledger: Memory) -> None:
     for number in range(5):
         store.put(f"other/{number}", b"x" * number)
     known: Ledger = ledger

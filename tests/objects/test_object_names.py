@@ -44,7 +44,7 @@ def test_files_may_have_the_names_that_callers_choose(name: str) -> None:
         f"data/{'ab' * 16}/x", f"data/{'7' * 32}",
     ],
 )  # fmt: skip
-def test_no_table_has_a_file_of_others(name: str) -> None:
+def test_no_table_has_a_file_of_another_table(name: str) -> None:
     with pytest.raises(InvalidName, match="File name"):
         check_file_name(name, OWN)
 

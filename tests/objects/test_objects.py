@@ -1,4 +1,4 @@
-"""What every object store promises: one suite, run on a folder and on S3."""
+"""The contract of object stores: one suite, run on a folder and on S3."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dormouse.data.object_access import open_parquet, register
 from dormouse.errors import InvalidName, ObjectAlreadyExists, ObjectNotFound, ObjectStoreError
 from tests.support.objects import ObjectStore, open_store
 
-# processes of a server that has imported what they need, and has never opened a store
+# processes of a fork server, which has imported their modules and has never opened a store
 SERVED = multiprocessing.get_context("forkserver")
 SERVED.set_forkserver_preload(
     ["datafusion", "pytest", "dormouse.data.datafusion_session", "dormouse.objects"]
@@ -35,7 +35,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 
 def staged_files(store: ObjectStore, tmp_path: Path) -> list[Path]:
-    """What is in the staging area of either store."""
+    """The files in the staging area of either store."""
     area = Path(store.options["staging_dir"]) if store.options else tmp_path / "objects" / ".staging"
     return [path for path in area.rglob("*") if path.is_file()]
 
@@ -107,7 +107,7 @@ def test_a_writer_that_fails_leaves_nothing(store: ObjectStore, tmp_path: Path) 
     assert staged_files(store, tmp_path) == []
 
 
-def test_a_writer_that_writes_nothing_is_told_so(store: ObjectStore, tmp_path: Path) -> None:
+def test_a_writer_that_writes_nothing_gets_an_error(store: ObjectStore, tmp_path: Path) -> None:
     with pytest.raises(ObjectStoreError, match="nothing was written"), store.staged("a"):
         pass
     assert list(store.list()) == []
@@ -142,7 +142,7 @@ def test_every_method_refuses_a_name_that_leaves_the_store(store: ObjectStore) -
         list(store.list("../x"))
 
 
-def test_delete_takes_what_is_there_and_returns_what_failed(store: ObjectStore) -> None:
+def test_delete_removes_existing_objects_and_returns_failures(store: ObjectStore) -> None:
     for name in ("a/1", "a/2", "b/1"):
         store.put(name, b"")
     failed = store.delete(["a/1", "missing", "a/missing", "../etc", "a/1", "b/1"])
@@ -217,7 +217,7 @@ def test_of_two_processes_that_publish_one_name_exactly_one_wins(store: ObjectSt
     assert {store.get(f"race/{number}") for number in range(20)} <= {b"a" * 1_000, b"b" * 1_000}
 
 
-def stage_for_ever(store: ObjectStore, staged: Event) -> None:
+def stage_forever(store: ObjectStore, staged: Event) -> None:
     with store.staged("killed/a") as path:
         path.write_bytes(b"half")
         staged.set()
@@ -226,10 +226,10 @@ def stage_for_ever(store: ObjectStore, staged: Event) -> None:
 
 def test_a_killed_writer_leaves_nothing_visible_and_is_swept(store: ObjectStore, tmp_path: Path) -> None:
     staged = SERVED.Event()
-    writer = SERVED.Process(target=stage_for_ever, args=(store, staged))
+    writer = SERVED.Process(target=stage_forever, args=(store, staged))
     writer.start()
     assert staged.wait(WAIT_SECONDS)
-    assert store.sweep_staging() == 0  # its writer lives
+    assert store.sweep_staging() == 0  # its writer is alive
     writer.kill()
     writer.join(WAIT_SECONDS)
     assert list(store.list()) == []
@@ -241,7 +241,7 @@ def test_a_killed_writer_leaves_nothing_visible_and_is_swept(store: ObjectStore,
     assert list(store.list()) == [("alive", 4)]
 
 
-def test_sweeping_a_store_that_nobody_wrote_to_does_nothing(store: ObjectStore) -> None:
+def test_sweeping_an_unused_store_does_nothing(store: ObjectStore) -> None:
     assert store.sweep_staging() == 0
 
 
@@ -255,7 +255,7 @@ def test_sweeps_and_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
 
 
 class repeating:  # noqa: N801
-    """Call a function again and again in a thread; its exception is raised at the end."""
+    """Calls a function repeatedly in a thread; raises its exception at the end."""
 
     def __init__(self, call: object) -> None:
         self.call, self.stop, self.error = call, threading.Event(), None
@@ -292,7 +292,7 @@ def test_a_listing_during_a_storm_of_puts_has_only_whole_objects(store: ObjectSt
 
 @pytest.mark.slow
 def test_publishing_into_a_folder_that_is_being_emptied_succeeds(store: ObjectStore) -> None:
-    """Deleting removes empty folders, also the one that somebody is about to publish into."""
+    """Deleting removes empty folders, even one that a writer is about to publish into."""
 
     def churn() -> None:
         store.delete(["shared/deep/er/none", *(name for name, _ in store.list("shared/deep/er"))])
@@ -306,7 +306,7 @@ def test_publishing_into_a_folder_that_is_being_emptied_succeeds(store: ObjectSt
 
 @pytest.fixture
 def written(store: ObjectStore) -> str:
-    """The name of a Parquet object of 100,000 rows."""
+    """Returns the name of a Parquet object of 100,000 rows."""
     with store.staged("data/t=1/0-root.parquet") as path:
         pq.write_table(pa.table({"n": range(100_000)}), path, row_group_size=10_000)
     return "data/t=1/0-root.parquet"

@@ -1,4 +1,4 @@
-"""What only a folder has: a disk that fills, permissions, folders, durability."""
+"""The behaviour of folders alone: full disks, permissions, folders, durability."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEBIBYTE = 2**20
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder with room for a MiB: a file system of its own, or else a limit on the size of files."""
+    """A folder with room for a MiB: its own file system, or else a limit on the size of files."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
@@ -82,7 +82,7 @@ def test_a_folder_without_rights_is_one_clear_line(tmp_path: Path) -> None:
     assert list(store.list()) == [("a/1", 1)]
 
 
-def test_folders_that_a_deletion_leaves_empty_go_and_others_stay(tmp_path: Path) -> None:
+def test_folders_that_a_deletion_empties_are_deleted_and_others_stay(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for name in ("a/b/c/1", "a/b/2", "d/e/3"):
         store.put(name, b"")
@@ -146,7 +146,7 @@ def test_staging_publishes_the_file_itself_without_a_copy(tmp_path: Path) -> Non
     assert (tmp_path / "a").stat().st_ino == inode
 
 
-def test_what_is_being_written_is_private(tmp_path: Path) -> None:
+def test_a_staged_file_is_private(tmp_path: Path) -> None:
     with open_store(tmp_path).staged("a") as path:
         path.write_bytes(b"1")
         assert path.parent.stat().st_mode & 0o777 == 0o700
@@ -204,9 +204,7 @@ def test_an_object_whose_name_cannot_be_made_durable_is_withdrawn(
     assert list(store.list()) == []
 
 
-def test_a_long_deletion_asks_again_and_again_whether_it_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_deletion_checks_its_right_repeatedly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "ASKED_EVERY", 2)
     store, asked = open_store(tmp_path), list[int]()
     names = [f"a/{number}" for number in range(6)]

@@ -1,4 +1,4 @@
-"""What only S3 has: uploads in parts, bulk deletion, endpoints that are down or wrong."""
+"""The behaviour of S3 alone: uploads in parts, bulk deletion, endpoints that are down or wrong."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_large_file_does_not_take_a_name_that_was_given_meanwhile(s3_store: Ob
 
 
 def peak_mebibytes() -> int:
-    """Of this process since it was executed; getrusage also counts the process that it was forked from."""
+    """The peak memory of this process since exec; getrusage also counts its parent before the fork."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024
 
 
@@ -70,7 +70,7 @@ def test_a_large_file_streams_in_bounded_memory(s3_store: ObjectStore) -> None:
     assert s3_store.size("huge") == 192 * MEBIBYTE
 
 
-def test_what_is_not_given_comes_from_the_aws_variables(
+def test_missing_options_come_from_the_aws_variables(
     s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key, value in {

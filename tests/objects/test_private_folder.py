@@ -1,4 +1,4 @@
-"""Folders for temporary files: what another user laid in the way is not used."""
+"""Folders for temporary files: one that another user made first is not used."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LAID = [open_to_others, a_link, a_file]
 
 
 def test_no_other_module_names_a_file_in_the_folder_for_temporary_files() -> None:
-    """These ask for it to measure its disk, to name it in a message, or to have a private folder in it."""
+    """The listed modules measure its disk, name it in a message, or make a private folder in it."""
     package = Path(private_folders_module.__file__).parents[1]
     asking = {
         str(path.relative_to(package))
@@ -83,7 +83,7 @@ def test_it_is_its_user_s_alone_whatever_the_umask(shared: Path, umask: int) -> 
 
 
 @pytest.mark.parametrize("lay", LAID)
-def test_what_is_no_private_folder_is_not_used(
+def test_a_folder_that_is_not_private_is_not_used(
     shared: Path, lay: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     own = shared / f"{NAME}-{os.geteuid()}"
@@ -106,15 +106,15 @@ def test_a_private_folder_of_another_user_is_not_used(shared: Path) -> None:
     assert private_folder(NAME) not in {own, random}
 
 
-def test_the_owner_is_looked_at(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same without root: the folder is this process's, which now is another user."""
+def test_the_owner_is_checked(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same without root: the folder belongs to this process, which now runs as another user."""
     own = private_folder(NAME)
     monkeypatch.setattr(private_folders_module.os, "geteuid", lambda: os.getuid() + 1)
     assert not private_folders_module.is_private(own)
 
 
-def test_what_was_left_in_each_private_folder_is_swept(shared: Path) -> None:
-    """Also in one with a random name, when the predictable one is free again."""
+def test_every_private_folder_is_swept(shared: Path) -> None:
+    """This includes a folder with a random name, when the predictable name is free again."""
     own = shared / f"dormouse-staging-{os.geteuid()}"
     a_file(own)
     store = open_store("s3://bucket/prefix", region="us-east-1")
@@ -186,10 +186,10 @@ def test_locks_and_folders_of_a_slot_are_private(tmp_path: Path) -> None:
         (0o077, 0o700, 0o600),
     ],
 )
-def test_a_backup_s_umask_is_heeded_and_lets_in_no_other_user(
+def test_a_backup_respects_the_umask_and_admits_no_other_user(
     tmp_path: Path, umask: int, folder_mode: int, file_mode: int
 ) -> None:
-    """A umask that shuts out other users may let in the group; another lets in the owner alone."""
+    """A umask that excludes other users may admit the group; a stricter one admits only the owner."""
 
     def write(path: Path) -> None:
         path.write_bytes(b"roles and rows")

@@ -231,7 +231,8 @@ def test_verification_names_what_is_wrong(instance: Instance, model: Model) -> N
     found = instance.payloads.verify(DAY)
     told = {(one.object_key, one.key and one.key.id, one.detail) for one in found.problems}
     assert any(
-        name == first and "it has not the bytes that were written: " in detail for name, _, detail in told
+        name == first and "it does not have the bytes that were written: " in detail
+        for name, _, detail in told
     )
     assert any(name == first and id_ == "a0000" for name, id_, _ in told)
     assert any(name == second and "it is not there, and" in detail for name, _, detail in told)

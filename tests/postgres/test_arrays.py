@@ -1,4 +1,4 @@
-"""What is sent as an array arrives as it was."""
+"""Arrays that are sent as parameters arrive unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PostgreSQL bounds every transaction: a process that is frozen within one holds up no other for long."""
+"""PostgreSQL bounds every transaction: a frozen process holds up no other process for long."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_each_kind_of_work_has_its_limits(dsn: str) -> None:
                 assert milliseconds(conn) == kind
         with closing(supplier.limited(**COMMIT)) as committing:
             assert run_statement(committing, milliseconds) == {**SHORT, **COMMIT}
-            # what the supplier was given bounds all kinds
+            # the supplier's limits bound all kinds
             assert run_transaction(committing, milliseconds, limits=PAGED) == {**PAGED, **COMMIT}
 
 
@@ -132,7 +132,7 @@ def test_transactions_through_a_pooler_are_bounded(
 
 
 def test_transactions_begin_only_where_they_are_bounded() -> None:
-    """Walks the code: no module but one opens a transaction, and none but one a connection."""
+    """Searches the code: only one module opens transactions, and only one opens connections."""
     found = set()
     for path in [*ROOT.rglob("*.py"), *(ROOT.parent / "lambdas").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -178,7 +178,7 @@ def test_a_statement_that_takes_too_long_ends_with_an_error_that_names_the_opera
 
 
 @pytest.mark.slow
-def test_a_row_change_waits_no_longer_than_it_was_told_to(instance: Instance, dsn: str) -> None:
+def test_a_row_change_waits_no_longer_than_its_limit(instance: Instance, dsn: str) -> None:
     rows = instance.create_row_table("r", [dm.Column("n", "INTEGER")])
     rows.change([dm.Insert([{"n": 1}])])
     with psycopg.connect(dsn) as other:
@@ -278,5 +278,5 @@ def test_a_lock_of_the_migration_is_waited_for_within_bounds(
     monkeypatch.setitem(SHORT, LOCK, 50)
     with psycopg.connect(empty_dsn, autocommit=True) as other:
         other.execute("select pg_advisory_lock(7236154098213001)")
-        with pytest.raises(dm.errors.InstanceError, match="another process brings the database up to date"):
+        with pytest.raises(dm.errors.InstanceError, match="another process has been bringing the database"):
             migrate(empty_dsn)

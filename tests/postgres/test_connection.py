@@ -26,7 +26,7 @@ def backend_pid(supplier: Supplier) -> int:
 
 
 def open_connections(dsn: str) -> int:
-    """The connections to the database but for the one that asks."""
+    """The number of other connections to the database."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         query = """select count(*) from pg_stat_activity
                    where datname = current_database() and pid <> pg_backend_pid()"""
@@ -44,7 +44,7 @@ def eventually(condition: Callable[[], bool], seconds_max: float = 60) -> bool:
 
 
 def ends_well(child: int) -> bool:
-    """Whether a forked child exits with 0 in time; one that is stuck is killed."""
+    """Returns whether a forked child exits with 0 in time; kills a child that hangs."""
     ended: list[int] = []
 
     def has_ended() -> bool:
@@ -181,10 +181,10 @@ def test_all_pooled_connections_may_die_at_once(dsn: str, supplier: ConnectionSu
     assert backend_pid(supplier) not in pids
 
 
-def test_only_a_connection_that_rested_is_asked_whether_it_is_alive(
+def test_only_an_idle_connection_is_checked_before_it_is_lent(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A peer that vanished says nothing; only a question finds out, and only rested connections are asked."""
+    """A vanished peer is only noticed by a round trip, which only idle connections take."""
     asked = []
     is_alive = connection_module.is_alive
 
@@ -238,7 +238,7 @@ def test_a_forked_child_leaves_its_parent_s_connections_alone(supplier: Connecti
 
 def test_a_child_forked_while_a_thread_opens_the_pool_is_not_stuck(dsn: str) -> None:
     with closing(ConnectionSupplier(dsn)) as supplier:
-        supplier._lock.acquire()  # as the other thread would, at the instant of the fork
+        supplier._lock.acquire()  # as the other thread would, at the moment of the fork
         child = os.fork()
         if child == 0:
             os._exit(0 if backend_pid(supplier) else 1)
@@ -282,7 +282,7 @@ def test_a_database_that_does_not_exist_is_reported(server_dsn: str) -> None:
         pass
 
 
-def test_a_server_that_went_away_is_told_from_a_busy_one(dsn: str) -> None:
+def test_a_stopped_server_is_distinguished_from_a_busy_one(dsn: str) -> None:
     name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
     with (
         closing(ConnectionSupplier(dsn, connections_max=1, wait_seconds_max=0.3)) as supplier,

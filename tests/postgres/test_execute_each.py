@@ -1,4 +1,4 @@
-"""Statements that are sent together: each is a transaction of its own, however many and large they are."""
+"""Statements that are sent together: each is its own transaction, however many and large they are."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prepared(conn: psycopg.Connection[Any]) -> int:
     return int(row[0]) if row else 0
 
 
-def test_each_is_committed_alone_and_what_fails_harms_no_other(
+def test_each_statement_is_committed_alone_and_a_failure_affects_no_other(
     counted: ConnectionSupplier, conn: psycopg.Connection[Any]
 ) -> None:
     found = execute_each(conn, [add(1), (DIVIDE, {"by": 0, "id": 1}), add(10), add(100, of=2), add(2**40)])
@@ -52,8 +52,10 @@ def test_each_is_committed_alone_and_what_fails_harms_no_other(
     assert conn.execute("select 1").fetchone() == (1,)
 
 
-def test_they_wait_for_no_answer(counted: ConnectionSupplier, conn: psycopg.Connection[Any]) -> None:
-    """The first waits for a lock that only goes when the second is being made."""
+def test_statements_are_sent_without_waiting_for_answers(
+    counted: ConnectionSupplier, conn: psycopg.Connection[Any]
+) -> None:
+    """The first waits for a lock that is only released when the second is being made."""
     other = psycopg.connect(conn.info.dsn, options="-c search_path=dormouse")
 
     def calls() -> Iterator[Call]:
@@ -67,7 +69,7 @@ def test_they_wait_for_no_answer(counted: ConnectionSupplier, conn: psycopg.Conn
     assert values(counted) == [3, 0]
 
 
-def test_neither_what_is_sent_nor_what_is_answered_must_fit_in_a_buffer(
+def test_statements_and_answers_may_be_larger_than_a_buffer(
     conn: psycopg.Connection[Any],
 ) -> None:
     echo = Statement(sql.SQL("select %(text)s::text, 1 / %(one)s::integer"))
@@ -90,7 +92,7 @@ def test_a_statement_is_prepared_once_and_the_oldest_is_forgotten(
         assert prepared(conn) == 3
 
 
-def test_what_could_not_be_prepared_is_prepared_again(conn: psycopg.Connection[Any]) -> None:
+def test_a_statement_that_failed_to_prepare_is_prepared_again(conn: psycopg.Connection[Any]) -> None:
     missing = Statement(sql.SQL("insert into later values (%(n)s::integer)"))
     (error, worked) = execute_each(conn, [(missing, {"n": 1}), add(1)])
     assert (type(error), worked) == (errors.UndefinedTable, [])
@@ -101,7 +103,7 @@ def test_what_could_not_be_prepared_is_prepared_again(conn: psycopg.Connection[A
     assert prepared(conn) == 2
 
 
-def test_what_is_refused_the_first_time_is_prepared_once(conn: psycopg.Connection[Any]) -> None:
+def test_a_statement_whose_first_run_fails_is_prepared_once(conn: psycopg.Connection[Any]) -> None:
     again = Statement(sql.SQL("insert into counter values (%(n)s::integer, 0)"))
     for _ in range(3):
         assert [type(one) for one in execute_each(conn, [(again, {"n": 1})])] == [errors.UniqueViolation]
@@ -109,7 +111,7 @@ def test_what_is_refused_the_first_time_is_prepared_once(conn: psycopg.Connectio
 
 
 @pytest.mark.parametrize("ends", ["rollback", "drop table gone"])
-def test_what_psycopg_has_the_server_forget_is_prepared_again(
+def test_statements_that_psycopg_deallocated_are_prepared_again(
     counted: ConnectionSupplier, conn: psycopg.Connection[Any], ends: str
 ) -> None:
     conn.execute("create table gone (n integer)")
@@ -134,7 +136,7 @@ def test_through_a_pooler_nothing_is_prepared(
     assert (prepared(conn), values(counted)) == (0, [3, 0])
 
 
-def test_of_a_connection_that_dies_the_outcomes_are_unknown(
+def test_outcomes_are_unknown_when_the_connection_dies(
     counted: ConnectionSupplier, conn: psycopg.Connection[Any]
 ) -> None:
     def calls() -> Iterator[Call]:
@@ -147,7 +149,7 @@ def test_of_a_connection_that_dies_the_outcomes_are_unknown(
     assert conn.closed
 
 
-def test_what_is_interrupted_leaves_no_answers_to_others(conn: psycopg.Connection[Any]) -> None:
+def test_an_interrupted_call_leaves_no_answers_to_later_calls(conn: psycopg.Connection[Any]) -> None:
     def calls() -> Iterator[Call]:
         yield add(1)
         raise KeyboardInterrupt

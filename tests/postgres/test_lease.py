@@ -1,4 +1,4 @@
-"""The bounds of leases, each once, on the kernel: its users have tests of their SQL, and that they use it.
+"""The bounds of leases, each tested once on the common code; the users of leases have tests of their own SQL.
 
 The clock jumps, a holder is frozen or killed, its session ends, its database is restored or does not answer.
 """
@@ -81,14 +81,14 @@ select exists (
 
 @pytest.fixture
 def there(supplier: ConnectionSupplier) -> ConnectionSupplier:
-    """A database that has something to lease."""
+    """A database with something to lease."""
     query(supplier, QUERIES["create"].text)
     return supplier
 
 
 @contextmanager
 def another_holder(dsn: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that has a lease of a second, and looks for its end."""
+    """A process that has a lease of one second, and checks for its end."""
     command = [sys.executable, "-c", HOLDER, dsn]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -163,7 +163,7 @@ def test_work_of_a_pulse_that_fails_is_tried_again(caplog: pytest.LogCaptureFixt
     with Pulse(work, 0.01, "pulse") as pulse:
         assert worked.wait(60)
         assert not pulse.is_lost
-    assert caplog.text.count("pulse: it is tried again: away") == 2
+    assert caplog.text.count("pulse failed and is retried: away") == 2
 
 
 def test_a_pulse_does_its_work_at_once_when_it_is_asked_and_ends_at_a_loss() -> None:
@@ -216,7 +216,7 @@ def test_a_lease_whose_release_was_not_answered_is_released_again(
 
 
 def test_a_clock_that_jumps_ahead_takes_no_lease_from_a_holder_that_lives(there: ConnectionSupplier) -> None:
-    """All leases are over at once; the holder renews its lease before another asks for it."""
+    """All leases are over at once; the holder renews its lease before another holder takes it."""
     with held(there, SECONDS) as (lease, pulse):
         query(there, "update leased set leased_until = clock_timestamp() - interval '5 days'")
         until(lambda: query(there, "select leased_until > clock_timestamp() from leased") == [(True,)])
@@ -284,12 +284,12 @@ def test_a_holder_whose_session_was_ended_has_lost_its_lock(supplier: Connection
         with pytest.raises(RowLockLost):
             first.check()
         second.release()
-        first.check()  # nobody else has it: it is taken anew
+        first.check()  # no other session has it: it is taken again
         assert first.is_held()
 
 
 def test_a_holder_whose_database_was_restored_has_lost_its_lease(there: ConnectionSupplier) -> None:
-    """The database is of a moment before: another had the lease then."""
+    """The database is restored to an earlier time, when another holder had the lease."""
     with held(there, 60.0):
         before = token(there)
     with held(there, SECONDS) as (lease, pulse):
@@ -301,7 +301,9 @@ def test_a_holder_whose_database_was_restored_has_lost_its_lease(there: Connecti
     assert token(there) == before
 
 
-def test_an_outage_is_no_loss(there: ConnectionSupplier, dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_loses_no_lease(
+    there: ConnectionSupplier, dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """The database does not answer for longer than the lease, as at a restart; then the holder renews it."""
     is_away = threading.Event()
     proxy = CuttingProxy(dsn, lambda: lambda data: 0 if is_away.is_set() else len(data))
@@ -312,7 +314,7 @@ def test_an_outage_is_no_loss(there: ConnectionSupplier, dsn: str, caplog: pytes
     ):
         is_away.set()
         until(lambda: query(there, "select leased_until < clock_timestamp() from leased") == [(True,)])
-        until(lambda: "test of the work: it is tried again" in caplog.text)
+        until(lambda: "test of the work failed and is retried" in caplog.text)
         assert not pulse.is_lost
         is_away.clear()
         until(lambda: query(there, "select leased_until > clock_timestamp() from leased") == [(True,)])
@@ -320,7 +322,7 @@ def test_an_outage_is_no_loss(there: ConnectionSupplier, dsn: str, caplog: pytes
         fence(lease)
 
 
-def test_a_lease_that_nobody_has_fences_nothing_in(there: ConnectionSupplier) -> None:
+def test_a_fence_fails_if_no_holder_has_the_lease(there: ConnectionSupplier) -> None:
     with pytest.raises(RowLockLost):
         fence(lease_of(there, 1.0))
 

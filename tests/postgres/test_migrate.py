@@ -17,7 +17,7 @@ from dormouse.postgres.migrate import read_migrations
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two migrations; the first has two statements, and signs that psycopg could mistake for its own."""
+    """Two migrations; the first has two statements, and signs that psycopg could take for parameters."""
     write(
         tmp_path,
         "0001_animals.sql",
@@ -128,16 +128,16 @@ def test_a_schema_of_our_name_that_is_not_ours_is_left_alone(empty_dsn: str, fol
     assert rows(empty_dsn, "select to_regclass('dormouse.migration')") == [(None,)]
 
 
-def test_another_s_table_named_migration_is_left_alone(empty_dsn: str, folder: Path) -> None:
+def test_a_foreign_table_named_migration_is_left_alone(empty_dsn: str, folder: Path) -> None:
     with psycopg.connect(empty_dsn) as conn:
         conn.execute("create schema dormouse; create table dormouse.migration (bird text)")
     with pytest.raises(NotAnInstance, match=r"dormouse\.migration"):
         migrate(empty_dsn, folder)
 
 
-def test_a_read_only_session_may_open_what_is_up_to_date_only(empty_dsn: str, folder: Path) -> None:
+def test_a_read_only_session_opens_only_a_database_that_is_up_to_date(empty_dsn: str, folder: Path) -> None:
     with closing(ConnectionSupplier(empty_dsn, read_only=True)) as supplier:
-        with pytest.raises(InstanceReadOnly, match="run what may write to it once, such as"):
+        with pytest.raises(InstanceReadOnly, match="run a command that writes, such as"):
             migrate(supplier, folder)
         migrate(empty_dsn, folder)
         assert migrate(supplier, folder) == []
@@ -154,7 +154,7 @@ def test_threads_that_start_at_once_apply_each_migration_once(empty_dsn: str, fo
 
 
 @pytest.mark.slow
-def test_a_migration_waits_for_who_is_at_work_and_holds_up_nobody(
+def test_a_migration_waits_for_running_work_and_holds_up_no_other(
     empty_dsn: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     migrate(empty_dsn, folder)
@@ -177,7 +177,7 @@ def test_a_migration_waits_for_who_is_at_work_and_holds_up_nobody(
         assert [str(one) for one in migrating.result(60)] == ["0003_tails"]
 
 
-def test_a_migration_that_lost_to_others_is_tried_again(empty_dsn: str, folder: Path) -> None:
+def test_a_migration_that_conflicts_is_retried(empty_dsn: str, folder: Path) -> None:
     write(folder, "0003_luck.sql", "create sequence luck")
     migrate(empty_dsn, folder)
     unlucky = "if nextval('luck') < 3 then raise deadlock_detected; end if"
@@ -215,6 +215,6 @@ def test_a_session_that_ends_while_it_waits_is_one_clear_line(empty_dsn: str, fo
         while not other.execute(waits).fetchall():
             time.sleep(0.01)
         other.execute("select pg_advisory_unlock(7236154098213001)")
-        with pytest.raises(InstanceError, match="the database was lost while it was brought up to date"):
+        with pytest.raises(InstanceError, match="the connection was lost while the database"):
             migrating.result(60)
     assert len(migrate(empty_dsn, folder)) == 2

@@ -1,4 +1,4 @@
-"""The login of the master user on a PostgreSQL whose pg_hba.conf asks members of `rds_iam` for tokens."""
+"""The login of the master user on a PostgreSQL whose pg_hba.conf requires tokens of members of `rds_iam`."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ host tokens all 127.0.0.1/32 reject
 host all {members} 127.0.0.1/32 reject
 host all all 127.0.0.1/32 scram-sha-256
 """
-"""The database `tokens` lets members in with nothing, once the front has seen a token; no other does."""
+"""The database `tokens` admits members without a password, after the front has seen a token; no other does.
+"""
 
 ANSWERS = {
-    "a member from the first": "+rds_iam",  # as it administers rds_iam, which PostgreSQL calls a membership
+    "a member from the first": "+rds_iam",  # as an administrator, which counts as a member
     "a member by the roles that it has made": "+dormouse_run",
     "no member": "nobody",
 }
-"""What AWS's rule may make of the master user, and whom the rules are for so that it does."""
+"""The forms of AWS's rule for the master user, and the users that the rule covers in each."""
 
 WAYS = {
     "a member from the first": {"token"},
@@ -46,7 +47,7 @@ WAYS = {
 
 
 class Front(AskingFront):
-    """Members log in with `token` alone, all others with their passwords; pg_hba.conf says who is one."""
+    """A front that admits members by `token` and other users by password; pg_hba.conf lists the members."""
 
     def __init__(self, certificate: Path, key: Path, dsn: str) -> None:
         given = conninfo_to_dict(dsn)
@@ -74,7 +75,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[str]:
-    """Its DSN for superusers."""
+    """The DSN of a server for superusers."""
     with EmbeddedPostgres(folder / "instance", options={"fsync": "off", **on_tcp()}) as running:
         with psycopg.connect(running.dsn, autocommit=True) as conn:
             conn.execute("create role rds_iam")
@@ -86,7 +87,7 @@ def server(folder: Path) -> Iterator[str]:
 
 @pytest.fixture
 def front(server: str, folder: Path) -> Iterator[Front]:
-    """With an empty database of the master user's, and none of our roles."""
+    """A front with an empty database that the master user owns, and none of our roles."""
     authority = CertificateAuthority(folder)
     with psycopg.connect(server, autocommit=True) as conn:
         conn.execute("create database dormouse owner master")
@@ -113,7 +114,7 @@ def cloudformation(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 
 
 def rule(server: str, folder: Path, members: str) -> None:
-    """Passwords are refused of these, as soon as the server has read so."""
+    """Refuses passwords of these users once the server has read the new rule."""
     with psycopg.connect(server, autocommit=True) as conn:
         [(before,)] = conn.execute("select pg_conf_load_time()").fetchall()
         (folder / "instance/postgres/pg_hba.conf").write_text(RULES.format(members=members), "utf-8")
@@ -141,7 +142,7 @@ def test_deployments_migrate_whatever_the_rule_makes_of_the_master_user(
 
 
 @pytest.mark.slow
-def test_a_master_user_that_is_let_in_neither_way_is_told_of_both(
+def test_the_error_of_a_refused_master_user_names_both_logins(
     server: str, folder: Path, front: Front, cloudformation: CloudFormation
 ) -> None:
     rule(server, folder, "+rds_iam")

@@ -1,4 +1,4 @@
-"""Through a pooler of transactions: as sessions of our own, or refused in one line."""
+"""Connections through a transaction pooler: they behave as our own sessions, or are refused in one line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def role_settings(dsn: str) -> Iterator[None]:
 
 @contextmanager
 def _role_settings(dsn: str) -> Iterator[None]:
-    """The settings of our sessions, as those of the role in this database."""
+    """Our session settings as the settings of the role in this database."""
     given = conninfo_to_dict(dsn)
     role, database = (sql.Identifier(str(given[name])) for name in ("user", "dbname"))
     alter = sql.SQL("alter role {} in database {} ").format(role, database)
@@ -58,11 +58,9 @@ def test_a_session_without_its_settings_is_refused_in_one_line(
 
 
 @with_pgbouncer
-def test_one_that_takes_settings_away_is_refused_in_one_line(dsn: str, tmp_path: Path) -> None:
+def test_a_pooler_that_drops_settings_is_refused_in_one_line(dsn: str, tmp_path: Path) -> None:
     with pgbouncer(dsn, tmp_path) as pooled:
-        with pytest.raises(
-            InstanceError, match=r"takes the settings of sessions away.*search_path"
-        ) as raised:
+        with pytest.raises(InstanceError, match=r"drops the settings of sessions.*search_path") as raised:
             dm.connect(pooled, (tmp_path / "objects").as_uri())
         assert "\n" not in str(raised.value)
 
@@ -90,7 +88,7 @@ def test_statements_are_our_own_beside_others_with_the_same_names(dsn: str, tmp_
 
         def disturb() -> None:
             for number in range(200):
-                # prepared under the names that psycopg gives, in whichever session comes
+                # prepared under psycopg's names, in any of the sessions
                 name = sql.Identifier(f"_pg3_{number % 40}")
                 with suppress(psycopg.Error):
                     other.execute(sql.SQL("prepare {} as select 666, 666, 666").format(name), prepare=False)
@@ -117,7 +115,7 @@ def test_statements_are_our_own_beside_others_with_the_same_names(dsn: str, tmp_
 
 @with_pgbouncer
 @pytest.mark.usefixtures("role_settings")
-def test_a_session_through_it_prepares_nothing(dsn: str, tmp_path: Path) -> None:
+def test_a_session_through_a_pooler_prepares_nothing(dsn: str, tmp_path: Path) -> None:
     with pgbouncer(dsn, tmp_path) as pooled:
         supplier = ConnectionSupplier(pooled).limited(lock_timeout=1_000)
         with supplier.connection() as conn:
@@ -128,7 +126,7 @@ def test_a_session_through_it_prepares_nothing(dsn: str, tmp_path: Path) -> None
 
 @with_pgbouncer
 @pytest.mark.usefixtures("role_settings")
-def test_who_maintains_through_one_is_alone_until_the_end(dsn: str, tmp_path: Path) -> None:
+def test_maintenance_through_a_pooler_is_exclusive_until_its_end(dsn: str, tmp_path: Path) -> None:
     with pgbouncer(dsn, tmp_path, server_round_robin=1) as pooled:
         with psycopg.connect(pooled) as one, psycopg.connect(pooled) as other:
             for conn in (one, other):
@@ -145,7 +143,7 @@ def test_who_maintains_through_one_is_alone_until_the_end(dsn: str, tmp_path: Pa
 
 
 @with_pgbouncer
-def test_the_schema_is_not_changed_through_one(empty_dsn: str, tmp_path: Path) -> None:
+def test_the_schema_is_not_migrated_through_a_pooler(empty_dsn: str, tmp_path: Path) -> None:
     refused = pytest.raises(InstanceError, match="must be brought up to date, and a pooler is between")
     with _role_settings(empty_dsn), pgbouncer(empty_dsn, tmp_path) as pooled, refused:
         dm.connect(pooled, (tmp_path / "objects").as_uri())

@@ -1,4 +1,4 @@
-"""DSNs with IAM authentication: a fresh token a connection, over TLS that checks who answers."""
+"""DSNs with IAM authentication: a fresh token for each connection, over TLS that verifies the server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def authority() -> Iterator[CertificateAuthority]:
 
 @pytest.fixture(scope="module")
 def port(authority: CertificateAuthority) -> Iterator[int]:
-    """Of a server behind TLS, where the role `app` has the password."""
+    """The port of a server behind TLS, where the token is the password of the role `app`."""
     folder = Path(tempfile.mkdtemp(prefix="dormouse-tls-"))
     try:
         with EmbeddedPostgres(folder, options={"fsync": "off", **on_tcp()}) as server:
@@ -84,7 +84,7 @@ def test_the_password_is_a_token_for_this_user_and_server() -> None:
     assert query["X-Amz-Expires"] == ["900"]
 
 
-def test_the_server_must_prove_who_it_is_and_may_take_its_time_to_wake() -> None:
+def test_the_server_is_verified_and_has_time_to_wake() -> None:
     given = parts(DSN)
     assert (given["sslmode"], given["sslrootcert"]) == ("verify-full", str(session.CA_BUNDLE))
     assert int(given["connect_timeout"]) > 30
@@ -130,7 +130,7 @@ def test_each_connection_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch)
         "rds-iam://user@/db?region=eu-west-1",
     ],
 )
-def test_what_is_missing_in_a_dsn_is_one_clear_line(dsn: str) -> None:
+def test_a_missing_part_of_a_dsn_is_one_clear_line(dsn: str) -> None:
     with pytest.raises(InvalidInput, match="rds-iam://user@host:5432/database"):
         ConnectionSupplier(dsn)
 
@@ -164,10 +164,10 @@ def test_the_token_is_the_password_over_tls(
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("bundle", ["ours", "amazon"])
-def test_a_server_that_is_another_gets_no_token(
+def test_another_server_gets_no_token(
     bundle: str, port: int, authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Either its certificate is of another host, or nobody we trust signed it."""
+    """The certificate is for another host, or was signed by an unknown authority."""
     monkeypatch.setattr(session, "_token", lambda *_: PASSWORD)
     host, more = ("localhost", "") if bundle == "amazon" else ("127.0.0.1", "")
     if bundle == "ours":

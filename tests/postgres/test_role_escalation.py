@@ -1,4 +1,4 @@
-"""Roles of a deployed database that try to get the rights of another role."""
+"""Attempts of a deployed database's roles to get the rights of another role."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def execute(dsn: str, *statements: str) -> list[str]:
 
 
 def functions(dsn: str) -> dict[str, bool]:
-    """The functions of the schema `dormouse`, and whether each keeps the rule."""
+    """Returns the functions of the schema `dormouse`, and whether each obeys the rule."""
     with psycopg.connect(dsn) as conn:
         return dict(conn.execute(FUNCTIONS).fetchall())
 
@@ -112,7 +112,7 @@ def unsafe(dsn: str) -> list[str]:
 
 
 def test_functions_have_a_safe_path_and_are_not_for_all(deployed: Deployment) -> None:
-    """Those of migrations, and those that work has made since."""
+    """This covers functions of migrations, and those made later, at run time."""
     found = functions(deployed.dsn)
     assert {f"dormouse.{deployed.mirror}()", "dormouse.add_day(text,date)"} <= found.keys()
     assert unsafe(deployed.dsn) == unsafe(deployed.index_dsn) == []
@@ -153,7 +153,7 @@ def test_no_day_is_made_for_another_table(deployed: Deployment, parent: str) -> 
 
 @pytest.mark.parametrize("table", ["removal", "payload"])
 def test_temporary_tables_of_the_same_name_are_no_parents(deployed: Deployment, table: str) -> None:
-    """Neither the table of the caller nor its trigger has a part in what the owner's rights do."""
+    """Neither the caller's table nor its trigger takes part in work with the owner's rights."""
     day = "29990301" if table == "removal" else "29990302"
     heard = execute(
         deployed.of(RUN_ROLE),
@@ -190,7 +190,7 @@ def test_a_mirror_serves_no_trigger_of_another_role(deployed: Deployment, role: 
     write = "insert into t values ('a', 'b', 'c', now(), 'inline', '1')"
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match=f"function dormouse.{mirror}"):
         execute(deployed.of(role), *prepare, attach)
-    # nor after its owner has let the role execute it
+    # nor after its owner has allowed the role to execute it
     execute(deployed.of(OWNER_ROLE), f"grant execute on function dormouse.{mirror} to {role}")
     try:
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="only a day of payloads"):
@@ -224,7 +224,7 @@ def test_a_write_to_a_day_is_mirrored_into_its_copy_and_no_temporary_table(deplo
 
 
 def test_the_lock_of_a_reader_keeps_no_day_hot(deployed: Deployment) -> None:
-    """Any role can take the lock by which a worker says that it reads the day."""
+    """Any role can take the lock by which a worker shows that it reads the day."""
     day = date(2026, 3, 6)
     with (
         psycopg.connect(deployed.of(READ_ROLE), autocommit=True) as reader,
@@ -237,7 +237,7 @@ def test_the_lock_of_a_reader_keeps_no_day_hot(deployed: Deployment) -> None:
 
 
 def test_the_administrator_runs_no_code_of_the_owner_of_indexes(deployed: Deployment) -> None:
-    """Functions and operators whose types fit better than PostgreSQL's own are found before them."""
+    """Functions and operators whose types fit better than PostgreSQL's own are preferred to them."""
     code = "insert into public.ran values (current_user)"
     evil = [
         f"create function dormouse.{name} language plpgsql as $$ begin {code}; return {value}; end $$"
@@ -256,20 +256,20 @@ def test_the_administrator_runs_no_code_of_the_owner_of_indexes(deployed: Deploy
         "create operator dormouse.<> (leftarg = text, rightarg = text, function = dormouse.differs)",
     ]
     administrator = deployed.index_dsn
-    execute(administrator, "create table public.ran (who text)", "grant insert on public.ran to public")
+    execute(administrator, "create table public.ran (name text)", "grant insert on public.ran to public")
     let_in = "grant usage on schema dormouse to public"
     execute(as_role(administrator, RUN_ROLE), *evil, *operators, let_in)
     try:
         make_row_databases(deployed.dsn, [name_of(administrator)])
         with psycopg.connect(administrator) as conn:
-            assert conn.execute("select distinct who from public.ran").fetchall() == []
+            assert conn.execute("select distinct name from public.ran").fetchall() == []
     finally:
         execute(administrator, "drop table public.ran")
 
 
 @pytest.mark.slow
-def test_a_database_of_before_is_mended(database: str, server_dsn: str, tmp_path: Path) -> None:
-    """Its functions, the mirror of a day that is being copied, and what all roles could do."""
+def test_an_older_database_is_repaired(database: str, server_dsn: str, tmp_path: Path) -> None:
+    """This covers its functions, the mirror of a day that is being copied, and rights of all roles."""
     older = tmp_path / "migrations"
     older.mkdir()
     for path in sorted(MIGRATIONS.glob("*.sql"))[:35]:
@@ -290,7 +290,7 @@ def test_a_database_of_before_is_mended(database: str, server_dsn: str, tmp_path
     for _ in range(2):
         bring_up_to_date(database)
         assert unsafe(database) == []
-        # as deploys of before did
+        # as earlier deploys did
         execute(
             database,
             f"grant create, temporary on database {name_of(database)} to {SCHEMA_ROLE}",
@@ -323,8 +323,8 @@ def may_execute(dsn: str, role: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_server_of_ones_own_lets_no_role_make_large_objects(rds: None, empty_dsn: str) -> None:
-    """A superuser migrates there, which may take the functions from all roles."""
+def test_no_role_can_make_large_objects_on_a_self_managed_server(rds: None, empty_dsn: str) -> None:
+    """A superuser migrates there, which may revoke the functions from all roles."""
     makers = ("lo_creat(-1)", "lo_create(0)", r"lo_from_bytea(0, '\x00')")
     bring_up_to_date(empty_dsn)
     for role in (RUN_ROLE, READ_ROLE, OWNER_ROLE):

@@ -1,4 +1,4 @@
-"""Transactions: what they commit, what they undo, when they are tried again."""
+"""Transactions: their commits, their rollbacks and their retries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_work_is_committed_and_its_result_returned(counted: ConnectionSuppli
 
 @pytest.mark.parametrize("isolation", list(Isolation))
 @pytest.mark.parametrize("read_only", [False, True])
-def test_isolation_and_access_are_as_asked(
+def test_isolation_and_access_are_as_requested(
     supplier: ConnectionSupplier, isolation: Isolation, read_only: bool
 ) -> None:
     def work(conn: Connection) -> tuple[object, ...]:
@@ -61,7 +61,7 @@ def test_an_error_of_the_work_rolls_back_and_propagates_unchanged(
         run_transaction(counted, work)
     assert caught.value is error
     assert value(counted) == 0
-    assert caplog.records == []  # the pool would complain of an open transaction
+    assert caplog.records == []  # the pool would warn of an open transaction
 
 
 def test_a_failed_statement_rolls_back_what_came_before(counted: ConnectionSupplier) -> None:
@@ -75,7 +75,7 @@ def test_a_failed_statement_rolls_back_what_came_before(counted: ConnectionSuppl
 
 
 def test_a_failed_statement_that_the_work_hides_is_not_taken_for_success(counted: ConnectionSupplier) -> None:
-    """PostgreSQL answers COMMIT with a silent rollback then."""
+    """PostgreSQL then answers COMMIT with a silent rollback."""
 
     def work(conn: Connection) -> None:
         increment(conn)
@@ -255,10 +255,10 @@ def test_a_failed_statement_propagates_unchanged(counted: ConnectionSupplier) ->
 
 
 @pytest.mark.parametrize("state", ["40001", "40P01"])
-def test_a_statement_that_lost_to_others_is_tried_again(
+def test_a_statement_that_conflicts_is_retried(
     counted: ConnectionSupplier, retries: Retries, state: str
 ) -> None:
-    """Whatever the text: servers speak many languages."""
+    """The text does not matter: servers have many languages."""
     with counted.connection() as conn:
         conn.execute("create sequence luck")
 
@@ -318,7 +318,7 @@ def test_a_connection_to_a_primary_that_became_a_standby_is_not_kept(
             demoted.add(conn.info.backend_pid)
             return work(conn)
 
-        with pytest.raises(InstanceReadOnly):  # there is no other yet
+        with pytest.raises(InstanceReadOnly):  # there is no other server yet
             run(supplier, refused, attempts_max=3)
         assert run(supplier, work) not in demoted, "what was of no use is closed"
     demoted.clear()

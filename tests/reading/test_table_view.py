@@ -275,7 +275,7 @@ def test_a_dropped_table_is_an_error(new_table: NewTable, supplier: ConnectionSu
     Catalog(supplier, WriteAttempts(supplier, table.objects)).drop("t")
     for view in (table, again(table)):
         for work in (plan_query, summary):
-            with pytest.raises(TableNotFound, match="'t' does not exist any more"):
+            with pytest.raises(TableNotFound, match="'t' no longer exists"):
                 work(view, EVERYTHING)
 
 

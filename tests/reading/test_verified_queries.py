@@ -41,7 +41,7 @@ def test_each_flipped_bit_is_found(table: Table, how: dict[str, Any]) -> None:
         with pytest.raises(ObjectDamaged) as raised:
             table.query(**how, verify=True).read_all()
         said = str(raised.value)
-        assert path.name in said and "has not the bytes that were written" in said
+        assert path.name in said and "does not have the bytes that were written" in said
         assert "'dormouse check --deep'" in said and "backup" in said
     written(path, content)
     assert table.query(**how, verify=True).read_all() == expected

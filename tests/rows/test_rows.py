@@ -311,9 +311,7 @@ REFUSED: list[Callable[[Table], object]] = [
 def test_the_table_below_is_not_changed_by_other_ways(
     instance: Instance, rows: RowTable, use: Callable[[Table], object]
 ) -> None:
-    with pytest.raises(
-        NotARowTable, match="'people' is a row table, whose rows and columns are changed as such"
-    ):
+    with pytest.raises(NotARowTable, match="'people' belongs to a row table, and only it may change"):
         use(instance.table("people"))
 
 

@@ -91,7 +91,7 @@ def test_upload_download_edit_upload(run: Run) -> None:
     assert failed(run, "upload", "t", "out.csv") == (
         1,
         "table 't': changed since they were read: row 2 (sent 1, now 2); nothing was changed: read them "
-        "again, and send the change with their versions of now",
+        "again, and send the change with their new versions",
     )
     assert run("download", "t", "-", "--separator", "tab", "--no-header")[1] == '1\t1\t"a"\t1\n2\t2\t"b"\t5\n'
     assert run("download", "t", "-", "--sql", "select n from t where n > 2")[1].endswith("\n2,2,5\n")

@@ -108,7 +108,7 @@ def test_a_file_with_a_token_that_others_can_read_is_refused(
 ) -> None:
     path, read = read_token
     path.chmod(0o644)
-    with pytest.raises(dm.errors.InvalidInput, match=f"others can read {path}.*: chmod o-rwx {path}"):
+    with pytest.raises(dm.errors.InvalidInput, match=f"other users can read {path}.*: chmod o-rwx {path}"):
         read()
     path.chmod(0o640)
     read()
@@ -117,7 +117,7 @@ def test_a_file_with_a_token_that_others_can_read_is_refused(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("# nobody yet\n", "names nobody"),
+        ("# nobody yet\n", "has no token"),
         ("\netl ingst,compact t\n", "line 2 of .*: kind 'ingst' is none of"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`[backup]` and `[audit]`: what does not go together, and what they cost."""
+"""The tables `[backup]` and `[audit]`: their contradictions and their costs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lines(stack: str, **given: Any) -> list[Line]:
         (HOME | {"audit": {"events": "read"}}, '"write"'),
     ],
 )
-def test_what_does_not_go_together_is_one_line(content: dict[str, Any], said: str) -> None:
+def test_a_contradiction_is_one_line(content: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse(content)
     [line] = str(caught.value).splitlines()
@@ -43,7 +43,7 @@ def test_what_does_not_go_together_is_one_line(content: dict[str, Any], said: st
     assert said in line.replace('copy_region = "eu-west-2": it', "copy_region")
 
 
-def test_what_goes_together_is_taken() -> None:
+def test_valid_combinations_are_accepted() -> None:
     long = {"database": {"kind": "serverless", "backup_days": 20}, "storage": {"restore_days": 20}}
     assert parse(HOME | long | {"backup": {"objects": False, "retention_days": 20}}).backup
     assert parse({"id": "one", "backup": {}, "audit": {}}).audit
@@ -64,8 +64,8 @@ def test_a_backup_costs_by_what_it_keeps() -> None:
     assert month_[0].running == month_[0].paused == pytest.approx(7 * 10 * 0.021)
 
 
-def test_a_copy_costs_its_storage_its_key_and_the_way_to_it() -> None:
-    """The way only while the instance runs."""
+def test_a_copy_costs_its_storage_its_key_and_its_transfer() -> None:
+    """The transfer costs only while the instance runs."""
     given = {"objects": False, "retention_days": 3, "copy_region": "eu-west-2"}
     there, snapshots, way = lines("backup", backup=given)
     assert there.resource == "S3 in eu-west-2, 1,133 GB"

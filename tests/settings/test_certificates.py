@@ -42,7 +42,7 @@ def test_a_region_without_certificates_is_refused_by_name(region: str) -> None:
 
 
 @pytest.mark.parametrize("region", OLDER)
-def test_the_others_are_let_in(region: str) -> None:
+def test_other_regions_are_accepted(region: str) -> None:
     assert no_certificates(region) is None
 
 
@@ -56,7 +56,7 @@ def test_every_region_is_known_or_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "text, found",
+    "text, start",
     [
         ('account = "123456789012"\nregion = "il-central-1"', 'region = "il-central-1"'),
         (
@@ -65,14 +65,14 @@ def test_every_region_is_known_or_refused() -> None:
         ),
     ],
 )
-def test_the_settings_refuse_it(text: str, found: str) -> None:
+def test_the_settings_refuse_a_region_without_certificates(text: str, start: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse(tomllib.loads(f'id = "dev"\n{text}'), "f")
     [line] = str(caught.value).splitlines()
-    assert line.startswith(f"f: {found}: the certificates of Amazon RDS in il-central-1 are not in")
+    assert line.startswith(f"f: {start}: the certificates of Amazon RDS in il-central-1 are not in")
 
 
-def test_what_is_appended_to_the_bundle_lets_its_region_in(
+def test_a_region_is_accepted_once_its_certificates_are_appended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = tmp_path / "rds-ca-bundle.pem"

@@ -1,4 +1,6 @@
-"""The file of a deployment's settings: every mistake is said at once, in words; nothing else is raised."""
+"""The file of a deployment's settings: all mistakes are reported at once, in words, and nothing else is
+raised.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ availability_zones = ["eu-west-1a", "eu-west-1b"]
 
 
 def lines(text: str) -> list[str]:
-    """What is wrong with a file that begins with a right id."""
+    """The lines of the error for a file that begins with a valid id."""
     with pytest.raises(InvalidInput) as caught:
         parse(tomllib.loads(text if text.startswith("id =") else f'id = "dev"\n{text}'), "f")
     found = str(caught.value).splitlines()
@@ -36,7 +38,7 @@ def lines(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["dev", "prod", "minimal"])
-def test_the_files_of_the_repository_are_right(name: str) -> None:
+def test_the_files_of_the_repository_are_valid(name: str) -> None:
     assert load(ROOT / "config" / f"{name}.toml").id == name
 
 
@@ -89,7 +91,7 @@ def test_everything_else_has_a_default_and_tables_may_be_empty() -> None:
         ),
         (
             '[network]\ncidr = "10.40.1.0/16"',
-            'network.cidr = "10.40.1.0/16": the network that this address is in begins',
+            'network.cidr = "10.40.1.0/16": the address is inside a network that begins',
         ),
         ('[network]\ncidr = "10.400.0.0/16"', 'network.cidr = "10.400.0.0/16": an IPv4 network'),
         ('[network]\ncidr = "8.8.0.0/16"', 'network.cidr = "8.8.0.0/16": it must be private'),
@@ -101,7 +103,7 @@ def test_everything_else_has_a_default_and_tables_may_be_empty() -> None:
         ('[tags]\n"a\\nb" = ""', 'tags."a\\nb" = "": the name of a tag must be'),
     ],
 )
-def test_a_value_that_cannot_be_is_named_with_what_can(text: str, line: str) -> None:
+def test_an_invalid_value_is_named_with_the_allowed_ones(text: str, line: str) -> None:
     (found,) = lines(text)
     assert found.startswith(line)
 
@@ -128,7 +130,7 @@ def test_a_value_that_cannot_be_is_named_with_what_can(text: str, line: str) -> 
         ("[pause]\nqqqqq = 3", "pause.qqqqq is not a setting; known there: drain_seconds"),
     ],
 )
-def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, line: str) -> None:
+def test_an_unknown_key_is_reported_with_its_place_or_the_nearest_name(text: str, line: str) -> None:
     (found,) = lines(text)
     assert found.startswith(line)
 
@@ -143,7 +145,7 @@ def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, li
         ),
         (
             '[database]\nkind = "serverless"\nmin_acu = 1\nauto_pause_seconds = 300',
-            "database.auto_pause_seconds = 300: it goes with min_acu = 0",
+            "database.auto_pause_seconds = 300: it needs min_acu = 0",
         ),
         (
             '[database]\nkind = "serverless"\nproxy = true',
@@ -164,7 +166,7 @@ def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, li
         ),
         (
             '[compaction]\nengine = "emr-ec2-steps"\ninstance_types = ["m7g.large", "m7g.large"]',
-            'compaction.instance_types = ["m7g.large", "m7g.large"]: each must be there only once',
+            'compaction.instance_types = ["m7g.large", "m7g.large"]: each may be listed only once',
         ),
         (
             '[compaction]\nengine = "emr-ec2-transient"\n'
@@ -186,13 +188,16 @@ def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, li
         ),
         (
             "[commit]\ntimeout_seconds = 300\n[monitoring]",
-            "monitoring.oldest_message_seconds_max: it must be more than 1841: a message that is tried again",
+            "monitoring.oldest_message_seconds_max: it must be more than 1841: a message that is retried",
         ),
         (
             '[network]\nsubnet_ids = ["subnet-0a1b2c3d"]',
-            'network.subnet_ids = ["subnet-0a1b2c3d"]: it is of an existing VPC',
+            'network.subnet_ids = ["subnet-0a1b2c3d"]: it is for an existing VPC',
         ),
-        ('[network]\ns3_endpoint = "existing"', 'network.s3_endpoint = "existing": it is of an existing VPC'),
+        (
+            '[network]\ns3_endpoint = "existing"',
+            'network.s3_endpoint = "existing": it is for an existing VPC',
+        ),
         (
             '[network]\navailability_zones = ["eu-west-1a", "eu-west-1a"]',
             'network.availability_zones = ["eu-west-1a", "eu-west-1a"]: 2 or 3 different',
@@ -210,7 +215,7 @@ def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, li
             'compaction.instance_types = ["m7gd.large", "i8g.large"]: m7gd.large, i8g.large: the',
         ),
         (VPC, "network.route_table_ids: there must be one for each of subnet_ids"),
-        (VPC + 's3_endpoint = "existing"\nzones = 3', "network.zones = 3: it is of an own VPC"),
+        (VPC + 's3_endpoint = "existing"\nzones = 3', "network.zones = 3: it is for an own VPC"),
         (
             VPC + 's3_endpoint = "existing"\nroute_table_ids = ["rtb-0a1b2c3d"]',
             'network.route_table_ids = ["rtb-0a1b2c3d"]: there',
@@ -260,7 +265,7 @@ def test_instance_types_with_disks_of_their_own_are_known() -> None:
     assert [one for one in WITH_DISKS if not has_instance_store(f"{one}.xlarge")] == []
 
 
-def test_every_problem_is_said_at_once_and_contradictions_beside_mistakes() -> None:
+def test_mistakes_and_contradictions_are_reported_at_once() -> None:
     found = lines(
         'id = "D"\naccount = "123456789012"\nwhat = 1\n[network]\nzones = 9\n'
         '[database]\nkind = "serverless"\nmin_acu = 8\nmax_acu = 4\nbackup_days = 99\n'
@@ -293,7 +298,7 @@ def test_a_table_of_unknown_kind_is_checked_as_the_likeliest() -> None:
     assert {line.split(" ")[0] for line in found} == {"database.kind", "database.min_acu", "database.backup"}
 
 
-def test_all_that_is_of_a_kind_is_read() -> None:
+def test_a_table_is_read_by_its_kind() -> None:
     found = parse(tomllib.loads('id = "p"\n[database]\nkind = "fixed"'.replace('"p"', '"p1"')))
     assert isinstance(found.database, FixedDatabase)
     assert found.database.pause_after_seconds is None
@@ -328,7 +333,7 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
     assert load(path).id == "dev"
 
 
-def test_what_is_not_a_file_comes_with_those_that_are(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_existing_ones(tmp_path: Path) -> None:
     (tmp_path / "prod.toml").touch()
     for path, word in ((tmp_path, "is not a file"), (tmp_path / "prd.toml", "did you mean .*prod.toml")):
         with pytest.raises(InvalidInput, match=word):
@@ -370,7 +375,7 @@ def test_bytes_are_settings_or_invalid_input(
         load(path)
 
 
-def test_what_schedules_call_is_over_before_a_pause_is_looked_at_again() -> None:
+def test_scheduled_calls_end_before_the_next_check_of_a_pause() -> None:
     most = {"garbage": {"timeout_seconds": 900}, "maintenance": {"timeout_seconds": 600}}
     assert parse({"id": "dev", **most}, "f").scheduled_seconds == 900
     assert parse({"id": "dev"}, "f").scheduled_seconds == 0

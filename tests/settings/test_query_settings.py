@@ -1,4 +1,4 @@
-"""The settings of the query service's stack: what Fargate has, who is let in, and the words for mistakes."""
+"""The settings of the query service's stack: sizes of Fargate, allowed clients, and messages for mistakes."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_every_pair_of_cpu_and_memory_that_fargate_has_is_taken_and_no_other() -
         ),
         (
             'client_cidrs = ["10.1.2.3/16"]',
-            'query.client_cidrs = ["10.1.2.3/16"]: 10.1.2.3/16: the network that this address is in',
+            'query.client_cidrs = ["10.1.2.3/16"]: 10.1.2.3/16: the address is inside a network',
         ),
         (
             'client_security_groups = ["sg-0a1b2c3d", "sg-0a1b2c3d"]',
-            'query.client_security_groups = ["sg-0a1b2c3d", "sg-0a1b2c3d"]: each must be there only once',
+            'query.client_security_groups = ["sg-0a1b2c3d", "sg-0a1b2c3d"]: each may be listed only once',
         ),
         (
             'image = "docker.io/library/dormouse:1"',
@@ -82,7 +82,7 @@ def test_every_pair_of_cpu_and_memory_that_fargate_has_is_taken_and_no_other() -
         ("disk_gb = 10", "query.disk_gb = 10: it must be a whole number, 20 to 200"),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_may_be(text: str, line: str) -> None:
+def test_a_mistake_is_one_line_with_the_allowed_values(text: str, line: str) -> None:
     (found,) = lines(text)
     assert found.startswith(line)
 
@@ -90,7 +90,7 @@ def test_a_mistake_is_one_line_that_says_what_may_be(text: str, line: str) -> No
 def test_more_clients_than_a_security_group_takes_are_refused() -> None:
     cidrs = [f"10.{number}.0.0/16" for number in range(41)]
     assert parsed(client_cidrs=cidrs[:40]).client_cidrs == tuple(cidrs[:40])
-    with pytest.raises(InvalidInput, match="there are 41, and 40 may be"):
+    with pytest.raises(InvalidInput, match="there are 41 clients"):
         parsed(client_cidrs=cidrs)
 
 
@@ -105,8 +105,8 @@ def test_with_a_certificate_clients_speak_https() -> None:
 
 
 @pytest.mark.parametrize("endpoints", ["create", "existing"])
-def test_in_an_existing_vpc_somebody_must_say_whether_it_gets_endpoints(endpoints: str) -> None:
-    """They would take over the names of these services for all that is in it."""
+def test_endpoints_of_an_existing_vpc_must_be_chosen(endpoints: str) -> None:
+    """They would take over the names of these services for everything in the VPC."""
     document = {"id": "dev", "network": EXISTING_VPC, "query": {}}
     with pytest.raises(InvalidInput, match=r'query\.endpoints: it must be "create" or "existing"'):
         parse(document)

@@ -75,7 +75,7 @@ def test_a_bad_setting_names_itself_in_one_line(
         load_settings()
 
 
-def test_a_number_that_is_none_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_number_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DORMOUSE_QUEUES", "two")
     with pytest.raises(InvalidInput, match=r"valid integer.*, not 'two'$"):
         load_settings()
@@ -116,8 +116,8 @@ def models() -> list[type[pydantic.BaseModel]]:
 
 
 @pytest.mark.slow
-def test_every_setting_is_read_by_what_it_is_for() -> None:
-    """Outside of the settings something asks for it, or for a property that is made of it."""
+def test_every_setting_is_used() -> None:
+    """Code outside the settings reads it, or a property that is derived from it."""
     files = [ROOT / "app.py", *(path for one in READERS for path in (ROOT / one).rglob("*.py"))]
     read = {name for path in files if SETTINGS not in path.parents for name in attributes(tree(path))}
     for path in SETTINGS.glob("*.py"):

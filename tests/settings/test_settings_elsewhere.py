@@ -1,4 +1,4 @@
-"""What a deployment's settings name by its ARN, and AWS takes from the instance's own region or account."""
+"""Settings with an ARN, where AWS accepts only the instance's own region or account."""
 
 from __future__ import annotations
 
@@ -30,10 +30,8 @@ def refusal(text: str) -> str:
         ("query", "certificate_arn", "arn:aws:acm:{}:123456789012:certificate/" + UUID),
     ],
 )
-def test_what_is_of_another_region_is_refused_before_a_deploy_fails_at_it(
-    table: str, key: str, arn: str
-) -> None:
-    """As in the file of an instance that is restored in another region."""
+def test_resources_of_another_region_are_refused_before_a_deploy(table: str, key: str, arn: str) -> None:
+    """This happens with the file of an instance that is restored in another region."""
     beside = {"database": 'kind = "serverless"\n', "query": 'host = "q.example.org"\n'}.get(table, "")
 
     def text(region: str) -> str:
@@ -42,7 +40,7 @@ def test_what_is_of_another_region_is_refused_before_a_deploy_fails_at_it(
     parse(tomllib.loads(f'id = "dev"\n{text("eu-west-1")}'))
     line = refusal(text("us-east-1"))
     assert line.startswith(f"f: {table}.{key} = ")
-    assert line.endswith(": it is of us-east-1, and must be of eu-west-1, the instance's own region")
+    assert line.endswith(": it is in us-east-1, and must be in eu-west-1, the instance's own region")
 
 
 def test_a_boundary_of_another_account_is_refused() -> None:

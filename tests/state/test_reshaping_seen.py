@@ -142,8 +142,8 @@ REFUSED = [
     (("add-column", "t", "x:long", "--default", "soon"), "the default does not fit: 'x' is long; 'soon'"),
     (("add-column", "t", "x"), "field 'x': write name:type"),
     (("rename-column", "t", "x", "y"), "there is no column 'x'"),
-    (("widen-column", "t", "i", "string"), "has not all of its values"),
-    (("widen-column", "t", "k", "int"), "has not all of its values"),
+    (("widen-column", "t", "i", "string"), "cannot hold all of its values"),
+    (("widen-column", "t", "k", "int"), "cannot hold all of its values"),
     (("drop-column", "t", "k", "--dry-run"), "'k' is a key"),
     (("drop-column", "u", "k", "--dry-run"), "table 'u' does not exist"),
 ]

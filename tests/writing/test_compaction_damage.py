@@ -103,7 +103,7 @@ def test_files_that_were_swapped_between_leaves_are_found(new_table: NewTable) -
     aside.rename(other)
     report = compact(table)
     assert (report.jobs_run, report.given_up) == (0, 2)
-    assert all("has not the bytes that were written: its digest is" in error for error in report.errors)
+    assert all("does not have the bytes that were written: its digest is" in error for error in report.errors)
 
 
 def test_files_of_before_are_compacted_and_their_successor_has_a_digest(new_table: NewTable) -> None:

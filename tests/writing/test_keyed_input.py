@@ -53,7 +53,7 @@ def test_what_a_table_keeps_stays_as_it_was_made(instance: Instance) -> None:
 
 def test_upsert_is_refused_where_every_row_is_kept(instance: Instance) -> None:
     table = keyed(instance, keep="every_row")
-    with pytest.raises(InvalidInput, match="table 't' keeps every row, so that none replaces another"):
+    with pytest.raises(InvalidInput, match="table 't' keeps every row, so no row replaces another"):
         table.upsert(data([(1, 1)]))
 
 

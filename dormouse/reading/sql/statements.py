@@ -21,7 +21,7 @@ from dormouse.errors import InvalidQuery, ObjectStoreError
 from dormouse.model.cut import When
 from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema, SchemaMoved
-from dormouse.model.types import Parameters, given
+from dormouse.model.types import Parameters, checked_parameters
 from dormouse.reading.checked_files import (
     FileGone,
     again_if_moved,
@@ -229,7 +229,7 @@ def sql(
     for a file that was collected, `ObjectStoreError` for a damaged file, and `DormouseError` when another
     thread sets `interruption`. Dropping the reader stops the statement.
     """
-    values, end = given(parameters), interruption or Interruption()
+    values, end = checked_parameters(parameters), interruption or Interruption()
     return again_if_moved(lambda: _Statement(sessions, tables, statement, values, end, as_of).reader())
 
 
@@ -259,7 +259,7 @@ def explain_sql(
     as_of: When | None = None,
 ) -> dict[str, PlanSummary]:
     """Returns the files and bytes that a statement would read of each table."""
-    values, end = given(parameters), interruption or Interruption()
+    values, end = checked_parameters(parameters), interruption or Interruption()
     return again_if_moved(lambda: _Statement(sessions, tables, statement, values, end, as_of).summaries())
 
 

@@ -21,7 +21,7 @@ import psycopg
 from dormouse.errors import InvalidCut, InvalidProperties, InvalidQuery, TableNotFound
 from dormouse.model.region import decode_value, encode_key
 from dormouse.model.schema import Schema, SchemaMoved
-from dormouse.model.table import as_now, shown
+from dormouse.model.table import current_condition, given_condition
 from dormouse.model.text import narrow_bytes, narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Uuids, load
@@ -107,7 +107,7 @@ class Deletions:
     def list(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
         """Returns the pending deletions, or all, sorted by number."""
         rows = self._own.rows(_QUERIES["list"], {"all": not pending_only}, operation="list deletions")
-        return [RecordedDeletion(row[0], shown(row[1]), *row[2:]) for row in rows]
+        return [RecordedDeletion(row[0], given_condition(row[1]), *row[2:]) for row in rows]
 
     def note(
         self,
@@ -140,7 +140,7 @@ class Deletions:
         """Raises `InvalidCut` if a deletion that was pending in a snapshot names a dropped column."""
         for deletion_id, condition in self._of_snapshot("then_pending", snapshot, conn).fetchall():
             try:
-                as_now(schema, condition)
+                current_condition(schema, condition)
             except InvalidQuery as error:
                 raise InvalidCut(
                     f"table {self._own.table.name!r} cannot be put back: deletion {deletion_id} was pending "

@@ -12,8 +12,8 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from dormouse.errors import TableNotFound
-from dormouse.model.reshaping import following, with_properties
-from dormouse.model.schema import Schema, then_called
+from dormouse.model.reshaping import property_changes, with_properties
+from dormouse.model.schema import Schema, earlier_name
 from dormouse.model.table import TableProperties, TableRecord, table_of
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -76,8 +76,8 @@ class Shapes:
             raise TableNotFound.gone(self._table.name)
         then, now = map(Schema.from_record, rows[0][:2])
         properties = TableProperties(**rows[0][2])
-        called = {name: other for name in now.names if (other := then_called(now, then, name))}
-        properties = with_properties(properties, following(properties, called.get))
+        called = {name: other for name in now.names if (other := earlier_name(now, then, name))}
+        properties = with_properties(properties, property_changes(properties, called.get))
         table = replace(self._table, schema=then, properties=properties)
         return Then(table, now.version, json.dumps(rows[0][2]))
 

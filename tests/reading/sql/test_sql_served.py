@@ -233,5 +233,5 @@ def test_parameters_are_a_list_or_an_object(url: str, client: Client) -> None:
     assert post_sql(url, "select 1", parameters="x").json()["type"] == "urn:dormouse:invalid-input"
     with pytest.raises(InvalidQuery, match="must be a list"):
         client.sql("select 1", "x")
-    with pytest.raises(InvalidQuery, match="of which SQL has no type"):
+    with pytest.raises(InvalidQuery, match="which SQL has no type for"):
         client.sql("select $1", [object()])

@@ -249,7 +249,7 @@ def test_a_dropped_table_is_not_taken_for_a_converted_one(new_table: NewTable) -
         table.jobs.due,
         table.partitions.leaf_rows,
     ):
-        with pytest.raises(TableNotFound, match="does not exist any more"):
+        with pytest.raises(TableNotFound, match="no longer exists"):
             work()
     assert own_tables(table) == set()
 

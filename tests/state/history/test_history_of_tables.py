@@ -45,7 +45,7 @@ def test_a_table_made_again_under_an_old_name_has_a_history_of_its_own(instance:
         lambda: first.history.partitions_at(BEGAN),
         lambda: first.history.scale_metadata(BEGAN, BEGAN),
     ):
-        with pytest.raises(TableNotFound, match="'t' does not exist any more"):
+        with pytest.raises(TableNotFound, match="'t' no longer exists"):
             read()
 
 

@@ -265,7 +265,7 @@ def test_a_table_that_was_dropped_says_so(instance: Instance) -> None:
     etl = table.consumer("etl")
     instance.drop_table("t")
     for ask in (lambda: list(table.history.cuts()), table.consumers, etl.read, table.history.record_cut):
-        with pytest.raises(TableNotFound, match="table 't' does not exist any more"):
+        with pytest.raises(TableNotFound, match="table 't' no longer exists"):
             ask()
 
 
