@@ -146,10 +146,10 @@ def test_a_cell_refers_to_a_table_that_is_there(instance: dm.Instance, tmp_path:
         lambda: rows.upsert([{"of": "t", "text": "new"}, {"of": "none:7", "text": "other"}], on=["text"]),
     ]
     for call in calls:
-        with pytest.raises(InvalidRow, match=r"column 'of' .*'none:7' refers to a table that is not there"):
+        with pytest.raises(InvalidRow, match=r"column 'of' .*'none:7' refers to a table that does not exist"):
             call()
     with pytest.raises(
-        (InvalidColumn, InvalidRow), match=r"'text'.*'none' refers to a table that is not there"
+        (InvalidColumn, InvalidRow), match=r"'text'.*'none' refers to a table that does not exist"
     ):
         rows.change([dm.RetypeColumn("text", "ENTITY")])
     assert rows.version() == 1
@@ -158,7 +158,7 @@ def test_a_cell_refers_to_a_table_that_is_there(instance: dm.Instance, tmp_path:
 @pytest.mark.parametrize(
     ("kind", "text", "why"),
     [
-        ("ENTITY", "none:7", "refers to a table that is not there"),
+        ("ENTITY", "none:7", "refers to a table that does not exist"),
         ("FILE", f"file:{'0' * 32}:0:{'0' * 64}:a.jpg", "refers to a file that was not put into this table"),
     ],
 )

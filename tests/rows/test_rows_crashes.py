@@ -11,7 +11,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import CommitFailed, CommitIdReused, CommitOutcomeUnknown
-from dormouse.rows.change import Asked, Found, RowChanges
+from dormouse.rows.change import ChangeOptions, PreparedChanges, RowChanges
 from dormouse.rows.changes import Changed
 from dormouse.rows.reading import RowReader
 from dormouse.rows.store import RowLocks, RowStore
@@ -37,7 +37,9 @@ def change(own: TableContext, changes: Sequence[Any], change_id: str | None = No
     made = RowChanges(
         lambda: own, store, RowReader(lambda: own), RowLocks(own.supplier, own.table, LEASE_SECONDS)
     )
-    return made.found(lambda held, columns: Found(changes), Asked(change_id=change_id, wait_seconds=20))
+    return made.make(
+        lambda held, columns: PreparedChanges(changes), ChangeOptions(change_id=change_id, wait_seconds=20)
+    )
 
 
 def seen(rows: RowTable) -> list[tuple[Any, ...]]:

@@ -125,7 +125,7 @@ def test_a_reader_waits_for_the_work_of_another_process(instance: Instance, dsn:
         rows.change([dm.Insert(rows_of(5))])
         with pytest.raises(IndexNotReady, match="read-only"):
             read.query(TEXT, wait_seconds=0)
-        looked_first = read._indexes._asked
+        looked_first = read._indexes._answer
 
         def brought_meanwhile(*given: object) -> object:
             try:
@@ -133,5 +133,5 @@ def test_a_reader_waits_for_the_work_of_another_process(instance: Instance, dsn:
             finally:
                 indexing_of(instance).bring(rows)
 
-        read._indexes._asked = brought_meanwhile  # type: ignore[method-assign, assignment]
+        read._indexes._answer = brought_meanwhile  # type: ignore[method-assign, assignment]
         assert len(read.query(TEXT, 1_000).rows) == 205

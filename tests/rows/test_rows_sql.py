@@ -104,7 +104,7 @@ def test_a_text_is_bound_once_for_all_values_of_which_its_meaning_is_independent
     for values in each * 2:
         assert outcome(statement_of, text, list(values)) == outcome(statements._bound, text, list(values))
     kinds = tuple((name, one.kind) for name, one in statements.given(list(each[0])))
-    found = statements._of_kinds(text, "t", tuple(COLUMNS), kinds)
+    found = statements._template(text, "t", tuple(COLUMNS), kinds)
     assert is_remembered is None or (found is not None) == is_remembered
 
 
@@ -269,13 +269,13 @@ def test_a_number_that_python_makes_no_text_of_is_refused_as_a_parameter() -> No
 def test_what_is_long_is_not_remembered() -> None:
     """Other ids each time would fill the memory."""
     listed = ", ".join(map(str, range(5_000)))
-    before = statements._remembered.cache_info().currsize
+    before = statements._cached.cache_info().currsize
     for text, values in (
         (f"select n from t where n in ({listed})", None),
         ("select n from t where name = $1", ["x" * 20_000]),
     ):
         statement_of(text, "t", COLUMNS, statements.given(values))
-        assert statements._remembered.cache_info().currsize == before
+        assert statements._cached.cache_info().currsize == before
     assert bound("select n + 17 from t") is bound("select n + 17 from t")
 
 
