@@ -55,8 +55,8 @@ BAD: list[tuple[Column, Any, str]] = [
     (dm.Column("d", "DATE"), datetime(2024, 1, 1), "has no time zone: give it one"),
     (dm.Column("l", "LINK"), "x" * 1_001, "has 1,001 characters, and may have 1,000"),
     (dm.Column("x", "DOUBLE"), 2**53 + 1, "is not exact in a double"),
-    (dm.Column("j", "JSON"), {1}, "is no value of JSON"),
-    (dm.Column("j", "JSON"), [math.nan], "is no value of JSON"),
+    (dm.Column("j", "JSON"), {1}, "is not a JSON value"),
+    (dm.Column("j", "JSON"), [math.nan], "is not a JSON value"),
 ]
 GOOD: list[tuple[Column, Any, Any]] = [
     (dm.Column("n", "INTEGER"), -(1 << 63), -(1 << 63)),
