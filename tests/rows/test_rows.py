@@ -355,7 +355,7 @@ def test_a_table_that_is_dropped_is_forgotten(instance: Instance, rows: RowTable
 def test_an_empty_text_becomes_no_number(rows: RowTable) -> None:
     rows.change([dm.Insert([{"name": ""}])])
     with pytest.raises(
-        InvalidRow, match=r"row of ROW_ID 3, column 'name' \(INTEGER\): an empty text is none"
+        InvalidRow, match=r"row of ROW_ID 3, column 'name' \(INTEGER\): an empty text does not fit the type"
     ):
         rows.change(
             [dm.Remove([(2, 1)]), dm.Patch([{"ROW_ID": 1, "name": "5"}]), dm.RetypeColumn("name", "INTEGER")]
