@@ -136,7 +136,7 @@ ITSELF.append(ITSELF)
         (["\\\x00"], "NUL"),
         ("\ud800", "lone surrogate"),
         ({"\udc00": 1}, "lone surrogate"),
-        (float("nan"), "it is nan, which is no number of JSON"),
+        (float("nan"), "it is nan, which JSON does not have"),
         ([1, {"a": float("inf")}], r"it\[1\]\['a'\] is inf"),
         ({1: 2}, "it has the name 1, and names are text"),
         ({"a": {None: 2}}, r"it\['a'\] has the name None"),

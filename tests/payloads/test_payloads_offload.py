@@ -309,7 +309,7 @@ def test_a_reader_that_never_ends_is_named(
         holder.execute(
             "select pg_advisory_xact_lock(1)"
         )  # and sees nothing: who maintains the instance does so
-        with pytest.raises(PayloadDayBusy, match=f"processes {conn.info.backend_pid}; the day is as it was"):
+        with pytest.raises(PayloadDayBusy, match=f"processes {conn.info.backend_pid}; the day is unchanged"):
             instance.payloads.offload(DAY)
         model.check()
         conn.rollback()

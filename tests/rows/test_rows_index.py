@@ -58,7 +58,7 @@ def rows(instance: Instance) -> RowTable:
 @pytest.mark.slow
 def test_an_index_that_is_behind_says_so_and_is_worked_on(instance: Instance, rows: RowTable) -> None:
     for _ in range(3):
-        with pytest.raises(IndexNotReady, match="ask again"):
+        with pytest.raises(IndexNotReady, match="being updated: try again"):
             rows.query(TEXT, wait_seconds=0)
         assert is_as_the_files(rows)
         rows.change([dm.Insert(rows_of(10))])
