@@ -138,7 +138,7 @@ def test_connections_that_cannot_keep_it_are_refused(
     instance: Instance, application: str, empty_dsn: str, databases: Any
 ) -> None:
     put = instance.payloads.put
-    with pytest.raises(InvalidInput, match=r"must be a psycopg\.Connection, not object: by another driver"):
+    with pytest.raises(InvalidInput, match=r"must be a psycopg\.Connection, not object: with another driver"):
         put("t", "1", AT, "k", 1, conn=object())  # type: ignore[arg-type]
     with psycopg.connect(application, autocommit=True) as conn:
         with pytest.raises(InvalidInput, match="autocommit mode, and has begun no transaction"):

@@ -75,7 +75,7 @@ def test_a_day_that_is_made_again_expires_again(
 
 def test_days_that_are_not_over_do_not_expire(instance: Instance, model: Model) -> None:
     today = rows.DAYS.today(instance._supplier)
-    with pytest.raises(InvalidInput, match="is the last to be given"):
+    with pytest.raises(InvalidInput, match="or an earlier day"):
         instance.payloads.expire(today + timedelta(days=1))
     assert instance.payloads.expire(today)[0] == [DAY]
 

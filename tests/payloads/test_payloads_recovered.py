@@ -152,7 +152,7 @@ def test_maintenance_looks_for_lost_objects_while_an_adoption_holds_files(
     copy = f"payloads/{DAY}/000009-{'c' * 20}"
     instance._objects.put(copy, instance._objects.get(name))
     instance._objects.delete([name])
-    assert "is not there" in instance.payloads.maintain().errors[0]
+    assert "does not exist" in instance.payloads.maintain().errors[0]
     with pytest.raises(PayloadCorrupt):
         [instance.payloads.get(*one) for one in model.expected]
     query(
