@@ -1,4 +1,7 @@
-"""How Spark finds `format("dormouse")`: of each package called `pyspark_…` it takes the DefaultSource."""
+"""The package by which Spark finds `format("dormouse")`.
+
+Spark registers the `DefaultSource` of each package whose name begins with `pyspark_`.
+"""
 
 from dormouse.datasource.source import DormouseSource as DefaultSource
 

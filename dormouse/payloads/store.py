@@ -187,7 +187,7 @@ class ApplicationPayloads:
     def places(
         self, conn: psycopg.Connection[Any], keys: Iterable[PayloadKey]
     ) -> Iterator[tuple[PayloadKey, Place | None]]:
-        """Yields the place of each payload as the transaction of `conn` sees it; None for a dropped day.
+        """Yields the place of each payload as the transaction of `conn` sees it, or None for dropped days.
 
         Raises the errors of `put`.
         """
@@ -229,8 +229,8 @@ def check_connection(conn: object) -> None:
     """Raises `InvalidInput` unless a connection of psycopg has a transaction, or begins one by itself."""
     if not isinstance(conn, psycopg.Connection):
         raise InvalidInput(
-            f"conn must be a psycopg.Connection, not {type(conn).__qualname__}: with another driver, call the "
-            "SQL function dormouse.put_payload in its transaction"
+            f"conn must be a psycopg.Connection, not {type(conn).__qualname__}: with another driver, call "
+            "the SQL function dormouse.put_payload in its transaction"
         )
     if conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE:
         raise InvalidInput(

@@ -367,7 +367,7 @@ def test_what_cannot_be_written_is_refused_before_a_task_runs(
     for save, message in [
         (lambda: writer(frame.drop("day"), instance, dsn).save(), "InvalidData: column 'day' .* is missing"),
         (lambda: writer(frame, instance, dsn, where="{}").save(), "InvalidInput: unknown option 'where'"),
-        (lambda: writer(frame, instance, dsn).mode("overwrite").save(), "InvalidInput: rows are only added"),
+        (lambda: writer(frame, instance, dsn).mode("overwrite").save(), "InvalidInput: a write only adds rows"),
         (lambda: writer(frame, instance, dsn).save("somewhere"), "InvalidInput: unknown option 'path'"),
     ]:
         with pytest.raises(Exception, match=message):
