@@ -102,7 +102,7 @@ def test_a_dropped_table_is_skipped_and_a_renamed_one_is_not(
     catalog.drop("gone")
     catalog.rename("before", "after")
     assert start(run_id) == 0
-    assert "table gone was dropped, and is skipped" in caplog.text
+    assert "skip table gone: it was dropped" in caplog.text
     assert [reference.row_count for reference in renamed.store.file_references()] == [10]
 
 
@@ -126,7 +126,7 @@ def test_a_table_dropped_while_it_is_compacted_is_skipped(
 
     monkeypatch.setattr(run, "_compact", dropping)
     assert start(run_id) == 0
-    assert "table first was dropped meanwhile, and is skipped" in caplog.text
+    assert "skip table first: it was dropped meanwhile" in caplog.text
     assert second.jobs.count() == (0, 0)
 
 
