@@ -1,4 +1,4 @@
-"""Row tables, read by their names as other tables are: the current rows, or every version by another name."""
+"""Row tables read by name like other tables: the current rows, or all versions by another name."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def test_every_reader_by_name_has_the_current_rows(instance: Instance, staff: Ro
 @pytest.mark.parametrize(
     ("where", "found"),
     [
-        ({"pay": 1}, []),  # of an older version
+        ({"pay": 1}, []),  # matches only an older version
         ({"pay": dm.Range(50)}, [ANN]),
-        ({"ROW_VERSION": 1}, [EVE]),  # of ann, too, before
+        ({"ROW_VERSION": 1}, [EVE]),  # an older version of ann matches, too
         ({"ROW_ID": 2}, []),
         ({"ROW_ID": 1, "name": ["ann", None]}, [ANN]),
     ],
@@ -76,7 +76,7 @@ def test_conditions_are_of_the_current_versions(
 
 @pytest.mark.slow
 def test_rows_that_meet_conditions_come_in_order_however_many_they_are(instance: Instance) -> None:
-    """Batches are filtered together, and the versions of a row lie in several of them."""
+    """The versions of a row lie in several batches, which are filtered together."""
     big = instance.create_row_table("big", [dm.Column("n", "INTEGER")])
     for start in range(0, 150_000, 25_000):
         big.change([dm.Insert([{"n": n % 3} for n in range(start, start + 25_000)])])
@@ -161,10 +161,10 @@ def test_the_command_line_marks_row_tables(instance: Instance, staff: RowTable) 
 
 
 @pytest.mark.slow
-def test_what_a_row_table_consists_of_is_told_in_rows(
+def test_the_status_of_a_row_table_counts_rows(
     instance: Instance, staff: RowTable, dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Stored versions are called so in every place."""
+    """Every place uses the name "stored versions"."""
     table, every = instance.table("staff"), instance.table("staff$versions")
     found = table.status()
     assert (found.row_count, found.rows_exact, found.stored_versions) == (2, True, 5)

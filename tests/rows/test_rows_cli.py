@@ -1,4 +1,4 @@
-"""`dormouse rows`: each command, as text and as JSON; what is wrong is one line, and nothing is half done."""
+"""`dormouse rows`: each command, as text and as JSON. Errors have one line and leave nothing half done."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_table_whose_file_is_refused_is_not_made(run: Run) -> None:
 
 
 @pytest.mark.parametrize("theirs", [dm.Insert([{"n": 7}]), dm.AddColumn(dm.Column("m", "INTEGER"))])
-def test_an_upload_that_fails_takes_no_change_of_others_with_it(
+def test_a_failed_upload_undoes_no_change_of_another_process(
     run: Run, monkeypatch: pytest.MonkeyPatch, theirs: Any
 ) -> None:
     Path("rows.csv").write_text("n\n1\n")
@@ -143,7 +143,7 @@ def test_pages_of_a_query(run: Run) -> None:
     assert page["rows"] == [["r3"]]
 
 
-def test_moments_are_told_as_such_to_people_and_as_numbers_to_programs(run: Run) -> None:
+def test_times_are_text_for_people_and_numbers_in_json(run: Run) -> None:
     told(run, "create", "t", "--column", "d:DATE")
     moments = [1_388_350_800_000, -1, 2**62, None]
     told(run, "change", "t", "-", stdin=json.dumps([{"insert": [{"d": one} for one in moments]}]))
@@ -199,7 +199,7 @@ def test_snapshots(run: Run) -> None:
     assert failed(run, "snapshot", "t", "v1", "--drop")[1].startswith("table 't' has no snapshot 'v1'")
 
 
-def test_a_look_into_a_file(run: Run) -> None:
+def test_a_preview_of_a_file(run: Run) -> None:
     Path("rows.tsv").write_text("a\tb\n1\tx\n2\ty\n")
     found = told(run, "preview", "rows.tsv", "--rows", "1")
     assert (found["rows"], found["row_count"]) == ([["1", "x"]], 2)
@@ -271,7 +271,7 @@ def test_a_look_into_a_file(run: Run) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_one_line(run: Run, arguments: list[str], code: int, said: str) -> None:
+def test_errors_have_one_line(run: Run, arguments: list[str], code: int, said: str) -> None:
     make(run)
     Path("bad.csv").write_text("n,name\n1,a\n2,b,c\n3,d\n")
     Path("nme.csv").write_text("nme\na\n")
