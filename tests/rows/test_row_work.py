@@ -39,19 +39,19 @@ def test_a_query_of_a_snapshot_reads_the_version_of_its_name(instance: Instance,
     assert [instance.jobs.request(one)["version"] for one in (first, other)] == [1, 2]
 
 
-def attempts(do: Any, instance: Instance, asked: Any) -> tuple[Any, Any]:
+def attempts(do: Any, instance: Instance, request: Any) -> tuple[Any, Any]:
     """Returns a job's results for a worker that dies before it reports them, and for the next worker."""
     job_id = instance.jobs.start("row", {})
     first, again = (Call(job=Progress(job_id, attempt=number)) for number in (1, 2))
-    return do(instance, asked, first), do(instance, asked, again)
+    return do(instance, request, first), do(instance, request, again)
 
 
 def test_a_table_that_a_worker_made_before_it_died_is_made_once(instance: Instance) -> None:
-    asked = RowCreateRequest(name="made", columns=[column.to_json() for column in COLUMNS])
-    first, second = attempts(row_verbs._create, instance, asked)
+    request = RowCreateRequest(name="made", columns=[column.to_json() for column in COLUMNS])
+    first, second = attempts(row_verbs._create, instance, request)
     assert first == second
     with pytest.raises(TableAlreadyExists):
-        row_verbs._create(instance, asked, Call(job=Progress("other")))
+        row_verbs._create(instance, request, Call(job=Progress("other")))
     others = RowCreateRequest(name="made", columns=[{"name": "n", "type": "INTEGER"}])
     with pytest.raises(TableAlreadyExists):
         row_verbs._create(instance, others, Call(job=Progress("other", attempt=2)))

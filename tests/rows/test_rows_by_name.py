@@ -57,7 +57,7 @@ def test_every_reader_by_name_has_the_current_rows(instance: Instance, staff: Ro
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("where", "found"),
+    ("where", "expected"),
     [
         ({"pay": 1}, []),  # matches only an older version
         ({"pay": dm.Range(50)}, [ANN]),
@@ -67,11 +67,11 @@ def test_every_reader_by_name_has_the_current_rows(instance: Instance, staff: Ro
     ],
 )
 def test_conditions_are_of_the_current_versions(
-    instance: Instance, staff: RowTable, where: dict[str, Any], found: list[dict[str, Any]]
+    instance: Instance, staff: RowTable, where: dict[str, Any], expected: list[dict[str, Any]]
 ) -> None:
-    assert instance.table("staff").query(where).read_all().to_pylist() == found
+    assert instance.table("staff").query(where).read_all().to_pylist() == expected
     staff.table.compact()
-    assert instance.table("staff").query(where).read_all().to_pylist() == found
+    assert instance.table("staff").query(where).read_all().to_pylist() == expected
 
 
 @pytest.mark.slow
@@ -178,18 +178,18 @@ def test_the_status_of_a_row_table_counts_rows(
         with connect(url) as client:
             assert client.table("staff").status() == found
 
-    def told(*arguments: str) -> str:
+    def output_of(*arguments: str) -> str:
         where = ["--dsn", dsn, "--objects", instance.objects.url]
         monkeypatch.setattr("sys.argv", ["dormouse", *arguments, *where])
         capsys.readouterr()
         assert main() == 0
         return str(capsys.readouterr().out)
 
-    assert json.loads(told("status", "staff", "--json"))[0]["row_count"] == 2
-    assert " 2 (5 versions) " in told("status", "staff")
-    drawn = told("table", "show", "staff")
+    assert json.loads(output_of("status", "staff", "--json"))[0]["row_count"] == 2
+    assert " 2 (5 versions) " in output_of("status", "staff")
+    drawn = output_of("table", "show", "staff")
     assert "staff: 2 rows (5 stored versions), " in drawn and drawn.endswith("5 stored versions\n")
-    assert told("table", "describe", "staff$versions").startswith("staff$versions: 5 rows, ")
+    assert output_of("table", "describe", "staff$versions").startswith("staff$versions: 5 rows, ")
     staff.change([dm.Insert([{"name": "fay"}, {"name": "gil"}]), dm.Remove([(1, 2), (3, 1)])])
     assert table.status().row_count == table.count() == 2
     staff.table.compact(full=True)

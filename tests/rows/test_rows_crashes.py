@@ -32,7 +32,7 @@ def rows(instance: Instance) -> RowTable:
 
 
 def change(own: TableContext, changes: Sequence[Any], change_id: str | None = None) -> Changed:
-    """Makes a change over its own connections, with a short lease, so that its lock is soon free if it dies."""
+    """Makes a change over its own connections, with a short lease: if it dies, its lock is soon free."""
     store = RowStore(own.supplier, own.table)
     made = RowChanges(
         lambda: own, store, RowReader(lambda: own), RowLocks(own.supplier, own.table, LEASE_SECONDS)

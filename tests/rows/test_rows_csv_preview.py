@@ -26,8 +26,8 @@ def look(file: Path, text: str, rows: int = 10, whole: bool = False, **how: Any)
     return found
 
 
-def types(found: CsvPreview) -> list[str]:
-    return [str(column) for column in found.columns]
+def types(preview: CsvPreview) -> list[str]:
+    return [str(column) for column in preview.columns]
 
 
 @pytest.mark.parametrize(

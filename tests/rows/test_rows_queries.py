@@ -69,10 +69,10 @@ def judged(rows: RowTable, text: str, version: int | None = None) -> list[tuple[
         return judge.execute(text).fetchall()
 
 
-def shown(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def shown(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Returns rows with JSON as text, as DuckDB has it."""
     return [
-        tuple(v for v in row if not isinstance(v, dict) and not str(v).startswith('{"i"')) for row in found
+        tuple(v for v in row if not isinstance(v, dict) and not str(v).startswith('{"i"')) for row in rows
     ]
 
 

@@ -265,8 +265,8 @@ def test_the_same_query_as_a_job_is_the_same_job(client: Client, rows: RemoteRow
     assert len(client.jobs.result(again)["rows"]) == 2
 
 
-def start(client: Client, asked: dict[str, Any]) -> str:
-    body = {"kind": "row_query", "request": asked}
+def start(client: Client, request: dict[str, Any]) -> str:
+    body = {"kind": "row_query", "request": request}
     return str(client._http.json("POST", "/v1/jobs", body)["job_id"])
 
 

@@ -134,14 +134,14 @@ def test_a_text_is_bound_once_if_its_meaning_does_not_depend_on_values(
 def test_parameters_that_do_not_fit_give_an_error_of_one_line(
     text: str, values: Any, said: str | None
 ) -> None:
-    def asked() -> Statement:
+    def bind() -> Statement:
         return statement_of(text, "t", COLUMNS, statements.given(values))
 
     if said is None:
-        assert asked() == bound("select n from t where n = 1")
+        assert bind() == bound("select n from t where n = 1")
         return
     with pytest.raises(InvalidQuery) as refused:
-        asked()
+        bind()
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
