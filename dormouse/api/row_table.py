@@ -13,10 +13,10 @@ from dormouse.model.loops import Progress, no_progress
 from dormouse.model.table import ROW_DELETED, ROW_ID, ROW_VERSION, Container
 from dormouse.rows.change import (
     LOCK_WAIT_SECONDS,
-    Asked,
-    Find,
-    Found,
+    ChangeOptions,
     LookedUp,
+    Prepare,
+    PreparedChanges,
     RowChanges,
     checked_changes,
     digest_of_changes,
@@ -154,8 +154,8 @@ class RowTable(Container):
         """
         listed = checked_changes(changes)
         digest = None if change_id is None else digest_of_changes(listed)
-        asked = Asked(dry_run, changed_by, change_id, digest, wait_seconds, progress)
-        return self._changed(lambda held, columns: Found(listed), asked)
+        options = ChangeOptions(dry_run, changed_by, change_id, digest, wait_seconds, progress)
+        return self._changed(lambda held, columns: PreparedChanges(listed), options)
 
     def upsert(
         self,
@@ -178,20 +178,22 @@ class RowTable(Container):
         when the rows are not found in 300 seconds.
         """
 
-        def find(held: HeldLock, columns: tuple[Column, ...]) -> Found:
+        def prepare(held: HeldLock, columns: tuple[Column, ...]) -> PreparedChanges:
             locate = partial(self._indexes.locate, self, on, version=held.version)
             batches, unchanged = upserts(rows, on, columns, locate)
-            return Found([LookedUp(batches)] if batches else [], unchanged)
+            return PreparedChanges([LookedUp(batches)] if batches else [], unchanged)
 
         self._indexes.bring(self)  # or the lock would be held while an index is built
         digest = None if change_id is None else digest_of_upsert(rows, on)
-        return self._changed(find, Asked(dry_run, changed_by, change_id, digest, wait_seconds, progress))
+        return self._changed(
+            prepare, ChangeOptions(dry_run, changed_by, change_id, digest, wait_seconds, progress)
+        )
 
-    def _changed(self, find: Find, asked: Asked) -> Changed:
-        if asked.dry_run:
-            return self._changes.found(find, asked)
+    def _changed(self, prepare: Prepare, options: ChangeOptions) -> Changed:
+        if options.dry_run:
+            return self._changes.make(prepare, options)
         with self.table.changing():
-            return self._changes.found(find, asked)
+            return self._changes.make(prepare, options)
 
     def row(self, row_id: int, version: int | None = None) -> dict[str, Any]:
         """A row as it is now, or that version of it, with the columns of then. `RowNotFound`."""

@@ -121,9 +121,7 @@ def _summary(parts: Status) -> str:
     off = [state == "DISABLED" for state in parts.schedules.values()]
     off += [state == "Disabled" for state in parts.mappings.values()]
     if parts.desired == "paused":
-        sleep = all(
-            state in (None, "asleep", GONE) for state in (parts.query, parts.access)
-        )
+        sleep = all(state in (None, "asleep", GONE) for state in (parts.query, parts.access))
         spark_sleeps = parts.spark in (None, "", NO_CLUSTER, *drain.APPLICATION_ASLEEP)
         is_quiet = all(off) and sleep and spark_sleeps
         if is_quiet and parts.database in ASLEEP:

@@ -1,1 +1,1 @@
-"""Spark's `format("dormouse")`: what it reads and writes of a table that options name."""
+"""Spark's `format("dormouse")`: reads and writes of a table that is named by options."""

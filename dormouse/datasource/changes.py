@@ -1,4 +1,4 @@
-"""The columns of a read; what came and went between two moments, by tasks in its order."""
+"""The columns of a read, and the reader of changes between two moments."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ if TYPE_CHECKING:
     from dormouse.state.context import TableAddress, TableContext
 
 
-def asked_of(context: TableContext, options: ReadOptions) -> Question:
-    """What is asked of the rows of a moment, whose services these are."""
+def question_of(context: TableContext, options: ReadOptions) -> Question:
+    """Returns the condition and columns of a read, checked by the schema of its moment."""
     return question(context.schema, parse_where(context.schema, options.where), options.columns, None)
 
 
-def columns_of_rows(context: TableContext, asked: Question) -> StructType:
-    return struct_of(columns_of(context.schema, asked.columns))
+def columns_of_rows(context: TableContext, read: Question) -> StructType:
+    return struct_of(columns_of(context.schema, read.columns))
 
 
 def changed_columns(context: TableContext, columns: Sequence[str] | None) -> StructType:
-    """`context` is of the later moment."""
+    """Returns the columns of a read of changes; `context` belongs to the later moment."""
     return struct_of(columns_of_changes(context, columns))
 
 
 def columns_now(context: TableContext, options: ReadOptions) -> StructType:
-    """Those of the moment that the options name, or of now."""
+    """Returns the columns of a read at the moment that the options name, or now."""
     _, till = options.changes or (None, None)
     when = options.as_of if options.changes is None else till
     then, _ = at_moment(context, when)
     if options.changes is not None:
         return changed_columns(then, options.columns)
-    return columns_of_rows(then, asked_of(then, options))
+    return columns_of_rows(then, question_of(then, options))
 
 
-def check_given(given: StructType, found: StructType, table: str) -> None:
-    """`InvalidInput` when a read was given other columns than it has, by `schema` or by an earlier `load`."""
-    if given.jsonValue() != found.jsonValue():
+def check_given(given: StructType, actual: StructType, table: str) -> None:
+    """Raises `InvalidInput` if the columns that `schema` or an earlier `load` gave do not fit."""
+    if given.jsonValue() != actual.jsonValue():
         raise InvalidInput(
-            f"the columns of the read are not those of table {table!r}, which are {found.simpleString()}: if "
-            "they were changed since load(), load it again; leave .schema(…) out, and name columns by the "
+            f"the columns of the read are not those of table {table!r}, which are {actual.simpleString()}: "
+            "if they were changed since load(), load it again; leave .schema(…) out, and name columns by the "
             "option columns"
         )
 
 
 @dataclass(frozen=True)
 class ChangesTask(InputPartition):
-    """What one task reads of the changes."""
+    """The part of the changes that one task reads."""
 
     address: TableAddress
     part: ChangesPart
@@ -76,14 +76,17 @@ class ChangesTask(InputPartition):
 def tasks_of(
     context: TableContext, start: Position, end: Position, options: ReadOptions, *, as_known: bool = False
 ) -> list[InputPartition]:
-    """The changes of after one position and up to another, in their order; `as_known` as `changes` has it."""
+    """Returns the tasks that read the changes after one position and up to another, in their order.
+
+    `as_known` is that of `dormouse.reading.changes.changes_parts`.
+    """
     bytes_max = options.split_bytes or PART_BYTES
     parts = changes_parts(context, start, end, options.columns, bytes_max, as_known=as_known)
     return [ChangesTask(context.address, part) for part in parts]
 
 
 class ChangesReader(DataSourceReader):
-    """What changed between two moments that options name."""
+    """The reader of the changes between two moments that options name."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -97,7 +100,7 @@ class ChangesReader(DataSourceReader):
             check_given(
                 self._schema, changed_columns(table.context.as_of(end), self._options.columns), of.table
             )
-            # without a task Spark calls `read` with None
+            # Spark calls `read` with None if there is no task
             return tasks_of(table.context, start, end, self._options) or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -1,12 +1,12 @@
-"""What spark-submit is given: an ingest, compactions or split points, on a laptop, a cluster and EMR alike.
+"""A program for spark-submit: an ingest, compactions or split points, on a laptop, a cluster or EMR.
 
     spark-submit job.py ingest flights s3://bucket/january/ --dsn rds-iam://… --objects s3://bucket/data
     spark-submit job.py compact flights --instance ./lake
     spark-submit job.py split-points january.parquet --row-key carrier --leaves 64
 
-Without --instance, or --dsn and --objects, the driver's environment tells. Prints what was done as one line
-of JSON, which begins with a brace: spark-submit gives output and log in one stream. Exits 0 when all is done,
-1 when something failed, which is a line of the log, 2 when it cannot begin.
+Without --instance, or --dsn and --objects, the program uses the driver's environment. It prints its result as
+one line of JSON. The line begins with a brace, because spark-submit mixes output and log in one stream. The
+exit code is 0 if all is done, 1 after a failure, which the log names, and 2 if the work cannot begin.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Gives the exit code."""
+    """Runs the program and returns its exit code."""
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of each connection
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # at INFO it logs each connection
     given = _parser().parse_args(arguments)
     try:
         with until_told_to_stop():
             done, failure = given.work(given)
     except Stopped:
-        failure = f"{given.name} was stopped; what it had not finished is put back"
+        failure = f"{given.name} was stopped; its unfinished work was put back"
     except InvalidInput as error:
         logger.error("%s", error)  # noqa: TRY400
         return BAD_USAGE
@@ -61,28 +61,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 _Done = tuple[Mapping[str, Any], str | None]
-"""What was done, and what was not."""
+"""The result as JSON, and the failure, if any."""
 
 
 def ingest(given: argparse.Namespace) -> _Done:
     """Adds the rows of files to a table: all or none, with an id once."""
     with _options(given).open(writes=True) as table:
         _session(given)
-        report = table.ingest(given.paths, engine="spark", **_asked(given, LoadRequest))
+        report = table.ingest(given.paths, engine="spark", **_arguments(given, LoadRequest))
     return dataclasses.asdict(report), None
 
 
 def compact(given: argparse.Namespace) -> _Done:
-    """A round of compaction: makes jobs, and runs what is due as tasks."""
+    """Runs a round of compaction: makes jobs, and runs all due jobs as Spark tasks."""
     with _options(given).open(writes=True) as table:
         _session(given)
-        report = table.compact(engine="spark", **_asked(given, CompactRequest))
+        report = table.compact(engine="spark", **_arguments(given, CompactRequest))
     failure = f"given up: {report.given_up} jobs; the first: {report.errors[0]}" if report.given_up else None
     return dataclasses.asdict(report), failure
 
 
 def split_points(given: argparse.Namespace) -> _Done:
-    """Where a table for the rows of Parquet files is best divided, for `create_table`; from a sample."""
+    """Returns good split points of a new table for the rows of Parquet files, from a sample."""
     from dormouse.sources.infer import schema_like
     from dormouse.spark.ingest import split_points
 
@@ -92,7 +92,7 @@ def split_points(given: argparse.Namespace) -> _Done:
     except Exception as failure:
         raise dormouse_error(failure) from failure
     schema = schema_like(to_arrow_schema(frame.schema).empty_table(), [given.row_key])
-    return {"split_points": [json_value(one) for one in split_points(frame, schema, given.leaves)]}, None
+    return {"split_points": [json_value(point) for point in split_points(frame, schema, given.leaves)]}, None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,9 +107,11 @@ def _parser() -> argparse.ArgumentParser:
     of_table = [work(ingest), work(compact)]
     for each in of_table:
         each.add_argument("table")
-        each.add_argument("--instance", help="its folder, which driver and workers see under one path")
-        each.add_argument("--dsn", help="its PostgreSQL")
-        each.add_argument("--objects", help="its object store")
+        each.add_argument(
+            "--instance", help="the instance's folder, which driver and workers see under one path"
+        )
+        each.add_argument("--dsn", help="the instance's PostgreSQL")
+        each.add_argument("--objects", help="the instance's object store")
     points = work(split_points)
     for each in (of_table[0], points):
         each.add_argument("paths", nargs="+", metavar="PATH", help="files, folders, or URLs of Parquet")
@@ -126,12 +128,12 @@ def _parser() -> argparse.ArgumentParser:
             else:
                 each.add_argument(option, help=field.description)
     points.add_argument("--row-key", required=True, help="the first row key of the table")
-    points.add_argument("--leaves", type=int, required=True, help="how many the table is divided into")
+    points.add_argument("--leaves", type=int, required=True, help="the number of leaves of the table")
     return parser
 
 
-def _asked(given: argparse.Namespace, model: type[Request]) -> dict[str, Any]:
-    """Returns what is asked of a verb but for the table; the engine is Spark."""
+def _arguments(given: argparse.Namespace, model: type[Request]) -> dict[str, Any]:
+    """Returns the arguments of a verb, except the table and the engine."""
     return {name: getattr(given, name) for name in fields_of(model, "table", "engine")}
 
 
@@ -141,10 +143,10 @@ def _options(given: argparse.Namespace) -> TableOptions:
 
 
 def _session(given: argparse.Namespace) -> SparkSession:
-    """With the master and settings that spark-submit was given."""
+    """Returns the session with the master and settings of spark-submit."""
     spark = SparkSession.builder.appName(f"dormouse-{given.name}").getOrCreate()
     for name, ours in REDACTED.items():
-        if spark.conf.get(name) == REDACTED_BY_SPARK:  # what the user redacts stays
+        if spark.conf.get(name) == REDACTED_BY_SPARK:  # keeps a user's own setting
             spark.conf.set(name, ours)
     return spark
 

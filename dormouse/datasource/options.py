@@ -1,4 +1,4 @@
-"""The options of `format("dormouse")`, checked: which instance and table, and what of it."""
+"""The options of `format("dormouse")`, parsed and checked: instance, table, and the kind of access."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _QUERY = fields_of(QueryRequest, "table")
 _CHANGES = [f"changes_{name}" for name in fields_of(ChangesRequest, "table", "columns")]
 _WRITES = (*_WHICH, *fields_of(LoadRequest, "table", "engine"))
 _SPARKS = {"checkpointlocation", "path", "queryname", "triggerinterval"}
-"""Options of Spark's streams, which it passes on."""
+"""Options of Spark's own streams, which Spark also passes to the source."""
 STREAM_BYTES_MAX = 200
 _STREAMS = (*_WHICH, "columns", "split_bytes", "changes_after", "max_rows_per_batch")
-# Spark asks for the columns without telling that it is for a stream
+# includes options of streams, because Spark does not say that it wants the columns of a stream
 _READS = (*_WHICH, *_QUERY, "split_bytes", *_CHANGES, "metadata", "max_rows_per_batch")
 _OF_PARTS = {"columns", "as_of", "verify"}
-"""Options that the tasks heed which read a table in parts, beside `where`."""
+"""Options, besides `where`, with which several tasks can read a table in parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,10 @@ class TableOptions:
 
     @staticmethod
     def parse(given: Mapping[str, str]) -> TableOptions:
-        """On the driver: workers may lack what its environment tells."""
+        """Returns the table that options or the environment name. Raises `InvalidInput`.
+
+        Runs on the driver, because workers may lack its environment variables.
+        """
         from dormouse.settings.process import load_settings
 
         table, settings = given.get("table"), load_settings()
@@ -67,19 +70,20 @@ class TableOptions:
         if folder is not None:
             if settings.dsn is None:
                 return TableOptions(table, folder)
-            # a worker that lacks the variable would start a PostgreSQL in the folder
+            # passes the DSN on, because a worker without the variable would start a PostgreSQL in the folder
             objects = (_folder(folder) / "objects").as_uri()
-        found = TableOptions(table, None, dsn or settings.dsn, objects or settings.objects)
-        if found.dsn is None or found.objects is None:
+        named = TableOptions(table, None, dsn or settings.dsn, objects or settings.objects)
+        if named.dsn is None or named.objects is None:
             raise InvalidInput("the options dsn and objects go together: give both, or instance")
-        return found
+        return named
 
     @contextmanager
     def open(self, *, writes: bool = False, goes_on: bool = False) -> Iterator[Table]:
-        """The table, of an instance that is closed at the end.
+        """Opens the table, and closes its instance at the end.
 
-        `writes`: raises for an instance that is a copy. `goes_on`: it is read from, and another process has
-        looked whether database and objects belong together, which takes several requests of S3.
+        With `writes`, raises an error for an instance that is a copy. With `goes_on`, opens it only for
+        reading, and skips the check that database and objects belong together: another process has checked
+        that, and it takes several requests to S3.
         """
         with self._instance(writes=writes, goes_on=goes_on) as instance:
             if writes and instance.refusal is not None:
@@ -98,24 +102,24 @@ class TableOptions:
         from dormouse.embedded.local import local, opened_again
 
         path = _folder(str(self.instance))
-        # between its tasks and its commit no process of another write has the folder open
+        # a writer opens the folder several times: for its tasks and for its commit
         return opened_again(path) if writes else local(path, read_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What is read: rows as they are, or were; what changed between two moments; or what is known of it."""
+    """The options of a read: of rows now or at a moment, of changes between two moments, or of metadata."""
 
     of: TableOptions
     query: Mapping[str, Any]
-    """The options of a query but `where`, as Python takes them."""
+    """The options of a query except `where`, as Python values."""
 
     where: Mapping[str, Any] | None = None
     changes: tuple[When | None, When | None] | None = None
     metadata: Metadata | None = None
     split_bytes: int | None = None
     max_rows_per_batch: int | None = None
-    """Of a stream, whose batch has more only if one commit has."""
+    """The most rows of a stream's batch. A batch has more only if a single commit has more."""
 
     @property
     def columns(self) -> tuple[str, ...] | None:
@@ -127,7 +131,7 @@ class ReadOptions:
 
     @property
     def are_in_order(self) -> bool:
-        """Returns whether which rows there are, or their order, is asked for: then one task reads them."""
+        """True if options such as `limit` need rows in order, so that one task must read them."""
         fields = QueryRequest.model_fields
         return any(
             value != fields[name].default for name, value in self.query.items() if name not in _OF_PARTS
@@ -135,7 +139,11 @@ class ReadOptions:
 
     @staticmethod
     def parse(given: Mapping[str, str]) -> ReadOptions:
-        """`InvalidInput` and `InvalidQuery` for what is unknown, malformed, or goes not together."""
+        """Returns the options of a read from texts.
+
+        Raises `InvalidInput` and `InvalidQuery` for unknown or malformed options, and for those that do not
+        go together.
+        """
         check_known(given, _READS)
         rows = [name for name in _QUERY if name != "columns"]
         kinds = {
@@ -143,7 +151,7 @@ class ReadOptions:
             "changes_after": ("changes_after", *rows),
         }
         for kind, (named, *others) in kinds.items():
-            if kind in given and (other := next((one for one in others if one in given), None)):
+            if kind in given and (other := next((name for name in others if name in given), None)):
                 raise InvalidInput(f"the options {named} and {other} do not go together")
         if "changes_till" in given and "changes_after" not in given:
             raise InvalidInput(
@@ -164,7 +172,7 @@ class ReadOptions:
 
     @staticmethod
     def of_stream(given: Mapping[str, str]) -> ReadOptions:
-        """Those of a stream, which reads all changes after a moment, once and again."""
+        """Returns the options of a stream, which reads all changes after a moment. Raises `InvalidInput`."""
         plain = {name: value for name, value in given.items() if name not in _SPARKS}
         check_known(plain, _STREAMS)
         if "changes_after" not in plain:
@@ -176,7 +184,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """Where a stream adds rows, and its name: batches are counted by it."""
+    """The table to which a stream adds rows, and the stream's name, by which its batches are counted."""
 
     of: TableOptions
     stream: str
@@ -184,12 +192,12 @@ class StreamOptions:
 
     @staticmethod
     def parse(given: Mapping[str, str]) -> StreamOptions:
-        """`InvalidInput` for an option that is unknown, or a stream that has no name."""
+        """Returns the options of a stream's writer. Raises `InvalidInput`, also if the stream has no name."""
         check_known((name for name in given if name not in _SPARKS), (*_WHICH, "stream", "evolve"))
         stream = given.get("stream")
         if not stream:
             raise InvalidInput(
-                "the option stream is missing: a name of the stream's own, by which its batches are counted"
+                "the option stream is missing: a unique name of the stream, by which its batches are counted"
             )
         check_text("stream", stream, STREAM_BYTES_MAX)
         load = parsed(LoadRequest, {name: given[name] for name in given if name == "evolve"})
@@ -198,7 +206,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Where rows are added; with `ingest_id` once, however often they are written."""
+    """The table to which rows are added. With `ingest_id` they are added once, even if written again."""
 
     of: TableOptions
     ingest_id: str | None = None
@@ -206,7 +214,7 @@ class WriteOptions:
 
     @staticmethod
     def parse(given: Mapping[str, str]) -> WriteOptions:
-        """`InvalidInput` for an option that is unknown, or a table or instance that is not named."""
+        """Returns the options of a write. Raises `InvalidInput` for unknown or missing options."""
         check_known(given, _WRITES)
         load = parsed(LoadRequest, given)
         del load["engine"]  # it is Spark
@@ -214,7 +222,7 @@ class WriteOptions:
 
 
 def check_known(given: Iterable[str], known: Iterable[str]) -> None:
-    """`InvalidInput` for an option that is none of those known."""
+    """Raises `InvalidInput` for an option that is not among those known."""
     from dormouse.reading.where import unknown
 
     listed = tuple(known)
@@ -232,15 +240,15 @@ def _folder(folder: str) -> Path:
     path = Path(folder).expanduser().absolute()
     if not path.exists():
         raise NotAnInstance(
-            f"there is no instance in {path}: the option instance names a folder that this machine sees, "
-            "and each worker; for others give dsn and objects"
+            f"there is no instance in {path}: the option instance names a folder that this machine and each "
+            "worker must see; otherwise give dsn and objects"
         )
     prepare(path, read_only=True)
     return path
 
 
 def parsed(model: type[Request], given: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
-    """Returns the options of a verb as Python takes them, of texts whose names may begin with a prefix."""
+    """Returns the options of a verb as Python values, from texts whose names may begin with a prefix."""
     check_evolve(given.get("evolve"))
     texts = {name: given[prefix + name] for name in fields_of(model, "table") if prefix + name in given}
     values = {name: _value(model, name, prefix + name, text) for name, text in texts.items()}
@@ -248,7 +256,7 @@ def parsed(model: type[Request], given: Mapping[str, str], prefix: str = "") -> 
 
 
 def _value(model: type[Request], name: str, option: str, text: str) -> Any:
-    """Returns what JSON has, by the form of the field or else its type."""
+    """Returns the value of an option's text, by the form of the field or else by its type."""
     form, field = form_of(model, name), model.model_fields[name]
     if form is not None and form.of_text is not None:
         return form.of_text(text)

@@ -1,4 +1,4 @@
-"""`spark.read.format("dormouse")`: rows of a moment, changes between two, and what is known of a table."""
+"""The data source of `format("dormouse")`: reads of rows, of changes and of a table's metadata."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dormouse.reading.executor import Part
     from dormouse.state.context import TableAddress
 
-# What is known of a table, as rows: its files, partitions, cuts, jobs and consumers.
+# Metadata of a table, as rows: its files, partitions, cuts, jobs and consumers.
 
 PAGE_ROWS = 10_000
 _Row = tuple[Any, ...]
@@ -92,13 +92,16 @@ _COLUMNS: Mapping[Metadata, Mapping[str, DataType]] = {
 
 
 def columns_of_metadata(kind: Metadata) -> StructType:
-    """Regions and split points are JSON; keys are encoded, so that their bytes have the keys' order."""
+    """Returns the columns of a kind of metadata.
+
+    Regions and split points are JSON. Keys are encoded, so that their bytes sort as the keys do.
+    """
     return StructType([StructField(name, of) for name, of in _COLUMNS[kind].items()])
 
 
 @dataclass(frozen=True)
 class MetadataReader(DataSourceReader):
-    """One task asks the database, page by page."""
+    """The reader of metadata. One task reads it from the database, page by page."""
 
     of: TableOptions
     kind: Metadata
@@ -111,14 +114,14 @@ class MetadataReader(DataSourceReader):
             if self.kind == "partitions":
                 yield from _partitions(table)
                 return
-            for one in _OBJECTS[self.kind](table):
-                yield tuple(getattr(one, name) for name in _COLUMNS[self.kind])
+            for item in _OBJECTS[self.kind](table):
+                yield tuple(getattr(item, name) for name in _COLUMNS[self.kind])
 
 
 def _partitions(table: Table) -> Iterator[_Row]:
-    for one in _pages(table.partition_page, lambda last: last.partition_id, ""):
-        split = (None, None) if one.split is None else (one.split.field, _json(one.split.point))
-        yield one.partition_id, one.parent_id, one.is_leaf, _json(one.region), *split
+    for node in _pages(table.partition_page, lambda last: last.partition_id, ""):
+        split = (None, None) if node.split is None else (node.split.field, _json(node.split.point))
+        yield node.partition_id, node.parent_id, node.is_leaf, _json(node.region), *split
 
 
 _OBJECTS: Mapping[Metadata, Callable[[Table], Iterable[object]]] = {
@@ -129,7 +132,7 @@ _OBJECTS: Mapping[Metadata, Callable[[Table], Iterable[object]]] = {
     ),
     "consumers": lambda table: table.consumers(),
 }
-"""What has the columns of each kind as its attributes."""
+"""The functions that return the items of each kind, whose attributes are the columns."""
 
 
 def _pages(
@@ -137,9 +140,9 @@ def _pages(
 ) -> Iterator[Any]:
     def all_pages() -> Iterator[list[Any]]:
         last = after
-        while found := page(last, PAGE_ROWS):
-            yield found
-            last = key(found[-1])
+        while items := page(last, PAGE_ROWS):
+            yield items
+            last = key(items[-1])
 
     return chain.from_iterable(all_pages())
 
@@ -149,28 +152,28 @@ def _json(value: Any) -> str:
 
 
 class DormouseSource(DataSource):
-    """What Spark makes of `format("dormouse")`; it finds the class by the package `pyspark_dormouse`."""
+    """The data source of `format("dormouse")`. Spark finds it by the package `pyspark_dormouse`."""
 
     @classmethod
     def name(cls) -> str:
         return "dormouse"
 
     def schema(self) -> StructType:
-        """The columns that are read: those of the table, some of them, or what metadata have."""
+        """Returns the columns that are read: all or some of the table's, or those of metadata."""
         options = ReadOptions.parse(self.options)
         if options.metadata is not None:
             return columns_of_metadata(options.metadata)
         from dormouse.datasource.changes import columns_now
 
         with options.of.open() as table:
-            found = columns_now(table.reading, options)
+            columns = columns_now(table.reading, options)
         settle()
-        return found
+        return columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = ReadOptions.parse(self.options)
         if options.max_rows_per_batch is not None:
-            raise InvalidInput("the option max_rows_per_batch is for streams: read by spark.readStream")
+            raise InvalidInput("the option max_rows_per_batch is for streams: use spark.readStream")
         if options.metadata is not None:
             from dormouse.datasource.changes import check_given
 
@@ -187,7 +190,7 @@ class DormouseSource(DataSource):
 
         if overwrite:
             raise InvalidInput(
-                'rows are only added: write .mode("append"), after table.delete where others are to go'
+                'a write only adds rows: use .mode("append"), after table.delete if rows are to be replaced'
             )
         return TableWriter.begun(WriteOptions.parse(self.options), schema)
 
@@ -200,26 +203,26 @@ class DormouseSource(DataSource):
         from dormouse.datasource.streams import StreamWriter
 
         if overwrite:
-            raise InvalidInput('a stream only adds rows: write .outputMode("append")')
+            raise InvalidInput('a stream only adds rows: use .outputMode("append")')
         return StreamWriter(StreamOptions.parse(self.options), schema)
 
 
 @dataclass(frozen=True)
 class _Rows(InputPartition):
-    """What one task reads of the plan."""
+    """The part of the plan that one task reads."""
 
     address: TableAddress
     part: Part
 
 
 class _RowsInOrder(InputPartition):
-    """What one task asks the table for, as `limit`, `offset` or `descending` choose rows by their order."""
+    """The whole read as one task, because `limit`, `offset` or `descending` depend on the order of rows."""
 
 
 class RowsReader(DataSourceReader):
-    """Plans on the driver, all of one moment; tasks need the object store alone.
+    """The reader of rows. The driver plans the read at one moment; tasks need only the object store.
 
-    Rows in order are read by one task, which asks the table itself: of the moment when it begins.
+    Rows in order are read by one task, which queries the table itself, at the moment when the task begins.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -227,7 +230,7 @@ class RowsReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        from dormouse.datasource.changes import asked_of, check_given, columns_of_rows
+        from dormouse.datasource.changes import check_given, columns_of_rows, question_of
         from dormouse.reading.executor import PART_BYTES, parts
         from dormouse.state.history.moments import now, position_of
 
@@ -235,14 +238,14 @@ class RowsReader(DataSourceReader):
         with options.of.open(goes_on=True) as table:
             at = now(table.context) if options.as_of is None else position_of(table.context, options.as_of)
             context = table.reading.verifying(options.query["verify"]).as_of(at)
-            asked = asked_of(context, options)
+            asked = question_of(context, options)
             check_given(self._schema, columns_of_rows(context, asked), options.of.table)
             if options.are_in_order:
                 return [_RowsInOrder(None)]
-            found = parts(context, asked, at, options.split_bytes or PART_BYTES)
-            tasks: list[InputPartition] = [_Rows(context.address, part) for part in found]
+            listed = parts(context, asked, at, options.split_bytes or PART_BYTES)
+            tasks: list[InputPartition] = [_Rows(context.address, part) for part in listed]
         settle()
-        # without a task Spark calls `read` with None
+        # Spark calls `read` with None if there is no task
         return tasks or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -257,8 +260,9 @@ class RowsReader(DataSourceReader):
                 yield from partition.part.rows(context)
             except FileGone as error:
                 raise ObjectNotFound(
-                    f"file {error.filename!r} of table {error.table!r} is gone: it was collected while Spark "
-                    "read it; raise the table's property gc_delay_seconds or history_retention_seconds"
+                    f"file {error.filename!r} of table {error.table!r} was deleted by garbage collection "
+                    "while Spark read it; raise the table's property gc_delay_seconds or "
+                    "history_retention_seconds"
                 ) from error
 
     def _in_order(self) -> Iterator[pa.RecordBatch]:
@@ -269,6 +273,6 @@ class RowsReader(DataSourceReader):
         options = self._options
         with options.of.open(goes_on=True) as table:
             then = table.known_schema if options.as_of is None else table.schema_at(options.as_of)
-            with table.query(parse_where(then, options.where), **options.query) as found:
-                check_given(self._schema, struct_of(found.schema), options.of.table)
-                yield from found
+            with table.query(parse_where(then, options.where), **options.query) as rows:
+                check_given(self._schema, struct_of(rows.schema), options.of.table)
+                yield from rows

@@ -1,4 +1,7 @@
-"""Streams: `readStream` goes on from a position of the history, `writeStream` commits each batch once."""
+"""Writers and streams of `format("dormouse")`.
+
+`readStream` continues from a position in the table's history. `writeStream` commits each batch once.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +60,14 @@ if TYPE_CHECKING:
 
     from dormouse.state.context import TableContext
 
-# `df.write.format("dormouse")`: each task writes a file, the driver commits all of them once.
+# `df.write.format("dormouse")`: each task writes a file, and the driver commits all of them once.
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task read and wrote."""
+    """The result of a task: the number of rows that it read, and the files that it wrote."""
 
     rows: int
     files: tuple[FileWithReferences, ...]
@@ -72,7 +75,7 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Load:
-    """A load that is announced, and what its tasks need of the table; they ask no database."""
+    """An announced load, with all that its tasks need of the table: they do not use the database."""
 
     attempt: WriteAttempt
     objects: ObjectStore
@@ -80,16 +83,16 @@ class Load:
     properties: TableProperties
     lookup: LeafLookup
     keyed: KeyedRows | None
-    """Of a keyed table, to which it is an upsert."""
+    """Set for a keyed table, where the load is an upsert."""
 
     @staticmethod
     def begun(context: TableContext, given: StructType) -> Load:
-        """Raises InvalidInput when the columns that are given are not those that the table has by then."""
+        """Announces a load on the driver. Raises `InvalidData` if the columns do not fit the table."""
         attempts, attempt = context.attempts, context.attempts.begin(context.table, loads=True)
         try:
             context, attempt = context.writing_for(attempt)
             check_takes(context, given)
-            # Spark's writers cannot ask that rows be moved: a file a leaf would be tasks times leaves
+            # Spark's writers cannot repartition rows: with a file for each leaf, each task would write one
             properties = context.properties.model_copy(
                 update={"ingest_file_writing": "one_reference_per_leaf"}
             )
@@ -100,55 +103,59 @@ class Load:
             raise
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
-        """A task's rows as one sorted file, with a reference in each leaf that it has rows of."""
+        """Writes a task's rows as one sorted file, with a reference in each leaf that has rows in it."""
         check_seen(self.objects)
-        # a task that Spark runs again writes a file of its own
+        # a random name, because Spark may run a task twice
         name = self.attempt.object_name(f"leaves-{uuid.uuid4().hex}")
         files = LeafFiles(self.objects, self.schema, self.properties, self.lookup.leaf_ids, lambda _: name)
         rows = 0
         with files.sorter(MEMORY_BYTES) as sorter:
             given = self.schema if self.keyed is None else self.keyed.given
-            found: Iterator[pa.RecordBatch] = (conform(batch, given) for batch in batches)
+            conformed: Iterator[pa.RecordBatch] = (conform(batch, given) for batch in batches)
             if self.keyed is not None:
-                found = self.keyed.of_task(partition_number()).stored(found)
-            for batch in found:
+                conformed = self.keyed.of_task(partition_number()).stored(conformed)
+            for batch in conformed:
                 sorter.add(batch, self.lookup.indexes(batch))
                 rows += batch.num_rows
             return Written(rows, tuple(files.write(sorter)))
 
 
 def evolved(context: TableContext, given: StructType, evolve: Evolve | None) -> TableContext:
-    """Adds the columns that the table lacks, if that is wanted."""
+    """Adds the columns that the table lacks, if `evolve` is set. Returns the table with its new schema."""
     return context if evolve is None else add_missing(context, columns_of(given))
 
 
 def check_takes(context: TableContext, given: StructType) -> None:
-    """`InvalidData` for columns that are not the table's; `NotARowTable` where rows are edited."""
+    """Raises `InvalidData` for columns that do not fit the table, and an error for a row table."""
     check_not_edited(context.table.name, context.properties, "use row_table(…).change or 'dormouse rows'")
     check_fits(given, context.schema)
 
 
-def told(kind: type[T], messages: Sequence[object]) -> list[T]:
-    """What tasks told, each; `JobFailed` when one did not."""
-    found = [one for one in messages if isinstance(one, kind)]
-    if len(found) < len(messages):
-        raise JobFailed(f"{len(messages) - len(found)} of {len(messages)} tasks told nothing of their files")
-    return found
+def checked_messages(kind: type[T], messages: Sequence[object]) -> list[T]:
+    """Returns the messages of all tasks. Raises `JobFailed` if a task sent none."""
+    received = [message for message in messages if isinstance(message, kind)]
+    if len(received) < len(messages):
+        missing = len(messages) - len(received)
+        raise JobFailed(f"{missing} of {len(messages)} tasks did not report their files")
+    return received
 
 
 def files_of(
     written: Sequence[Written], objects: ObjectStore, properties: TableProperties
 ) -> list[FileWithReferences]:
-    """All that tasks wrote; `JobFailed` when these are not the rows that they read; see `check_arrived`."""
-    files = [file for one in written for file in one.files]
-    check_ingested(sum(one.rows for one in written), None, files, properties)
+    """Returns the files of all tasks. Raises `JobFailed` if they have other rows than the tasks read.
+
+    Raises also the errors of `check_arrived`.
+    """
+    files = [file for task in written for file in task.files]
+    check_ingested(sum(task.rows for task in written), None, files, properties)
     check_arrived(objects, files)
     return files
 
 
 @dataclass(frozen=True)
 class TableWriter(DataSourceArrowWriter):
-    """One write, and its load; None when it was applied before."""
+    """A batch write. Its load is None if its ingest id was applied before."""
 
     of: TableOptions
     ingest_id: str
@@ -156,7 +163,7 @@ class TableWriter(DataSourceArrowWriter):
 
     @staticmethod
     def begun(options: WriteOptions, schema: StructType) -> TableWriter:
-        """Announced, on the driver."""
+        """Announces a write on the driver, after checking its options and columns."""
         ingest_id = uuid.uuid4().hex if options.ingest_id is None else options.ingest_id
         check_text("ingest_id", ingest_id, INGEST_ID_BYTES_MAX)
         with options.of.open(writes=True) as table:
@@ -173,23 +180,23 @@ class TableWriter(DataSourceArrowWriter):
         return Written(0, ())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Adds what the tasks wrote, in one commit."""
+        """Adds the files of all tasks in one commit."""
         if self.load is None:
             return
         attempt, objects = self.load.attempt, self.load.objects
-        files = files_of(told(Written, messages), objects, self.load.properties)
+        files = files_of(checked_messages(Written, messages), objects, self.load.properties)
         with self.of.open(writes=True) as table:
             context = table.context
-            # a task that Spark repeated, or ran twice, may still write
+            # a task that Spark repeated or ran twice may still be writing
             applied = commit_files(context, attempt, files, self.ingest_id, leftovers=True)
             if applied:
                 context.attempts.delete_leftovers(attempt, context.store.own)
                 note_if_shared(context.objects)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Removes what was written, at once; what tasks still write goes as what they leave after a commit.
+        """Deletes the written files at once. Files that tasks still write are deleted later.
 
-        What was written to a table that was dropped meanwhile goes with that.
+        If the table was dropped meanwhile, its files are deleted with it.
         """
         if self.load is not None:
             with suppress(TableNotFound), self.of.open(writes=True) as table:
@@ -198,18 +205,18 @@ class TableWriter(DataSourceArrowWriter):
 
 QUERY_ID = "sql.streaming.queryId"
 RESTS_AT_MOST = 0.25
-"""For how much of the time that a position is kept a stream stands still."""
+"""The longest pause of an idle stream, as a share of the time that the table keeps a position readable."""
 
 REST_SECONDS_MIN = 1.0
 
 
 class ChangesStream(DataSourceStreamReader):
-    """The changes since a moment, batch after batch; Spark's checkpoint has the position between them."""
+    """A stream of the changes since a moment. Spark's checkpoint keeps the position between batches."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
         self._open = ExitStack()
-        self._found: TableContext | None = None
+        self._opened: TableContext | None = None
         self._reached: Position | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 Spark's name
@@ -217,9 +224,10 @@ class ChangesStream(DataSourceStreamReader):
         return self._offset(self._reached)
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """The present, or as far as a batch may go from the position that was reached.
+        """Returns the end of the next batch: the present, or as far as `max_rows_per_batch` allows.
 
-        That itself while nothing has changed: Spark makes no batch then. It asks a new query for this first.
+        While nothing has changed, returns the position that was reached, so that Spark makes no batch. For a
+        new query, Spark calls this method first.
         """
         context, reached = self._context, self._reached or self._start()
         rows_max = self._options.max_rows_per_batch
@@ -227,20 +235,20 @@ class ChangesStream(DataSourceStreamReader):
             present = now(context, reached) if rows_max is None else portion_since(context, reached, rows_max)
             return self._offset(present)
         present = now(context, reached)
-        # one that rests would expire, and has an empty batch before it does
+        # an empty batch from time to time keeps the position of an idle stream from expiring
         rest_seconds_max = max(context.properties.files_kept_seconds * RESTS_AT_MOST, REST_SECONDS_MIN)
         rested = (present.at - reached.at).total_seconds() > rest_seconds_max
         return self._offset(present if rested else reached)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Spark also tells so where a query that goes on stands."""
+        """Returns the tasks of a batch. When a query restarts, this call also brings its position."""
         known = lives(self._context)
         first, last = self._position(start, known), self._position(end, known)
         self._reached = last
         if first == last:
             return []
         check_since(self._context, first.at, "the position of the checkpoint")
-        # what is not there any more is told here
+        # raises if columns of the query no longer exist
         return tasks_of(self._context_at(last), first, last, self._options, as_known=True)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -248,7 +256,7 @@ class ChangesStream(DataSourceStreamReader):
         return partition.rows()
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing is to be done: the position is the checkpoint's."""
+        """Does nothing, because Spark's checkpoint has the position."""
 
     def stop(self) -> None:
         self._open.close()
@@ -259,21 +267,21 @@ class ChangesStream(DataSourceStreamReader):
 
     @property
     def _context(self) -> TableContext:
-        if self._found is None:
-            found, options = self._open.enter_context(self._options.of.open()).context, self._options
-            # Spark takes what tasks give by its place
-            check_given(self._schema, changed_columns(found, options.columns), options.of.table)
-            self._found = found
-        return self._found
+        if self._opened is None:
+            context, options = self._open.enter_context(self._options.of.open()).context, self._options
+            # Spark matches columns of tasks by their place, not by name
+            check_given(self._schema, changed_columns(context, options.columns), options.of.table)
+            self._opened = context
+        return self._opened
 
     def _context_at(self, till: Position) -> TableContext:
-        """With the columns that the query began with, of files that were written since, too."""
+        """Returns the table at a position, with the columns that the query began with."""
         context = self._context
         try:
             return seen_by(context, context.as_of(till).table.schema)
         except InvalidSchema as error:
             raise InvalidInput(
-                f"{error} from table {context.table.name!r} while the query ran: start the query anew"
+                f"{error} from table {context.table.name!r} while the query ran: start the query again"
             ) from None
 
     def _offset(self, position: Position) -> dict[str, Any]:
@@ -290,22 +298,22 @@ class ChangesStream(DataSourceStreamReader):
         table = self._context.table
         if offset["table"] != table.uuid:
             raise InvalidInput(
-                f"the checkpoint is of another table than {table.name!r}, perhaps one of before that had the "
-                "name: give the query a checkpoint of its own"
+                f"the checkpoint belongs to another table than {table.name!r}, perhaps an earlier one of "
+                "that name: give the query a checkpoint of its own"
             )
         at = datetime.fromisoformat(offset["at"])
         position = Position(offset["epoch"], offset["snapshot"], at, offset["made_at"])
         if "life" in offset and not is_of_life(known, offset["life"], position):
             raise InvalidInput(
-                f"the checkpoint has read what the database of table {table.name!r} does not have any more: "
-                "it was restored to before; give the query a checkpoint of its own and changes_after a moment"
+                f"the checkpoint is ahead of the database of table {table.name!r}, which was restored to an "
+                "earlier time: give the query a checkpoint of its own, and a moment as changes_after"
             )
         return position
 
 
 @dataclass(frozen=True)
 class _BatchPart(WriterCommitMessage):
-    """What a task wrote, for which attempt of its own, and for which query of Spark."""
+    """The files of a task, with the task's write attempt and the id of Spark's query."""
 
     written: Written
     attempt: WriteAttempt
@@ -313,7 +321,10 @@ class _BatchPart(WriterCommitMessage):
 
 
 class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
-    """Each task announces itself, as Spark makes one writer for all batches; the driver commits each once."""
+    """The writer of a stream. Spark makes one for all batches.
+
+    So each task announces a write attempt of its own. The driver commits each batch once.
+    """
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
@@ -324,7 +335,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
         task = TaskContext.get()
         query_id = None if task is None else task.getLocalProperty(QUERY_ID)
         if query_id is None:
-            raise JobFailed("Spark does not tell which query a batch is of")
+            raise JobFailed("Spark did not report the query of a batch")
         with self._options.of.open(writes=True) as table:
             context = table.context
             load = Load.begun(context, self._schema)
@@ -335,7 +346,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
                 raise
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # type: ignore[override]  # noqa: N803
-        parts = told(_BatchPart, messages)
+        parts = checked_messages(_BatchPart, messages)
         if not parts:
             return
         with self._options.of.open(writes=True) as table:
@@ -345,14 +356,14 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
             batch_of = StreamBatch(self._options.stream, parts[0].query_id, batchId)
             try:
                 is_new = commit_batch(
-                    context.supplier, context.store, batch_of, files, [one.attempt_id for one in attempts]
+                    context.supplier, context.store, batch_of, files, [each.attempt_id for each in attempts]
                 )
             except InvalidInput:
                 _discard(context, attempts)
                 raise
             except AttemptAbandoned:
-                for one in attempts:
-                    context.attempts.withdraw(one)
+                for attempt in attempts:
+                    context.attempts.withdraw(attempt)
                 raise
             if is_new:
                 note_if_shared(context.objects)
@@ -360,7 +371,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
                 _discard(context, attempts)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # type: ignore[override]  # noqa: N803
-        """Removes what tasks wrote; those that failed have removed theirs."""
+        """Deletes the files of the tasks that succeeded. Failed tasks have deleted theirs."""
         parts = [part for part in messages if isinstance(part, _BatchPart)]
         with suppress(TableNotFound), self._options.of.open(writes=True) as table:
             _discard(table.context, [part.attempt for part in parts])

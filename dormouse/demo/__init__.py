@@ -1,1 +1,1 @@
-"""The whole pipeline on real data, with every answer checked against DuckDB on the raw data."""
+"""The demo: the whole pipeline on real data, with each answer compared with DuckDB's on the raw data."""

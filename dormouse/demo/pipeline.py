@@ -1,4 +1,4 @@
-"""The demo's steps on one table: ingest, compact, split, compact again, collect, ask."""
+"""The steps of the demo: ingest, compact, split, compact again, collect garbage, and query."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# Whether an answer is DuckDB's, row for row and in the same order.
+# The comparison of an answer with DuckDB's, row by row and in the same order.
 
 HELD_ROWS_MAX = 5_000_000
 BATCH_ROWS = 100_000
@@ -32,7 +32,7 @@ BATCH_ROWS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of it: our rows, the seconds that they took, and the first difference, if any."""
+    """The result of a comparison: the rows of Dormouse's answer, its seconds, and the first difference."""
 
     rows: int
     seconds: float
@@ -46,7 +46,7 @@ class Comparison:
 def compare(
     ask: Callable[[], pa.RecordBatchReader], db: duckdb.DuckDBPyConnection, statement: str
 ) -> Comparison:
-    """Asks, and then DuckDB, and goes through both answers; the time is that of the first alone."""
+    """Compares an answer with DuckDB's. Measures only the time of the answer, not of DuckDB."""
     started = time.monotonic()
     reader = ask()
     ours = _Timed(reader, time.monotonic() - started)
@@ -62,7 +62,7 @@ def compare(
 
 
 class _Timed:
-    """Batches, the rows in them, and how long they were waited for."""
+    """A stream of batches that counts the rows and measures the time spent waiting for them."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], seconds: float) -> None:
         self._batches = iter(batches)
@@ -105,7 +105,7 @@ def _first_difference(
 
 
 def _more(batch: pa.RecordBatch | None, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
-    """The batch, or the next one that has rows; None at the end."""
+    """Returns the batch, or the next one that has rows; None at the end."""
     while batch is None or batch.num_rows == 0:
         batch = next(batches, None)
         if batch is None:
@@ -121,12 +121,12 @@ def _describe(left: pa.RecordBatch, right: pa.RecordBatch, count: int, position:
     return f"rows {position:,} to {position + count:,} differ"
 
 
-# What the demo did, and what tells a person of it.
+# The report of the demo, and the screen that shows its progress.
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The table after a step. Rows of divided files are estimates until they are compacted."""
+    """The table after a step. Rows of files in several leaves are estimated until compaction."""
 
     step: str
     rows: int
@@ -141,7 +141,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A question's answer, as it compares with DuckDB's."""
+    """The answer to a question, and whether it is the same as DuckDB's."""
 
     question: str
     text: str
@@ -155,7 +155,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """All that a demo did."""
+    """The report of a demo: its steps and answers."""
 
     data: str
     rows: int
@@ -170,7 +170,7 @@ class DemoReport:
 
 
 class Screen(Protocol):
-    """What a person looks at while the demo runs."""
+    """The display of a running demo."""
 
     def say(self, text: str = "") -> None: ...
 
@@ -187,7 +187,7 @@ class Screen(Protocol):
 
 # The folder of a demo: one demo at a time, in an instance of its own.
 
-# an instance's folder may have files of this prefix
+# names that an instance's folder may contain
 LOCK = ".dormouse-demo.lock"
 
 
@@ -199,9 +199,9 @@ WORK = ".dormouse-demo"
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[Path]:
-    """Holds the folder for this demo alone; gives a scratch folder in it, which is removed at the end.
+    """Locks the folder for this demo. Yields a scratch folder in it, which is deleted at the end.
 
-    The lock is the kernel's, so it goes with the process, however that ends. Raises `InstanceLocked`.
+    The kernel releases the lock when the process ends. Raises `InstanceLocked`.
     """
     prepare(folder, read_only=False)
     lock = open_lock(folder / LOCK)
@@ -211,7 +211,7 @@ def claimed(folder: Path) -> Iterator[Path]:
                 f"another demo is running in {folder}: wait for it, or give this one another --folder"
             )
         work = folder / WORK
-        shutil.rmtree(work, ignore_errors=True)  # of a demo that was killed
+        shutil.rmtree(work, ignore_errors=True)  # left by a demo that was killed
         work.mkdir()
         try:
             yield work
@@ -222,11 +222,11 @@ def claimed(folder: Path) -> Iterator[Path]:
 
 
 def start_afresh(instance: Instance, folder: Path, names: Sequence[str]) -> None:
-    """Drops the demo's tables of an earlier run, in an instance that is the demo's own; else refuses."""
+    """Drops the tables of an earlier demo. Raises `InstanceError` if the instance is not a demo's own."""
     tables = [table.name for table in instance.tables()]
     if tables and not (folder / OWN).exists():
         raise InstanceError(
-            f"the instance of {folder} has tables that are not a demo's ({', '.join(tables[:3])}…): "
+            f"the instance in {folder} has tables that are not a demo's ({', '.join(tables[:3])}…): "
             "give the demo a --folder of its own"
         )
     (folder / OWN).touch()
@@ -236,7 +236,7 @@ def start_afresh(instance: Instance, folder: Path, names: Sequence[str]) -> None
 
 
 def remove(instance: Instance, folder: Path, names: Sequence[str]) -> bool:
-    """Drops the demo's tables; whether nothing else is left, so that the folder can go once it is closed."""
+    """Drops the demo's tables. Returns True if no other table is left, so that the folder can be deleted."""
     for table in instance.tables():
         if table.name in names:
             instance.drop_table(table.name)
@@ -247,11 +247,11 @@ ROUNDS_MAX = 64
 
 
 Dataset = Flights | Lineitem
-"""What a demo works on: raw data in DuckDB, tables to fill from it, and questions to ask of both."""
+"""A data set of the demo: raw data in DuckDB, tables to fill from it, and questions for both."""
 
 
 class Pipeline:
-    """Runs the steps, and shows each as it ends."""
+    """The steps of a demo. Each is shown when it ends."""
 
     def __init__(self, instance: Instance, dataset: Dataset, screen: Screen) -> None:
         self._instance = instance
@@ -260,7 +260,7 @@ class Pipeline:
         self.steps: list[Step] = []
 
     def run(self) -> None:
-        """From empty tables to one that is compacted, split and collected."""
+        """Creates the tables, and runs all steps from ingest to garbage collection."""
         self._screen.steps_begin()
         for made in self._dataset.tables():
             self._instance.create_table(
@@ -271,11 +271,11 @@ class Pipeline:
         self._compact("compact")
         self._split()
         self._compact("compact what was pushed down")
-        self._split()  # counts are exact now, and may tell of another leaf over the threshold
+        self._split()  # row counts are exact now, and may show another leaf over the threshold
         self._collect()
 
     def ask(self, db: duckdb.DuckDBPyConnection, questions: Sequence[Question]) -> list[Answer]:
-        """Every question, to Dormouse and to DuckDB."""
+        """Returns the answer to each question, compared with DuckDB's."""
         return [self._answer(db, question) for question in questions]
 
     def _ingest(self) -> None:
@@ -328,32 +328,33 @@ class Pipeline:
         with self._screen.working(f"{question.title}: {question.text}"):
             if statement is not None:
                 plan = self._instance.explain_sql(statement)[self._dataset.main_table]
-                found = compare(lambda: self._instance.sql(statement), db, question.duckdb_sql)
+                result = compare(lambda: self._instance.sql(statement), db, question.duckdb_sql)
             else:
                 plan = self._table.explain(where)
-                found = compare(lambda: self._table.query(where, question.columns), db, question.duckdb_sql)
+                result = compare(lambda: self._table.query(where, question.columns), db, question.duckdb_sql)
         return Answer(
             question=question.title,
             text=question.text,
-            rows=found.rows,
-            seconds=found.seconds,
+            rows=result.rows,
+            seconds=result.seconds,
             files_read=plan.files,
             files_total=self._table.status().files,
-            matches_duckdb=found.matches,
-            difference=found.difference,
+            matches_duckdb=result.matches,
+            difference=result.difference,
         )
 
 
 def run_demo(folder: Path, *, screen: Screen, rows: int | None = None, keep: bool = True) -> DemoReport:
-    """The flights, or so many `rows` of lineitem, in the instance of `folder`, which must be the demo's own.
+    """Runs the demo in the instance of `folder`, with the flights or with `rows` rows of lineitem.
 
-    Raises `InstanceLocked` while another demo runs there, `DependencyMissing`, or what the pipeline raises.
+    The instance must be the demo's own. Raises `InstanceLocked` if another demo is running there,
+    `DependencyMissing`, and the errors of the pipeline.
     """
     try:
         import duckdb
     except ModuleNotFoundError:
         raise not_installed("duckdb", "demo") from None
-    shown, folder = str(folder), folder.expanduser().absolute()
+    given_folder, folder = str(folder), folder.expanduser().absolute()
     dataset: Dataset = Flights() if rows is None else Lineitem(rows)
     started = time.monotonic()
     with claimed(folder) as work:
@@ -373,7 +374,9 @@ def run_demo(folder: Path, *, screen: Screen, rows: int | None = None, keep: boo
             screen.answers(answers)
             removable = not keep and remove(instance, folder, dataset.table_names)
         seconds = time.monotonic() - started
-        report = DemoReport(dataset.title, count, shown, tuple(pipeline.steps), tuple(answers), seconds)
+        report = DemoReport(
+            dataset.title, count, given_folder, tuple(pipeline.steps), tuple(answers), seconds
+        )
         if removable:
             shutil.rmtree(folder)
         _close(screen, report, dataset, keep=keep)

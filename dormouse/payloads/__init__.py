@@ -1,4 +1,4 @@
-"""Payloads: JSON documents, hot in PostgreSQL, cold in the object store."""
+"""Payloads: JSON documents, which are hot in PostgreSQL and cold in the object store."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ __all__ = ["PayloadKey", "PayloadStore"]
 
 
 def __getattr__(name: str) -> Any:
-    """The store is loaded where one is made."""
+    """Imports `PayloadStore` at its first use, because it needs packages that a client lacks."""
     if name != "PayloadStore":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dormouse.payloads.store import PayloadStore

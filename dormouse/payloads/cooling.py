@@ -1,6 +1,6 @@
-"""The work on days: each is cooled, folded, warmed or dropped, the oldest first, each by one worker.
+"""The work on days of payloads: offload, fold, rehydrate and expire.
 
-A day that fails holds up no other.
+One worker works on a day, the oldest day first. The failure of one day does not hold up the others.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ from dormouse.postgres.days import days_ahead
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_transaction
 
-# Days that are past their retention: first the partition, then its objects.
+# Expiry: drops a day's partition, and marks its objects for garbage collection.
 
 TRIES = 20
 _QUERIES = load(__package__ or "", "cooling")
 
 
 def expire(supplier: Supplier, before: date, *, dry_run: bool = False) -> tuple[list[date], list[date]]:
-    """Drops the days before one; gives them, and those that are worked on or used all the time, and stay."""
-    due = [one.day for one in days(supplier, 0) if one.day < before]
+    """Drops the days before a date. Returns the dropped days, and the days that were too busy to drop."""
+    due = [each.day for each in days(supplier, 0) if each.day < before]
     if dry_run:
         return due, []
-    gone, busy = list[date](), list[date]()
+    dropped, busy = list[date](), list[date]()
     for day in due:
         try:
             done = DAYS.attempt(supplier, partial(_drop, day=day), attempts=TRIES)
         except PayloadDayBusy:
             done = False
-        (gone if done else busy).append(day)
-    return gone, busy
+        (dropped if done else busy).append(day)
+    return dropped, busy
 
 
 def _drop(conn: psycopg.Connection[Any], day: date) -> None:
     names = Names(day)
     if not conn.execute(_QUERIES["expire"].on(), {"day": day, "name": names.day}).fetchall():
-        raise PayloadDayBusy(f"payloads of {day}: somebody works on the day")
+        raise PayloadDayBusy(f"payloads of {day}: a worker has the day")
     if conn.execute(_QUERIES["is_partition"].on(), {"name": names.day}).fetchall()[0][0]:
         DAYS.drop(conn, day)
     conn.execute(_QUERIES["drop_work"].on(copy=names.copy, written=names.written, old=names.old))
@@ -76,10 +76,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DayReport:
-    """What was done with a day, by all slices of the work: payloads, bytes of JSON in, bytes of objects out.
+    """The progress of the work on a day, in all its runs: payloads, bytes of JSON in, bytes of objects out.
 
-    `finished` False: a slice was over, or `error` says why not; what was done is gone on with. In a dry run,
-    `payloads` are about those that there are.
+    `finished` is False if the time limit was reached, or if the work failed with `error`. The next run goes
+    on from there. In a dry run, `payloads` is an estimate of the day's payloads.
     """
 
     day: date
@@ -96,7 +96,7 @@ class DayReport:
 
 @dataclass(frozen=True, slots=True)
 class OffloadReport:
-    """What a run did, day by day; `days_left` wait for another."""
+    """The results of a run, day by day; `days_left` days wait for the next run."""
 
     days: tuple[DayReport, ...]
     days_left: int
@@ -104,22 +104,22 @@ class OffloadReport:
 
     @property
     def payloads(self) -> int:
-        return sum(one.payloads for one in self.days)
+        return sum(day.payloads for day in self.days)
 
     @property
     def errors(self) -> tuple[str, ...]:
         """One line for each day that failed."""
-        return tuple(one.error for one in self.days if one.error is not None)
+        return tuple(day.error for day in self.days if day.error is not None)
 
 
-# A day cools down: its payloads go into objects, and a copy of its partition has pointers to them.
+# Offload: packs a day's payloads into objects, and puts pointers to them into a copy of its partition.
 
 
 def offload_day(tools: Tools, lease: DayLease) -> bool:
-    """Goes on with a day wherever it is; False when the slice is over before it is done.
+    """Offloads a day, from the phase that it has reached. Returns False if the time limit ends it early.
 
-    Raises `PayloadsDiffer` when the copy is not what the day has: then nothing has changed, and the next try
-    begins anew.
+    Raises `PayloadsDiffer` if the copy differs from the day. The day is then unchanged, and the next try
+    begins from the start.
     """
     exchange = Exchange(tools, lease)
     try:
@@ -132,7 +132,7 @@ def offload_day(tools: Tools, lease: DayLease) -> bool:
 def _phases(tools: Tools, lease: DayLease, exchange: Exchange) -> bool:
     phase = lease.row().phase
     if phase == "prepare":
-        # what a copy that was given up has left
+        # removes what an abandoned copy has left
         exchange.prepare(lambda conn: PayloadObjects.unstage(conn, lease.day, exchange.names.day))
         phase = "copy"
     if phase == "copy":
@@ -156,7 +156,7 @@ def _phases(tools: Tools, lease: DayLease, exchange: Exchange) -> bool:
 
 
 def _copy(tools: Tools, lease: DayLease, exchange: Exchange) -> bool:
-    """Everything after the last key that is done; False when the slice is over before all is."""
+    """Copies the payloads after the last key that is done. Returns False if the time limit ends it early."""
     row = lease.row()
     done, options = row.payloads, tools.options
     pages = Pages(tools.supplier, lease.day, options.page_rows_max, tools.step)
@@ -164,7 +164,7 @@ def _copy(tools: Tools, lease: DayLease, exchange: Exchange) -> bool:
     with closing(pages.payloads(row.after)) as payloads:
         slice_ = Slice(tools.is_over)
         written = uploads.done(slice_.of(Units(lease.day, options).of(payloads)))
-        # the next unit is packed while the pointers of one are added
+        # packs the next unit while the pointers of one are added
         with closing(written), closing(ahead(written, 1)) as units:
             for unit in units:
                 commit_pointers(lease, exchange.names.copy, unit, tools.step)
@@ -175,27 +175,27 @@ def _copy(tools: Tools, lease: DayLease, exchange: Exchange) -> bool:
 
 
 def is_empty(tools: Tools, day: date) -> bool:
-    """Whether there is nothing to cool down."""
+    """Returns whether the partition of a day is empty."""
     return not has_rows(tools.supplier, day)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A kind of work with days: in which states they are for it, and what goes on with one."""
+    """A kind of work on days: the states in which it can begin, and the function that does it."""
 
     work: Work
     states: Sequence[str]
     on: Callable[[Tools, DayLease], bool]
 
     def run(self, tools: Tools, day: date) -> DayReport:
-        """Raises what goes wrong."""
+        """Does the work on a day under its lease, and returns a report. Raises the errors of the work."""
         with leased(tools.supplier, day, self.work, self.states, tools.options.lease_seconds) as lease:
             tools.step("leased")
             try:
                 finished = self.on(tools, lease)
             except psycopg.Error as error:
                 raise InstanceError(
-                    f"payloads of {day}: {one_line(error)}; it is gone on with later"
+                    f"payloads of {day}: {one_line(error)}; the next run goes on with the day"
                 ) from error
         return self.report(tools, day, finished)
 
@@ -223,9 +223,10 @@ def _fold(tools: Tools, lease: DayLease) -> bool:
 
 
 def warm_day(tools: Tools, lease: DayLease) -> bool:
-    """Goes on with a day; what is hot already is left. False when the slice is over before all is.
+    """Makes the cold payloads of a day hot. Returns False if the time limit ends it early.
 
-    When something is lost the day is as it was, but for what is hot by now.
+    Raises `PayloadCorrupt` if a payload is lost. The day then stays cold, but payloads that are hot already
+    stay hot.
     """
     try:
         return _warm_day(tools, lease)
@@ -240,7 +241,7 @@ def _warm_day(tools: Tools, lease: DayLease) -> bool:
     pages = Pages(tools.supplier, lease.day, tools.options.page_rows_max, tools.step)
     blocks = tools.known.of_day(lease.day, "block")
     with closing(pages.payloads(None)) as rows:
-        cold = (one for one in contents.current(rows, blocks, None) if one.content is None)
+        cold = (payload for payload in contents.current(rows, blocks, None) if payload.content is None)
         for portion in portions(contents.each(cold)):
             warm(tools.supplier, lease.day, portion, lease)
             done += len(portion)
@@ -253,10 +254,10 @@ def _warm_day(tools: Tools, lease: DayLease) -> bool:
 
 
 def portions(given: Iterable[tuple[Payload, bytes]]) -> Iterator[list[tuple[Payload, bytes]]]:
-    """As many at once as a statement is for."""
+    """Yields payloads in portions of bounded size, one for each statement."""
     portion, size = list[tuple[Payload, bytes]](), 0
-    for one, content in given:
-        portion.append((one, content))
+    for payload, content in given:
+        portion.append((payload, content))
         size += len(content)
         if size >= STATEMENT_CHARACTERS_MAX or len(portion) >= STATEMENT_ROWS_MAX:
             yield portion
@@ -268,24 +269,24 @@ def portions(given: Iterable[tuple[Payload, bytes]]) -> Iterator[list[tuple[Payl
 def warm(
     supplier: Supplier, day: date, portion: Sequence[tuple[Payload, bytes]], lease: DayLease | None = None
 ) -> None:
-    """Has payloads be inline that are in objects still as they were when they were read.
+    """Puts payloads back into the day's rows, unless they were changed since they were read.
 
-    With the lease of one that works on the day, raises `LeaseLost`.
+    With a lease of the day, records the progress and raises `LeaseLost`.
     """
-    given = [(one, content.decode()) for one, content in portion]
+    given = [(payload, content.decode()) for payload, content in portion]
 
     def work(conn: psycopg.Connection[Any]) -> None:
         if lease is not None:
             lease.advance(conn, "copy", payloads=len(portion))
-        # first, as those do that work on the day: neither waits for the other's rows
+        # locks the day's state before its rows, in the order of the day's workers: this avoids deadlocks
         state = conn.execute(_QUERIES["lock_state"].on(), {"day": day}).fetchall()
-        pointed = [(one, text) for one, text in given if not one.in_block]
-        in_blocks = [(one, text) for one, text in given if one.in_block]
+        pointed = [(payload, text) for payload, text in given if not payload.in_block]
+        in_blocks = [(payload, text) for payload, text in given if payload.in_block]
         name = DAYS.name(day)
         if pointed:
             values = _values(pointed)
             conn.execute(_QUERIES["warm"].on(day=name), values)
-        # in a day that has no blocks any more they are hot, or deleted
+        # if the day no longer has blocks, these payloads are hot already, or deleted
         if in_blocks and state in ([("folded",)], [("folding",)]):
             conn.execute(_QUERIES["unfold"].on(day=name), _values(in_blocks))
 
@@ -293,19 +294,19 @@ def warm(
 
 
 def _values(given: Iterable[tuple[Payload, str]]) -> dict[str, Any]:
-    found = list(given)
+    listed = list(given)
     return {
-        **columns(one.key for one, _ in found),
-        "contents": [text for _, text in found],
-        "object_keys": [one.object_key for one, _ in found],
-        "starts": [one.entry and one.entry.start for one, _ in found],
+        **columns(payload.key for payload, _ in listed),
+        "contents": [text for _, text in listed],
+        "object_keys": [payload.object_key for payload, _ in listed],
+        "starts": [payload.entry and payload.entry.start for payload, _ in listed],
     }
 
 
 def _end(conn: psycopg.Connection[Any], lease: DayLease) -> None:
     name = DAYS.name(lease.day)
     lease.advance(conn, "finish")
-    # who has just deleted something knew of blocks, and said so in a row
+    # waits for deletions that began while the day had blocks: they insert rows marked as deleted
     conn.execute(_QUERIES["lock_writers"].on(day=name))
     conn.execute(_QUERIES["forget_deleted"].on(day=name))
     conn.execute(_QUERIES["note_warm"].on(), {"day": lease.day})
@@ -316,64 +317,66 @@ def _end(conn: psycopg.Connection[Any], lease: DayLease) -> None:
 OFFLOAD = Job("offload", ("open",), _offload)
 FOLD = Job("fold", ("offloaded", "folding", "folded"), _fold)
 FOLD_AGAIN_BYTES = 2**20
-"""Of a folded day's partition: then it is folded again."""
+"""The size of a folded day's partition from which the day is folded again, in bytes."""
 
 
 def offload(tools: Tools, day: date | None, dry_run: bool) -> OffloadReport:
-    """One day, also a hot one, or all that wait. What fails with one of many is in the report."""
-    found = tools.days()
+    """Offloads one day, even if it is not cool yet, or all days that wait.
+
+    An error with one day raises; with all days, errors are in the report.
+    """
+    all_days = tools.days()
     if day is not None:
-        one = _named(tools, day, found)
-        if one.state != "open":
+        named = _named(tools, day, all_days)
+        if named.state != "open":
             return OffloadReport((), 0, dry_run)
-        waiting = [one]
+        waiting = [named]
     else:
-        waiting = [one for one in found if one.waits]
+        waiting = [each for each in all_days if each.waits]
     if dry_run:
-        reports = [DayReport(one.day, "offload", False, payloads=one.rows) for one in waiting]
+        reports = [DayReport(each.day, "offload", False, payloads=each.rows) for each in waiting]
         return OffloadReport(tuple(reports), len(waiting), dry_run=True)
     if day is not None:
         return OffloadReport((done := OFFLOAD.run(tools, day),), int(not done.finished))
-    # one that was to be hot again, and was left half done
-    warm = [(WARM, one) for one in found if one.work == "rehydrate"]
-    return drain(tools, [*warm, *((OFFLOAD, one) for one in waiting)])
+    # also finishes days whose rehydration was left half done
+    warm = [(WARM, each) for each in all_days if each.work == "rehydrate"]
+    return drain(tools, [*warm, *((OFFLOAD, each) for each in waiting)])
 
 
 WARM = Job("rehydrate", ("offloaded", "folded"), warm_day)
 
 
 def rehydrate(tools: Tools, day: date) -> int:
-    """Makes a day hot again; gives how many payloads were cold."""
+    """Makes a day hot again, and returns the number of payloads that were cold."""
     if _named(tools, day, tools.days()).state == "open":
         return 0
     return WARM.run(tools, day).payloads
 
 
 def fold(tools: Tools, day: date | None) -> OffloadReport:
-    """Folds one day, or each that has been cold for long enough, or was written to since."""
-    found = tools.days()
+    """Folds one day, or all days that have been offloaded for long enough or have many new rows."""
+    all_days = tools.days()
     if day is not None:
-        one = _named(tools, day, found)
-        if one.state == "open":
+        if _named(tools, day, all_days).state == "open":
             raise InvalidInput(f"the payloads of {day} are not offloaded yet: do that first")
         return OffloadReport((done := FOLD.run(tools, day),), int(not done.finished))
     last = DAYS.today(tools.supplier) - timedelta(days=tools.options.pointer_days)
-    return drain(tools, [(FOLD, one) for one in found if _is_to_be_folded(one, last)])
+    return drain(tools, [(FOLD, each) for each in all_days if _is_to_be_folded(each, last)])
 
 
-def _is_to_be_folded(one: PayloadDay, last: date) -> bool:
-    if one.work is not None:
-        return one.work == "fold"
-    if one.state == "folded":
-        return one.postgres_bytes >= FOLD_AGAIN_BYTES
-    return one.state == "offloaded" and one.day < last
+def _is_to_be_folded(day: PayloadDay, last: date) -> bool:
+    if day.work is not None:
+        return day.work == "fold"
+    if day.state == "folded":
+        return day.postgres_bytes >= FOLD_AGAIN_BYTES
+    return day.state == "offloaded" and day.day < last
 
 
 def drain(tools: Tools, work: Iterable[tuple[Job, PayloadDay]]) -> OffloadReport:
-    """Does the work in its order, until a slice is over; days that failed last come last."""
-    todo = sorted(work, key=lambda one: one[1].error is not None)
+    """Does the work in order until the time limit is reached. Days whose last try failed come last."""
+    todo = sorted(work, key=lambda pair: pair[1].error is not None)
     done: list[DayReport] = []
-    for job, day in ((job, one.day) for job, one in todo):
+    for job, day in ((job, payload_day.day) for job, payload_day in todo):
         if done and tools.is_over():
             break
         try:
@@ -382,41 +385,44 @@ def drain(tools: Tools, work: Iterable[tuple[Job, PayloadDay]]) -> OffloadReport
             logger.info("%s", error)
             done.append(job.report(tools, day, finished=False))
         except Exception as error:
-            logger.warning("payloads of %s: their %s failed in this round: %s", day, job.work, error)
+            logger.warning("payloads of %s: %s failed in this round: %s", day, job.work, error)
             done.append(job.report(tools, day, finished=False, error=one_line(error)))
-    left = len(todo) - sum(one.finished for one in done)
+    left = len(todo) - sum(report.finished for report in done)
     return OffloadReport(tuple(done), left)
 
 
-def _named(tools: Tools, day: date, found: Sequence[PayloadDay]) -> PayloadDay:
-    """The day that is asked for; one clear error when it cannot be cooled down."""
+def _named(tools: Tools, day: date, all_days: Sequence[PayloadDay]) -> PayloadDay:
+    """Returns the day of a date. Raises an error that says why it cannot be worked on."""
     check_day(day)
-    by_day = {one.day: one for one in found}
+    by_day = {each.day: each for each in all_days}
     if day not in by_day:
         if (row := read(tools.supplier, day)) is not None and row.state == "expired":
             raise PayloadExpired(f"payloads of {day} are past their retention, and were dropped")
-        raise InvalidInput(f"there are no payloads of {day}: 'dormouse payloads days' lists what there is")
+        raise InvalidInput(f"there are no payloads of {day}: 'dormouse payloads days' lists the days")
     if not by_day[day].is_closed:
         today = DAYS.today(tools.supplier)
-        raise InvalidInput(f"the day {day} is not over: {today - timedelta(days=1)} is the last that is")
+        raise InvalidInput(
+            f"the day {day} is not over: the last day that is over is {today - timedelta(days=1)}"
+        )
     return by_day[day]
 
 
 def check_day(day: object) -> None:
-    """A date, and no datetime, which is of some zone."""
+    """Raises `InvalidInput` unless a value is a date. Refuses datetimes: their day depends on a time zone."""
     if type(day) is not date:
         raise InvalidInput(f"a day must be a datetime.date, not {day!r}")
 
 
 KIND = "payloads"
-"""Of the rounds of an instance."""
+"""The kind of these rounds in the instance's record of rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadRound:
-    """What a round did. `days_left` have not failed, and can be gone on with at once.
+    """The results of a round.
 
-    `backlog_days` are not offloaded yet; at `cools_at` there is another to be offloaded.
+    `days_left` days have not failed, and the next round can go on with them at once. `backlog_days` days wait
+    to be offloaded. The next day is due at `cools_at`.
     """
 
     days_expired: int
@@ -430,21 +436,25 @@ class PayloadRound:
     errors: tuple[str, ...]
 
     def check(self) -> None:
-        """Raises `PayloadRoundFailed` when something failed."""
+        """Raises `PayloadRoundFailed` if any part of the round failed."""
         if self.errors:
             more = f" (and {len(self.errors) - 1} more)" if len(self.errors) > 1 else ""
             raise PayloadRoundFailed(f"{self.errors[0]}{more}")
 
 
 def run_round(tools: Tools, retention_days: int | None) -> PayloadRound:
-    """One round, within the slice that the tools have."""
+    """Runs one round of all payload work, within the time limit of the tools.
+
+    Makes days ahead, expires days, recovers pointers after an adoption, offloads, folds and collects objects.
+    A part that fails is in `errors` and does not stop the others.
+    """
     errors: list[str] = []
 
-    def tried(what: str, work: Callable[[], object]) -> object:
+    def tried(part: str, work: Callable[[], object]) -> object:
         try:
             return work()
         except Exception as error:
-            logger.warning("payloads: %s failed: %s", what, error)
+            logger.warning("payloads: %s failed: %s", part, error)
             errors.append(one_line(error))
             return None
 
@@ -455,16 +465,16 @@ def run_round(tools: Tools, retention_days: int | None) -> PayloadRound:
         return _report_round(tools, 0, (), 0, errors)
     if retention_days is not None:
         before = today - timedelta(days=retention_days)
-        gone = tried("expiry", lambda: expire(tools.supplier, before))
-        expired = len(gone[0]) if isinstance(gone, tuple) else 0
+        dropped = tried("expiry", lambda: expire(tools.supplier, before))
+        expired = len(dropped[0]) if isinstance(dropped, tuple) else 0
     reports = []
     if was_adopted_lately(tools.supplier):
         tried("recovery", lambda: recover_pointers(tools))
-    for what, work in (
+    for part, work in (
         ("offload", lambda: offload(tools, None, dry_run=False)),
         ("fold", lambda: fold(tools, None)),
     ):
-        if isinstance(done := tried(what, work), OffloadReport):
+        if isinstance(done := tried(part, work), OffloadReport):
             reports.append(done)
             errors += done.errors
     collected = tried("collection", partial(tools.known.collect, tools.options.kept_seconds))
@@ -480,12 +490,12 @@ def _make_ahead(tools: Tools) -> None:
 def _report_round(
     tools: Tools, expired: int, reports: tuple[OffloadReport, ...], deleted: int, errors: list[str]
 ) -> PayloadRound:
-    may_look = DAYS.may_roll(tools.supplier)  # into days of any owner
+    may_look = DAYS.may_roll(tools.supplier)  # other roles may lack the right to read the partitions
     days = tools.days()
     now = status(days, tools.known)
     return PayloadRound(
         days_expired=expired,
-        days_done=sum(one.finished for report in reports for one in report.days),
+        days_done=sum(day.finished for report in reports for day in report.days),
         days_left=sum(report.days_left - len(report.errors) for report in reports),
         payloads=sum(report.payloads for report in reports),
         objects_deleted=deleted,

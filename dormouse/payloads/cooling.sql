@@ -1,6 +1,5 @@
 -- name: expire
--- Notes that a day is dropped, and that nobody works on it any more; no row: somebody does, or it is dropped already, and
--- nobody has made its partition again.
+-- Records a day as expired, and ends its work. No row: a worker has the day, or it is expired already and has no partition.
 insert into payload_day as d (day, state) values (%(day)s, 'expired')
 on conflict (day) do update
 set state = 'expired', work = null, phase = null, token = d.token + 1, worker = null, leased_until = null, after_kind = null,
@@ -10,11 +9,11 @@ where (d.state <> 'expired' or to_regclass(%(name)s) is not null) and (d.worker 
 returning day;
 
 -- name: drop_work
--- Drops what work on a day that was not done has left.
+-- Drops the tables that unfinished work on a day has left.
 drop table if exists {copy}, {written}, {old};
 
 -- name: drop_mirror
--- Drops the function of a trigger that is gone with its table.
+-- Drops the function of a trigger that was dropped with its table.
 drop function if exists {mirror}();
 
 -- name: is_partition
@@ -22,7 +21,7 @@ drop function if exists {mirror}();
 select to_regclass(%(name)s) is not null;
 
 -- name: warm
--- Has payloads be inline that are in objects still as they were when they were read.
+-- Puts payloads back into their rows, unless their pointers changed since they were read.
 update {day} p
 set location = 'inline', content = given.content::jsonb, object_key = null, byte_start = null, byte_length = null, checksum = null
 from unnest(
@@ -33,12 +32,12 @@ where (p.kind, p.tenant, p.id, p.inserted_at) = (given.kind, given.tenant, given
     and (p.object_key, p.byte_start) = (given.object_key, given.byte_start);
 
 -- name: lock_state
--- What a day is, and stays until the end of the transaction.
+-- The state of a day, locked until the end of the transaction.
 select state from payload_day where day = %(day)s for share;
 
 -- name: unfold
--- Has payloads be inline that are in blocks, but for those that were written or deleted since: a row says so, or, once that
--- is folded, that the block is none any more.
+-- Puts payloads of blocks back into rows, except those that were written or deleted since: these have a row already, or
+-- their block is no longer one, because the day was folded again.
 insert into {day} (kind, tenant, id, inserted_at, content)
 select kind, tenant, id, inserted_at, content::jsonb
 from unnest(
@@ -50,13 +49,13 @@ order by kind collate "C", tenant collate "C", id collate "C", inserted_at
 on conflict (kind, tenant, id, inserted_at) do nothing;
 
 -- name: lock_writers
--- Waits for the writers of a day, and keeps others out.
+-- Waits for the writers of a day, and keeps other writers out.
 lock table {day} in share row exclusive mode;
 
 -- name: forget_deleted
--- Once no block has them, what is deleted need not be said.
+-- Deletes the rows of deleted payloads, which are needed only while blocks may have them.
 delete from {day} where location = 'deleted';
 
 -- name: note_warm
--- Notes that a day is hot again.
+-- Records that a day is hot again.
 update payload_day set rehydrated_at = clock_timestamp() where day = %(day)s;

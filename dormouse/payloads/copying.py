@@ -1,6 +1,6 @@
-"""A day's payloads, in the order of keys, as objects: read by pages, compressed at once, uploaded beside.
+"""The copy of a day's payloads into objects: read in pages by key, compressed as they come, then uploaded.
 
-What is in memory is compressed, but for one portion: so it is bounded, whatever payloads decompress to.
+Only one portion of payloads is in memory uncompressed, so that the memory is bounded.
 """
 
 from __future__ import annotations
@@ -30,33 +30,34 @@ from dormouse.postgres.queries import load
 from dormouse.postgres.session import IDLE, PAGED, PEER_OF_PAGES
 from dormouse.postgres.transaction import bounded, run_transaction
 
-# Dictionaries of zstd, trained on payloads of a kind, where they gain enough.
+# Dictionaries of zstd, trained on payloads of a kind, if they save enough space.
 
 DICTIONARY_BYTES = 64 * 2**10
 SAMPLES_MIN = 200
 SAMPLES_BYTES_MIN = 2**20
-"""Of fewer, the dictionary would be the most of what is written."""
+"""The fewest bytes of samples: with fewer, the dictionary would be the larger part of the object."""
 
 SAMPLES_BYTES_MAX = 4 * 2**20
 GAIN_MIN = 0.10
-"""Of what the payloads take without it, the dictionary's own share in an object included."""
+"""The least share of space that a dictionary must save, after its own size in an object is counted."""
 
 
 def trained(texts: Iterable[bytes], object_bytes: int) -> bytes:
-    """A dictionary that gains enough on such texts; else nothing.
+    """Returns a zstd dictionary for such texts, or empty bytes if it would not save enough.
 
-    One half of them trains it, the other judges it. `object_bytes` is how large objects are that have it.
+    Trains it with one half of the texts and measures it with the other. `object_bytes` is the size of the
+    objects that will contain it.
     """
     samples = _bounded(texts)
     if len(samples) < SAMPLES_MIN or sum(map(len, samples)) < SAMPLES_BYTES_MIN:
         return b""
     training, others = samples[::2], samples[1::2]
     try:
-        # with these, it is made at once; zstd would try many
+        # fixed parameters: by default zstd tries many, which takes long
         made = zstandard.train_dictionary(
             DICTIONARY_BYTES, list(training), k=512, d=8, f=20, accel=4
         ).as_bytes()
-    except zstandard.ZstdError:  # too little is common to them
+    except zstandard.ZstdError:  # the texts have too little in common
         return b""
     without = sum(map(len, compressed(others, b"", 1)))
     share = len(made) / max(object_bytes, len(made))
@@ -65,31 +66,35 @@ def trained(texts: Iterable[bytes], object_bytes: int) -> bytes:
 
 
 def _bounded(texts: Iterable[bytes]) -> Sequence[bytes]:
-    found, size = list[bytes](), 0
+    samples, size = list[bytes](), 0
     for text in texts:
         size += len(text)
         if size > SAMPLES_BYTES_MAX:
             break
-        found.append(text)
-    return found
+        samples.append(text)
+    return samples
 
 
 _QUERIES = load(__package__ or "", "copying")
 _TYPES = ["text", "text", "timestamptz", "text", "bytea", "text", "int8", "int4", "bytea"]
 HOT_SECONDS = 25_200.0
-"""For so long after their day ended payloads stay inline: those of its last minutes are read again soon."""
+"""The seconds that payloads stay in rows after the end of their day, because new payloads are read soon."""
 
 Step = Callable[[str], object]
 
 
 @dataclass(frozen=True)
 class PayloadOptions:
-    """How payloads are cooled down.
+    """The options of offloads and folds.
 
-    Objects have `object_bytes_min` or more, but for the last of a day or slice, and no more than
-    `object_bytes_max`, unless one payload has. `portion_bytes_max` are decompressed bytes that are in memory
-    at once; `threads` compress, and `uploads` objects are sent at once. A day is offloaded when it has been
-    over for `hot_seconds`. Objects that payloads do not need any more stay for `kept_seconds`.
+    - `object_bytes_min`, `object_bytes_max`: the sizes of objects. The last object of a run may be smaller,
+      and an object with a single payload may be larger.
+    - `portion_bytes_max`: the uncompressed bytes in memory at once.
+    - `page_rows_max`: the rows of a page of a day.
+    - `threads`: threads that compress. `uploads`: objects that are uploaded at once.
+    - `hot_seconds`: the time after the end of a day until it is offloaded.
+    - `pointer_days`: the days that a day keeps pointers until it is folded.
+    - `kept_seconds`: the time that objects are kept after payloads last needed them.
     """
 
     object_bytes_min: int = 8 * 2**20
@@ -107,12 +112,12 @@ class PayloadOptions:
 
     @property
     def object_bytes(self) -> int:
-        """With which an object is full."""
+        """The size from which an object is full."""
         return min(2 * self.object_bytes_min, self.object_bytes_max)
 
 
 class Payload(NamedTuple):
-    """A payload of a day: its content, or else where it is; neither: it is deleted."""
+    """A payload of a day: its content, or its place in an object. With neither, it is deleted."""
 
     key: PayloadKey
     content: bytes | None
@@ -123,7 +128,10 @@ class Payload(NamedTuple):
 
 @dataclass
 class Unit:
-    """What one transaction notes: an object, if there is one, and what was in others before; until a key."""
+    """The work of one transaction, up to the key `till`.
+
+    It has an object with payloads, or None, and in `passed` the payloads that were in other objects before.
+    """
 
     till: PayloadKey
     packed: Packed | None
@@ -132,7 +140,7 @@ class Unit:
 
     @property
     def done(self) -> dict[str, int]:
-        """What it adds to the counts of the work."""
+        """The amounts that the unit adds to the counts of the work."""
         if self.packed is None:
             return {}
         return {
@@ -144,7 +152,7 @@ class Unit:
 
 
 class Pages:
-    """The payloads of a day after a key, in the order of keys; only an empty page ends them."""
+    """A reader of a day's payloads in pages, in the order of keys. It ends with an empty page."""
 
     def __init__(self, supplier: Supplier, day: date, rows_max: int, step: Step = lambda name: None) -> None:
         self._supplier = supplier
@@ -156,15 +164,15 @@ class Pages:
     def payloads(
         self, after: PayloadKey | None, till: PayloadKey | None = None
     ) -> Generator[Payload, None, None]:
-        """Those after a key, and up to another; who takes no more ends the page that is being read."""
+        """Yields the payloads after a key and up to another. Closing the generator ends the present page."""
         while True:
             count = 0
             with self._supplier.connection() as conn, bounded(conn, PAGED), conn.cursor() as cursor:
                 conn.execute(f"set local {PEER_OF_PAGES} = {PAGED[IDLE]}")
                 mark_reader(conn, self._day)
-                for found in self._page(cursor, after, till):
-                    count, after = count + 1, found.key
-                    yield found
+                for payload in self._page(cursor, after, till):
+                    count, after = count + 1, payload.key
+                    yield payload
             self._step("page")
             if not count:
                 return
@@ -183,7 +191,7 @@ class Pages:
 
 
 class Units:
-    """Payloads as units: portions are compressed as they come, and an object is full at a size."""
+    """A builder of units from payloads. It compresses portions as they come, and ends objects by size."""
 
     def __init__(self, day: date, options: PayloadOptions) -> None:
         self._day = day
@@ -194,11 +202,11 @@ class Units:
         options = self._options
         packer, passed, portion, size = self._packer(), list[tuple[str, Entry]](), list[Row](), 0
         last: PayloadKey | None = None
-        for one in payloads:
-            if portion and (size >= options.portion_bytes_max or portion[0].key.kind != one.key.kind):
+        for payload in payloads:
+            if portion and (size >= options.portion_bytes_max or portion[0].key.kind != payload.key.kind):
                 self._add(packer, portion)
                 portion, size = [], 0
-            coming = size + len(one.content or b"")
+            coming = size + len(payload.content or b"")
             if last and (
                 packer.size >= options.object_bytes
                 or (packer.size + coming > options.object_bytes_max and (packer.size or portion))
@@ -207,12 +215,12 @@ class Units:
                 self._add(packer, portion)
                 yield self._unit(packer, passed, last)
                 packer, passed, portion, size = self._packer(), [], [], 0
-            last = one.key
-            if one.content is not None:
-                portion.append(Row(one.key, one.content))
-                size += len(one.content)
-            elif one.entry is not None and one.object_key is not None:
-                passed.append((one.object_key, one.entry))
+            last = payload.key
+            if payload.content is not None:
+                portion.append(Row(payload.key, payload.content))
+                size += len(payload.content)
+            elif payload.entry is not None and payload.object_key is not None:
+                passed.append((payload.object_key, payload.entry))
         self._add(packer, portion)
         if last is not None:
             yield self._unit(packer, passed, last)
@@ -236,7 +244,7 @@ class Units:
 
 @dataclass
 class Slice:
-    """Ends units when the time is over, after one at least."""
+    """A limit that ends a stream of units when the time is over, but not before the first unit."""
 
     is_over: Callable[[], bool]
     was_ended: bool = False
@@ -250,7 +258,7 @@ class Slice:
 
 
 class Uploads:
-    """Writes units beside each other, and gives them back in their order."""
+    """A pool of uploads that writes the objects of units in parallel, and yields the units in order."""
 
     def __init__(
         self,
@@ -265,7 +273,7 @@ class Uploads:
         self._step = step
 
     def done(self, units: Iterable[Unit]) -> Generator[Unit, None, None]:
-        """Each unit when its object is written, and those before it are."""
+        """Yields each unit in order, after its object was written."""
         pending: deque[Future[Unit]] = deque()
         with ThreadPoolExecutor(self._options.uploads, "payload uploads") as pool:
             try:
@@ -276,8 +284,8 @@ class Uploads:
                 while pending:
                     yield pending.popleft().result()
             finally:
-                for one in pending:
-                    one.cancel()
+                for future in pending:
+                    future.cancel()
 
     def _write(self, unit: Unit) -> Unit:
         if unit.packed is not None:
@@ -288,7 +296,7 @@ class Uploads:
 
 
 def commit_pointers(lease: DayLease, copy: str, unit: Unit, step: Step = lambda name: None) -> None:
-    """Adds the pointers of a unit to a copy, and notes how far it is. Raises `LeaseLost`."""
+    """Adds the pointers of a unit to a copy and records the progress. Raises `LeaseLost`."""
 
     def work(conn: psycopg.Connection[Any]) -> None:
         lease.advance(conn, "copy", unit.till, **unit.done)
@@ -301,16 +309,16 @@ def commit_pointers(lease: DayLease, copy: str, unit: Unit, step: Step = lambda 
 
 
 def add_pointers(conn: psycopg.Connection[Any], partition: str, unit: Unit) -> int:
-    """Adds the pointers of a unit, but for keys that have a row already; gives how many."""
-    found = list(unit.passed)
+    """Adds the pointers of a unit, except for keys that have a row already. Returns the number added."""
+    pointers = list(unit.passed)
     if unit.packed is not None and unit.object_key is not None:
-        found += [(unit.object_key, entry) for entry in unit.packed.entries]
+        pointers += [(unit.object_key, entry) for entry in unit.packed.entries]
     values = {
-        **columns(entry.key for _, entry in found),
-        "object_keys": [object_key for object_key, _ in found],
-        "starts": [entry.start for _, entry in found],
-        "lengths": [entry.length for _, entry in found],
-        "checksums": [entry.checksum for _, entry in found],
+        **columns(entry.key for _, entry in pointers),
+        "object_keys": [object_key for object_key, _ in pointers],
+        "starts": [entry.start for _, entry in pointers],
+        "lengths": [entry.length for _, entry in pointers],
+        "checksums": [entry.checksum for _, entry in pointers],
     }
     return conn.execute(_QUERIES["add_pointers"].on(copy=partition), values).rowcount
 
@@ -320,7 +328,7 @@ READ_PAYLOADS_MAX = 1_000
 
 
 class Contents:
-    """Reads what a day has, for who moves much of it."""
+    """A reader of all payloads of a day, from its rows and objects."""
 
     def __init__(self, objects: ObjectStore, known: PayloadObjects) -> None:
         self._known = known
@@ -330,62 +338,67 @@ class Contents:
     def current(
         self, rows: Iterator[Payload], blocks: Sequence[DayObject], after: PayloadKey | None
     ) -> Iterator[Payload]:
-        """Rows, and what blocks have that no row has; in the order of keys, without what is deleted."""
+        """Yields the day's payloads in the order of keys, without deleted ones. Rows win over blocks."""
         in_blocks = (
-            Payload(entry.key, None, one.object_key, entry, in_block=True)
-            for one in blocks
-            for entry in self.entries(one)
+            Payload(entry.key, None, block.object_key, entry, in_block=True)
+            for block in blocks
+            for entry in self.entries(block)
             if after is None or entry.key.place > after.place
         )
-        # of equal keys, that of the first comes first
-        every = merge(rows, in_blocks, key=lambda one: one.key.place)
-        for _, found in groupby(every, key=lambda one: one.key):
-            first = next(found)
+        # for equal keys, `merge` yields the row first
+        merged = merge(rows, in_blocks, key=lambda payload: payload.key.place)
+        for _, same_key in groupby(merged, key=lambda payload: payload.key):
+            first = next(same_key)
             if first.content is not None or first.entry is not None:
                 yield first
 
     def each(self, payloads: Iterable[Payload]) -> Iterator[tuple[Payload, bytes]]:
-        """Each with its content. Some are read at once, and decompressed one by one, as they are taken.
+        """Yields each payload with its content. Reads a portion at once, and decompresses one at a time.
 
         Raises `PayloadCorrupt` and `PayloadUnavailable`.
         """
         portion: list[Payload] = []
         size = 0
-        for one in payloads:
-            portion.append(one)
-            size += len(one.content or b"") + (one.entry.length if one.entry else 0)
+        for payload in payloads:
+            portion.append(payload)
+            size += len(payload.content or b"") + (payload.entry.length if payload.entry else 0)
             if size >= READ_BYTES_MAX or len(portion) >= READ_PAYLOADS_MAX:
                 yield from self._with_content(portion)
                 portion, size = [], 0
         yield from self._with_content(portion)
 
-    def entries(self, one: DayObject) -> Iterator[Entry]:
-        """What an object has. Raises `PayloadCorrupt` and `ObjectStoreError`."""
+    def entries(self, day_object: DayObject) -> Iterator[Entry]:
+        """Yields the entries of an object. Raises `PayloadCorrupt` and `ObjectStoreError`."""
+        name = day_object.object_key
         try:
-            index = self._reader.index(one.object_key, one.index_start, one.byte_count)
-            if (len(index), index[0].key, index[-1].key) != (one.payloads, one.first, one.last):
+            index = self._reader.index(name, day_object.index_start, day_object.byte_count)
+            recorded = (day_object.payloads, day_object.first, day_object.last)
+            if (len(index), index[0].key, index[-1].key) != recorded:
                 raise Damaged("it has another object's payloads")
             yield from index
         except ObjectNotFound:
-            raise PayloadCorrupt(f"object {one.object_key!r} is not there") from None
+            raise PayloadCorrupt(f"object {name!r} does not exist") from None
         except Damaged as error:
-            raise PayloadCorrupt(f"object {one.object_key!r} is damaged: {error}") from None
+            raise PayloadCorrupt(f"object {name!r} is damaged: {error}") from None
 
     def _with_content(self, portion: Sequence[Payload]) -> Iterator[tuple[Payload, bytes]]:
-        wanted = [
-            Pointer(one.object_key, one.entry, self._places(one))
-            for one in portion
-            if one.content is None and one.entry is not None and one.object_key is not None
+        pointers = [
+            Pointer(payload.object_key, payload.entry, self._places(payload))
+            for payload in portion
+            if payload.content is None and payload.entry is not None and payload.object_key is not None
         ]
-        found = {pointer.entry.key: (pointer, frame) for pointer, frame in self._reader.frames(wanted)}
-        for one in portion:
-            content = one.content if one.content is not None else self._reader.content(*found[one.key])
-            if isinstance(content, DormouseError):
-                raise content
-            yield one, content
+        frames = {pointer.entry.key: (pointer, frame) for pointer, frame in self._reader.frames(pointers)}
+        for payload in portion:
+            content = payload.content
+            if content is None:
+                content_or_error = self._reader.content(*frames[payload.key])
+                if isinstance(content_or_error, DormouseError):
+                    raise content_or_error
+                content = content_or_error
+            yield payload, content
 
-    def _places(self, one: Payload) -> Places:
-        if one.object_key not in self._dictionaries:
-            known = self._known.of_day(one.key.day, "live", "staged", "block")
-            self._dictionaries = {found.object_key: found.dictionaries for found in known}
-        return self._dictionaries.get(one.object_key or "", {})
+    def _places(self, payload: Payload) -> Places:
+        if payload.object_key not in self._dictionaries:
+            known = self._known.of_day(payload.key.day, "live", "staged", "block")
+            self._dictionaries = {each.object_key: each.dictionaries for each in known}
+        return self._dictionaries.get(payload.object_key or "", {})

@@ -14,7 +14,7 @@ copy (
 ) to stdout (format binary);
 
 -- name: add_pointers
--- Adds pointers to a copy; those whose payloads were written meanwhile are there, and stay as they are.
+-- Adds pointers to a copy. Skips payloads that were written meanwhile: the mirror has put them into the copy.
 insert into {copy} (kind, tenant, id, inserted_at, location, object_key, byte_start, byte_length, checksum)
 select kind, tenant, id, inserted_at, 'external', object_key, byte_start, byte_length, checksum
 from unnest(

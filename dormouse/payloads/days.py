@@ -1,7 +1,7 @@
-"""The days of payloads: how much each has, what is being done with it, and the lease of the worker on it.
+"""The days of payloads: their sizes, the work on them, and the lease of the worker on a day.
 
-Every transaction of the work checks the token of the lease (`dormouse.postgres.lease`): a worker that was
-frozen for longer than the lease finds another token, and commits nothing.
+Every transaction of the work checks the token of the lease (`dormouse.postgres.lease`). A worker that was
+frozen for longer than its lease finds another token and commits nothing.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ T = TypeVar("T")
 LEASE_SECONDS = PAYLOAD_DAY_SECONDS
 Work = Literal["offload", "fold", "rehydrate", "rebuild"]
 _READERS = 723_615_409
-"""Of the advisory locks of those that read a day."""
+"""The class of the advisory locks of sessions that read a day."""
 
 _QUERIES = load(__package__ or "", "days")
 
 
 class LeaseLost(PayloadDayBusy):
-    """Another worker has taken the day over."""
+    """An error: another worker has taken the day over."""
 
 
 @dataclass(frozen=True, slots=True)
 class DayRow:
-    """What is known of a day that was worked on."""
+    """The record of a day that was worked on."""
 
     day: date
     state: str
@@ -68,7 +68,7 @@ class DayRow:
 
     @property
     def after(self) -> PayloadKey | None:
-        """The last key that the phase is done with."""
+        """The last key that the present phase has finished."""
         if self.after_kind is None or self.after_tenant is None or self.after_id is None or not self.after_at:
             return None
         return PayloadKey(self.after_tenant, self.after_id, self.after_at, self.after_kind)
@@ -91,12 +91,12 @@ class DayLease(Lease):
     def advance(
         self, conn: psycopg.Connection[Any], phase: str, after: PayloadKey | None = None, **done: int
     ) -> None:
-        """First in a transaction: notes the phase and how far it is. Raises `LeaseLost`."""
+        """Records the phase and its progress, as the first statement of a transaction. Raises `LeaseLost`."""
         counts = {"payloads": 0, "bytes_in": 0, "bytes_out": 0, "objects": 0, **done}
         self.fence(conn, "advance", **place_values("after", after), **counts, phase=phase)
 
     def end(self, conn: psycopg.Connection[Any], state: str) -> None:
-        """The work is done, and the day is in another state. Raises `LeaseLost`."""
+        """Records the end of the work and the day's new state. Raises `LeaseLost`."""
         self.fence(conn, "end", state=state)
 
     def row(self) -> DayRow:
@@ -110,17 +110,17 @@ class DayLease(Lease):
 def leased(
     supplier: Supplier, day: date, work: Work, states: Sequence[str], seconds: float = LEASE_SECONDS
 ) -> Iterator[DayLease]:
-    """A day to work on, if it is in one of the states, or the work was begun.
+    """Takes the lease of a day, if the day is in one of the states or this work on it has begun.
 
-    Raises `PayloadDayBusy` when another has it. What the work raises is noted with the day.
+    Raises `PayloadDayBusy` if another worker has the day. Records the error of the work with the day.
     """
     values = {"day": day, "lease_seconds": seconds}
-    asked = {**values, "work": work, "worker": this_holder(), "states": list(states)}
-    taken = run_transaction(supplier, rows_of(_QUERIES["take"], asked), operation="lease a day")
+    request = {**values, "work": work, "worker": this_holder(), "states": list(states)}
+    taken = run_transaction(supplier, rows_of(_QUERIES["take"], request), operation="lease a day")
     if not taken:
-        # for the next try: a lease that a wrong clock made too long is over a while from now
+        # if a wrong clock made the lease too long, begins its time again, so that it ends
         restart_leases(supplier)
-        raise PayloadDayBusy(_why_not(supplier, day, work))
+        raise PayloadDayBusy(_refusal(supplier, day, work))
     values["token"] = taken[0][0]
     lost = partial(LeaseLost, f"payloads of {day}: another worker has taken the day over")
     lease = DayLease(supplier, "payload day", str(day), _QUERIES, values, lost)
@@ -137,20 +137,20 @@ def leased(
 
 
 def read(supplier: Supplier, day: date) -> DayRow | None:
-    """A day as it is; None when nothing was ever done with it."""
+    """Returns the record of a day, or None if there was never any work on it."""
     rows = run_lookup(supplier, rows_of(_QUERIES["read"], {"day": day}), operation="look at a day")
     return DayRow(*rows[0]) if rows else None
 
 
 def mark_reader(conn: psycopg.Connection[Any], day: date) -> None:
-    """In a transaction that reads much of a day: whoever takes the day over ends it."""
+    """Marks a transaction as a long read of a day, so that a worker that takes the day over can end it."""
     conn.execute(_QUERIES["mark_reader"].on(), _reader_of(day))
 
 
 def reading(
     day: date, work: Callable[[psycopg.Connection[Any]], T]
 ) -> Callable[[psycopg.Connection[Any]], T]:
-    """The same work, in a transaction that is marked first."""
+    """Returns the same work, which first marks its transaction by `mark_reader`."""
 
     def marked(conn: psycopg.Connection[Any]) -> T:
         mark_reader(conn, day)
@@ -160,7 +160,7 @@ def reading(
 
 
 def _end_readers(conn: psycopg.Connection[Any], day: date) -> None:
-    # a session may end those of whom it logged in as, and not those of a role that it acts as
+    # PostgreSQL checks the right to end sessions by the login role, not by a role set later
     conn.execute("set local role none")
     conn.execute(_QUERIES["end_readers"].on(), _reader_of(day))
 
@@ -169,26 +169,28 @@ def _reader_of(day: date) -> dict[str, int]:
     return {"class": _READERS, "number": day.toordinal()}
 
 
-def _why_not(supplier: Supplier, day: date, work: str) -> str:
-    found = read(supplier, day)
-    if found is not None and found.worker is not None:
-        until = found.leased_until or datetime.now(UTC)
-        return f"payloads of {day}: {held_by(found.worker, 'has the day', until)}"
-    doing = f"a {found.work} of it is not done" if found and found.work else "it was done meanwhile"
+def _refusal(supplier: Supplier, day: date, work: str) -> str:
+    row = read(supplier, day)
+    if row is not None and row.worker is not None:
+        until = row.leased_until or datetime.now(UTC)
+        return f"payloads of {day}: {held_by(row.worker, 'has the day', until)}"
+    doing = f"a {row.work} of it is not done" if row and row.work else "it was done meanwhile"
     return f"payloads of {day}: no {work} of it can begin now: {doing}"
 
 
 STATES = ("open", "offloaded", "folding", "folded")
-"""Of the days that there are payloads of."""
+"""The states of days that have payloads."""
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadDay:
-    """A day of payloads. `state`: open (inline), offloaded (pointers), folding, folded (blocks) or expired.
+    """A day of payloads.
 
-    `rows` of its partition are about as many; `payloads` are those of its `objects`. The last work with it
-    took `work_seconds`, put `work_payloads` of `bytes_in` into `bytes_out`, and kept readers and writers out
-    for `swap_lock_ms`. `error` says why the last try failed.
+    - `state`: open (in rows), offloaded (pointers to objects), folding, folded (blocks) or expired.
+    - `rows`: an estimate of the rows of its partition. `payloads`: the payloads in its `objects`.
+    - `work_payloads`, `bytes_in`, `bytes_out`, `work_seconds`: the amounts and duration of the last work.
+    - `swap_lock_ms`: how long the last exchange held up readers and writers, in milliseconds.
+    - `error`: the reason why the last try failed.
     """
 
     day: date
@@ -215,18 +217,17 @@ class PayloadDay:
 
     @property
     def waits(self) -> bool:
-        """Returns whether the day is to be offloaded: it is open, and has been over for long enough."""
+        """True if the day is to be offloaded: it is open and has been over for long enough."""
         return self.is_cool and self.state == "open" and not self.is_rehydrated and self.work != "rehydrate"
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadStatus:
-    """How far the payloads are cooled down: days by state, and the backlog.
+    """The status of payloads: the number of days in each state, and the backlog of days to offload.
 
-    Of the rows of a day that waits, their number is an estimate.
-    `oldest_waiting` is the oldest day of the backlog. The rates are those of the last days that were done.
-    Cold reads, and `mismatches`, which are payloads that were not what was written, are of the store that is
-    asked: its last thousand reads, and all that it found.
+    `backlog_rows` is an estimate. `oldest_waiting` is the oldest day of the backlog. The rates are averages
+    of the last seven finished days. Cold reads and `mismatches` are of this store object: the durations of
+    its last thousand reads from objects, and the number of payloads that were not what was written.
     """
 
     open_days: int
@@ -255,9 +256,9 @@ class PayloadStatus:
 
 
 def days(supplier: Supplier, hot_seconds: float, *, expired: bool = False) -> list[PayloadDay]:
-    """Those that there are, the oldest first; with `expired`, those that were dropped too.
+    """Returns the days of payloads, the oldest first; with `expired`, also days that were dropped.
 
-    A day is cool when it has been over for `hot_seconds`.
+    A day is cool if it has been over for `hot_seconds`.
     """
     work = rows_of(_QUERIES["days"], {"expired": expired, "hot_seconds": hot_seconds})
     rows = run_transaction(
@@ -267,52 +268,52 @@ def days(supplier: Supplier, hot_seconds: float, *, expired: bool = False) -> li
 
 
 def has_rows(supplier: Supplier, day: date) -> bool:
-    """Whether the partition of a day has any."""
+    """Returns whether the partition of a day has any rows."""
     query = _QUERIES["has_rows"].on(day=DAYS.name(day))
     return bool(run_lookup(supplier, rows_of(query), operation="look at a day")[0][0])
 
 
 def count_rows(supplier: Supplier, day: date, limit: int) -> int:
-    """How many rows the partition of a day has, up to a limit."""
+    """Returns the number of rows in the partition of a day, counted up to a limit."""
     query = _QUERIES["count_rows"].on(day=DAYS.name(day))
-    found: int = run_lookup(supplier, rows_of(query, {"limit": limit}), operation="look at a day")[0][0]
-    return found
+    count: int = run_lookup(supplier, rows_of(query, {"limit": limit}), operation="look at a day")[0][0]
+    return count
 
 
-def cools_at(supplier: Supplier, found: Iterable[PayloadDay], hot_seconds: float) -> datetime | None:
-    """Returns when the next of these days that has payloads and is hot will be cool; None: there is none."""
-    for one in found:
-        if one.state == "open" and not one.is_cool and has_rows(supplier, one.day):
-            ends = datetime.combine(one.day + timedelta(days=1), datetime.min.time(), UTC)
+def cools_at(supplier: Supplier, listed: Iterable[PayloadDay], hot_seconds: float) -> datetime | None:
+    """Returns the time when the next hot day with payloads will be cool, or None if there is no such day."""
+    for day in listed:
+        if day.state == "open" and not day.is_cool and has_rows(supplier, day.day):
+            ends = datetime.combine(day.day + timedelta(days=1), datetime.min.time(), UTC)
             return ends + timedelta(seconds=hot_seconds)
     return None
 
 
 def status(
-    found: Sequence[PayloadDay], objects: PayloadObjects, reads: ColdReads | None = None
+    listed: Sequence[PayloadDay], objects: PayloadObjects, reads: ColdReads | None = None
 ) -> PayloadStatus:
-    """Returns the status of all days, as they were found in one look, and of a store's reads."""
-    waiting = [one for one in found if one.waits]
-    done = [one for one in found if one.work is None and one.work_payloads and one.work_seconds][-7:]
-    payloads = sum(one.work_payloads or 0 for one in done)
-    seconds = sum(one.work_seconds or 0 for one in done)
-    bytes_in = sum(one.bytes_in or 0 for one in done)
-    bytes_out = sum(one.bytes_out or 0 for one in done)
+    """Returns the status of all given days, and of a store's reads."""
+    waiting = [day for day in listed if day.waits]
+    done = [day for day in listed if day.work is None and day.work_payloads and day.work_seconds][-7:]
+    payloads = sum(day.work_payloads or 0 for day in done)
+    seconds = sum(day.work_seconds or 0 for day in done)
+    bytes_in = sum(day.bytes_in or 0 for day in done)
+    bytes_out = sum(day.bytes_out or 0 for day in done)
     took_ms = sorted(reads.took_ms) if reads else []
-    in_objects = sum(one.payloads for one in found)
+    in_objects = sum(day.payloads for day in listed)
     orphaned_objects, orphaned_bytes = objects.orphaned()
-    count = sum(one.objects for one in found)
-    states = Counter(one.state for one in found)
+    count = sum(day.objects for day in listed)
+    states = Counter(day.state for day in listed)
     return PayloadStatus(
         **{f"{state}_days": states[state] for state in STATES},
         backlog_days=len(waiting),
-        backlog_rows=sum(one.rows for one in waiting),
-        backlog_bytes=sum(one.postgres_bytes for one in waiting),
+        backlog_rows=sum(day.rows for day in waiting),
+        backlog_bytes=sum(day.postgres_bytes for day in waiting),
         oldest_waiting=waiting[0].day if waiting else None,
-        failing_days=sum(one.error is not None for one in found),
-        postgres_bytes=sum(one.postgres_bytes for one in found),
+        failing_days=sum(day.error is not None for day in listed),
+        postgres_bytes=sum(day.postgres_bytes for day in listed),
         objects=count,
-        object_bytes=sum(one.object_bytes for one in found),
+        object_bytes=sum(day.object_bytes for day in listed),
         orphaned_objects=orphaned_objects,
         orphaned_bytes=orphaned_bytes,
         payloads_per_second=round(payloads / seconds, 1) if seconds else None,
@@ -320,7 +321,7 @@ def status(
         bytes_out_per_second=round(bytes_out / seconds) if seconds else None,
         compression_ratio=round(bytes_in / bytes_out, 2) if bytes_out else None,
         puts_per_million=round(1e6 * count / in_objects, 1) if in_objects else None,
-        swap_lock_ms_max=max((round(one.swap_lock_ms, 3) for one in done if one.swap_lock_ms), default=None),
+        swap_lock_ms_max=max((round(day.swap_lock_ms, 3) for day in done if day.swap_lock_ms), default=None),
         cold_read_ms_p50=_percentile(took_ms, 50),
         cold_read_ms_p99=_percentile(took_ms, 99),
         mismatches=reads.corrupt if reads else 0,

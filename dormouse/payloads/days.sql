@@ -1,5 +1,6 @@
 -- name: take
--- Takes a day for some work, or goes on with what another has left; no row: another has it, or it is done.
+-- Takes a day for some work, or takes over work that another worker left. No row: another worker has the day, or no such
+-- work can begin.
 insert into payload_day as d (day, token, worker, leased_until, work, phase)
 values (
     %(day)s, 1, %(worker)s, clock_timestamp() + make_interval(secs => %(lease_seconds)s), %(work)s, 'prepare'
@@ -17,8 +18,8 @@ where (d.leased_until is null or d.leased_until < clock_timestamp())
 returning token;
 
 -- name: end_readers
--- Ends the sessions that still read a day for the worker that had it before, as a frozen one would never let go of it.
--- Any role can take such a lock: sessions of roles that this one may not end are no workers, and are left alone.
+-- Ends the sessions that still read a day for its former worker: a frozen worker would never release its locks.
+-- Any role can take such a lock. Sessions that this role may not end do not belong to workers, and are skipped.
 select pg_terminate_backend(l.pid)
 from pg_locks l
 join pg_stat_activity a on a.pid = l.pid
@@ -28,32 +29,33 @@ where l.locktype = 'advisory' and l.classid = %(class)s and l.objid = %(number)s
     and (select s.rolsuper from pg_roles s where s.rolname = current_user) >= (select u.rolsuper from pg_roles u where u.oid = a.usesysid);
 
 -- name: mark_reader
--- Until the end of the transaction: this session reads a day for whoever has it.
+-- Marks this session as a reader of a day for its worker, until the end of the transaction.
 select pg_advisory_xact_lock_shared(%(class)s, %(number)s);
 
 -- name: renew
--- Keeps a day for longer; no row: another has it.
+-- Renews the lease of a day. No row: another worker has the day.
 update payload_day set leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
 where day = %(day)s and token = %(token)s and worker is not null
 returning token;
 
 -- name: release
--- Gives a day back, with what went wrong; what is left to do is done by whoever takes it next.
+-- Releases a day and records the error. The next worker that takes the day does the rest of the work.
 update payload_day
 set worker = null, leased_until = null, seconds = seconds + %(seconds)s, error = %(error)s,
     failed_at = case when %(error)s::text is not null then clock_timestamp() end, changed_at = clock_timestamp()
 where day = %(day)s and token = %(token)s;
 
 -- name: read
--- A day as it is.
+-- The record of a day.
 select day, state, work, phase, token, worker, leased_until, after_kind, after_tenant, after_id, after_at,
     verified_till::text, payloads, bytes_in, bytes_out, objects, seconds, swap_lock_ms, error, failed_at, changed_at
 from payload_day
 where day = %(day)s;
 
 -- name: advance
--- Within a transaction of whoever has the day, first: goes on to a phase, keeps others from taking the day until the end,
--- and notes how far it is; no row: another has it. One that is frozen amid the transaction is ended as its lease is.
+-- Records a phase and its progress, as the first statement of a transaction of the day's worker. The row's lock keeps other
+-- workers from taking the day until the end. No row: another worker has the day. The timeout ends the transaction of a frozen
+-- worker when its lease is over.
 update payload_day
 set phase = %(phase)s, after_kind = %(after_kind)s, after_tenant = %(after_tenant)s, after_id = %(after_id)s,
     after_at = %(after_at)s, payloads = payloads + %(payloads)s, bytes_in = bytes_in + %(bytes_in)s,
@@ -70,7 +72,7 @@ returning set_config(
 );
 
 -- name: end
--- As the last of the work with a day: what it is from now on.
+-- Records the end of the work on a day, and its new state.
 update payload_day
 set state = %(state)s, work = null, phase = null, after_kind = null, after_tenant = null, after_id = null, after_at = null,
     verified_till = null, changed_at = clock_timestamp()
@@ -78,7 +80,7 @@ where day = %(day)s and token = %(token)s and worker is not null
 returning token;
 
 -- name: days
--- The days that have a partition, or that something was done with: about how much they have, and what is being done.
+-- The days that have a partition or a record: their estimated sizes, and the work on them.
 with partition as (
     select to_date(right(c.relname, 8), 'YYYYMMDD') as day, greatest(c.reltuples, 0)::bigint as about,
         pg_total_relation_size(c.oid) as bytes
@@ -96,7 +98,7 @@ select coalesce(p.day, d.day) as day, coalesce(d.state, 'open'), d.work, d.phase
     d.payloads, d.bytes_in, d.bytes_out, d.seconds, d.swap_lock_ms, d.error, d.failed_at,
     coalesce(d.work = 'rehydrate' or d.rehydrated_at > clock_timestamp() - interval '1 day', false),
     coalesce(p.day, d.day) < (clock_timestamp() at time zone 'UTC')::date,
-    -- its end was so long ago
+    -- it has been over for so long
     coalesce(p.day, d.day) < ((clock_timestamp() - make_interval(secs => %(hot_seconds)s)) at time zone 'UTC')::date
 from partition p
 full join payload_day d on d.day = p.day
@@ -105,10 +107,10 @@ where p.day is not null or d.state <> 'expired' or %(expired)s
 order by day;
 
 -- name: has_rows
--- Whether a day has anything.
+-- Whether a day has any rows.
 select exists (select from {day});
 
 -- name: count_rows
--- How many rows a day has, up to a limit.
+-- The number of rows of a day, counted up to a limit.
 select count(*) from (select from {day} limit %(limit)s) some;
 

@@ -1,8 +1,8 @@
-"""Write and swap: a copy of a day's partition, to which every write goes too, takes its place in a moment.
+"""The exchange of a day's partition by a copy, while reads and writes go on.
 
-The partition itself is never updated nor deleted from, so that vacuum has nothing to do there. What reads and
-writes the day meanwhile is held up for the moment of the exchange alone, and for `lock_timeout` before it.
-Source: the write-and-swap of Hatchet's offload; pg_repack and gh-ost copy likewise.
+A trigger mirrors every write to the copy until the copy replaces the partition. The partition itself is never
+updated, so that vacuum has nothing to do there. Readers and writers wait only during the exchange, and up to
+`lock_timeout` before it. Source: the write-and-swap of Hatchet's offload; pg_repack and gh-ost copy likewise.
 """
 
 from __future__ import annotations
@@ -38,21 +38,28 @@ DIFFERENCES_MAX = 10
 PAUSE_SECONDS_MAX = 2.0
 READERS_SECONDS_MAX = 600.0
 SETTLED_LEFT_MAX, SETTLED_TIMES_MAX = 1_000, 10
-"""While others are held up fewer writes are compared, unless they come as quickly as they are compared."""
+"""Limits of the comparison before the exchange: it repeats until few writes are left, or for so many times.
+
+The rest is compared under the exclusive lock, and so it must be small.
+"""
 
 COMPARED_AT_ONCE = 2
-"""So many pages of a day and its copy."""
+"""The number of pages of a day and its copy that are compared at the same time."""
 
 _READERS_LOOK_SECONDS = 0.05
 _EVER = "1:1:"
-"""A snapshot that sees nothing."""
+"""A snapshot that sees no transaction."""
 
 _QUERIES = load(__package__ or "", "exchange")
 
 
 @dataclass(frozen=True)
 class Tools:
-    """What works on days have in common. `is_over` ends a slice; `step` is told each, for tests."""
+    """The common parts of all work on days.
+
+    `is_over` returns True when the time limit of this run is reached. `step` is called at each step, so that
+    tests can interrupt the work there.
+    """
 
     supplier: Supplier
     objects: ObjectStore
@@ -66,19 +73,19 @@ class Tools:
         return PayloadObjects(self.supplier, self.objects)
 
     def days(self) -> list[PayloadDay]:
-        """Returns the days that there are payloads of, the oldest first."""
+        """Returns the days of payloads, the oldest first."""
         return days(self.supplier, self.options.hot_seconds)
 
 
 def within(seconds_max: float | None) -> Callable[[], bool]:
-    """Whether a slice is over."""
+    """Returns a function that tells whether so many seconds have passed. Without a limit it returns False."""
     ends = None if seconds_max is None else time.monotonic() + seconds_max
     return lambda: ends is not None and time.monotonic() >= ends
 
 
 @dataclass(frozen=True)
 class Names:
-    """What the parts of an exchange are called."""
+    """The names of the tables and functions of an exchange."""
 
     day_: date
 
@@ -112,15 +119,15 @@ class Names:
 
 
 class Exchange:
-    """The exchange of one day, by the worker that has its lease; `is_over` of the tools ends its waits."""
+    """The exchange of one day, by the worker that holds its lease. `is_over` of the tools ends its waits."""
 
     def __init__(self, tools: Tools, lease: DayLease) -> None:
         self._tools = tools
         self._lease = lease
         self.names = Names(lease.day)
 
-    def prepare(self, also: Callable[[psycopg.Connection[Any]], object]) -> None:
-        """Makes the copy, to which all that is written goes from here on; `also` in the transaction."""
+    def prepare(self, extra: Callable[[psycopg.Connection[Any]], object]) -> None:
+        """Makes the copy, to which all writes are mirrored from here on. Calls `extra` in the transaction."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
             self._lease.advance(conn, "copy")
@@ -129,17 +136,17 @@ class Exchange:
             for (statement,) in conn.execute(_QUERIES["likeness"].on(), about).fetchall():
                 conn.execute(sql.SQL(statement))
             conn.execute(self._on("mirror", "mirror", "written", "copy", "day"))
-            also(conn)
+            extra(conn)
 
         self._patiently(work, "copy a day")
         self._tools.step("prepared")
 
     def note_copied(self, forget: bool = True) -> None:
-        """All is copied: with `forget`, rows of the copy that only say that others are deleted go."""
+        """Records that the whole day is copied. With `forget`, deletes rows of the copy marked as deleted."""
         after = self._lease.row().after
 
         def work(conn: psycopg.Connection[Any]) -> None:
-            # who is killed before what follows does both again
+            # two transactions: a worker that is killed in between repeats both
             self._lease.advance(conn, "copy", after)
             conn.execute(_QUERIES["note_seen"].on(), {"day": self._lease.day, "till": None})
 
@@ -153,11 +160,11 @@ class Exchange:
         self._tools.step("copied")
 
     def verify(self) -> None:
-        """Compares what was written until all was copied; `PayloadsDiffer` names the keys."""
+        """Compares the day with its copy, page by page. Raises `PayloadsDiffer`, which names the keys."""
         pages = self._pages(self._lease.row().after)
         with closing(mapped_ahead(self._compared, pages, COMPARED_AT_ONCE)) as compared:
-            for till, found in compared:
-                self._differ(found)
+            for till, differing in compared:
+                self._differ(differing)
                 if till is None:
                     self.go_on_from("swap", None)
                     self._tools.step("verified")
@@ -165,8 +172,7 @@ class Exchange:
                 self.go_on_from("verify", till)
 
     def go_on_from(self, phase: str, after: PayloadKey | None) -> None:
-        """Notes how far a phase is."""
-
+        """Records the progress of a phase."""
         run_transaction(
             self._lease.supplier,
             lambda conn: self._lease.advance(conn, phase, after),
@@ -174,7 +180,10 @@ class Exchange:
         )
 
     def wait_for_readers(self) -> bool:
-        """Waits for transactions that began before all was copied, which would not see it; False: over."""
+        """Waits for the end of transactions whose snapshots are too old to see the whole copy.
+
+        Returns False if the time limit of the run ends the wait. Raises `PayloadDayBusy` after 10 minutes.
+        """
         work = rows_of(_QUERIES["transactions"])
         before = set[tuple[Any, ...]]()
         for this in tries(READERS_SECONDS_MAX, pause=_READERS_LOOK_SECONDS):
@@ -184,17 +193,17 @@ class Exchange:
                 return True
             if self._tools.is_over():
                 return False
-        which = ", ".join(str(pid) for _, pid in sorted(before))
+        processes = ", ".join(str(pid) for _, pid in sorted(before))
         raise PayloadDayBusy(
-            f"payloads of {self._lease.day}: transactions of before are under way for "
-            f"{READERS_SECONDS_MAX:g} s, of the server's processes {which}; the day is as it was"
+            f"payloads of {self._lease.day}: older transactions did not end within "
+            f"{READERS_SECONDS_MAX:g} s, of the server's processes {processes}; the day is unchanged"
         )
 
     def swap(self, forget: bool = True) -> None:
-        """Puts the copy into the day's place; what is written since verification is compared first.
+        """Replaces the day's partition by the copy, after comparing the writes since the verification.
 
-        Raises `PayloadsDiffer`, after which all is as it was, and `PayloadDayBusy` when others use the day
-        for too long.
+        Raises `PayloadsDiffer`, which leaves the day unchanged, and `PayloadDayBusy` if other transactions
+        use the day for too long.
         """
         since = self._lease.row().verified_till or _EVER
 
@@ -222,7 +231,7 @@ class Exchange:
         self._tools.step("swapped")
 
     def finish(self, state: str) -> None:
-        """Drops what the day was before, outside of the exchange: nobody can come to it any more."""
+        """Drops the day's old partition, which no transaction uses, and ends the work."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
             conn.execute(_QUERIES["drop_old"].on(old=self.names.old, written=self.names.written))
@@ -232,23 +241,23 @@ class Exchange:
         self._tools.step("finished")
 
     def end(self, state: str) -> None:
-        """There is nothing to exchange."""
+        """Ends the work without an exchange, and records the day's new state."""
         run_transaction(
             self._lease.supplier, lambda conn: self._lease.end(conn, state), operation="end with a day"
         )
 
-    def give_up(self, state: str, also: Callable[[psycopg.Connection[Any]], object]) -> None:
-        """Drops the copy: the day is as if nothing had begun."""
+    def give_up(self, state: str, extra: Callable[[psycopg.Connection[Any]], object]) -> None:
+        """Drops the copy and ends the work: the day is as before. Calls `extra` in the transaction."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
             conn.execute(self._on("drop_copy", "day", "mirror", "copy", "written"))
-            also(conn)
+            extra(conn)
             self._lease.end(conn, state)
 
         self._patiently(work, "give a copy up")
 
     def _settled(self, since: str, forget: bool) -> str:
-        """Compares what was written since a snapshot, while all goes on; gives a later one, to go on from."""
+        """Compares the writes since a snapshot while others go on. Returns the snapshot to go on from."""
         supplier, operation = self._lease.supplier, "verify a day"
         [(till,)] = run_lookup(supplier, rows_of(_QUERIES["snapshot"]), operation=operation)
         compared = reading(self._lease.day, partial(self._compared_written, since=since))
@@ -278,7 +287,7 @@ class Exchange:
         conn.execute(self._on("forget_deleted", "copy", "written"), {"since": since})
 
     def _pages(self, after: PayloadKey | None) -> Iterator[tuple[PayloadKey | None, PayloadKey | None]]:
-        """The ranges of keys that are left to compare: after one and till another, None at the ends."""
+        """Yields the ranges of keys left to compare, as (after, till) pairs, with None at the ends."""
         while not self._tools.is_over():
             till = self._last_of_page(after)
             yield after, till
@@ -287,7 +296,7 @@ class Exchange:
             after = till
 
     def _last_of_page(self, after: PayloadKey | None) -> PayloadKey | None:
-        """None: fewer are left than a page has."""
+        """Returns the last key of the page after a key, or None if it is the last page."""
         limit = self._tools.options.page_rows_max
         work = rows_of(self._on("last_of_page", "day"), {**place_values("after", after), "limit": limit})
         rows = run_lookup(self._lease.supplier, work, operation="verify a day")
@@ -299,7 +308,7 @@ class Exchange:
     def _compared(
         self, page: tuple[PayloadKey | None, PayloadKey | None]
     ) -> tuple[PayloadKey | None, list[PayloadKey]]:
-        """The end of a page, and the keys that differ there."""
+        """Returns the end of a page, and the keys in it at which the day and its copy differ."""
         after, till = page
         query = _QUERIES["compare"].including(differences=_QUERIES["differences"])
         bounds = place_values("after", after) | place_values("till", till)
@@ -315,7 +324,7 @@ class Exchange:
         return till, [PayloadKey(*row) for row in rows]
 
     def verify_written(self) -> None:
-        """Compares all that was written so far; `PayloadsDiffer` names the keys."""
+        """Compares all writes so far with the copy. Raises `PayloadsDiffer`, which names the keys."""
         work = reading(self._lease.day, partial(self._compared_written, since=_EVER))
         self._differ(run_transaction(self._lease.supplier, work, scans=True, operation="verify a day"))
 
@@ -326,8 +335,8 @@ class Exchange:
         return [PayloadKey(*row) for row in rows]
 
     def _differ(self, keys: Iterable[PayloadKey]) -> None:
-        if found := tuple(keys):
-            raise differs(self._lease.day, found)
+        if differing := tuple(keys):
+            raise differs(self._lease.day, differing)
 
     def _on(self, query: str, *parts: str, limits: bool = False, **more: str) -> sql.Composed:
         literal = _QUERIES[query].literally(**self.names.limits) if limits else _QUERIES[query]
@@ -339,9 +348,9 @@ class Exchange:
         operation: str,
         before: Callable[[], object] = lambda: None,
     ) -> Any:
-        """Runs `work` with the day to itself; gives way to other transactions, and retries.
+        """Runs work that needs an exclusive lock on the day. Gives way to other transactions, and retries.
 
-        `before` runs before each try, while other transactions are not held up.
+        `before` runs before each try, without the lock. Raises `PayloadDayBusy`.
         """
         for _ in tries(READERS_SECONDS_MAX, pause=lambda _: random.uniform(0.1, 1) * PAUSE_SECONDS_MAX):  # noqa: S311
             before()
@@ -356,8 +365,8 @@ class Exchange:
                 if self._tools.is_over():
                     break
         raise PayloadDayBusy(
-            f"payloads of {self._lease.day}: {operation}: others use the day all the time; "
-            "it is as it was, and is tried again"
+            f"payloads of {self._lease.day}: {operation}: other transactions use the day all the time; "
+            "it is unchanged, and the next run tries again"
         )
 
 
@@ -365,7 +374,7 @@ def differs(day: date, keys: Sequence[PayloadKey]) -> PayloadsDiffer:
     listed = "; ".join(map(str, keys))
     more = " at least" if len(keys) >= DIFFERENCES_MAX else ""
     return PayloadsDiffer(
-        f"payloads of {day}: the copy differs at{more} {len(keys)}: {listed}; the day is as it was",
+        f"payloads of {day}: the copy differs at{more} {len(keys)}: {listed}; the day is unchanged",
         tuple(keys),
     )
 
@@ -375,26 +384,26 @@ def _midnight(day: date) -> str:
 
 
 def check_objects(tools: Tools, day: date, state: str = "live") -> bool:
-    """Reads back what was written and not read yet; False when the slice is over before all is.
+    """Reads back the day's objects that were not verified yet. Returns False if the time limit ends it early.
 
-    Raises `PayloadsDiffer` when an object is not what was written.
+    Raises `PayloadsDiffer` if an object is not what was written.
     """
-    left = [one for one in tools.known.of_day(day, state) if not one.verified]
+    left = [each for each in tools.known.of_day(day, state) if not each.verified]
     step = tools.options.uploads
 
-    def read(one: DayObject) -> Fault | None:
-        return read_back(tools.objects, one.written)[1]
+    def read(day_object: DayObject) -> Fault | None:
+        return read_back(tools.objects, day_object.written)[1]
 
     with ThreadPoolExecutor(step, "payload checks") as pool:
         for at in range(0, len(left), step):
-            some = left[at : at + step]
-            for one, fault in zip(some, pool.map(read, some), strict=True):
+            checked = left[at : at + step]
+            for day_object, fault in zip(checked, pool.map(read, checked), strict=True):
                 if fault is not None:
                     raise PayloadsDiffer(
-                        f"payloads of {day}: object {one.object_key!r} {fault}; the day is as it was, and is "
-                        "copied again"
+                        f"payloads of {day}: object {day_object.object_key!r} {fault}; the day is unchanged, "
+                        "and the next run copies it again"
                     )
-            tools.known.note_verified([one.object_key for one in some])
+            tools.known.note_verified([day_object.object_key for day_object in checked])
             if tools.is_over():
                 return at + step >= len(left)
     return True

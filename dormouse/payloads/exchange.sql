@@ -1,5 +1,5 @@
 -- name: make_copy
--- Makes an empty copy of a day, with a check that says what its partition has, and a list of what is written meanwhile.
+-- Makes an empty copy of a day, with a check of the partition's bounds, and a table that lists the writes meanwhile.
 drop table if exists {copy}, {written};
 create table {copy} (like {day} including all);
 alter table {copy} add constraint {bounds} check (inserted_at >= {from_day}::timestamptz and inserted_at < {to_day}::timestamptz);
@@ -10,7 +10,7 @@ create table {written} (
 create index on {written} (xid);
 
 -- name: likeness
--- Statements that give a copy what `like` leaves out: options, also of its TOAST table, its owner and grants.
+-- Statements that copy what `like` leaves out: the options, also of the TOAST table, the owner and the grants.
 select format('alter table %I set (%s)', %(copy)s::text, string_agg(option, ', '))
 from (
     select unnest(reloptions) as option from pg_class where oid = %(day)s::regclass
@@ -36,9 +36,10 @@ from pg_class c, aclexplode(c.relacl) g
 where c.oid = %(day)s::regclass and g.grantee <> c.relowner;
 
 -- name: mirror
--- Has every write to a day written to its copy, too, in the same transaction. A row that was deleted stays in the copy as
--- such, so that a copier of earlier rows meets it. The function runs as its owner, as writers have no right to the copy:
--- no other role can use it for a trigger, and it serves tables of this schema alone, in which only the owner makes tables.
+-- Makes a trigger that mirrors every write to a day to its copy, in the same transaction. A deleted row stays in the copy,
+-- marked as deleted, so that the worker that copies older rows does not insert it again. The function runs as its owner,
+-- because writers have no right to the copy. No other role can use it for a trigger, and it accepts only tables of this
+-- schema, in which only the owner can create tables.
 create or replace function dormouse.{mirror}() returns trigger
 language plpgsql security definer set search_path = pg_catalog, dormouse, pg_temp as $$
 begin
@@ -70,15 +71,15 @@ for each row execute function dormouse.{mirror}();
 alter table dormouse.{day} enable always trigger payload_mirror;
 
 -- name: snapshot
--- What is committed by now.
+-- The current snapshot.
 select pg_current_snapshot()::text;
 
 -- name: note_seen
--- What was committed before a snapshot, or before this, is compared; what comes later when the day is exchanged.
+-- Records the snapshot up to which writes are compared. Later writes are compared before the exchange.
 update payload_day set verified_till = coalesce(%(till)s::pg_snapshot, pg_current_snapshot()) where day = %(day)s;
 
 -- name: count_written
--- How many writes of since a snapshot there are; at most some.
+-- The number of writes since a snapshot, counted up to a limit.
 select count(*)
 from (
     select
@@ -88,14 +89,14 @@ from (
 ) w;
 
 -- name: forget_deleted
--- After all is copied: rows of a copy that were only there so that who copied met them; those written since a snapshot.
+-- Deletes rows of the copy that are marked as deleted, among those written since a snapshot. All must be copied before.
 delete from {copy} c
 using {written} w
 where (c.kind, c.tenant, c.id, c.inserted_at) = (w.kind, w.tenant, w.id, w.inserted_at) and c.location = 'deleted'
     and w.xid >= pg_snapshot_xmin(%(since)s::pg_snapshot) and not pg_visible_in_snapshot(w.xid, %(since)s::pg_snapshot);
 
 -- name: last_of_page
--- The last key of a page of a day, and how many it has.
+-- The last key of a page of a day, and the number of its rows.
 select last_value(kind) over w, last_value(tenant) over w, last_value(id) over w, last_value(inserted_at) over w, count(*) over w
 from (
     select kind, tenant, id, inserted_at
@@ -109,7 +110,7 @@ window w as (order by kind, tenant, id, inserted_at rows between unbounded prece
 limit 1;
 
 -- name: differences
--- Part of a query: of rows s of a day and c of its copy, those that do not say the same.
+-- Part of a query: whether a row s of a day and a row c of its copy differ.
 case
     when s.location is null then c.location <> 'deleted'
     when c.location is null or c.location = 'deleted' then s.location <> 'deleted'
@@ -121,7 +122,7 @@ case
 end
 
 -- name: compare
--- The keys of a range at which a day and its copy differ; at most some.
+-- The keys of a range at which a day and its copy differ, up to a limit.
 select coalesce(s.tenant, c.tenant), coalesce(s.id, c.id), coalesce(s.inserted_at, c.inserted_at), coalesce(s.kind, c.kind)
 from (
     select * from {day}
@@ -141,7 +142,7 @@ where {differences}
 limit %(limit)s;
 
 -- name: compare_written
--- The keys that were written since a snapshot at which a day and its copy differ; at most some.
+-- The keys written since a snapshot at which a day and its copy differ, up to a limit.
 select w.tenant, w.id, w.inserted_at, w.kind
 from (
     select distinct kind, tenant, id, inserted_at
@@ -154,8 +155,8 @@ where {differences}
 limit %(limit)s;
 
 -- name: transactions
--- The transactions of clients in this database that are under way, but for this one: they may see what was before. Not
--- those that keep a lock for as long as other work takes, and see and write nothing meanwhile.
+-- The open transactions of clients in this database, except this one: their snapshots may be old. Leaves out transactions
+-- that only hold a lock, without a snapshot or an id.
 select l.virtualtransaction, l.pid
 from pg_locks l
 join pg_stat_activity a on a.pid = l.pid
@@ -165,12 +166,12 @@ where l.locktype = 'virtualxid' and l.granted and l.pid <> pg_backend_pid()
     and coalesce(a.state <> 'idle in transaction' or num_nonnulls(a.backend_xmin, a.backend_xid) > 0, true);
 
 -- name: lock_to_exchange
--- Waits for the readers and writers of a day, and keeps others out.
+-- Waits for the readers and writers of a day, and keeps new ones out.
 lock table only payload in access exclusive mode;
 lock table {day}, {copy} in access exclusive mode;
 
 -- name: exchange
--- Puts a copy into the place of its day. Its check says that no row must be looked at.
+-- Replaces a day by its copy. The copy's check constraint saves PostgreSQL a scan of its rows.
 alter table payload detach partition {day};
 drop trigger payload_mirror on {day};
 drop function {mirror}();
@@ -182,15 +183,15 @@ alter table payload attach partition {day} for values from ({from_day}) to ({to_
 alter table {day} drop constraint {bounds};
 
 -- name: note_exchange
--- How long readers and writers were kept out.
+-- Records how long readers and writers were kept out.
 update payload_day set swap_lock_ms = %(milliseconds)s where day = %(day)s;
 
 -- name: drop_old
--- Drops what a day was before.
+-- Drops the old partition of a day.
 drop table if exists {old}, {written};
 
 -- name: drop_copy
--- Gives a copy up.
+-- Drops a copy and its trigger.
 drop trigger if exists payload_mirror on {day};
 drop function if exists {mirror}();
 drop table if exists {copy}, {written};

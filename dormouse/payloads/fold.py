@@ -1,7 +1,8 @@
-"""Folds a day: the objects of its payloads become its blocks, and its partition is empty.
+"""The fold of a day: the objects of its payloads become its blocks, and its partition becomes empty.
 
-An object whose pointers are all there is a block as it is. Where payloads were written since, or deleted, the
-range is written anew. What is written while this goes on is mirrored, and wins over the blocks.
+An object becomes a block as it is if all its pointers still exist. If payloads in its range were written or
+deleted since, the range is written to new objects. Writes during the fold are mirrored to the new partition,
+whose rows win over the blocks.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Key = tuple[str, str, str, Any]
 
 
 class Range(NamedTuple):
-    """What is written anew: what comes after a key, and before another."""
+    """A range of keys to write to new objects: after a key and before another."""
 
     objects: list[DayObject]
     after: PayloadKey | None
@@ -40,11 +41,14 @@ class Range(NamedTuple):
 
 
 def fold_day(tools: Tools, lease: DayLease) -> bool:
-    """Goes on with a day wherever it is; False when the slice is over before it is done."""
+    """Folds a day, from the phase that it has reached. Returns False if the time limit ends it early.
+
+    Raises `PayloadsDiffer` and `PayloadCorrupt`, which leave the day unchanged.
+    """
     fold = _Fold(tools, lease)
     try:
         return fold.go_on()
-    except (PayloadsDiffer, PayloadCorrupt):  # of a lost object, a rebuild may be the mend
+    except (PayloadsDiffer, PayloadCorrupt):  # frees the day, so that a rebuild can repair a lost object
         fold.give_up()
         raise
 
@@ -84,9 +88,8 @@ class _Fold:
 
     def give_up(self) -> None:
         day = self._lease.day
-        blocks = any(one.state == "block" for one in self._tools.known.of_day(day, "block"))
         self._exchange.give_up(
-            "folded" if blocks else "offloaded",
+            "folded" if self._tools.known.of_day(day, "block") else "offloaded",
             lambda conn: PayloadObjects.unstage(conn, day, DAYS.name(day)),
         )
 
@@ -94,20 +97,20 @@ class _Fold:
         conn.execute(_QUERIES["begin"].on(), {"day": self._lease.day})
 
     def _activate(self, conn: psycopg.Connection[Any]) -> None:
-        """Rows of the day still win; what no row has is in the blocks of now as in those of before."""
+        """Makes the new objects the day's blocks, before the exchange: the day's rows win over blocks."""
         self._lease.advance(conn, "swap")
         PayloadObjects.activate(conn, self._lease.day)
 
     def _copy(self) -> bool:
         slice_, has_gone_on = Slice(self._tools.is_over), False
-        for one in self._plan(self._lease.row().after):
+        for part in self._plan(self._lease.row().after):
             if has_gone_on and self._tools.is_over():
                 return False
-            if isinstance(one, DayObject):
-                self._keep(one)
+            if isinstance(part, DayObject):
+                self._keep(part)
                 has_gone_on = True
             else:
-                with closing(self._rewritten(one)) as payloads:
+                with closing(self._rewritten(part)) as payloads:
                     units = Units(self._lease.day, self._tools.options).of(payloads)
                     uploads = Uploads(self._tools.known, self._lease, self._tools.options, self._tools.step)
                     for unit in uploads.done(slice_.of(units)):
@@ -119,45 +122,47 @@ class _Fold:
         return True
 
     def _plan(self, after: PayloadKey | None) -> Iterator[DayObject | Range]:
-        """Objects that are kept, and the ranges between, in the order of keys."""
+        """Yields the objects to keep, and the ranges between them, in the order of keys."""
         dirty: list[DayObject] = []
-        for one in self._left(after):
-            if not self._is_clean(one) or (dirty and dirty[-1].last.place >= one.first.place):
-                dirty.append(one)
+        for each in self._left(after):
+            if not self._is_clean(each) or (dirty and dirty[-1].last.place >= each.first.place):
+                dirty.append(each)
                 continue
-            yield Range(dirty, after, one.first)
-            yield one
-            dirty, after = [], one.last
+            yield Range(dirty, after, each.first)
+            yield each
+            dirty, after = [], each.last
         yield Range(dirty, after, None)
 
     def _left(self, after: PayloadKey | None) -> list[DayObject]:
-        found = self._tools.known.of_day(self._lease.day, "live", "block")
-        return [one for one in found if after is None or one.last.place > after.place]
+        objects = self._tools.known.of_day(self._lease.day, "live", "block")
+        return [each for each in objects if after is None or each.last.place > after.place]
 
-    def _is_clean(self, one: DayObject) -> bool:
-        bounds = place_values("first", one.first) | place_values("last", one.last)
-        values = {**bounds, "object_key": one.object_key}
+    def _is_clean(self, day_object: DayObject) -> bool:
+        """Returns whether no payload in an object's range was written or deleted since it was made."""
+        bounds = place_values("first", day_object.first) | place_values("last", day_object.last)
+        values = {**bounds, "object_key": day_object.object_key}
         query = _QUERIES["in_range"].on(day=self._exchange.names.day)
         pointers, others = run_lookup(
             self._lease.supplier, rows_of(query, values), operation="look at a day"
         )[0]
-        return not others and pointers in ({one.payloads} if one.state == "live" else {0, one.payloads})
+        count = day_object.payloads
+        return not others and pointers in ({count} if day_object.state == "live" else {0, count})
 
     def _rewritten(self, range_: Range) -> Generator[Payload, None, None]:
-        """What a range has now, with its content."""
+        """Yields the present payloads of a range, with their content."""
         pages = Pages(
             self._tools.supplier, self._lease.day, self._tools.options.page_rows_max, self._tools.step
         )
-        blocks = [one for one in range_.objects if one.state == "block"]
+        blocks = [each for each in range_.objects if each.state == "block"]
         with closing(pages.payloads(range_.after, range_.before)) as rows:
             current = self._contents.current(rows, blocks, range_.after)
-            for one, content in self._contents.each(_until(current, range_.before)):
-                yield Payload(one.key, content, None, None)
+            for payload, content in self._contents.each(_until(current, range_.before)):
+                yield Payload(payload.key, content, None, None)
 
-    def _keep(self, one: DayObject) -> None:
+    def _keep(self, day_object: DayObject) -> None:
         def work(conn: psycopg.Connection[Any]) -> None:
-            self._lease.advance(conn, "copy", one.last)
-            PayloadObjects.keep(conn, one.object_key)
+            self._lease.advance(conn, "copy", day_object.last)
+            PayloadObjects.keep(conn, day_object.object_key)
 
         run_transaction(self._lease.supplier, work, operation="fold a day")
         self._tools.step("kept")
@@ -176,33 +181,35 @@ class _Fold:
         self._tools.step("committed")
 
     def _verify(self) -> bool:
-        """What the day has, and its blocks are to have, key by key; but for what was written since.
+        """Compares the day's payloads with its future blocks by key, except keys written since the copy.
 
-        False when the slice is over before all is.
+        Returns False if the time limit ends it early. Raises `PayloadsDiffer`.
         """
         after = self._lease.row().after
-        found = self._tools.known.of_day(self._lease.day, *_OF_A_DAY)
-        left = [one for one in found if after is None or one.last.place > after.place]
+        objects = self._tools.known.of_day(self._lease.day, *_OF_A_DAY)
+        left = [each for each in objects if after is None or each.last.place > after.place]
         pages = Pages(self._tools.supplier, self._lease.day, self._tools.options.page_rows_max)
         with closing(pages.payloads(after)) as rows:
-            blocks = [one for one in left if one.state == "block"]
-            had = ((*_said(one), "had") for one in self._contents.current(rows, blocks, after))
-            kept = (entry for one in left if one.kept for entry in self._contents.entries(one))
-            new = (
-                (one.key.place, one.checksum, "new")
-                for one in kept
-                if not after or one.key.place > after.place
+            blocks = [each for each in left if each.state == "block"]
+            present = (
+                (*_checksum_of(payload), "had") for payload in self._contents.current(rows, blocks, after)
             )
-            every = groupby(merge(had, new, key=lambda one: one[0]), key=lambda one: one[0])
-            while some := [(place, list(pair)) for place, pair in islice(every, _VERIFIED_AT_ONCE)]:
-                self._check([_key(place) for place, pair in some if not _is_pair(pair)])
+            kept = (entry for each in left if each.kept for entry in self._contents.entries(each))
+            new = (
+                (entry.key.place, entry.checksum, "new")
+                for entry in kept
+                if not after or entry.key.place > after.place
+            )
+            by_key = groupby(merge(present, new, key=lambda item: item[0]), key=lambda item: item[0])
+            while batch := [(place, list(pair)) for place, pair in islice(by_key, _VERIFIED_AT_ONCE)]:
+                self._check([_key(place) for place, pair in batch if not _is_pair(pair)])
                 if self._tools.is_over():
-                    self._exchange.go_on_from("verify", _key(some[-1][0]))
+                    self._exchange.go_on_from("verify", _key(batch[-1][0]))
                     return False
         return True
 
     def _check(self, suspects: list[PayloadKey]) -> None:
-        # what was read of a key that was written since is of before or after; all that was is known by now
+        # a suspect that was written meanwhile is no difference: the mirror's list of writes has it by now
         written = set(self._written(suspects)) if suspects else set()
         if wrong := [key for key in suspects if key.place not in written][:DIFFERENCES_MAX]:
             raise differs(self._lease.day, wrong)
@@ -223,19 +230,20 @@ def _key(place: Key) -> PayloadKey:
     return PayloadKey(tenant, id_, at, kind)
 
 
-def _said(one: Payload) -> tuple[Key, bytes]:
-    if one.content is not None:
-        return one.key.place, checksum(one.content)
-    assert one.entry is not None  # noqa: S101 what is in neither is left out before
-    return one.key.place, one.entry.checksum
+def _checksum_of(payload: Payload) -> tuple[Key, bytes]:
+    if payload.content is not None:
+        return payload.key.place, checksum(payload.content)
+    assert payload.entry is not None  # noqa: S101 deleted payloads were skipped before
+    return payload.key.place, payload.entry.checksum
 
 
-def _is_pair(found: list[tuple[Key, bytes, str]]) -> bool:
-    return len(found) == 2 and found[0][1] == found[1][1] and found[0][2] != found[1][2]
+def _is_pair(items: list[tuple[Key, bytes, str]]) -> bool:
+    """Returns whether items of one key are a present payload and a new one with the same checksum."""
+    return len(items) == 2 and items[0][1] == items[1][1] and items[0][2] != items[1][2]
 
 
 def _until(payloads: Iterator[Payload], before: PayloadKey | None) -> Iterator[Payload]:
-    for one in payloads:
-        if before is not None and one.key.place >= before.place:
+    for payload in payloads:
+        if before is not None and payload.key.place >= before.place:
             return
-        yield one
+        yield payload

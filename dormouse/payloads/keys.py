@@ -1,4 +1,4 @@
-"""What a payload is: its key, and its content, a JSON value that `get` gives as `put` took it."""
+"""The key of a payload, and its content: a JSON value that `get` returns exactly as `put` took it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from dormouse.model.json_values import json_text
 from dormouse.model.text import check_text
 
 KEY_BYTES_MAX = 512
-"""Of each of tenant, id and kind: an index entry of PostgreSQL holds all three."""
+"""The most bytes of each of tenant, id and kind: an entry of PostgreSQL's index holds all three."""
 
 OWN_KINDS = "dormouse."
-"""What kinds of Dormouse's own payloads begin with, which are the documents of jobs."""
+"""The prefix of the kinds of Dormouse's own payloads, which are documents of jobs."""
 
 _PLACE = ("kind", "tenant", "id", "at")
 Places = Mapping[str, tuple[int, int, str]]
-"""Of dictionaries by kind: start, length, and the first half of the SHA-256."""
+"""The places of an object's dictionaries by kind: start, length, and the first half of the SHA-256."""
 
 
 class PayloadKey(NamedTuple):
-    """A payload's key: of which tenant it is, its id, when it was inserted (aware), and its kind."""
+    """The key of a payload: tenant, id, the time of its insertion (with a time zone), and kind."""
 
     tenant: str
     id: str
@@ -34,12 +34,12 @@ class PayloadKey(NamedTuple):
 
     @property
     def day(self) -> date:
-        """The day that it is kept in, in UTC."""
+        """The day, in UTC, whose partition has the payload."""
         return self.inserted_at.astimezone(UTC).date()
 
     @property
     def place(self) -> tuple[str, str, str, datetime]:
-        """What payloads are sorted by: as PostgreSQL does, by bytes."""
+        """The sort key of payloads. It sorts texts by code points, as PostgreSQL does."""
         return self.kind, self.tenant, self.id, self.inserted_at
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class PayloadKey(NamedTuple):
 
 
 def checked(key: Sequence[Any]) -> PayloadKey:
-    """The key, in UTC; `InvalidPayload`, which names what is wrong with it."""
+    """Returns a checked key, with its time in UTC. Raises `InvalidPayload`, which names the fault."""
     try:
         made = PayloadKey(*key)
     except TypeError:
@@ -60,12 +60,12 @@ def checked(key: Sequence[Any]) -> PayloadKey:
     at = made.inserted_at
     if not isinstance(at, datetime) or at.utcoffset() is None:
         raise InvalidPayload(
-            f"inserted_at must be an aware datetime, not {at!r}: give it a zone, as datetime.now(UTC) has one"
+            f"inserted_at must be a datetime with a time zone, such as datetime.now(UTC), not {at!r}"
         )
     try:
         return made._replace(inserted_at=at.astimezone(UTC))
     except OverflowError:
-        raise InvalidPayload(f"inserted_at {at.isoformat()} is in no year from 1 to 9999 in UTC") from None
+        raise InvalidPayload(f"inserted_at {at.isoformat()} is not in the years 1 to 9999 in UTC") from None
 
 
 def check_application_kind(kind: str) -> None:
@@ -75,27 +75,27 @@ def check_application_kind(kind: str) -> None:
 
 
 def place_values(name: str, key: PayloadKey | None) -> dict[str, Any]:
-    """A key's place as the values of a statement, `name`_kind and so on; all None without a key."""
+    """Returns a key's place as the parameters `name`_kind and so on, or all None without a key."""
     place = (None,) * len(_PLACE) if key is None else key.place
     return {f"{name}_{part}": value for part, value in zip(_PLACE, place, strict=True)}
 
 
 def columns(keys: Iterable[PayloadKey]) -> dict[str, list[Any]]:
-    """Keys as the arrays of a statement."""
-    found = list(keys)
+    """Returns keys as four arrays, the parameters of a statement."""
+    listed = list(keys)
     return {
-        "kinds": [key.kind for key in found],
-        "tenants": [key.tenant for key in found],
-        "ids": [key.id for key in found],
-        "times": [key.inserted_at for key in found],
+        "kinds": [key.kind for key in listed],
+        "tenants": [key.tenant for key in listed],
+        "ids": [key.id for key in listed],
+        "times": [key.inserted_at for key in listed],
     }
 
 
 CONTENT_BYTES_MAX = 64 * 2**20
-"""Of a payload's JSON in UTF-8."""
+"""The most bytes of a payload's JSON in UTF-8."""
 
 NESTING_MAX = 500
-"""Of arrays and objects: half of what Python reads and writes."""
+"""The deepest nesting of arrays and objects: half of the nesting that Python can read and write."""
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|([\[{])|([\]}])')
@@ -113,7 +113,7 @@ def encode_given(given: object) -> tuple[PayloadKey, str]:
 
 
 def encode(key: PayloadKey, content: Any) -> str:
-    """The JSON of a payload; `InvalidPayload` when it is no JSON value, or none that can be kept."""
+    """Returns the JSON of a payload. Raises `InvalidPayload` if it is not JSON, too large or too deep."""
     try:
         text = json_text(content)
         size = len(text) if text.isascii() else len(text.encode())
@@ -122,14 +122,14 @@ def encode(key: PayloadKey, content: Any) -> str:
     except InvalidPayload:
         raise
     except UnicodeEncodeError:
-        raise InvalidPayload(f"payload {key} has a lone surrogate, which no UTF-8 text can have") from None
+        raise InvalidPayload(f"payload {key} has a lone surrogate, which UTF-8 cannot encode") from None
     except RecursionError:
         raise _too_deep(key) from None
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidPayload(f"payload {key} is not JSON: {_reason(content, error)}") from None
     if size > CONTENT_BYTES_MAX:
         raise InvalidPayload(
-            f"payload {key} has {size:,} bytes of JSON, and {CONTENT_BYTES_MAX:,} are the most: divide it"
+            f"payload {key} has {size:,} bytes of JSON; the limit is {CONTENT_BYTES_MAX:,}: divide it"
         )
     if "\\u0000" in text and _NUL.search(text):
         raise InvalidPayload(f"payload {key} has the character NUL (\\u0000), which PostgreSQL cannot hold")
@@ -139,17 +139,17 @@ def encode(key: PayloadKey, content: Any) -> str:
 
 
 def decode(text: str | bytes) -> Any:
-    """The value of JSON that PostgreSQL wrote."""
+    """Returns the value of JSON text that PostgreSQL wrote."""
     return json.loads(text)
 
 
 def _is_same(read: Any, given: Any) -> bool:
-    # what Python writes in another form is found here, and told precisely
+    # Python writes some values that are not JSON in another form: `_fault` finds and names them
     return bool(read == given) or _fault(given) is None
 
 
 def _fault(value: Any, where: str = "it") -> str | None:
-    """Why a value is not one of JSON; None when it is. Tuples are arrays."""
+    """Returns the reason why a value is not JSON, or None if it is JSON. Tuples count as arrays."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if not isinstance(name, str):
@@ -161,14 +161,14 @@ def _fault(value: Any, where: str = "it") -> str | None:
         faults = (_fault(inner, f"{where}[{n}]") for n, inner in enumerate(value))
         return next((fault for fault in faults if fault), None)
     if isinstance(value, float) and value - value != 0:
-        return f"{where} is {value!r}, which is no number of JSON"
+        return f"{where} is {value!r}, which JSON does not have"
     return None if isinstance(value, _SIMPLE) else f"{where} is of type {type(value).__name__}"
 
 
 def _reason(content: Any, error: Exception) -> str:
     try:
         return _fault(content) or str(error)
-    except RecursionError:  # it holds itself
+    except RecursionError:  # the content contains itself
         return str(error)
 
 
@@ -178,12 +178,12 @@ def _too_deep(key: PayloadKey) -> InvalidPayload:
 
 def _depth(text: str) -> int:
     deepest = depth = 0
-    for found in _BRACKETS.finditer(text):
-        depth += (found[1] is not None) - (found[2] is not None)
+    for match in _BRACKETS.finditer(text):
+        depth += (match[1] is not None) - (match[2] is not None)
         deepest = max(deepest, depth)
     return deepest
 
 
-def _written_out(found: re.Match[str]) -> str:
-    # PostgreSQL writes numbers without exponents, and one without a point would come back as an integer
-    return found[0] if found[1] is None else f"{Decimal(found[1]):f}.0"
+def _written_out(match: re.Match[str]) -> str:
+    # jsonb stores 1e20 as an integer; with ".0" the number comes back as a float
+    return match[0] if match[1] is None else f"{Decimal(match[1]):f}.0"

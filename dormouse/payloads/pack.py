@@ -1,9 +1,10 @@
-"""The object: a magic, dictionaries, one zstd frame a payload, an index, and where it begins.
+"""The format of payload objects, and the ledger of these objects in the database.
 
     DORMPAY1 | dictionary … | frame … | index | length and hash of the index | DORMPAY1
 
-A frame has the payload's key in a line of JSON, and then the payload: so each tells whose it is. The index is
-columns of JSON, compressed, in the order of keys. So an object can be read, checked and indexed from itself.
+There is one zstd frame for each payload. A frame has the payload's key in a line of JSON, then the payload,
+so that a reader can check that it got the right one. The index has columns of JSON, compressed, sorted by
+key. An object can be read, checked and indexed without the database.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ TAIL_BYTES = _TAIL.size
 
 
 class Damaged(Exception):
-    """What was read is not what was written; says how."""
+    """An error: the bytes that were read are not what was written. The message says how they differ."""
 
 
 class Entry(NamedTuple):
-    """Where an object has a payload."""
+    """The place of a payload in an object: a range of bytes, and the checksum of the content."""
 
     key: PayloadKey
     start: int
@@ -64,7 +65,7 @@ class Entry(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A payload as it is put into an object: `content` is its JSON as PostgreSQL writes it."""
+    """A payload to put into an object: `content` is its JSON as PostgreSQL writes it."""
 
     key: PayloadKey
     content: bytes
@@ -76,7 +77,7 @@ def checksum(content: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Packed:
-    """An object to be written."""
+    """An object to write, with its entries."""
 
     data: bytes
     entries: list[Entry]
@@ -91,9 +92,9 @@ class Packed:
 
 @dataclass
 class Packer:
-    """Makes one object of rows, which come in the order of keys. Keeps what is compressed alone.
+    """A builder of one object from rows in the order of keys. It keeps only compressed data in memory.
 
-    `dictionaries` are those of kinds that have one; they may get more of other kinds, for later objects.
+    `dictionaries` has zstd dictionaries by kind. The caller may add dictionaries of other kinds.
     """
 
     day: date
@@ -108,7 +109,7 @@ class Packer:
     _used: dict[str, bytes] = field(default_factory=dict)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Rows of one kind."""
+        """Adds rows of one kind."""
         kind = rows[0].key.kind
         given = self.dictionaries.get(kind, b"")
         if given:
@@ -122,7 +123,7 @@ class Packer:
         self.bytes_in += sum(len(row.content) for row in rows)
 
     def finish(self) -> Packed:
-        """The object of all of it."""
+        """Returns the object with all added rows."""
         places: dict[str, tuple[int, int, str]] = {}
         start = len(MAGIC)
         for kind, data in self._used.items():
@@ -153,10 +154,10 @@ class Packer:
 
 
 class Index(Sequence[Entry]):
-    """What an object has, in the order of keys."""
+    """The index of an object: the entries of its payloads, sorted by key."""
 
     def __init__(self, data: bytes) -> None:
-        """From the end of an object, from its index on; `Damaged`."""
+        """Reads an index from the end of an object, which begins with the index. Raises `Damaged`."""
         self.data = data
         try:
             length, digest, magic = _TAIL.unpack_from(data, len(data) - TAIL_BYTES)
@@ -166,13 +167,13 @@ class Index(Sequence[Entry]):
             columns = json.loads(_decompressed(index, zstandard.ZstdDecompressor(), INDEX_BYTES_MAX))
             self.day = date.fromisoformat(columns["day"])
             self.dictionaries: Places = {k: tuple(v) for k, v in columns["dictionaries"].items()}
-            # many of them are remembered, so they are narrow, and keys are made as they are asked for
+            # compact columns, because many indexes are cached; keys are made at their use
             self._kinds, self._tenants = (list(map(intern, columns[name])) for name in ("kinds", "tenants"))
             self._ids: list[str] = columns["ids"]
             self._times, self._lengths = array("q", columns["times"]), array("q", columns["lengths"])
             self._starts = array("q", accumulate(self._lengths, initial=columns["start"]))
             self._checksums = base64.b64decode(columns["checksums"])
-            for extreme in (min, max):  # those between are times, too
+            for extreme in (min, max):  # raises for values that are no times; all others lie between
                 _time(extreme(self._times))
         except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise Damaged("its index is not what was written") from error
@@ -197,13 +198,13 @@ class Index(Sequence[Entry]):
         return (self[number] for number in range(len(self)))
 
     def find(self, key: PayloadKey) -> Entry | None:
-        """Where it has a payload, if it has it."""
+        """Returns the entry of a payload, or None if the object does not have it."""
         place = (key.kind, key.tenant, key.id, _micros(key.inserted_at))
         number = bisect_left(range(len(self)), place, key=self._place)
         return self[number] if number < len(self) and self._place(number) == place else None
 
     def covers(self, key: PayloadKey) -> bool:
-        """Whether it would have the payload, if there were one."""
+        """Returns whether a payload lies in the day and key range of the object, so that it would be here."""
         return self.day == key.day and self[0].key.place <= key.place <= self[-1].key.place
 
     def _place(self, number: int) -> tuple[str, str, str, int]:
@@ -211,7 +212,10 @@ class Index(Sequence[Entry]):
 
 
 def index_start(data: bytes) -> int:
-    """Where the index begins of a whole object, or of its end; `Damaged`."""
+    """Returns the start of the index in an object, or in the end of one. Raises `Damaged`.
+
+    The result is negative if the data begin after the index.
+    """
     if len(data) < TAIL_BYTES or data[-len(MAGIC) :] != MAGIC:
         raise Damaged("it does not end as an object of payloads does")
     length, _, _ = _TAIL.unpack_from(data, len(data) - TAIL_BYTES)
@@ -225,7 +229,7 @@ def decompressor(dictionary: bytes | None) -> zstandard.ZstdDecompressor:
 
 
 def unpacked(frame: bytes, entry: Entry, by: zstandard.ZstdDecompressor) -> bytes:
-    """The content of a payload from its frame; `Damaged` unless all of it is what was written."""
+    """Returns the content of a payload from its frame. Raises `Damaged` if it is not what was written."""
     if len(frame) != entry.length:
         raise Damaged(f"it has {len(frame):,} bytes, and was written with {entry.length:,}")
     header, _, content = _decompressed(frame, by, FRAME_BYTES_MAX).partition(b"\n")
@@ -237,7 +241,7 @@ def unpacked(frame: bytes, entry: Entry, by: zstandard.ZstdDecompressor) -> byte
 
 
 def compressed(texts: Sequence[bytes], dictionary: bytes, threads: int) -> list[bytes]:
-    """A frame of each text."""
+    """Returns a compressed frame for each text."""
     by = zstandard.ZstdCompressor(
         level=LEVEL, dict_data=zstandard.ZstdCompressionDict(dictionary) if dictionary else None
     )
@@ -249,9 +253,9 @@ def compressed(texts: Sequence[bytes], dictionary: bytes, threads: int) -> list[
 
 def _decompressed(frame: bytes, by: zstandard.ZstdDecompressor, bytes_max: int) -> bytes:
     try:
-        # a frame of ours says how large it is; another could take all memory
+        # Dormouse writes frames with their content size; a foreign frame could fill all memory
         if not 0 <= zstandard.frame_content_size(frame) <= bytes_max:
-            raise Damaged("it is no frame of ours")
+            raise Damaged("it is not a frame that Dormouse wrote")
         return by.decompress(frame)
     except zstandard.ZstdError as error:
         raise Damaged("it cannot be decompressed") from error
@@ -262,7 +266,7 @@ def _framed(key: PayloadKey, content: bytes) -> bytes:
 
 
 def _header(key: PayloadKey) -> bytes:
-    """As `json.dumps` of a list writes it, which would make an encoder for each."""
+    """Returns the key as JSON, equal to `json.dumps` of a list, but faster."""
     tenant, id_, kind = map(encode_basestring, (key.tenant, key.id, key.kind))
     return f"[{tenant}, {id_}, {_micros(key.inserted_at)}, {kind}]".encode()
 
@@ -275,7 +279,7 @@ def _time(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
-# The objects of payloads: announced before they are written, then relied on, deleted long after.
+# The ledger of payload objects: each is announced, written, used by a transaction, and deleted much later.
 
 FOLDER = PAYLOADS
 PAGE_OBJECTS = 1_000
@@ -284,7 +288,7 @@ _QUERIES = load(__package__ or "", "pack")
 
 @dataclass(frozen=True, slots=True)
 class DayObject:
-    """An object of a day, and what it has, as PostgreSQL knows it."""
+    """An object of a day with its contents, as PostgreSQL has recorded them."""
 
     object_key: str
     state: str
@@ -313,17 +317,20 @@ class PayloadObjects:
         self._objects = objects
 
     def write(self, day: date, token: int, packed: Packed) -> str:
-        """Announces an object, and then writes it; gives its name."""
+        """Announces an object, then writes it. Returns its name."""
         object_key = f"{FOLDER}/{day.isoformat()}/{token:06d}-{uuid.uuid4().hex[:20]}"
         values = {"object_key": object_key, "day": day, "token": token}
-        # a transaction of its own: one that is frozen within would keep others waiting who take the day over
+        # in a transaction of its own: a worker frozen in a longer one would hold up its successor
         run_statement(self._supplier, rows_of(_QUERIES["announce"], values), operation="announce an object")
         put_new(self._objects, object_key, packed.data)
         return object_key
 
     @staticmethod
     def settle(conn: psycopg.Connection[Any], object_key: str, packed: Packed, state: str) -> None:
-        """Within the transaction that relies on the object. `CommitFailed` when it was collected."""
+        """Records an object's contents, within the transaction that begins to use it.
+
+        Raises `CommitFailed` if the object was deleted meanwhile.
+        """
         values = {
             "object_key": object_key,
             "state": state,
@@ -336,13 +343,13 @@ class PayloadObjects:
             **place_values("last", packed.entries[-1].key),
         }
         if not conn.execute(_QUERIES["settle"].on(), values).fetchall():
-            raise CommitFailed(f"object {object_key!r} was collected before anything relied on it")
+            raise CommitFailed(f"object {object_key!r} was deleted before a transaction used it")
 
     @classmethod
     def register(
         cls, conn: psycopg.Connection[Any], object_key: str, day: date, packed: Packed, day_state: str
     ) -> bool:
-        """Takes an object that is found for one of a day's; whether it was known."""
+        """Registers an object from the store as one of a day's. Returns True if it was known already."""
         values = {"object_key": object_key, "day": day}
         known = not conn.execute(_QUERIES["register"].on(), values).fetchall()
         if not known:
@@ -350,52 +357,54 @@ class PayloadObjects:
         return known
 
     def of_day(self, day: date, *states: str) -> list[DayObject]:
-        """Those of a day in the order of their payloads."""
+        """Returns a day's objects in some states, in the order of their payloads."""
         values = {"day": day, "states": list(states)}
         rows = run_lookup(self._supplier, rows_of(_QUERIES["of_day"], values), operation="look for objects")
         return [DayObject(*(*row[:9], PayloadKey(*row[9:13]), PayloadKey(*row[13:]))) for row in rows]
 
     @staticmethod
     def change(conn: psycopg.Connection[Any], day: date, before: Sequence[str], state: str) -> None:
-        """Has a day's objects of the states `before` be in another."""
+        """Changes the state of a day's objects that are in one of the states `before`."""
         values = {"day": day, "states": list(before), "state": state}
         conn.execute(_QUERIES["change_state"].on(), values)
 
     @staticmethod
     def keep(conn: psycopg.Connection[Any], object_key: str) -> None:
-        """Has a fold go on with an object as it is."""
+        """Marks an object to become a block of the fold without being rewritten."""
         conn.execute(_QUERIES["keep"].on(), {"object_key": object_key})
 
     def note_verified(self, object_keys: Sequence[str]) -> None:
-        """Objects were read back, and are what was written."""
+        """Records that objects were read back and are what was written."""
         work = rows_of(_QUERIES["note_verified"], {"object_keys": list(object_keys)})
         run_transaction(self._supplier, work, operation="note objects")
 
     @staticmethod
     def activate(conn: psycopg.Connection[Any], day: date) -> None:
-        """Has what a fold goes on with be the day's blocks, and nothing else."""
+        """Makes the kept objects of a fold the day's blocks, and marks all others as dead."""
         conn.execute(_QUERIES["activate"].on(), {"day": day})
 
     @staticmethod
     def unstage(conn: psycopg.Connection[Any], day: date, partition: str) -> None:
-        """Has the objects of a day be as if a fold had not begun."""
+        """Resets the states of a day's objects to those before a fold or offload."""
         conn.execute(_QUERIES["unstage"].on(day=partition), {"day": day})
 
     def orphaned(self) -> tuple[int, int]:
-        """How many objects nothing relies on, and their bytes as far as they are known."""
-        found = run_lookup(self._supplier, rows_of(_QUERIES["orphaned"]), operation="count objects")[0]
-        return found[0], found[1]
+        """Returns the number of unused objects, and their bytes as far as they are recorded."""
+        [(count, byte_count)] = run_lookup(
+            self._supplier, rows_of(_QUERIES["orphaned"]), operation="count objects"
+        )
+        return count, byte_count
 
     def written(self) -> Iterator[LedgerObject]:
-        """Yields every object, and whether payloads need it; by name.
+        """Yields every object, sorted by name, with a flag that is True if payloads need it.
 
-        Of those that they do not need any more, only what a hold keeps, as a backup that is being taken does.
+        Skips unneeded objects, except those that a hold keeps, for example for a backup that is being made.
         """
         for page in self._pages("written"):
             yield from starmap(LedgerObject, page)
 
     def unknown(self, names: Sequence[str]) -> list[str]:
-        """Returns those of some names that are of no payloads' object, and none that is being written."""
+        """Returns the names that are not of payload objects, also not of objects being written."""
         own = [name for name in names if name.startswith(f"{FOLDER}/")]
         work = rows_of(_QUERIES["known"], {"object_keys": own})
         rows = run_lookup(self._supplier, work, operation="look for objects") if own else []
@@ -403,9 +412,9 @@ class PayloadObjects:
         return [name for name in names if name not in known]
 
     def collect(self, kept_seconds: float) -> Swept:
-        """Deletes objects that payloads have not needed for so long, and what writers that died have left.
+        """Deletes objects that payloads have not needed for `kept_seconds`, and objects of dead writers.
 
-        Readers have `READERS_SECONDS` at least.
+        Keeps all of them for at least `READERS_SECONDS`, for readers that may still use them.
         """
         run_transaction(self._supplier, rows_of(_QUERIES["give_up"]), operation="look for dead writers")
         delays = {"delay_seconds": READERS_SECONDS, "kept_seconds": max(READERS_SECONDS, kept_seconds)}

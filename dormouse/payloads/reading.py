@@ -1,4 +1,4 @@
-"""Reads payloads from their objects: the bytes of each, those that lie together at once."""
+"""The reader of payloads from objects. It reads payloads that lie close together with one request."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from dormouse.payloads.keys import PayloadKey, Places
 from dormouse.payloads.pack import TAIL_BYTES, Damaged, Entry, Index, decompressor, index_start, unpacked
 
 JOIN_GAP_BYTES = 64 * 2**10
-"""Less is read in vain rather than asked for by another request."""
+"""The largest gap between payloads of one request, in bytes: reading the gap costs less than a request."""
 
 JOIN_BYTES_MAX = 8 * 2**20
 CACHE_BYTES_MAX = 64 * 2**20
 READS_AT_ONCE = 4
 READS_REMEMBERED = 1_000
 _INDEX_FACTOR = 5
-"""An index takes so much more memory than it does in its object."""
+"""The ratio of an index's size in memory to its compressed size in the object."""
 
 T = TypeVar("T")
 
 
 class Pointer(NamedTuple):
-    """Where a payload is, in which object, and where the object's dictionaries are."""
+    """The object and the place of a payload, with the places of the object's dictionaries."""
 
     object_key: str
     entry: Entry
@@ -47,7 +47,7 @@ class Pointer(NamedTuple):
 
 @dataclass
 class ColdReads:
-    """How long the last reads from objects took, and how many payloads were not what was written."""
+    """The durations of the last reads from objects, and the number of corrupt payloads."""
 
     took_ms: deque[float] = field(default_factory=lambda: deque(maxlen=READS_REMEMBERED))
     corrupt: int = 0
@@ -55,32 +55,32 @@ class ColdReads:
 
 @dataclass
 class _Cache(Generic[T]):
-    """The last that were used, within a bound of bytes. Threads share it."""
+    """A cache of the most recently used values, bounded by bytes. Threads may share it."""
 
     bytes_max: int
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: OrderedDict[str, tuple[T, int]] = OrderedDict()
+        self._values: OrderedDict[str, tuple[T, int]] = OrderedDict()
         self._bytes = 0
 
     def get(self, name: str, read: Callable[[], tuple[T, int]]) -> T:
         with self._lock:
-            if name in self._found:
-                self._found.move_to_end(name)
-                return self._found[name][0]
-        made, size = read()
+            if name in self._values:
+                self._values.move_to_end(name)
+                return self._values[name][0]
+        value, size = read()
         with self._lock:
-            if name not in self._found:
-                self._found[name] = made, size
+            if name not in self._values:
+                self._values[name] = value, size
                 self._bytes += size
             while self._bytes > self.bytes_max:
-                self._bytes -= self._found.popitem(last=False)[1][1]
-        return made
+                self._bytes -= self._values.popitem(last=False)[1][1]
+        return value
 
 
 class Reader:
-    """Reads payloads of one object store; remembers indexes and dictionaries, within a bound."""
+    """A reader of payloads in one object store, with bounded caches of indexes and dictionaries."""
 
     def __init__(self, objects: ObjectStore, cache_bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._objects = objects
@@ -88,7 +88,7 @@ class Reader:
         self._dictionaries: _Cache[bytes] = _Cache(cache_bytes_max // 8)
 
     def index(self, object_key: str, index_start: int | None = None, byte_count: int | None = None) -> Index:
-        """What an object has; one request where it is known where its index begins.
+        """Returns the index of an object: with one request if `index_start` and `byte_count` are given.
 
         Raises `Damaged` and `ObjectStoreError`.
         """
@@ -98,25 +98,24 @@ class Reader:
             start = index_start
             if start is None:
                 start = self._index_start(object_key, size)
-            found = Index(self._range(object_key, start, size - start))
-            return found, _INDEX_FACTOR * (size - start)
+            return Index(self._range(object_key, start, size - start)), _INDEX_FACTOR * (size - start)
 
         return self._indexes.get(object_key, read)
 
     def read(self, pointers: Mapping[PayloadKey, Pointer]) -> dict[PayloadKey, bytes | DormouseError]:
-        """The content of each, or `PayloadCorrupt` or `PayloadUnavailable`."""
+        """Returns the content of each payload, or the error `PayloadCorrupt` or `PayloadUnavailable`."""
         return {
             pointer.entry.key: self.content(pointer, frame)
             for pointer, frame in self.frames(pointers.values())
         }
 
     def frames(self, pointers: Iterable[Pointer]) -> Iterator[tuple[Pointer, bytes | DormouseError]]:
-        """The frame of each, compressed as it is, or the error; those that lie together by one request."""
-        by_place = sorted(pointers, key=lambda one: (one.object_key, one.entry.start))
+        """Yields the compressed frame of each payload, or the error."""
+        by_place = sorted(pointers, key=lambda pointer: (pointer.object_key, pointer.entry.start))
         runs = [
             run
-            for _, found in groupby(by_place, key=lambda one: one.object_key)
-            for run in _joined(list(found))
+            for _, in_object in groupby(by_place, key=lambda pointer: pointer.object_key)
+            for run in _joined(list(in_object))
         ]
         if len(runs) == 1:
             yield from self._run(runs[0])
@@ -126,7 +125,7 @@ class Reader:
                 yield from frames
 
     def content(self, pointer: Pointer, frame: bytes | DormouseError) -> bytes | DormouseError:
-        """The content of a payload from its frame, or the error."""
+        """Returns the content of a payload from its frame, or the error."""
         if isinstance(frame, DormouseError):
             return frame
         try:
@@ -136,19 +135,19 @@ class Reader:
 
     def _run(self, run: Sequence[Pointer]) -> Iterator[tuple[Pointer, bytes | DormouseError]]:
         start = run[0].entry.start
-        length = max(one.entry.start + one.entry.length for one in run) - start
+        length = max(pointer.entry.start + pointer.entry.length for pointer in run) - start
         try:
             data = memoryview(self._range(run[0].object_key, start, length))
         except (ObjectStoreError, Damaged) as error:
-            if len(run) > 1:  # what can be read of it is
-                for one in run:
-                    yield from self._run([one])
+            if len(run) > 1:  # reads each payload alone, because some of them may be readable
+                for pointer in run:
+                    yield from self._run([pointer])
                 return
             yield run[0], problem(run[0].entry.key, run[0].object_key, error)
             return
-        for one in run:
-            at = one.entry.start - start
-            yield one, bytes(data[at : at + one.entry.length])
+        for pointer in run:
+            at = pointer.entry.start - start
+            yield pointer, bytes(data[at : at + pointer.entry.length])
 
     def _decompressor(self, pointer: Pointer) -> zstandard.ZstdDecompressor:
         place = pointer.dictionaries.get(pointer.entry.key.kind)
@@ -157,10 +156,10 @@ class Reader:
         start, length, digest = place
 
         def read() -> tuple[bytes, int]:
-            found = self._range(pointer.object_key, start, length)
-            if sha256(found).hexdigest()[:32] != digest:
+            dictionary = self._range(pointer.object_key, start, length)
+            if sha256(dictionary).hexdigest()[:32] != digest:
                 raise Damaged("its dictionary is not what was written")
-            return found, length
+            return dictionary, length
 
         return decompressor(self._dictionaries.get(digest, read))
 
@@ -170,7 +169,7 @@ class Reader:
         except ObjectNotFound:
             raise
         except ObjectStoreError:
-            size = self._objects.size(object_key)  # raises as before, if that is not why
+            size = self._objects.size(object_key)  # was the range beyond the end of the object?
             if size >= start + length:
                 raise
             raise Damaged(f"its object has {size:,} bytes, and was written with more") from None
@@ -184,26 +183,26 @@ class Reader:
 
 
 def problem(key: PayloadKey, object_key: str, error: Any) -> PayloadCorrupt | PayloadUnavailable:
-    """What is answered in place of a payload."""
+    """Returns the error to give in place of a payload."""
     if isinstance(error, ObjectNotFound):
-        return PayloadCorrupt(f"payload {key} is lost: its object {object_key!r} is not there")
+        return PayloadCorrupt(f"payload {key} is lost: its object {object_key!r} does not exist")
     if isinstance(error, Damaged):
         return PayloadCorrupt(f"payload {key} in object {object_key!r} is damaged: {error}")
     return PayloadUnavailable(f"payload {key} cannot be read now, try again: {error}")
 
 
 def _joined(pointers: Sequence[Pointer]) -> Iterable[list[Pointer]]:
-    """Those of one object, in the order of their bytes, as they are read at once."""
+    """Yields the pointers to one object, sorted by place, in groups for one request each."""
     run: list[Pointer] = []
     end = start = 0
-    for one in pointers:
-        last = one.entry.start + one.entry.length
-        if run and (one.entry.start - end > JOIN_GAP_BYTES or last - start > JOIN_BYTES_MAX):
+    for pointer in pointers:
+        last = pointer.entry.start + pointer.entry.length
+        if run and (pointer.entry.start - end > JOIN_GAP_BYTES or last - start > JOIN_BYTES_MAX):
             yield run
             run = []
         if not run:
-            start = one.entry.start
-        run.append(one)
+            start = pointer.entry.start
+        run.append(pointer)
         end = max(end, last)
     if run:
         yield run

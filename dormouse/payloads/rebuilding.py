@@ -1,8 +1,8 @@
-"""Makes pointers and blocks anew, from the objects alone: where the database lost them, or lost objects.
+"""The rebuild of lost pointers and blocks from the objects alone.
 
-A database that was put back as it was before has pointers to objects that were deleted since, for example by
-a fold. The fold wrote the same payloads into other objects, whose indexes say so: a pointer is led there when
-key and checksum agree.
+A database that was restored to an earlier time has pointers to objects that were deleted since, for example
+after a fold. The fold wrote the same payloads into other objects, and their indexes list them. A rebuild
+changes a pointer to such an object if key and checksum are equal.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Rebuilt:
-    """The objects and payloads that a rebuild made anew.
+    """The results of a rebuild.
 
-    `objects` are those that pointers or blocks lead to only now. `payloads` are of objects that are lost, and
-    were found in these. `incomplete` are lost blocks that may have had others, each with what is known.
+    - `objects`: the objects that have pointers or are blocks only now.
+    - `payloads`: the payloads of lost objects that were found in other objects.
+    - `incomplete`: the lost blocks of which not all payloads were found, each with a description.
     """
 
     objects: int = 0
@@ -64,7 +65,7 @@ class Rebuilt:
 
 
 def rebuild_day(tools: Tools, day: date) -> Rebuilt:
-    """Makes a day's pointers and blocks anew, as far as its objects in the store have them.
+    """Makes a day's lost pointers and blocks again, as far as objects in the store have the payloads.
 
     Raises `PayloadDayBusy` and `ObjectStoreError`.
     """
@@ -80,31 +81,31 @@ def rebuild_day(tools: Tools, day: date) -> Rebuilt:
             if state == "folded":
                 work.blocks(done)
             ends_as = state if done.objects else before
-        finally:  # an object that cannot be read keeps the day from no other work
+        finally:  # releases the day for other work, even if an object cannot be read
             Exchange(tools, lease).end(ends_as)
     return done
 
 
 def recover_pointers(tools: Tools) -> list[str]:
-    """Leads the pointers of all days that lead to lost objects to others with the same contents.
+    """Changes pointers to lost objects, in all days, so that they lead to objects with the same contents.
 
-    Returns a line for each day that had some: what was found, and what was not.
+    Returns a line for each day that had lost objects, with the result.
     """
     lost: dict[date, list[str]] = defaultdict(list)
-    for one, fault in faults(tools.objects, tools.known):
+    for known, fault in faults(tools.objects, tools.known):
         if fault is MISSING:
-            lost[date.fromisoformat(one.name.split("/")[1])].append(one.name)
+            lost[date.fromisoformat(known.name.split("/")[1])].append(known.name)
     return [_recovered(tools, day, names) for day, names in sorted(lost.items())]
 
 
 def was_adopted_lately(supplier: Supplier) -> bool:
-    """Returns whether files are held for a way back from an adoption, which is for a week by default."""
+    """Returns whether the hold of an adoption is active. It lasts for a week by default."""
     work = rows_of(_QUERIES["was_adopted_lately"])
     return bool(run_lookup(supplier, work, operation="look for holds")[0][0])
 
 
 def _recovered(tools: Tools, day: date, lost: Sequence[str]) -> str:
-    what = f"payloads of {day}: {len(lost):,} objects are gone"
+    subject = f"payloads of {day}: {len(lost):,} objects are lost"
     done = Rebuilt()
     try:
         with leased(tools.supplier, day, "rebuild", _STATES, tools.options.lease_seconds) as lease:
@@ -112,18 +113,18 @@ def _recovered(tools: Tools, day: date, lost: Sequence[str]) -> str:
             try:
                 work = _Rebuilding(tools, lease, state)
                 work.pointers(done)
-                left = [one for one in tools.known.of_day(day, "live", "block") if one.object_key in lost]
+                left = [each for each in tools.known.of_day(day, "live", "block") if each.object_key in lost]
             finally:
                 Exchange(tools, lease).end(state)
     except DormouseError as error:
-        logger.warning("%s, and were not looked for", what, exc_info=True)
-        return f"{what}, and were not looked for: {error}; see 'dormouse payloads verify {day} --rebuild'"
-    found = f"{what}; of their payloads {done.payloads:,} were found in others"
-    return found if not left else f"{found}, not all: see 'dormouse payloads verify {day} --rebuild'"
+        logger.warning("%s, and were not looked for", subject, exc_info=True)
+        return f"{subject}, and were not looked for: {error}; see 'dormouse payloads verify {day} --rebuild'"
+    result = f"{subject}; {done.payloads:,} of their payloads were found in other objects"
+    return result if not left else f"{result}, not all: see 'dormouse payloads verify {day} --rebuild'"
 
 
 def pointers_to(supplier: Supplier, day: date, object_keys: Sequence[str] | None = None) -> dict[str, int]:
-    """Returns how many pointers of a day lead to each object, or to each of some."""
+    """Returns the number of pointers of a day to each object, or to each of the given objects."""
     work = rows_of(_QUERIES["pointers_to"].on(day=DAYS.name(day)), {"object_keys": object_keys})
     try:
         rows = run_transaction(supplier, work, read_only=True, scans=True, operation="verify a day")
@@ -133,42 +134,42 @@ def pointers_to(supplier: Supplier, day: date, object_keys: Sequence[str] | None
 
 
 class _Rebuilding:
-    """The work on one day, whose state is to be `state`."""
+    """The rebuild of one day, whose state will be `state`."""
 
     def __init__(self, tools: Tools, lease: DayLease, state: str) -> None:
         self._tools = tools
         self._lease = lease
         self._state = state
         self._reader = Reader(tools.objects)
-        self._there = {name for name, _ in tools.objects.list(f"{FOLDER}/{lease.day.isoformat()}")}
-        self._states = self._known(sorted(self._there))
+        self._in_store = {name for name, _ in tools.objects.list(f"{FOLDER}/{lease.day.isoformat()}")}
+        self._states = self._known(sorted(self._in_store))
 
     def objects(self, done: Rebuilt) -> None:
-        """Registers objects that are not known, and adds pointers to those that have lost all of them.
+        """Registers unknown objects, and adds pointers to objects that have lost all of their pointers.
 
-        After an adoption, what is not known may be another timeline's: it adds nothing to a day that has
-        objects of its own.
+        After an adoption, unknown objects may belong to another timeline. Then they are skipped if the day
+        has objects of its own.
         """
-        # of an object that some pointers lead to, the others were deleted or replaced
+        # if an object has some pointers, its other payloads were deleted or replaced: they get no pointers
         pointed_to = pointers_to(self._tools.supplier, self._lease.day)
-        unknown = {name for name in self._there if name not in self._states}
+        unknown = {name for name in self._in_store if name not in self._states}
         if self._is_adopted() and (pointed_to or self._of_day()):
             unknown &= pointed_to.keys()
         without = {name for name, state in self._states.items() if state == "live" and name not in pointed_to}
-        # of two that have a payload, the later one: it was written from the other
+        # the latest object first: if two have the same payload, the later one was written from the earlier
         for name in sorted(unknown | without, reverse=True):
             packed = _packed(self._tools.objects, name)
             if packed is None or (self._state == "folded" and self._overlaps(packed, self._of_day("block"))):
-                continue  # verification tells of the former, if it is known
+                continue  # verification reports damaged objects
             done.objects += self._register(name, packed, with_pointers=name not in pointed_to)
 
     def pointers(self, done: Rebuilt) -> None:
-        """Leads pointers to lost objects to others that have the same contents."""
+        """Changes pointers to lost objects so that they lead to objects with the same contents."""
         if self._state == "folded":
-            return  # it has none
-        known = {one.object_key for one in self._of_day("live")}
-        lost = sorted({*pointers_to(self._tools.supplier, self._lease.day), *known} - self._there)
-        for name in sorted(self._there, reverse=True) if lost else ():
+            return  # a folded day has no pointers
+        known = {each.object_key for each in self._of_day("live")}
+        lost = sorted({*pointers_to(self._tools.supplier, self._lease.day), *known} - self._in_store)
+        for name in sorted(self._in_store, reverse=True) if lost else ():
             try:
                 entries = list(self._reader.index(name))
             except (Damaged, ObjectNotFound):
@@ -177,41 +178,41 @@ class _Rebuilding:
                 done.objects += 1
                 done.payloads += count
         left = pointers_to(self._tools.supplier, self._lease.day, lost) if lost else {}
-        self._let_go([name for name in lost if name not in left])
+        self._mark_dead([name for name in lost if name not in left])
 
     def blocks(self, done: Rebuilt) -> None:
-        """Puts objects in the place of lost blocks, whose keys they have, and says what they may lack."""
-        for lost in [one for one in self._of_day("block") if one.object_key not in self._there]:
-            found = objects = 0
+        """Replaces lost blocks by unused objects in the same key range, and lists missing payloads."""
+        for lost in [each for each in self._of_day("block") if each.object_key not in self._in_store]:
+            payloads = objects = 0
             for name, packed in self._in_place_of(lost):
                 self._register(name, packed, with_pointers=False, instead_of=lost.object_key)
-                inside = (lost.first.place <= one.key.place <= lost.last.place for one in packed.entries)
-                found, objects = found + sum(inside), objects + 1
+                inside = (lost.first.place <= entry.key.place <= lost.last.place for entry in packed.entries)
+                payloads, objects = payloads + sum(inside), objects + 1
             done.objects += objects
-            done.payloads += found
+            done.payloads += payloads
             if objects:
                 detail = (
-                    f"it is not there; of its {lost.payloads:,} payloads {found:,} were found, as they are "
-                    "in objects that were written later"
+                    f"it is not there; {payloads:,} of its {lost.payloads:,} payloads were found, in objects "
+                    "that were written later"
                 )
-                done.incomplete += [(lost.object_key, detail)] if found != lost.payloads else []
+                done.incomplete += [(lost.object_key, detail)] if payloads != lost.payloads else []
 
     def _in_place_of(self, lost: DayObject) -> Iterator[tuple[str, Packed]]:
-        """Yields objects that nothing needs and that have keys of a lost block's range, the latest first."""
-        for name in sorted(self._there, reverse=True):
+        """Yields unused objects with keys in a lost block's range, the latest first."""
+        for name in sorted(self._in_store, reverse=True):
             if self._states.get(name, "dead") != "dead":
                 continue
             packed = _packed(self._tools.objects, name)
             if packed is None or not self._overlaps(packed, [lost]):
                 continue
-            others = [one for one in self._of_day("block") if one.object_key in self._there]
+            others = [each for each in self._of_day("block") if each.object_key in self._in_store]
             if not self._overlaps(packed, others):
                 yield name, packed
 
     def _register(
         self, name: str, packed: Packed, *, with_pointers: bool, instead_of: str | None = None
     ) -> bool:
-        """Has an object be one of the day's; False when nothing leads to it then, and nothing is changed."""
+        """Makes an object one of the day's. Returns False, without a change, if it would have no pointers."""
         unit = Unit(packed.entries[-1].key, packed, object_key=name)
         needs_pointers = self._state != "folded" and with_pointers
 
@@ -221,13 +222,13 @@ class _Rebuilding:
                 return False
             self._need(conn, name, packed)
             if instead_of is not None:
-                conn.execute(_QUERIES["let_go"].on(), {"object_keys": [instead_of]})
+                conn.execute(_QUERIES["mark_dead"].on(), {"object_keys": [instead_of]})
             return True
 
         return run_transaction(self._tools.supplier, work, operation="rebuild a day")
 
     def _need(self, conn: psycopg.Connection[Any], name: str, packed: Packed | None) -> None:
-        """In a transaction: the database needs an object, which it did not know, or was to delete."""
+        """Records that an object is in use, which was unknown or dead before, within a transaction."""
         if packed is not None:
             PayloadObjects.register(conn, name, self._lease.day, packed, self._state)
         state = "block" if self._state == "folded" else "live"
@@ -262,9 +263,9 @@ class _Rebuilding:
 
         return run_transaction(self._tools.supplier, work, scans=True, operation="rebuild a day")
 
-    def _let_go(self, names: Sequence[str]) -> None:
+    def _mark_dead(self, names: Sequence[str]) -> None:
         if names:
-            work = rows_of(_QUERIES["let_go"], {"object_keys": list(names)})
+            work = rows_of(_QUERIES["mark_dead"], {"object_keys": list(names)})
             run_transaction(self._tools.supplier, work, operation="rebuild a day")
 
     def _of_day(self, *states: str) -> list[DayObject]:
@@ -284,11 +285,11 @@ class _Rebuilding:
     @staticmethod
     def _overlaps(packed: Packed, others: Sequence[DayObject]) -> bool:
         first, last = packed.entries[0].key.place, packed.entries[-1].key.place
-        return any(one.first.place <= last and first <= one.last.place for one in others)
+        return any(other.first.place <= last and first <= other.last.place for other in others)
 
 
 def _packed(objects: ObjectStore, name: str) -> Packed | None:
-    """Returns an object as it was packed; None when it is damaged."""
+    """Returns an object as it was packed, or None if it is damaged."""
     data = objects.get(name)
     try:
         start = index_start(data)

@@ -1,4 +1,4 @@
-"""The rows of payloads, by day: each statement names its day's partition, and locks no other."""
+"""The rows of payloads. Each statement names its day's partition, so that it locks no other day."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ _TRIES = 20
 T = TypeVar("T")
 _QUERIES = load(__package__ or "", "rows")
 PUT = _QUERIES["put"]
-"""For statements that keep payloads of one day beside what else they do, and say which of those given."""
+"""A query that stores payloads of one day, for larger statements: `such` selects among the given ones."""
 _PUT = PUT.including(such=_QUERIES["all_given"])
 
 
 class Place(NamedTuple):
-    """Where a payload is: `location` None: in no row, and perhaps in the block of `object_key`.
+    """The place of a payload.
 
-    Of what is in an object, its dictionaries' places by kind; of a block, where its index is.
+    If `location` is None, there is no row for it, and the block `object_key` may have it. `dictionaries` has
+    the places of the object's dictionaries by kind; `index_start` is the start of a block's index.
     """
 
     location: str | None
@@ -47,13 +48,13 @@ class Place(NamedTuple):
 
 
 def put(supplier: Supplier, contents: Mapping[PayloadKey, str]) -> None:
-    """All of them or none; a day that has no partition gets one. `PayloadExpired`."""
+    """Stores payloads, all or none. Makes missing partitions of days. Raises `PayloadExpired`."""
     days = {key.day for key in contents}
     with_days(supplier, lambda conn: write(conn, contents), lambda: days, operation="put payloads")
 
 
 def write(conn: psycopg.Connection[Any], contents: Mapping[PayloadKey, str]) -> None:
-    """As `put`, in the transaction of a work of `with_days`."""
+    """Stores payloads in a transaction of `with_days`."""
     for day, keys in _by_day(contents):
         for batch in batches(keys, contents):
             values = {**columns(batch), "contents": [contents[key] for key in batch]}
@@ -67,9 +68,10 @@ def with_days(
     *,
     operation: str,
 ) -> T:
-    """Runs a transaction that writes payloads of days, which get partitions when they have none.
+    """Runs a transaction that writes payloads. If a day has no partition, makes it and retries.
 
-    `days` is asked after the work. Raises `PayloadExpired`, and what the work does.
+    `days` is called after a failure, and returns the days that the work writes to. Raises `PayloadExpired`
+    and the errors of the work.
     """
     for _ in range(_TRIES):
         try:
@@ -80,38 +82,42 @@ def with_days(
 
 
 def delete(supplier: Supplier, keys: Iterable[PayloadKey]) -> None:
-    """Those that are there. The second statement sees whether the day has blocks by the time of the first."""
-    found = list(_by_day(keys))
+    """Deletes the payloads that exist.
+
+    The first statement waits for an exchange of the partition, so that the second one sees whether the day
+    has blocks now, and leaves rows marked as deleted.
+    """
+    days = list(_by_day(keys))
 
     def work(conn: psycopg.Connection[Any]) -> None:
-        for day, in_day in found:
+        for day, in_day in days:
             name, values = DAYS.name(day), {**columns(in_day), "day": day}
             try:
                 with conn.transaction():
                     conn.execute(_QUERIES["delete"].on(day=name), values)
                     conn.execute(_QUERIES["bury"].on(day=name), values)
             except pg.UndefinedTable:
-                continue  # there is no such day
+                continue  # the day has no partition
 
     run_transaction(supplier, work, operation="delete payloads")
 
 
 def places(supplier: Supplier, keys: Iterable[PayloadKey]) -> Iterator[tuple[PayloadKey, Place | None]]:
-    """Where each is, as of one moment for each day; None: in a day that is gone."""
+    """Yields the place of each payload, or None if its day was dropped. Each day is read in one snapshot."""
     for day, in_day in _by_day(keys):
         query = _QUERIES["get"].on(day=DAYS.name(day))
         try:
             values = {**columns(in_day), "day": day}
             rows = run_lookup(supplier, rows_of(query, values), operation="get payloads")
         except pg.UndefinedTable:
-            gone = None if is_expired(supplier, day) else Place(*[None] * len(Place._fields))
-            yield from ((key, gone) for key in in_day)
+            missing = None if is_expired(supplier, day) else Place(*[None] * len(Place._fields))
+            yield from ((key, missing) for key in in_day)
             continue
         yield from ((key, Place(*row)) for key, row in zip(in_day, rows, strict=True))
 
 
 def is_expired(supplier: Supplier, day: date) -> bool:
-    """Whether a day was dropped."""
+    """Returns whether a day was dropped."""
     work = rows_of(_QUERIES["state"], {"day": day})
     return run_lookup(supplier, work, operation="look at a day") == [("expired",)]
 
@@ -121,7 +127,7 @@ def expired(key: PayloadKey) -> PayloadExpired:
 
 
 def make_days(supplier: Supplier, days: Iterable[date]) -> None:
-    """Makes the partitions of days; those whose locks are busy are left. Raises `PayloadExpired`."""
+    """Makes the partitions of days. Skips days whose locks are busy. Raises `PayloadExpired`."""
     for day in sorted(days):
         if is_expired(supplier, day):
             raise _expired_day(day)
@@ -130,7 +136,9 @@ def make_days(supplier: Supplier, days: Iterable[date]) -> None:
 
 def _add(conn: psycopg.Connection[Any], day: date) -> None:
     DAYS.add(conn, day)
-    if conn.execute(_QUERIES["state"].on(), {"day": day}).fetchall() == [("expired",)]:  # since it was asked
+    if conn.execute(_QUERIES["state"].on(), {"day": day}).fetchall() == [
+        ("expired",)
+    ]:  # dropped since the check before
         raise _expired_day(day)
 
 
@@ -139,9 +147,9 @@ def _expired_day(day: date) -> PayloadExpired:
 
 
 def _by_day(keys: Iterable[PayloadKey]) -> Iterator[tuple[date, list[PayloadKey]]]:
-    """In one order for all, so that no two transactions wait for each other."""
-    for day, found in groupby(in_order(keys), key=lambda key: key.day):
-        yield day, list(found)
+    """Yields keys by day, in the same order in all transactions, so that no two of them deadlock."""
+    for day, in_day in groupby(in_order(keys), key=lambda key: key.day):
+        yield day, list(in_day)
 
 
 def in_order(keys: Iterable[PayloadKey]) -> list[PayloadKey]:

@@ -1,5 +1,5 @@
 -- name: put
--- Keeps payloads of a day, in place of those of the same keys; in the order of keys, so that no two wait for each other.
+-- Stores payloads of a day, in place of those with the same keys; in the order of keys, so that transactions do not deadlock.
 insert into {day} (kind, tenant, id, inserted_at, content)
 select kind, tenant, id, inserted_at, content::jsonb
 from unnest(
@@ -11,18 +11,18 @@ on conflict (kind, tenant, id, inserted_at) do update
 set location = 'inline', content = excluded.content, object_key = null, byte_start = null, byte_length = null, checksum = null;
 
 -- name: all_given
--- Part of a query: whatever is given is kept.
+-- Part of a query: stores all given payloads.
 true
 
 -- name: delete
--- Deletes payloads of a day. Also waits for whoever exchanges its partition, or has them wait for the end of this.
+-- Deletes payloads of a day. Waits for an exchange of its partition; a later exchange waits for this transaction.
 delete from {day} p
 using unnest(%(kinds)s::text[], %(tenants)s::text[], %(ids)s::text[], %(times)s::timestamptz[])
     given (kind, tenant, id, inserted_at)
 where (p.kind, p.tenant, p.id, p.inserted_at) = (given.kind, given.tenant, given.id, given.inserted_at);
 
 -- name: bury
--- Where the day's blocks may have payloads, says that they do not any more.
+-- If the day may have blocks, leaves rows that mark the payloads as deleted.
 insert into {day} (kind, tenant, id, inserted_at, location)
 select given.*, 'deleted'
 from unnest(%(kinds)s::text[], %(tenants)s::text[], %(ids)s::text[], %(times)s::timestamptz[])
@@ -33,11 +33,11 @@ on conflict (kind, tenant, id, inserted_at) do update
 set location = 'deleted', content = null, object_key = null, byte_start = null, byte_length = null, checksum = null;
 
 -- name: state
--- What has become of a day; no row: it is as it was made.
+-- The state of a day. No row: there was never any work on it.
 select state from payload_day where day = %(day)s;
 
 -- name: get
--- Where payloads of a day are: by the number of the key, the content or the pointer, or else the block that may have it.
+-- The places of payloads of a day in the order of their keys: the content, the pointer, or the block that may have it.
 select p.location, p.content::text, coalesce(p.object_key, b.object_key), p.byte_start, p.byte_length, p.checksum,
     coalesce(o.dictionaries, b.dictionaries), b.index_start, b.byte_count
 from unnest(%(kinds)s::text[], %(tenants)s::text[], %(ids)s::text[], %(times)s::timestamptz[])

@@ -1,4 +1,4 @@
-"""The payloads of an instance, as users hold them."""
+"""The public store of an instance's payloads, and the payloads of applications' own transactions."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ from dormouse.postgres.transaction import rows_of, run_lookup
 if TYPE_CHECKING:
     import psycopg
 
-# Finds payloads: inline, then by pointers, then in blocks.
+# Look-ups: of payloads in rows, by pointers and in blocks.
 
 TRIES = 3
-"""A day that is folded or made hot again meanwhile has other objects."""
+"""The tries of a look-up: a fold or rehydration may replace a day's objects between look-up and read."""
 Find = Callable[[Iterable[PayloadKey]], Iterator[tuple[PayloadKey, Place | None]]]
 
 
 class Lookup:
-    """Looks payloads up in one instance."""
+    """The look-up of payloads in one instance."""
 
     def __init__(self, supplier: Supplier, reader: Reader) -> None:
         self._supplier = supplier
@@ -65,29 +65,29 @@ class Lookup:
         self.cold_reads = ColdReads()
 
     def contents(self, wanted: Mapping[PayloadKey, None], find: Find | None = None) -> dict[PayloadKey, Any]:
-        """Returns the content of each key, or the error, in their order.
+        """Returns the content of each key, or an error, in the given order.
 
-        `find` looks the keys up in a transaction that is not ours; objects are read outside of it.
+        `find` looks the keys up in the transaction of an application. Objects are read outside of it.
         """
-        found: dict[PayloadKey, Any] = dict(wanted)
+        contents: dict[PayloadKey, Any] = dict(wanted)
         again: Iterable[PayloadKey] = wanted
         before: dict[PayloadKey, Place] = {}
         for _ in range(TRIES):
             places = dict(rows.places(self._supplier, again) if find is None else find(again))
-            # one that is where it was is read no better
+            # reads a corrupt payload again only if it has moved
             todo = {
                 key: place for key, place in places.items() if before.get(key) != place or key not in before
             }
-            found |= self._at(todo)
-            again = [key for key in todo if isinstance(found[key], PayloadCorrupt)]
+            contents |= self._at(todo)
+            again = [key for key in todo if isinstance(contents[key], PayloadCorrupt)]
             if not again:
                 break
             before = {key: place for key in again if (place := places[key]) is not None}
-        self.cold_reads.corrupt += sum(isinstance(one, PayloadCorrupt) for one in found.values())
-        return found
+        self.cold_reads.corrupt += sum(isinstance(each, PayloadCorrupt) for each in contents.values())
+        return contents
 
     def warm(self, wanted: Mapping[PayloadKey, None]) -> int:
-        """Has those be inline that are not; gives how many. Raises what is in place of a payload."""
+        """Makes cold payloads hot, and returns their number. Raises the error of a missing payload."""
         cold: dict[PayloadKey, tuple[Pointer, bool]] = {}
         for key, place in rows.places(self._supplier, wanted):
             if place is None:
@@ -111,25 +111,25 @@ class Lookup:
 
     def _at(self, places: Mapping[PayloadKey, Place | None]) -> dict[PayloadKey, Any]:
         began = time.monotonic()
-        found: dict[PayloadKey, Any] = {}
+        contents: dict[PayloadKey, Any] = {}
         pointers: dict[PayloadKey, Pointer] = {}
         for key, place in places.items():
             if place is None:
-                found[key] = rows.expired(key)
+                contents[key] = rows.expired(key)
             elif place.content is not None:
-                found[key] = decode(place.content)
+                contents[key] = decode(place.content)
             elif isinstance(pointer := self._pointer(key, place), DormouseError):
-                found[key] = pointer
+                contents[key] = pointer
             else:
                 pointers[key] = pointer
         for key, content in self._reader.read(pointers).items() if pointers else ():
-            found[key] = content if isinstance(content, DormouseError) else decode(content)
+            contents[key] = content if isinstance(content, DormouseError) else decode(content)
         if pointers:
             self.cold_reads.took_ms.append(1_000 * (time.monotonic() - began))
-        return found
+        return contents
 
     def _pointer(self, key: PayloadKey, place: Place) -> Pointer | DormouseError:
-        """Where it is in an object; or that there is none, or that it cannot be told."""
+        """Returns the place of a payload in an object, or an error if it does not exist or is unknown."""
         object_key, dictionaries = place.object_key, place.dictionaries or {}
         if object_key is None:
             return PayloadNotFound(f"there is no payload {key}")
@@ -138,7 +138,9 @@ class Lookup:
         else:
             try:
                 index = self._reader.index(object_key, place.index_start, place.byte_count)
-                if not index.covers(key):  # which is another answer than that it has none
+                if not index.covers(
+                    key
+                ):  # the wrong object: this does not mean that the payload does not exist
                     raise Damaged("it has another object's payloads")
             except (Damaged, ObjectStoreError) as error:
                 return problem(key, object_key, error)
@@ -148,7 +150,7 @@ class Lookup:
         return Pointer(object_key, entry, dictionaries)
 
 
-# Payloads in the transaction of an application, which commits them with its own rows, or neither.
+# Payloads in the transaction of an application, which commits them together with its own rows.
 
 _QUERIES = load(__package__ or "", "store")
 _FUNCTIONS = {
@@ -156,11 +158,11 @@ _FUNCTIONS = {
     "find": "dormouse.find_payloads",
     "delete": "dormouse.delete_payloads",
 }
-"""The functions that an application needs, by the name of the query that calls one of them."""
+"""The functions that the role of an application must be allowed to call, by the name of the query."""
 
 
 class ApplicationPayloads:
-    """Payloads of one instance, read and written in transactions that are not its own."""
+    """The payloads of one instance, read and written in transactions of applications."""
 
     def __init__(self, supplier: Supplier) -> None:
         self._supplier = supplier
@@ -168,11 +170,11 @@ class ApplicationPayloads:
         self._days_made: set[date] = set()
 
     def put(self, conn: psycopg.Connection[Any], contents: Mapping[PayloadKey, str]) -> None:
-        """Keeps payloads when the transaction of `conn` commits; an error leaves it as it was before.
+        """Stores payloads in the transaction of `conn`. An error leaves the transaction as it was before.
 
-        Raises `InvalidInput` for a connection that has no transaction or is to another database,
-        `InstanceForbidden`, `PayloadExpired`, and the errors of psycopg that end a transaction, such as
-        `SerializationFailure`, as the application has to run it again.
+        Raises `InvalidInput` for a connection without a transaction or to another database,
+        `InstanceForbidden`, `PayloadExpired`, and errors of psycopg after which the application must retry
+        its transaction, such as `SerializationFailure`.
         """
         check_connection(conn)
         self._make_days({key.day for key in contents})
@@ -185,27 +187,27 @@ class ApplicationPayloads:
     def places(
         self, conn: psycopg.Connection[Any], keys: Iterable[PayloadKey]
     ) -> Iterator[tuple[PayloadKey, Place | None]]:
-        """Yields where each payload is, as the transaction of `conn` sees it; None for a day that is gone.
+        """Yields the place of each payload as the transaction of `conn` sees it, or None for dropped days.
 
-        Raises as `put`.
+        Raises the errors of `put`.
         """
         check_connection(conn)
         wanted = list(keys)
-        for key, (expired, *found) in zip(wanted, self._rows(conn, "find", columns(wanted)), strict=True):
-            place = Place(*found)
-            # as text: the application may have psycopg read JSON in its own way
+        for key, (expired, *values) in zip(wanted, self._rows(conn, "find", columns(wanted)), strict=True):
+            place = Place(*values)
+            # the query returns JSON as text, because the application may have its own JSON loader
             dictionaries: Any = None if place.dictionaries is None else json.loads(str(place.dictionaries))
             yield key, None if expired else place._replace(dictionaries=dictionaries)
 
     def delete(self, conn: psycopg.Connection[Any], keys: Iterable[PayloadKey]) -> None:
-        """Deletes payloads when the transaction of `conn` commits. Raises as `put`."""
+        """Deletes payloads in the transaction of `conn`. Raises the errors of `put`."""
         check_connection(conn)
         self._rows(conn, "delete", columns(in_order(keys)))
 
     def _rows(
         self, conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]
     ) -> list[Sequence[Any]]:
-        """Executes a query, whose name is that of what is done."""
+        """Returns the rows of a query, executed within a savepoint."""
         values = {**values, "instance": self._instance_id()}
         with _savepoint(conn, name) as cursor:
             return list(cursor.execute(_QUERIES[name].on(), values).fetchall())
@@ -224,11 +226,11 @@ class ApplicationPayloads:
 
 
 def check_connection(conn: object) -> None:
-    """Raises `InvalidInput` unless what is put by a connection belongs to a transaction of its user."""
+    """Raises `InvalidInput` unless a connection of psycopg has a transaction, or begins one by itself."""
     if not isinstance(conn, psycopg.Connection):
         raise InvalidInput(
-            f"conn must be a psycopg.Connection, not {type(conn).__qualname__}: by another driver, call the "
-            "SQL function dormouse.put_payload in its transaction"
+            f"conn must be a psycopg.Connection, not {type(conn).__qualname__}: with another driver, call "
+            "the SQL function dormouse.put_payload in its transaction"
         )
     if conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE:
         raise InvalidInput(
@@ -239,48 +241,48 @@ def check_connection(conn: object) -> None:
 
 @contextmanager
 def _savepoint(conn: psycopg.Connection[Any], name: str) -> Iterator[psycopg.Cursor[tuple[Any, ...]]]:
-    """Gives a cursor; after an error the transaction of `conn` goes on as it was before.
+    """Yields a cursor within a savepoint, so that an error leaves the transaction of `conn` as before.
 
-    `name` is that of the query that is executed.
+    `name` is the name of the query, for error messages.
     """
-    # the connection may be set to cursors and rows of another kind
+    # the connection may have other classes of cursors and rows
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
     try:
         if conn.info.transaction_status == TransactionStatus.IDLE:
-            # else the block would be the whole transaction, and commit it
+            # begins a transaction, because otherwise the block below would begin and commit one
             cursor.execute(_QUERIES["begin"].on())
         with conn.transaction():
             yield cursor
     except psycopg.Error as error:
-        raise _told(conn, name, error) from error
+        raise _translated(conn, name, error) from error
 
 
-def _told(conn: psycopg.Connection[Any], name: str, error: psycopg.Error) -> Exception:
-    said = error.diag.message_primary or one_line(error)
+def _translated(conn: psycopg.Connection[Any], name: str, error: psycopg.Error) -> Exception:
+    message = error.diag.message_primary or one_line(error)
     match error:
         case pg.InvalidParameterValue():
-            return InvalidPayload(said)
+            return InvalidPayload(message)
         case pg.InsufficientPrivilege():
             role = conn.info.user
             return InstanceForbidden(
-                f"{name} payloads: {said}; as the owner of the schema: grant usage on schema dormouse to "
+                f"{name} payloads: {message}; as the owner of the schema: grant usage on schema dormouse to "
                 f"{role}; as the owner of the functions, the role that made or migrated the instance: grant "
                 f"execute on function {_FUNCTIONS[name]} to {role}"
             )
         case pg.UndefinedFunction() | pg.InvalidSchemaName():
             return InvalidInput(
-                f"the database {conn.info.dbname!r} of conn is not the one of the instance: {said}"
+                f"the database {conn.info.dbname!r} of conn is not the one of the instance: {message}"
             )
     if error.sqlstate == "DM002":
-        return PayloadExpired(said)
-    return InvalidInput(said) if error.sqlstate == "DM003" else error
+        return PayloadExpired(message)
+    return InvalidInput(message) if error.sqlstate == "DM003" else error
 
 
 class PayloadStore:
-    """JSON documents by tenant, id, time and kind. Made by `instance.payloads`; threads may share it.
+    """A store of JSON documents by tenant, id, time and kind. Use `instance.payloads`; threads may share it.
 
-    A key is (tenant, id, inserted_at, kind): tenant, id and kind are text of at most 512 bytes each, and
-    `inserted_at` an aware datetime, whose day in UTC is what the payload is kept and expires with.
+    A key is (tenant, id, inserted_at, kind). Tenant, id and kind are texts of at most 512 bytes each.
+    `inserted_at` is a datetime with a time zone; the payload is stored and expires with its day in UTC.
     """
 
     def __init__(
@@ -307,14 +309,14 @@ class PayloadStore:
         *,
         conn: psycopg.Connection[Any] | None = None,
     ) -> None:
-        """Keeps a payload, in place of the one of the same key. `content` is any JSON value, None too.
+        """Stores a payload, in place of one with the same key. `content` is any JSON value, also None.
 
-        With `conn`, a connection of the application to the database of the instance, the payload is kept when
-        the transaction of that commits; until then `get` finds it with the same `conn` alone. An error leaves
-        that transaction as it was before the call. Kinds that begin with "dormouse." are refused.
+        `conn` is a connection of the application to the instance's database. With it, the payload is stored
+        in the connection's transaction: until the commit, only `get` with the same `conn` finds it. An error
+        leaves that transaction as it was before the call. Kinds that begin with "dormouse." are refused.
 
-        Raises `InvalidPayload`, and `PayloadExpired` for a day that was dropped; with `conn` also
-        `InvalidInput`, `InstanceForbidden`, and what psycopg raises of a transaction that must be run again.
+        Raises `InvalidPayload`, and `PayloadExpired` for a day that was dropped. With `conn` also raises
+        `InvalidInput`, `InstanceForbidden`, and psycopg's errors of a transaction that must be retried.
         """
         self.put_many([(tenant, id, inserted_at, kind, content)], conn=conn)
 
@@ -324,9 +326,9 @@ class PayloadStore:
         *,
         conn: psycopg.Connection[Any] | None = None,
     ) -> None:
-        """Keeps (tenant, id, inserted_at, kind, content), all or none; of one key, the last.
+        """Stores payloads (tenant, id, inserted_at, kind, content), all or none; for equal keys, the last.
 
-        `conn` is as for `put`. Raises as `put`.
+        `conn` and the errors are those of `put`.
         """
         contents: dict[PayloadKey, str] = {}
         for given in payloads:
@@ -347,18 +349,24 @@ class PayloadStore:
         *,
         conn: psycopg.Connection[Any] | None = None,
     ) -> Any:
-        """Returns the content of a payload; with `conn`, as the transaction of the application sees it.
+        """Returns the content of a payload.
 
-        That includes what it has put and deleted itself. Objects are read outside of the transaction.
+        With `conn`, returns it as the transaction of the application sees it, with its own writes and
+        deletions. Objects are read outside of the transaction.
 
-        Raises `InvalidPayload` for a key that cannot be, `PayloadNotFound`, `PayloadExpired` when its day was
-        dropped, `PayloadCorrupt` when what is kept of it is not what was written, and `PayloadUnavailable`
-        when the object store does not give it now; with `conn` also what `put` raises of it.
+        Raises:
+
+        - `InvalidPayload` for an invalid key,
+        - `PayloadNotFound`,
+        - `PayloadExpired` if its day was dropped,
+        - `PayloadCorrupt` if the stored bytes are not what was written,
+        - `PayloadUnavailable` if the object store cannot return it now,
+        - with `conn` also the errors of `put` about the connection.
         """
-        [found] = self.get_many([(tenant, id, inserted_at, kind)], conn=conn).values()
-        if isinstance(found, DormouseError):
-            raise found
-        return found
+        [content] = self.get_many([(tenant, id, inserted_at, kind)], conn=conn).values()
+        if isinstance(content, DormouseError):
+            raise content
+        return content
 
     def get_many(
         self,
@@ -366,9 +374,9 @@ class PayloadStore:
         *,
         conn: psycopg.Connection[Any] | None = None,
     ) -> dict[PayloadKey, Any]:
-        """Returns the content of each key, or the error that `get` would raise. `conn` is as for `get`.
+        """Returns the content of each key, or the error that `get` would raise. `conn` is that of `get`.
 
-        Raises `InvalidPayload`, and with `conn` what `put` raises of it.
+        Raises `InvalidPayload`, and with `conn` the errors of `put` about the connection.
         """
         wanted = dict.fromkeys(map(checked, keys))
         find = None if conn is None else partial(self._in_applications.places, conn)
@@ -383,9 +391,9 @@ class PayloadStore:
         *,
         conn: psycopg.Connection[Any] | None = None,
     ) -> None:
-        """Deletes a payload, if it is there; with `conn`, when the transaction of the application commits.
+        """Deletes a payload if it exists; with `conn`, in the transaction of the application.
 
-        Raises `InvalidPayload`, and with `conn` what `put` raises of it.
+        Raises `InvalidPayload`, and with `conn` the errors of `put` about the connection.
         """
         self.delete_many([(tenant, id, inserted_at, kind)], conn=conn)
 
@@ -395,7 +403,7 @@ class PayloadStore:
         *,
         conn: psycopg.Connection[Any] | None = None,
     ) -> None:
-        """Deletes the payloads that are there, all or none. `conn` is as for `delete`, and so are errors."""
+        """Deletes the payloads that exist, all or none. `conn` and the errors are those of `delete`."""
         wanted = set(map(checked, keys))
         self._check_writable()
         if conn is not None:
@@ -411,15 +419,15 @@ class PayloadStore:
         seconds_max: float | None = None,
         progress: Progress = no_progress,
     ) -> OffloadReport:
-        """Moves the payloads of a day that is over into objects, or of each that is over for
-        `DORMOUSE_PAYLOADS_HOT_SECONDS`, while all goes on.
+        """Moves the payloads of a day that is over into objects, while reads and writes go on.
 
-        Others may do the same with other days, or go on where this one ends: after `seconds_max`, or killed.
-        A day that is done stays so. With `dry_run`, only what would be done is told. `progress` is called
-        with the payloads done of the day at hand, and None.
+        Without `day`, moves each day that has been over for `DORMOUSE_PAYLOADS_HOT_SECONDS`. Several
+        processes can work on different days at the same time. A process that is killed, or stops after
+        `seconds_max`, loses nothing: the next call goes on from there. With `dry_run`, only reports the days.
+        `progress` is called with the number of payloads done in the present day, and None.
 
-        Of one day raises `InvalidInput` when it is not over or is not there, `PayloadExpired`,
-        `PayloadDayBusy`, `PayloadsDiffer` and `ObjectStoreError`; of many, the report has them.
+        With `day`, raises `InvalidInput` if the day is not over or does not exist, `PayloadExpired`,
+        `PayloadDayBusy`, `PayloadsDiffer` and `ObjectStoreError`. Without it, errors are in the report.
         """
         if not dry_run:
             self._check_writable()
@@ -432,9 +440,10 @@ class PayloadStore:
         seconds_max: float | None = None,
         progress: Progress = no_progress,
     ) -> OffloadReport:
-        """Makes blocks of a day's objects, or of each day that is cold for a week: some hundred rows.
+        """Makes a day's objects blocks: PostgreSQL then keeps one row for each object, not for each payload.
 
-        What is written to such a day later stays inline until it is folded again. Raises as `offload`.
+        Without `day`, folds each day that was offloaded a week ago or earlier. Later writes to such a day
+        stay in rows until it is folded again. Raises the errors of `offload`.
         """
         self._check_writable()
         return cooling.fold(self._tools(seconds_max, progress), day)
@@ -445,10 +454,10 @@ class PayloadStore:
         *,
         progress: Progress = no_progress,
     ) -> int:
-        """Has the payloads of a day, or of some keys, be in PostgreSQL again; gives how many were not.
+        """Moves the payloads of a day, or of some keys, back into PostgreSQL. Returns the number moved.
 
-        A day stays so for a day at least. Raises `InvalidInput`, `PayloadExpired`, `PayloadDayBusy`; of keys
-        what `get` does, when some are warm already.
+        A day stays hot for at least a day. Raises `InvalidInput`, `PayloadExpired` and `PayloadDayBusy`. With
+        keys raises the errors of `get`; keys before the failing one may be hot by then.
         """
         self._check_writable()
         if isinstance(what, date):
@@ -458,12 +467,11 @@ class PayloadStore:
     def verify(
         self, day: date, *, rebuild: bool = False, progress: Progress = no_progress
     ) -> PayloadVerification:
-        """Reads all objects of a day, and compares the day's pointers or blocks with what they have.
+        """Reads all objects of a day, and compares them with the day's pointers or blocks.
 
-        With `rebuild`, what the database has lost of these is made anew from the objects. Pointers and blocks
-        of objects that are gone lead to others then, as far as these have the payloads: `recovered` says how
-        many, and `problems` what is lost. What was deleted of payloads whose pointers are all lost is there
-        again.
+        With `rebuild`, first makes lost pointers and blocks again from the objects. Pointers to objects that
+        no longer exist then lead to other objects with the same payloads: `recovered` counts these, and
+        `problems` lists what is lost. If all pointers to an object were lost, its deleted payloads reappear.
         """
         if rebuild:
             self._check_writable()
@@ -471,31 +479,31 @@ class PayloadStore:
         return verify(self._tools(progress=progress), day, rebuild=rebuild)
 
     def expire(self, before: date, dry_run: bool = False) -> tuple[list[date], list[date]]:
-        """Drops the days before one, and then has their objects deleted; with `dry_run` only tells which.
+        """Drops the days before a date and marks their objects for deletion; with `dry_run` only lists them.
 
-        Gives the days, and those that are worked on or used all the time, and stay for another time. Raises
-        `InvalidInput` for days that are not over.
+        Returns the dropped days, and the days that were too busy to be dropped now. Raises `InvalidInput` for
+        days that are not over.
         """
         cooling.check_day(before)
         if before > (today := rows.DAYS.today(self._supplier)):
-            raise InvalidInput(f"the days before {before} are not all over: {today} is the last to be given")
+            raise InvalidInput(f"the days before {before} are not all over: give {today} or an earlier day")
         if not dry_run:
             self._check_writable()
         return expire(self._supplier, before, dry_run=dry_run)
 
     def days(self, *, expired: bool = False) -> list[PayloadDay]:
-        """The days that there are payloads of, the oldest first; also those that were dropped."""
+        """Returns the days of payloads, the oldest first; with `expired`, also the days that were dropped."""
         return days(self._supplier, self._options.hot_seconds, expired=expired)
 
     def status(self) -> PayloadStatus:
-        """How much waits to be cooled down, and how the last days went."""
+        """Returns the backlog of days to offload, and the rates of the last days."""
         return status(self.days(), self._known, self._lookup.cold_reads)
 
     def collect(self, kept_seconds: float | None = None) -> Swept:
-        """Deletes the objects that no payload has needed for a time, and that are not held.
+        """Deletes objects that no payload has needed for `kept_seconds` and that no hold keeps.
 
-        The time is by default `DORMOUSE_OBJECTS_KEPT_SECONDS`, a day; readers have a quarter of an hour at
-        least. The objects are those of expired days, of workers that died, and those that a fold replaced.
+        These are objects of expired days, of workers that died, and objects that a fold replaced. The default
+        is `DORMOUSE_OBJECTS_KEPT_SECONDS`, a day. Objects are kept for at least 15 minutes, for readers.
         Raises `InvalidInput`.
         """
         if kept_seconds is None:
@@ -506,9 +514,9 @@ class PayloadStore:
         return self._known.collect(kept_seconds)
 
     def recover(self) -> list[str]:
-        """Leads pointers to objects that are gone to others that have the same payloads, as adoptions do.
+        """Changes pointers to lost objects so that they lead to other objects with the same payloads.
 
-        Returns a line for each day that had such pointers: what was found, and what was not.
+        Adoptions do so, too. Returns a line for each day that had such pointers, with the result.
         """
         self._check_writable()
         return recover_pointers(self._tools())
@@ -516,9 +524,10 @@ class PayloadStore:
     def maintain(
         self, *, seconds_max: float | None = None, retention_days: int | None = None
     ) -> PayloadRound:
-        """A round of all that is due: days made ahead, days dropped, offloaded and folded, objects deleted.
+        """Does all work that is due: makes days ahead, drops, offloads and folds days, and deletes objects.
 
-        What fails is in its `errors`, and holds up nothing else.
+        Drops days older than `retention_days`. A part that fails is in `errors` of the result, and does not
+        stop the others.
         """
         self._check_writable()
         return cooling.run_round(self._tools(seconds_max), retention_days)

@@ -1,4 +1,4 @@
-"""Whether a day's objects have what its pointers and blocks say."""
+"""The check that a day's objects have the payloads of its pointers and blocks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _QUERIES = load(__package__ or "", "verifying")
 
 @dataclass(frozen=True, slots=True)
 class DamagedObject:
-    """An object that is not as it was written, or one payload of it; `detail` says what is wrong."""
+    """An object that is not what was written, or one payload in it; `detail` describes the fault."""
 
     object_key: str
     key: PayloadKey | None
@@ -43,11 +43,12 @@ class DamagedObject:
 
 @dataclass(frozen=True, slots=True)
 class PayloadVerification:
-    """What was looked at of a day; `problems` are the first hundred.
+    """The results of a day's check, with the first hundred `problems`.
 
-    `rebuilt` are objects that pointers or blocks lead to only since the rebuild. `recovered` are payloads of
-    objects that are gone, which were found in these. `without_pointer` are payloads of the day's objects that
-    no pointer leads to: deleted or replaced since, of a copy that is not done, or of pointers that are lost.
+    - `rebuilt`: the objects that have pointers or are blocks only since the rebuild.
+    - `recovered`: the payloads of lost objects that were found in other objects.
+    - `without_pointer`: the payloads in the day's objects without a pointer. They were deleted or replaced
+      since, or a copy is not done, or their pointers were lost.
     """
 
     day: date
@@ -88,16 +89,16 @@ class _Done:
 
 
 def verify(tools: Tools, day: date, *, rebuild: bool = False) -> PayloadVerification:
-    """Reads every object of a day. With `rebuild`, it first makes lost pointers and blocks anew.
+    """Reads and checks every object of a day. With `rebuild`, first makes lost pointers and blocks again.
 
-    What was deleted of payloads whose pointers are all lost is there again.
+    If all pointers to an object were lost, its deleted payloads reappear.
     """
     made = rebuild_day(tools, day) if rebuild else Rebuilt()
     done = _Done()
     for object_key, detail in made.incomplete:
         done.note(object_key, None, detail)
-    for one in tools.known.of_day(day, "live", "block"):
-        _object(tools, one, done)
+    for day_object in tools.known.of_day(day, "live", "block"):
+        _object(tools, day_object, done)
         tools.progress(done.payloads, None)
     query = _QUERIES["lost_objects"].on(day=DAYS.name(day))
     try:
@@ -107,73 +108,76 @@ def verify(tools: Tools, day: date, *, rebuild: bool = False) -> PayloadVerifica
         if not done.objects and read(tools.supplier, day) is None:
             raise InvalidInput(f"there are no payloads of {day}") from None
     for object_key, count in lost:
-        done.note(object_key, None, f"{count:,} pointers lead to it, and it is not known")
+        done.note(object_key, None, f"{count:,} pointers lead to it, but it is not recorded")
     return done.of(day, made)
 
 
-def _object(tools: Tools, one: DayObject, done: _Done) -> None:
+def _object(tools: Tools, day_object: DayObject, done: _Done) -> None:
+    name = day_object.object_key
     done.objects += 1
-    data, wrong = read_back(tools.objects, one.written)
+    data, wrong = read_back(tools.objects, day_object.written)
     if wrong is MISSING:
-        return done.note(one.object_key, None, _gone(tools, one))
+        return done.note(name, None, _missing(tools, day_object))
     done.bytes += len(data)
     if wrong is not None:
-        done.note(one.object_key, None, f"it {wrong}")
+        done.note(name, None, f"it {wrong}")
     try:
         index = Index(data[index_start(data) :])
     except Damaged as error:
-        return done.note(one.object_key, None, str(error))
+        return done.note(name, None, str(error))
     entries = {}
     for entry, fault in _entries(data, index):
         done.payloads += 1
         entries[entry.key] = entry
         if fault is not None:
-            done.note(one.object_key, entry.key, fault)
-    if one.state == "live":
-        _pointers(tools, one, entries, done)
-    elif len(index) != one.payloads:
-        done.note(one.object_key, None, f"it has {len(index):,} payloads, and had {one.payloads:,}")
+            done.note(name, entry.key, fault)
+    if day_object.state == "live":
+        _pointers(tools, day_object, entries, done)
+    elif len(index) != day_object.payloads:
+        done.note(name, None, f"it has {len(index):,} payloads, and had {day_object.payloads:,}")
     return None
 
 
-def _gone(tools: Tools, one: DayObject) -> str:
-    if one.state == "block":
-        return f"it {MISSING}, and had {one.payloads:,} payloads"
-    count = pointers_to(tools.supplier, one.first.day, [one.object_key]).get(one.object_key, 0)
+def _missing(tools: Tools, day_object: DayObject) -> str:
+    name = day_object.object_key
+    if day_object.state == "block":
+        return f"it {MISSING}, and had {day_object.payloads:,} payloads"
+    count = pointers_to(tools.supplier, day_object.first.day, [name]).get(name, 0)
     return f"it {MISSING}, and {count:,} pointers lead to it"
 
 
 def _entries(data: bytes, index: Index) -> Iterator[tuple[Entry, str | None]]:
-    """Each payload of an object, and what is wrong with it."""
-    by: dict[str, Any] = {}
+    """Yields each entry of an object, with its fault or None."""
+    decompressors: dict[str, Any] = {}
     for entry in index:
         kind = entry.key.kind
-        if kind not in by:
+        if kind not in decompressors:
             start, length, _ = index.dictionaries.get(kind, (0, 0, ""))
-            by[kind] = decompressor(data[start : start + length] if length else None)
+            decompressors[kind] = decompressor(data[start : start + length] if length else None)
         try:
-            unpacked(data[entry.start : entry.start + entry.length], entry, by[kind])
+            unpacked(data[entry.start : entry.start + entry.length], entry, decompressors[kind])
         except Damaged as error:
             yield entry, str(error)
         else:
             yield entry, None
 
 
-def _pointers(tools: Tools, one: DayObject, entries: Mapping[PayloadKey, Entry], done: _Done) -> None:
-    query = _QUERIES["pointers"].on(day=DAYS.name(one.first.day))
+def _pointers(tools: Tools, day_object: DayObject, entries: Mapping[PayloadKey, Entry], done: _Done) -> None:
+    """Compares the pointers to an object with its entries."""
+    query = _QUERIES["pointers"].on(day=DAYS.name(day_object.first.day))
     try:
         rows = run_transaction(
             tools.supplier,
-            rows_of(query, {"object_key": one.object_key}),
+            rows_of(query, {"object_key": day_object.object_key}),
             read_only=True,
             scans=True,
             operation="verify a day",
         )
     except pg.UndefinedTable:
-        return done.note(one.object_key, None, "the partition of its day is not there")
-    for *key, start, length, checksum in rows:
-        found = PayloadKey(*key)
-        if entries.get(found) != Entry(found, start, length, checksum):
-            done.note(one.object_key, found, "its pointer does not lead to it")
+        return done.note(day_object.object_key, None, "the partition of its day does not exist")
+    for *parts, start, length, checksum in rows:
+        key = PayloadKey(*parts)
+        if entries.get(key) != Entry(key, start, length, checksum):
+            done.note(day_object.object_key, key, "its pointer does not lead to it")
     done.without_pointer += len(entries) - len(rows)
     return None

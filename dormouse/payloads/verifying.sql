@@ -6,8 +6,8 @@ where location = 'external' and object_key = %(object_key)s
 order by kind, tenant, id, inserted_at;
 
 -- name: lost_objects
--- The objects that pointers of a day lead to, and that are not known. Those that a fold replaced are there until it has
--- exchanged the partition that leads to them.
+-- The objects that pointers of a day lead to, but that are not recorded as in use. Leaves out objects that a fold has just
+-- replaced: the old partition leads to them until the exchange.
 select p.object_key, count(*)
 from {day} p
 where p.location = 'external'

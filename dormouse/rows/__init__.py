@@ -1,1 +1,1 @@
-"""Row tables: tables whose rows have ids and versions, and are edited by many."""
+"""Row tables: tables whose rows have ids and versions, for edits by many users."""

@@ -1,4 +1,4 @@
-"""A change of rows on its way: checked against the versions of now, and made into blocks of rows to write."""
+"""The application of a change: checks its rows against the newest versions, and makes blocks to write."""
 
 from __future__ import annotations
 
@@ -42,12 +42,15 @@ Cells = dict[int, pa.Array]
 """Arrays by the ids of their columns."""
 
 
-# What changes of columns make of a table's columns, and of its files' schema.
+# Changes of columns: their effect on a table's columns, and on the schema of its files.
 
 
 @dataclass(frozen=True, slots=True)
 class Retyped:
-    """A column that is another: its values are checked, and, where it has an id of its own, written anew."""
+    """A change of a column's type. Existing values are checked.
+
+    If `after` has a column id of its own, the values are converted and written again.
+    """
 
     before: Column
     after: Column
@@ -59,18 +62,18 @@ class Retyped:
 
 @dataclass(frozen=True, slots=True)
 class Reshaped:
-    """What one change of columns does: the columns after it, and in words."""
+    """The result of one change of columns: the columns after it, and a description for the history."""
 
     columns: tuple[Column, ...]
-    said: str
+    description: str
 
 
 @dataclass
 class ColumnPlan:
     """The columns of a table through the changes of one transaction.
 
-    `schemas` are the versions of the schema that the changes make, with what is said of each; `added` are the
-    columns that rows of before have the default of.
+    `schemas` has the new versions of the schema, each with a description. `added` has the new columns, whose
+    defaults existing rows get.
     """
 
     schema: Schema
@@ -80,23 +83,26 @@ class ColumnPlan:
     added: list[Column] = field(default_factory=list)
 
     def planned(self, changes: Sequence[object]) -> list[Reshaped | None]:
-        """What each change does to the columns; None: nothing. `InvalidColumn`."""
+        """Returns the effect of each change on the columns, or None if it changes rows.
+
+        Raises `InvalidColumn`.
+        """
         return [self._reshaped(change) for change in changes]
 
     def _reshaped(self, change: object) -> Reshaped | None:
         match change:
             case AddColumn():
-                said = self._add(change)
+                description = self._add(change)
             case RenameColumn():
-                said = self._rename(change)
+                description = self._rename(change)
             case DropColumn():
-                said = self._drop(change)
+                description = self._drop(change)
             case RetypeColumn():
-                said = self._retype(change)
+                description = self._retype(change)
             case _:
                 return None
         self.columns = check_columns(self.columns)
-        return Reshaped(self.columns, said)
+        return Reshaped(self.columns, description)
 
     def _add(self, change: AddColumn) -> str:
         if not isinstance(change.column, Column):
@@ -108,11 +114,11 @@ class ColumnPlan:
 
     def _new(self, column: Column) -> Column:
         column = replace(column, column_id=self.schema.shape.last_id + 1)
-        said = f"added {column}"
+        description = f"added {column}"
         if any(known.name.casefold() == column.name.casefold() for known in self.columns):
             raise InvalidColumn(f"there is a column {column.name!r} already (case does not count)")
         new = Field(column.name, column.stored, nullable=True)
-        self._next(lambda schema: with_added_column(schema, new, column.stored_default), said)
+        self._next(lambda schema: with_added_column(schema, new, column.stored_default), description)
         return column
 
     def _rename(self, change: RenameColumn) -> str:
@@ -122,10 +128,10 @@ class ColumnPlan:
             known.name.casefold() == change.new_name.casefold() for known in self.columns if known != column
         ):
             raise InvalidColumn(f"there is a column {change.new_name!r} already (case does not count)")
-        said = f"renamed {change.name} to {change.new_name}"
-        self._next(lambda schema: with_renamed_column(schema, change.name, change.new_name), said)
+        description = f"renamed {change.name} to {change.new_name}"
+        self._next(lambda schema: with_renamed_column(schema, change.name, change.new_name), description)
         self._put(column, replace(column, name=change.new_name))
-        return said
+        return description
 
     def _drop(self, change: DropColumn) -> str:
         column = column_named(self.columns, change.name)
@@ -147,35 +153,36 @@ class ColumnPlan:
             before.column_id,
         )
         check_new(after)
-        said = f"retyped {before} to {after}"
+        description = f"retyped {before} to {after}"
         if not stands_alike(before, after):
             self._hide(before, f"dropped {before}")
             number = self.columns.index(before)
             self.columns = tuple(known for known in self.columns if known != before)
-            # its rows are written anew: those of before have no value, and not the default
+            # no default: existing rows are converted and written again, and older versions have no value
             plain = self._new(replace(after, default=None))
             after = replace(after, column_id=plain.column_id)
             self.columns = (*self.columns[:number], after, *self.columns[number:])
         else:
             self._put(before, after)
         self.retyped.append(Retyped(before, after))
-        return said
+        return description
 
     def _put(self, before: Column, after: Column) -> None:
         self.columns = tuple(after if known == before else known for known in self.columns)
 
-    def _hide(self, column: Column, said: str) -> None:
-        """Older versions of rows still have it."""
+    def _hide(self, column: Column, description: str) -> None:
+        """Renames a column in the schema to a reserved name, because older versions of rows still have it."""
         self._next(
-            lambda schema: with_renamed_column(schema, column.name, f"{DROPPED}{column.column_id}"), said
+            lambda schema: with_renamed_column(schema, column.name, f"{DROPPED}{column.column_id}"),
+            description,
         )
 
-    def _next(self, change: Callable[[Schema], Schema], said: str) -> None:
+    def _next(self, change: Callable[[Schema], Schema], description: str) -> None:
         try:
             self.schema = change(self.schema)
         except InvalidSchema as error:
             raise InvalidColumn(str(error)) from None
-        self.schemas.append((self.schema, said))
+        self.schemas.append((self.schema, description))
 
 
 # Blocks of rows.
@@ -183,7 +190,7 @@ class ColumnPlan:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Rows of a change."""
+    """The numbers of rows that a change inserted, updated and deleted."""
 
     inserted: int = 0
     updated: int = 0
@@ -194,9 +201,10 @@ class Counts:
 
 
 class Application:
-    """The blocks of one transaction, with the table as it was when the lock was granted.
+    """The blocks of one transaction, checked against the table as it was when the lock was granted.
 
-    `columns` are those before it, `plan` has what becomes of them; `write` takes each block's rows.
+    `columns` are the columns before the transaction; `plan` has their changes. `write` is called with the
+    rows of each block.
     """
 
     def __init__(
@@ -228,19 +236,22 @@ class Application:
         self._unchanged = unchanged
 
     def next_version(self) -> int:
-        """Of the next block, or of a change of the columns."""
+        """Returns a new version, for the next block or for a change of the columns."""
         self.version += 1
         return self.version
 
     def rows(self, batch: RowBatch, columns: Sequence[Column]) -> None:
-        """A block; `columns` are those at this place of the transaction. `InvalidRow`."""
+        """Checks and writes a block. Collects conflicts, which `check` raises at the end.
+
+        `columns` are the columns at this place of the transaction. Raises `InvalidRow`.
+        """
         if not len(batch):
             return
         is_new = batch.ids == 0
         deletes = np.zeros(len(batch), np.bool_) if batch.deletes is None else batch.deletes
         versions = self._checked(batch, is_new)
         if self._conflicts:
-            return  # others may be found, and all of them are told
+            return  # nothing will be written: goes on only to collect all conflicts
         ids = batch.ids.copy()
         ids[is_new] = np.arange(self.next_id, self.next_id + int(is_new.sum()))
         old = _Old(self._reader, ids, versions, ~is_new & ~deletes, self._columns, self._plan)
@@ -263,16 +274,16 @@ class Application:
         self.counts = self.counts.plus(inserted, count - inserted - deleted, deleted)
 
     def rewrite(self) -> int:
-        """Checks the values of columns that are retyped, and writes them anew where they are others.
+        """Checks or converts columns whose type changed, in the rows that no block of the transaction has.
 
-        Those of rows that the transaction does not change anyway; gives how many were written.
+        Returns the number of rows that were written again. Raises `InvalidRow`.
         """
         retyped = self._plan.retyped
         if not retyped:
             return 0
-        rewrites = any(one.rewrites for one in retyped)
-        checked = {one.before.column_id for one in retyped}  # what they are called may be new
-        read = [one for one in self._columns if rewrites or one.column_id in checked]
+        rewrites = any(change.rewrites for change in retyped)
+        checked = {change.before.column_id for change in retyped}  # by id: the name may have changed
+        read = [column for column in self._columns if rewrites or column.column_id in checked]
         written = 0
         for rows in _in_blocks(self._untouched(read)):
             ids = rows.column(0).to_numpy()
@@ -294,21 +305,21 @@ class Application:
         return written
 
     def check(self) -> None:
-        """When all is seen: `RowConflict` names every row that was changed since it was read."""
+        """Raises `RowConflict` with all rows that changed since they were read. Call it after all blocks."""
         if self._conflicts:
             raise RowConflict(self._table, self._conflicts)
 
     def ranges(self) -> tuple[Ranges, Ranges]:
-        """The ranges that go and those that come in their place."""
+        """Returns the ranges to delete and the ranges to add in their place."""
         known = concatenated(self._known).sorted()
         _, firsts = np.unique(known.first, return_index=True)
         changed = concatenated(self._changed).sorted()
-        # a range whose rows are all unchanged stays
+        # leaves alone the ranges whose rows are all unchanged
         known = known.at(firsts).that_meet(changed)
         return known, replaced(known, changed)
 
     def recorded(self, updated: int = 0) -> Recorded:
-        """What was done; `updated` are rows written anew besides."""
+        """Returns the versions and counts of the change; `updated` are rows that `rewrite` wrote."""
         return Recorded(
             first_version=self._before.version + 1,
             last_version=self.version,
@@ -325,7 +336,10 @@ class Application:
             yield batch.filter(pa.array(~seen)) if seen.any() else batch
 
     def _checked(self, batch: RowBatch, is_new: Flags) -> Ints:
-        """The versions of now of the rows that there are, 0 of others; conflicts are noted."""
+        """Returns the newest version of each existing row, and 0 for new rows. Collects conflicts.
+
+        Raises `InvalidRow` for versions that do not exist yet and for deleted rows.
+        """
         now = np.zeros(len(batch), np.int64)
         at = np.flatnonzero(~is_new)
         if not len(at):
@@ -344,19 +358,19 @@ class Application:
         self._conflicts += zip(
             ids[stale].tolist(), sent[stale].tolist(), now[at][stale].tolist(), strict=True
         )
-        for wrong, why in (
-            (sent > now[at], "{} has not got so far: its version is {}"),
+        for wrong, template in (
+            (sent > now[at], "{} has no such version yet: its version is {}"),
             (deleted & ~stale, "{} was deleted, at version {}"),
         ):
             if wrong.any():
                 first = int(wrong.argmax())
-                said = why.format(f"the row of {ROW_ID} {ids[first]}", now[at][first])
-                raise InvalidRow(f"{batch.label(int(at[first]))}: {said}")
+                message = template.format(f"the row of {ROW_ID} {ids[first]}", now[at][first])
+                raise InvalidRow(f"{batch.label(int(at[first]))}: {message}")
         self._known.append(ranges)
         return now
 
     def _check_ids(self, batch: RowBatch, at: Ints, ids: Ints) -> None:
-        """Each is known, and comes once in the transaction."""
+        """Raises `InvalidRow` for an unknown id, and for one that comes twice in the transaction."""
         unknown = ids >= self._before.next_id
         if unknown.any():
             first = int(unknown.argmax())
@@ -375,7 +389,7 @@ class Application:
         self._touched.add(ids)
 
     def _cell(self, column: Column, batch: RowBatch, is_whole: Flags, old: _Old, deletes: Flags) -> pa.Array:
-        """A column of a block: what the batch brings, and what rows had that it leaves untouched."""
+        """Returns a column of a block: the batch's cells, and the present values of cells that it lacks."""
         array = batch.cells.get(column.name)
         if array is None:
             array, given = pa.nulls(len(batch), arrow_type(column.stored)), np.zeros(len(batch), np.bool_)
@@ -390,7 +404,7 @@ class Application:
     def _differs(
         self, batch: RowBatch, columns: Sequence[Column], cells: Cells, old: _Old, updates: Flags
     ) -> Flags:
-        """Returns which of the rows to update get another value, or must be written for a retyped column."""
+        """Returns flags of the rows to update whose values change, or that a changed column type rewrites."""
         if self._plan.retyped or not updates.any():
             return updates
         at = pa.array(np.flatnonzero(updates))
@@ -403,34 +417,34 @@ class Application:
         return changed
 
     def _add(self, ids: Ints, version: int, deletes: Flags, cells: Cells, label: Label) -> None:
-        """Writes the rows of a block, with all columns that the table will have."""
+        """Writes the rows of a block, with all columns of the table after the transaction."""
         self._fill_added(cells, deletes)
         self._retype(cells, label)
         known = zip(self._plan.schema.fields, self._plan.schema.shape.columns, strict=True)
         fixed = [pa.array(ids), pa.array(np.full(len(ids), version)), pa.array(deletes)]
         arrays = fixed + [
-            cells.get(one.column_id, pa.nulls(len(ids), kind.type))
-            for (_, one), kind in list(zip(known, self._schema, strict=True))[len(fixed) :]
+            cells.get(column.column_id, pa.nulls(len(ids), kind.type))
+            for (_, column), kind in list(zip(known, self._schema, strict=True))[len(fixed) :]
         ]
         self._changed.append(runs(ids, np.full(len(ids), version), deletes))
         self._write(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
 
     def _fill_added(self, cells: Cells, deletes: Flags) -> None:
-        """Columns that the rows did not know have the default that they were added with."""
+        """Fills columns that the transaction added, in rows that lack them, with their defaults."""
         for column in self._plan.added:
             if (column.column_id or 0) not in cells:
                 cells[column.column_id or 0] = _without(_defaults(column, len(deletes)), deletes)
 
     def _retype(self, cells: Cells, label: Label) -> None:
-        """Adds what columns become that are retyped; raises `InvalidRow` for what refers to nothing."""
+        """Adds converted values of columns whose type changed. Raises `InvalidRow` for broken references."""
         _convert(cells, self._plan.retyped, label)
-        for one in self._plan.retyped:
-            if (array := cells.get(one.after.column_id or 0)) is not None:
-                self._targets.check(one.after, array, label)
+        for change in self._plan.retyped:
+            if (array := cells.get(change.after.column_id or 0)) is not None:
+                self._targets.check(change.after, array, label)
 
 
 class _Old:
-    """What rows have now of which a block brings only some cells; read when it is asked for."""
+    """The present values of rows of which a block has only some cells. Reads them at the first use."""
 
     def __init__(
         self,
@@ -450,7 +464,7 @@ class _Old:
         self._read: Mapping[int, pa.Array] | None = None
 
     def column(self, column: Column) -> pa.Array:
-        """By the rows of the block; of a column that is new the default that it was added with."""
+        """Returns a column's values in the order of the block. A column that is new has its default."""
         if self._read is None:
             self._read = self._cells()
         return self._read[column.column_id or 0]
@@ -475,7 +489,7 @@ class _Old:
 
 
 class _Touched:
-    """The ids of rows that came already, as bits: those of the rows that there were."""
+    """A bit set of the existing rows that the transaction has changed so far."""
 
     def __init__(self, next_id: int) -> None:
         self._size = next_id // 8 + 1
@@ -494,11 +508,11 @@ class _Touched:
 
 
 def _convert(cells: Cells, retyped: Sequence[Retyped], label: Label) -> None:
-    """Adds what columns become that are retyped; rows that were changed since have it already."""
-    for one in retyped:
-        before = cells.get(one.before.column_id or 0)
-        if before is not None and (not one.rewrites or (one.after.column_id or 0) not in cells):
-            cells[one.after.column_id or 0] = converted(one.before, one.after, before, label)
+    """Adds converted values of columns whose type changed, except where a block has new ones already."""
+    for change in retyped:
+        before = cells.get(change.before.column_id or 0)
+        if before is not None and (not change.rewrites or (change.after.column_id or 0) not in cells):
+            cells[change.after.column_id or 0] = converted(change.before, change.after, before, label)
 
 
 def _defaults(column: Column, count: int) -> pa.Array:
@@ -510,7 +524,7 @@ def _without(array: pa.Array, deletes: Flags) -> pa.Array:
 
 
 def _in_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows, as many at once as a block has."""
+    """Yields the same rows in blocks."""
     held: list[pa.RecordBatch] = []
     count = size = 0
     for batch in batches:
@@ -531,30 +545,30 @@ _QUERIES = load(__package__ or "", "applying")
 
 
 class _Targets:
-    """A check that what cells of one change refer to is there."""
+    """A check that the tables and files exist that cells of one change refer to."""
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
         self._known: set[tuple[str, str]] = set()
 
     def check(self, column: Column, cells: pa.Array, label: Label) -> None:
-        """Raises `InvalidRow`, which names the first cell whose table or file is not there."""
+        """Raises `InvalidRow`, which names the first cell whose table or file does not exist."""
         if column.type not in ("ENTITY", "FILE"):
             return
-        texts = [one for one in pc.unique(cells).to_pylist() if one is not None]
-        wanted = [one for one in texts if (column.type, one) not in self._known]
+        texts = [text for text in pc.unique(cells).to_pylist() if text is not None]
+        wanted = [text for text in texts if (column.type, text) not in self._known]
         lacking = self._lacking_tables(wanted) if column.type == "ENTITY" else self._lacking_files(wanted)
         if lacking:
-            number = min(pc.index(cells, one).as_py() for one in lacking)
-            why = (
-                "refers to a table that is not there"
+            number = min(pc.index(cells, text).as_py() for text in lacking)
+            reason = (
+                "refers to a table that does not exist"
                 if column.type == "ENTITY"
                 else "refers to a file that was not put into this table: put it with put_file"
             )
-            shown = cells[number].as_py()
-            said = f"{label(number)}, column {column.name!r} ({column.type}): {shown!r} {why}"
-            raise InvalidRow(said, column=column.name)
-        self._known.update((column.type, one) for one in wanted)
+            cell = cells[number].as_py()
+            message = f"{label(number)}, column {column.name!r} ({column.type}): {cell!r} {reason}"
+            raise InvalidRow(message, column=column.name)
+        self._known.update((column.type, text) for text in wanted)
 
     def _lacking_files(self, cells: Sequence[str]) -> list[str]:
         context = self._context
@@ -562,9 +576,9 @@ class _Targets:
         return files.lacking(cells)
 
     def _lacking_tables(self, cells: Iterable[str]) -> list[str]:
-        tables = {one: one.partition(":")[0] for one in cells}
+        tables = {cell: cell.partition(":")[0] for cell in cells}
         if not tables:
             return []
         names = rows_of(_QUERIES["tables"], {"names": sorted(set(tables.values()))})
-        found = {name for (name,) in run_lookup(self._context.supplier, names, operation="look for tables")}
-        return [one for one, name in tables.items() if name not in found]
+        known = {name for (name,) in run_lookup(self._context.supplier, names, operation="look for tables")}
+        return [cell for cell, name in tables.items() if name not in known]

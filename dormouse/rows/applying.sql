@@ -1,3 +1,3 @@
 -- name: tables
--- Which of these names are tables.
+-- The names among the given ones that tables have.
 select name from tables where name = any(%(names)s);

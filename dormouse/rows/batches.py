@@ -22,7 +22,10 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Ranges(NamedTuple):
-    """Ranges of row ids that ascend and do not meet: each with its version, and whether that deleted them."""
+    """Disjoint ranges of row ids in ascending order, as columns.
+
+    `version` is the version of all rows of a range; `deleted` is True if that version deleted them.
+    """
 
     first: Ints
     last: Ints
@@ -31,21 +34,21 @@ class Ranges(NamedTuple):
 
     @staticmethod
     def of(rows: Sequence[tuple[int, int, int, bool]]) -> Ranges:
-        """Of rows of the database."""
+        """Returns ranges from rows of the database: (first id, last id, version, deleted)."""
         columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
         first, last, version = (np.array(column, np.int64) for column in columns[:3])
         return Ranges(first, last, version, np.array(columns[3], np.bool_))
 
     def sorted(self) -> Ranges:
-        """By their ids."""
+        """Returns the ranges sorted by id."""
         return self.at(np.argsort(self.first, kind="stable"))
 
     def at(self, numbers: npt.NDArray[np.intp]) -> Ranges:
-        """Those of the numbers, in their order."""
+        """Returns the ranges at the given positions, in that order."""
         return Ranges(self.first[numbers], self.last[numbers], self.version[numbers], self.deleted[numbers])
 
     def find(self, ids: Ints) -> Ints:
-        """For each id the number of its range, or -1."""
+        """Returns for each id the position of its range, or -1."""
         at = np.searchsorted(self.first, ids, side="right") - 1
         if not len(self.first):
             return np.full(len(ids), -1, np.int64)
@@ -53,7 +56,7 @@ class Ranges(NamedTuple):
         return np.where(inside, at, -1)
 
     def that_meet(self, others: Ranges) -> Ranges:
-        """Returns the ranges that share an id with any of the others; both ascend."""
+        """Returns the ranges that share an id with any of the others. Both must be sorted."""
         if not len(others.first):
             return Ranges.of([])
         before = np.searchsorted(others.first, self.last, side="right") - 1
@@ -61,7 +64,7 @@ class Ranges(NamedTuple):
         return self.at(np.flatnonzero(meets))
 
     def joined(self) -> Ranges:
-        """Neighbours of one version as one."""
+        """Returns the ranges with neighbours of the same version merged."""
         if len(self.first) < 2:
             return self
         goes_on = (
@@ -75,21 +78,21 @@ class Ranges(NamedTuple):
 
 
 def concatenated(parts: Sequence[Ranges]) -> Ranges:
-    """All of them, in their order."""
+    """Returns all ranges of several lists, in the given order."""
     if not parts:
         return Ranges.of([])
     return Ranges(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 def runs(ids: Ints, versions: Ints, deleted: Flags) -> Ranges:
-    """Single rows, in any order, as ranges."""
+    """Returns the ranges that hold single rows. The rows may be in any order."""
     order = np.argsort(ids, kind="stable")
     ids, versions, deleted = ids[order], versions[order], deleted[order]
     return Ranges(ids, ids, versions, deleted).joined()
 
 
 def spans(firsts: Ints, lasts: Ints, count_max: int) -> list[tuple[int, int]]:
-    """At most so many spans around ranges of ids, which ascend: the widest gaps are left out."""
+    """Returns at most `count_max` spans that cover sorted ranges of ids, leaving out the widest gaps."""
     if not len(firsts):
         return []
     gaps = firsts[1:] - lasts[:-1]
@@ -103,9 +106,9 @@ def spans(firsts: Ints, lasts: Ints, count_max: int) -> list[tuple[int, int]]:
 
 
 def replaced(known: Ranges, changed: Ranges) -> Ranges:
-    """What stands in the place of known ranges when rows of them have changed; both ascend.
+    """Returns the ranges that replace known ones after rows of them changed. Both must be sorted.
 
-    `known` are all ranges that any of the changed rows lies in; rows of none of them are new.
+    `known` has every range that holds a changed row. Changed rows outside of them are new rows.
     """
     left_first, left_last = _pieces(known, changed)
     at = known.find(left_first)
@@ -114,31 +117,34 @@ def replaced(known: Ranges, changed: Ranges) -> Ranges:
 
 
 def _pieces(known: Ranges, changed: Ranges) -> tuple[Ints, Ints]:
-    """What is left of the known ranges: each is cut at the changed ones within it."""
-    # events on the line of ids: a piece begins where a range begins or a changed one ends, and ends likewise
+    """Returns the first and last ids of the unchanged pieces of known ranges."""
+    # A sweep over the ids: a piece begins where a known range begins or after a changed one ends.
     begins = np.concatenate((known.first, changed.last + 1))
     ends = np.concatenate((known.last, changed.first - 1))
     begins, ends = np.unique(begins), np.unique(ends)
-    # of each begin that lies in a known range and in no changed one, up to the next end
+    # keep the begins within a known range and outside all changed ones: each goes up to the next end
     begins = begins[(known.find(begins) >= 0) & (changed.find(begins) < 0)]
     return begins, ends[np.searchsorted(ends, begins, side="left")]
 
 
 BLOCK_ROWS_MAX = 25_000
-"""Rows that have one version: of a batch."""
+"""The most rows of one block, which share one version."""
 BLOCK_BYTES_MAX = 32 * 1024 * 1024
-"""A block that is read from files ends with the row that reaches it."""
+"""The size at which a block that is read from files ends, in bytes."""
 _NUMBER = Column("number", "INTEGER")
 
 
 @dataclass(frozen=True)
 class RowBatch:
-    """At most `BLOCK_ROWS_MAX` rows, which one version is given to.
+    """A block of at most `BLOCK_ROWS_MAX` rows to write, which get one version.
 
-    `ids` are 0 for rows to insert; `versions` those that the rows were read with, -1: whichever it is now.
-    `cells` are checked arrays by the name of the column, in the type of its files; a column that is missing
-    stays untouched in rows that there are, and is the default in new ones. `given` says of some columns which
-    rows bring a cell. `deletes` marks rows to delete. `label` says where a row stands.
+    - `ids`: 0 for rows to insert.
+    - `versions`: the versions that the rows were read with; -1 skips the check.
+    - `cells`: checked arrays by column name, in the type of the files. A column that is missing keeps its
+      values in existing rows, and has its default in new ones.
+    - `given`: for some columns, the rows that bring a cell. Without an entry, all rows do.
+    - `deletes`: the rows to delete.
+    - `label`: names the place of a row in the input, for error messages.
     """
 
     ids: Ints
@@ -153,7 +159,7 @@ class RowBatch:
 
 
 def inserts(change: Insert, columns: Sequence[Column]) -> Iterator[RowBatch]:
-    """The rows of an insert."""
+    """Yields the rows of an insert in blocks. Raises `InvalidRow`."""
     for rows, label in _pages(change.rows, "dm.Insert"):
         cells: list[Mapping[str, Any]] = []
         for number, row in enumerate(rows):
@@ -167,7 +173,7 @@ def inserts(change: Insert, columns: Sequence[Column]) -> Iterator[RowBatch]:
 
 
 def updates(change: Update, columns: Sequence[Column]) -> Iterator[RowBatch]:
-    """Whole rows; those without cells are deleted."""
+    """Yields the rows of an update in blocks. Rows without cells are deletions. Raises `InvalidRow`."""
     for rows, label in _pages(change.rows, "dm.Update"):
         for number, row in enumerate(rows):
             _check_dict(row, label(number))
@@ -179,7 +185,10 @@ def updates(change: Update, columns: Sequence[Column]) -> Iterator[RowBatch]:
 
 
 def patches(change: Patch, columns: Sequence[Column]) -> Iterator[RowBatch]:
-    """Some cells of rows; those without cells are left out, those whose cells are None are deleted."""
+    """Yields the rows of a patch in blocks. Raises `InvalidRow`.
+
+    Skips rows without cells. Rows whose cells are None are deletions.
+    """
     for rows, label in _pages(change.rows, "dm.Patch"):
         parts = [_patch(row, label(number)) for number, row in enumerate(rows)]
         kept = [number for number, (_, _, cells) in enumerate(parts) if cells is None or cells]
@@ -204,7 +213,7 @@ def patches(change: Patch, columns: Sequence[Column]) -> Iterator[RowBatch]:
 
 
 def removals(change: Remove) -> Iterator[RowBatch]:
-    """Rows to delete."""
+    """Yields rows to delete in blocks. Raises `InvalidRow`."""
     for rows, label in _pages(change.rows, "dm.Remove"):
         for number, row in enumerate(rows):
             if not isinstance(row, tuple | list) or len(row) != 2:
@@ -217,7 +226,7 @@ def removals(change: Remove) -> Iterator[RowBatch]:
 
 
 def _pages(rows: Iterable[Any], what: str) -> Iterator[tuple[list[Any], Label]]:
-    """Of rows as many as a block has, and what says where each stands."""
+    """Yields blocks of rows, each with a function that names the place of a row in the input."""
     if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
         raise InvalidRow(f"{what} takes a list of rows, a DataFrame or a table of Arrow, not {rows!r}"[:200])
     left, before = iter(rows), 0
@@ -242,7 +251,7 @@ def _check_dict(row: Any, label: object) -> None:
 
 
 def checked_rows(rows: Any, what: str) -> list[Mapping[str, Any]]:
-    """Rows as dicts; `InvalidRow`."""
+    """Returns rows as a list of mappings. Raises `InvalidRow`."""
     listed: list[Mapping[str, Any]] = []
     for page, label in _pages(rows, what):
         for number, row in enumerate(page):
@@ -257,14 +266,14 @@ def check_names(
     label: Label,
     keys: Sequence[str] = (ROW_ID, ROW_VERSION),
 ) -> None:
-    """`InvalidRow` for a cell of no column."""
+    """Raises `InvalidRow` for a cell whose column does not exist."""
     known = {*keys, *(column.name for column in columns)}
     for number, row in enumerate(rows):
         if not row.keys() <= known:
             name = next(name for name in row if name not in known)
             listed = ", ".join(column.name for column in columns) or "none"
-            said = f"{label(number)}: there is no column {name!r}; the columns are {listed}"
-            raise InvalidRow(said, column=name)
+            message = f"{label(number)}: there is no column {name!r}; the columns are {listed}"
+            raise InvalidRow(message, column=name)
 
 
 def _patch(row: Any, label: object) -> tuple[Any, Any, Mapping[str, Any] | None]:
@@ -288,18 +297,21 @@ def _versions(values: Sequence[Any], label: Label, *, needed: bool) -> npt.NDArr
 
 
 def _numbers(name: str, what: str, values: Sequence[Any], label: Label, missing: str | None) -> Ints:
-    """Returns ids or versions, -1 for those that are null; `missing` says why these may not be."""
-    found = [_number(value) for value in values]
-    for number, one in enumerate(found):
-        if one is None and missing is not None:
-            raise InvalidRow(f"{label(number)}: {missing}")
-        if one == 0:
-            raise InvalidRow(f"{label(number)}: {name} {values[number]!r} is not the {what} of a row")
-    return np.array([-1 if one is None else one for one in found], np.int64)
+    """Returns ids or versions, with -1 for nulls.
+
+    Raises `InvalidRow` for other values, and for nulls if `missing` has a message for them.
+    """
+    numbers = [_number(value) for value in values]
+    for row, number in enumerate(numbers):
+        if number is None and missing is not None:
+            raise InvalidRow(f"{label(row)}: {missing}")
+        if number == 0:
+            raise InvalidRow(f"{label(row)}: {name} {values[row]!r} is not the {what} of a row")
+    return np.array([-1 if number is None else number for number in numbers], np.int64)
 
 
 def _number(value: Any) -> int | None:
-    """Returns an id or a version as a cell of INTEGER takes it, 0 if it can be none."""
+    """Returns an id or a version by the rules of an INTEGER cell, or 0 if the value cannot be one."""
     try:
         number = value_of(_NUMBER, value, "")
     except InvalidRow:

@@ -1,4 +1,4 @@
-"""A tree of SQL as a statement: its names bound to columns, its types checked, its literals made values."""
+"""The binding of a parsed query: names become columns, literals become values, and types are checked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ITEM = re.compile(r"\d{1,9}")
 
 
 class Binding:
-    """A tree, which is left as it is, and what its names mean; `values` are those of its parameters."""
+    """The binding of one tree to a table. It does not change the tree, which may be cached."""
 
     def __init__(
         self, tree: exp.Select, table: str, columns: Sequence[Column], values: Mapping[str, Value]
@@ -55,8 +55,8 @@ class Binding:
         where = tree.args.get("where")
         condition = None if where is None else self._condition(only(where, "this").this)
         if self._aggregates:
-            raise InvalidQuery("WHERE looks at single rows: it can have no aggregate")
-        selected = tuple(one for item in tree.expressions for one in self._items(item))
+            raise InvalidQuery("WHERE tests single rows: it can have no aggregate")
+        selected = tuple(item for node in tree.expressions for item in self._items(node))
         if not selected:
             raise InvalidQuery("the query selects nothing")
         groups = self._groups(selected)
@@ -65,8 +65,8 @@ class Binding:
         kept = None if having is None else self._condition(only(having, "this").this)
         is_grouped = bool(groups) or self._aggregates > 0 or kept is not None
         if is_grouped:
-            shown = [*(s.expression for s in selected), *(o.expression for o in orders)]
-            for expression in shown if kept is None else [*shown, kept]:
+            results = [*(s.expression for s in selected), *(o.expression for o in orders)]
+            for expression in results if kept is None else [*results, kept]:
                 types.check_grouped(expression, groups)
         if distinct is not None:
             listed = {item.expression for item in selected}
@@ -84,7 +84,7 @@ class Binding:
         )
 
     def _check_table(self, name: str) -> frozenset[str]:
-        """The names by which its columns may be qualified, in small letters."""
+        """Returns the names that may qualify columns, in lower case: the table's, or its alias."""
         source = self._tree.args.get("from_")
         if source is None:
             raise InvalidQuery(f"the query reads nothing: write FROM {name}")
@@ -92,10 +92,11 @@ class Binding:
         if type(table) is not exp.Table:
             raise refused(table)
         only(table, "this", "alias")
-        found = only(name_node(table.this), "this", "quoted")
-        if found.this != name and (found.args.get("quoted") or found.this.casefold() != name.casefold()):
+        source_name = only(name_node(table.this), "this", "quoted")
+        is_other = source_name.args.get("quoted") or source_name.this.casefold() != name.casefold()
+        if source_name.this != name and is_other:
             raise InvalidQuery(
-                f"the query reads {found.this!r}: it can read {name!r} alone, the table that it is asked of"
+                f"the query reads {source_name.this!r}: it can read only its own table {name!r}"
             )
         alias = table.args.get("alias")
         if alias is None:
@@ -164,7 +165,7 @@ class Binding:
     def _named(
         self, node: exp.Expression, selected: tuple[Selected, ...], clause: str, *, columns_first: bool
     ) -> Expression:
-        """An expression, or the number or the alias of a selected item."""
+        """Returns an expression of a clause, which may also be the number or alias of a selected item."""
         if type(node) is exp.Literal and not node.is_string:
             number = int(node.this) if _ITEM.fullmatch(node.this) else 0
             if not 1 <= number <= len(selected):
@@ -193,16 +194,16 @@ class Binding:
         return value.value
 
     def _condition(self, node: exp.Expression) -> Expression:
-        found = self._expression(node)
-        if found.kind not in ("BOOLEAN", "NULL"):
-            raise InvalidQuery(f"{label(node)!r} is {found.kind}: a condition is true or false")
-        return types.of_kind(found, "BOOLEAN")
+        condition = self._expression(node)
+        if condition.kind not in ("BOOLEAN", "NULL"):
+            raise InvalidQuery(f"{label(node)!r} is {condition.kind}: a condition is true or false")
+        return types.of_kind(condition, "BOOLEAN")
 
     def _expression(self, node: exp.Expression) -> Expression:
-        found = EXPRESSIONS.get(type(node))
-        if found is None:
+        bind = EXPRESSIONS.get(type(node))
+        if bind is None:
             raise refused(node)
-        return found(self, node)
+        return bind(self, node)
 
     def _column(self, node: exp.Expression) -> Expression:
         self._check_qualifier(only(node, "this", "table"))
@@ -216,7 +217,7 @@ class Binding:
         return found
 
     def _parameter(self, identifier: exp.Identifier) -> Value | None:
-        """What `$name` stands for."""
+        """Returns the value of a parameter `$name`, or None if the name is not one with a value."""
         name = identifier.this[1:].lower()
         if identifier.args.get("quoted") or identifier.this[:1] != "$" or name not in self._values:
             return None
@@ -254,7 +255,7 @@ class Binding:
         return Apply(operand.kind, "negate", (operand,))
 
     def _arithmetic(self, node: exp.Expression) -> Expression:
-        # `typed` and `safe` say what other dialects mean by a division
+        # sqlglot sets `typed` and `safe` for the division rules of other dialects: they do not matter here
         only(node, "this", "expression", "typed", "safe")
         left, right = self._expression(node.this), self._expression(node.args["expression"])
         return types.arithmetic(ARITHMETIC[type(node)], left, right)
@@ -265,7 +266,7 @@ class Binding:
         return Apply("BOOLEAN", COMPARED[type(node)], (left, right))
 
     def _connective(self, node: exp.Expression) -> Expression:
-        """AND or OR, whose chain of any length is one."""
+        """Returns a chain of AND or of OR, of any length, as one expression."""
         kind, operands = type(node), []
         while type(node) is kind:
             operands.append(self._condition(only(node, "this", "expression").args["expression"]))
@@ -319,7 +320,7 @@ class Binding:
         return Apply("BOOLEAN", "not", (found,)) if node.args.get("negate") else found
 
     def _case(self, node: exp.Expression) -> Expression:
-        """With a value after CASE, the conditions are that it equals others."""
+        """Returns a CASE. With a value after CASE, its conditions are comparisons with that value."""
         subject, default = only(node, "this", "ifs", "default").this, node.args.get("default")
         conditions, values = [], []
         for one in node.args["ifs"]:
@@ -357,7 +358,7 @@ class Binding:
         before = self._aggregates
         found = self._expression(operand)
         if self._aggregates > before:
-            raise InvalidQuery("an aggregate can have no other within")
+            raise InvalidQuery("an aggregate cannot contain another aggregate")
         self._aggregates += 1
         return types.aggregate(function, found, distinct=distinct)
 

@@ -1,8 +1,8 @@
-"""The indexes in one database: each a copy of a table's current rows, and of those superseded lately.
+"""The indexes in one database. Each is a copy of a table's current rows and of recently superseded ones.
 
-A build is a row of `build` with the tables current_N, superseded_N and incoming_N; columns are called by
-their ids. It is brought from one version to another in one transaction, which also says so: a process that is
-killed has done all of it, or nothing.
+A build is a row of the table `build`, with the tables current_N, superseded_N and incoming_N. Their columns
+are named by column ids. One transaction updates the rows and records the version, so that a process that is
+killed leaves no half-updated build.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
     from dormouse.reading.streams import Interruption
 
-# The indexes of single columns of a build: made beside readers and changes, and dropped without use.
+# Indexes of single columns of a build: made while queries and changes go on, and dropped when unused.
 
 INDEXED_BYTES_MAX = 2_600
-"""PostgreSQL refuses an entry of more than 2,704 bytes, with the row's id, that it cannot compress."""
+"""The longest text of an indexed column, in bytes. PostgreSQL refuses index entries over 2,704 bytes."""
 
 SLOW_QUERIES = 3
-"""After so many slow queries, a column that they look for rows in gets an index.
+"""The number of slow queries after which a column in their conditions gets an index.
 
-A query that is asked once is not worth an index, which each change of the rows pays for.
+A single query is not worth an index, because each change of the rows has to update it.
 """
 
 _ENDED = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable)
@@ -49,15 +49,15 @@ logger = logging.getLogger(__name__)
 
 
 class SlowColumns:
-    """The columns that slow queries of this process looked for rows in. Threads may share it."""
+    """A count of this process's slow queries by the columns in their conditions. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[int, int]] = Counter()
 
     def wanted(self, table_id: int, column_ids: Collection[int]) -> list[int]:
-        """Counts one slow query of these columns; returns those of them that are to get an index now."""
-        keys = [(table_id, one) for one in column_ids]
+        """Counts a slow query with conditions on columns. Returns the columns that now need an index."""
+        keys = [(table_id, column_id) for column_id in column_ids]
         with self._lock:
             self._counts.update(keys)
             wanted = [key for key in keys if self._counts[key] >= SLOW_QUERIES]
@@ -73,19 +73,19 @@ class ColumnIndexes:
         self._supplier = supplier
 
     def add(self, build_id: int, column_id: int) -> None:
-        """Gives a column an index, unless a text of it is too long for one.
+        """Gives a column an index, unless one of its texts is too long for one.
 
-        Queries and changes go on meanwhile. A change of columns ends it: the column then has no index.
+        Queries and changes of rows go on meanwhile. A change of columns cancels it and leaves no index.
         """
         name, values = index_name(build_id, column_id), _values(build_id, column_id)
-        found = run_lookup(
+        rows = run_lookup(
             self._supplier, rows_of(_QUERIES["state"], values), operation="look at an index of a column"
         )
-        if not found:
+        if not rows:
             return
-        is_there, is_valid, is_made = found[0]
+        exists, is_valid, is_made = rows[0]
         if is_made and not is_valid:
-            return  # by another process
+            return  # another process is making it
         is_needed = run_transaction(
             self._supplier,
             lambda conn: fits(conn, build_id, column_id),
@@ -94,7 +94,7 @@ class ColumnIndexes:
             operation="look at the texts of a column",
         )
         if is_needed and not is_valid:
-            made = self._create(build_id, column_id, name if is_there else None)
+            made = self._create(build_id, column_id, name if exists else None)
             if made is None:
                 return
             is_needed = made
@@ -102,12 +102,12 @@ class ColumnIndexes:
         run_statement(self._supplier, mark, operation="record an index of a column")
 
     def cancel(self, build_id: int) -> None:
-        """Ends the work on column indexes of a build, whose tables are about to be changed."""
+        """Cancels statements that make column indexes of a build, whose tables are about to change."""
         cancel = rows_of(_QUERIES["cancel"], {"current": f"current_{build_id}"})
         run_lookup(self._supplier, cancel, operation="stop indexing columns of rows")
 
     def drop_texts(self, build_id: int) -> None:
-        """Drops the indexes of columns of text for good: a text came that is too long for one."""
+        """Drops the indexes of all text columns of a build. Call it when a text is too long for an index."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
             values = {"current": f"current_{build_id}"}
@@ -118,18 +118,18 @@ class ColumnIndexes:
         run_alone(self._supplier, work, operation="drop an index of a column of rows")
 
     def drop_unused(self, build_id: int, unused_seconds: float) -> None:
-        """Drops the indexes that no statement used for so long."""
+        """Drops the column indexes of a build that no statement used for `unused_seconds`."""
         values = {"build_id": build_id, "unused_seconds": unused_seconds}
         run_statement(self._supplier, rows_of(_QUERIES["note_use"], values), operation="note uses of indexes")
         unused = run_statement(
             self._supplier, rows_of(_QUERIES["forget_unused"], values), operation="forget unused indexes"
         )
         for (column_id,) in unused:
-            logger.info("an index of column %d in build %d was not used, and is dropped", column_id, build_id)
+            logger.info("drop the index of column %d in build %d: it was not used", column_id, build_id)
             self._run(f"drop index concurrently if exists {index_name(build_id, column_id)}")
 
     def _create(self, build_id: int, column_id: int, left_over: str | None) -> bool | None:
-        """Returns whether the index was made; False: a text is too long for it; None: it was ended."""
+        """Makes the index of a column. Returns False if a text is too long, None if it was cancelled."""
         name = index_name(build_id, column_id)
         try:
             if left_over is not None:
@@ -145,7 +145,7 @@ class ColumnIndexes:
         return True
 
     def _run(self, statement: str) -> None:
-        """Executes a statement that no transaction may hold, and that may take long."""
+        """Executes a statement that may take long, outside a transaction."""
         with closing(self._supplier.limited(**LONG)) as patient:
             run_statement(
                 patient,
@@ -160,10 +160,15 @@ def index_name(build_id: int, column_id: int) -> str:
 
 
 def create_all(conn: psycopg.Connection[Any], build_id: int, column_ids: Collection[int]) -> list[int]:
-    """Gives columns an index each, within the transaction that makes their build; returns `column_ids`."""
-    for one in column_ids:
-        if fits(conn, build_id, one):
-            conn.execute(f"create index {index_name(build_id, one)} {_on(build_id, one)}".encode())
+    """Gives columns an index each, within the transaction that makes their build. Returns `column_ids`.
+
+    Skips columns with texts that are too long. They are in the result, so that no job tries them again.
+    """
+    for column_id in column_ids:
+        if fits(conn, build_id, column_id):
+            conn.execute(
+                f"create index {index_name(build_id, column_id)} {_on(build_id, column_id)}".encode()
+            )
     return list(column_ids)
 
 
@@ -196,7 +201,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """An index as it is; pages of versions before `purged_version` have expired."""
+    """A build of an index. Pages of versions before `purged_version` have expired."""
 
     build_id: int
     version: int
@@ -209,7 +214,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class BuildSize:
-    """A build among all of its database; `retired_seconds` since another took its place, if one has."""
+    """A build with its size. `retired_seconds` is the time since another build replaced it, or None."""
 
     build_id: int
     table_uuid: UUID
@@ -220,15 +225,15 @@ class BuildSize:
 
 
 class Unsure(Exception):
-    """A look at the build itself has to tell."""
+    """A sign that the fast way cannot answer, and that the caller must check the build first."""
 
 
 class BuildBusy(Exception):
-    """Another process works on it."""
+    """A sign that another process is working on the build."""
 
 
 class _Interruptible:
-    """A supplier whose connections' statements another thread ends."""
+    """A supplier of connections whose statements another thread can cancel."""
 
     def __init__(self, supplier: Supplier, interruption: Interruption) -> None:
         self._supplier = supplier
@@ -242,7 +247,7 @@ class _Interruptible:
                     yield conn
             except BaseException:
                 if self._interruption.is_set:
-                    conn.close()  # a cancel may be on its way, and is for nobody else's statement
+                    conn.close()  # a late cancel must not hit another statement on this connection
                 self._interruption.check()
                 raise
 
@@ -260,17 +265,17 @@ class Builds:
         self._supplier = supplier
 
     def ended_by(self, interruption: Interruption) -> Builds:
-        """The same, whose statements end when it is set."""
+        """Returns the same builds, with statements that an interruption cancels."""
         return Builds(_Interruptible(self._supplier, interruption))
 
     def read(
         self, looked: Looked, build_id: int, work: Callable[[psycopg.Connection[Any], Build], T]
     ) -> T | None:
-        """What work finds out of a build at one moment; None when there is no such build of the table."""
+        """Calls `work` with a build, in one snapshot. Returns its result; None if there is no such build."""
 
         def both(conn: psycopg.Connection[Any]) -> T | None:
-            found = _find(conn, looked, build_id)
-            return None if found is None else work(conn, found)
+            build = _find(conn, looked, build_id)
+            return None if build is None else work(conn, build)
 
         return run_transaction(
             self._supplier, both, isolation=Isolation.REPEATABLE_READ, read_only=True, scans=True,
@@ -280,10 +285,11 @@ class Builds:
     def rows_at(
         self, looked: Looked, build_id: int, text: str, values: Mapping[str, Any]
     ) -> list[tuple[Any, ...]]:
-        """The rows of a query of `current_N`, if the build is of the version that was looked at.
+        """Returns the rows of a query of `current_N`, if the build has the version of `looked`.
 
-        It is one statement, so of one moment, and one round trip; without rows there is another, which tells
-        that there are none. `Unsure`: the build is of another version, retired or gone.
+        Query and check are one statement: one snapshot and one round trip. If it returns no rows, a second
+        statement checks that there are none. Raises `Unsure` if the build has another version, was retired or
+        does not exist.
         """
         wanted = {
             "at_build_id": build_id,
@@ -291,13 +297,13 @@ class Builds:
             "at_table_uuid": looked.table_uuid,
             "at_incarnation_id": looked.incarnation_id,
         }
-        # planned as a gate: nothing is read when it is shut
+        # PostgreSQL checks the condition once, before it reads any row: a wrong build costs nothing
         gated = f"select page.* from ({text}) as page where ({_IS_AT})"
 
         def ask(statement: str) -> list[tuple[Any, ...]]:
             def work(conn: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
                 if isinstance(conn, Connection) and conn.is_pooled:
-                    raise Unsure  # its sessions do not scan
+                    raise Unsure  # a pooled session lacks the settings for scans
                 return conn.execute(statement.encode(), {**values, **wanted}, binary=True).fetchall()
 
             return run_lookup(self._supplier, work, operation="ask an index of rows")
@@ -317,9 +323,9 @@ class Builds:
         rows: pa.RecordBatchReader,
         indexed_ids: Collection[int] = (),
     ) -> int:
-        """Makes a build of the rows of the version that was looked at; returns its id.
+        """Makes a build with the rows of the version of `looked`, and returns its id.
 
-        Those of its columns that are among `indexed_ids` have an index each. Raises `BuildBusy`.
+        Columns whose ids are in `indexed_ids` get an index each. Raises `BuildBusy`.
         """
 
         def work(conn: psycopg.Connection[Any]) -> int:
@@ -333,8 +339,7 @@ class Builds:
                 "version": looked.version,
                 "column_ids": [column.column_id for column in columns],
             }
-            found = conn.execute(_QUERIES["add"].on(), values).fetchall()
-            build_id = int(found[0][0])
+            build_id = int(conn.execute(_QUERIES["add"].on(), values).fetchall()[0][0])
             _create(conn, build_id, columns)
             names = ["row_id", "row_version", *(column_name(c.column_id or 0) for c in columns)]
             count = _copy(conn, f"current_{build_id}", names, rows, frozen=True)
@@ -346,7 +351,7 @@ class Builds:
             conn.execute(_QUERIES["reached"].on(), {"build_id": build_id, "version": looked.version})
             return build_id
 
-        # a reader gives its rows once
+        # no retry: a reader yields its rows only once
         return run_transaction(
             self._supplier, work, scans=True, attempts_max=1, operation="build an index of rows"
         )
@@ -359,10 +364,10 @@ class Builds:
         added: Sequence[Column],
         changed: pa.RecordBatchReader,
     ) -> bool:
-        """Brings a build to the version that was looked at, by what changed since its own; once.
+        """Updates a build to the version of `looked`, with the rows that changed since its own version.
 
-        `added` are the columns that it does not have, as they were when they were added. False when another
-        was faster: nothing is done then.
+        `added` has the columns that the build lacks, with the defaults that they were added with. Returns
+        False, and does nothing, if another process updated or retired the build meanwhile.
         """
 
         def work(conn: psycopg.Connection[Any]) -> bool:
@@ -375,7 +380,7 @@ class Builds:
             _bring(conn, looked, build, columns, changed)
             return True
 
-        if added:  # the tables change, which waits for those that read them
+        if added:  # altering the tables waits for their readers
             return run_alone(
                 self._supplier,
                 work,
@@ -388,7 +393,7 @@ class Builds:
         )
 
     def purge(self, build_id: int, page_seconds: float) -> None:
-        """Removes rows that were superseded so long ago."""
+        """Deletes rows that were superseded more than `page_seconds` ago."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
             values = {"build_id": build_id, "page_seconds": page_seconds}
@@ -399,7 +404,7 @@ class Builds:
         run_transaction(self._supplier, work, scans=True, operation="purge an index of rows")
 
     def retire(self, build_ids: Sequence[int]) -> None:
-        """They serve pages that have begun, for a while, and nothing else."""
+        """Marks builds as retired. They serve only queries that have begun, until they are dropped."""
         run_transaction(
             self._supplier,
             lambda conn: conn.execute(_QUERIES["retire"].on(), {"build_ids": list(build_ids)}),
@@ -407,11 +412,11 @@ class Builds:
         )
 
     def drop(self, build_id: int, table_uuid: UUID) -> None:
-        """Removes all of a build, unless it is another table's: the id may be of an older database."""
+        """Drops a build, unless it belongs to another table, which has got the id in a new database."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
-            found = conn.execute(_QUERIES["whose"].on(), {"build_id": build_id}).fetchall()
-            if found and found != [(table_uuid,)]:
+            owners = conn.execute(_QUERIES["whose"].on(), {"build_id": build_id}).fetchall()
+            if owners and owners != [(table_uuid,)]:
                 return
             names = ", ".join(f"{kind}_{build_id}" for kind in ("current", "superseded", "incoming"))
             conn.execute(f"drop table if exists {names}")
@@ -420,7 +425,7 @@ class Builds:
         run_alone(self._supplier, work, operation="drop an index of rows")
 
     def all(self, instance_id: UUID) -> list[BuildSize]:
-        """Those of an instance."""
+        """Returns all builds of an instance in this database."""
 
         def work(conn: psycopg.Connection[Any]) -> list[BuildSize]:
             rows = conn.execute(_QUERIES["all"].on(), {"instance_id": instance_id}).fetchall()
@@ -432,7 +437,7 @@ class Builds:
 
 
 def has_version(conn: psycopg.Connection[Any], build: Build, version: int) -> bool:
-    """Whether a build has the rows of a version: it is, or was, brought to just that."""
+    """Returns whether a build has the rows of a version: its own, or one that it had before."""
     if version in (build.version, build.purged_version):
         return True
     values = {"build_id": build.build_id, "version": version}
@@ -460,7 +465,7 @@ def _create(conn: psycopg.Connection[Any], build_id: int, columns: Sequence[Colu
 
 
 def _add_column(conn: psycopg.Connection[Any], build_id: int, column: Column) -> None:
-    """Rows that are there have its default."""
+    """Adds a column to the tables of a build. Existing rows get its default."""
     name, kind = column_name(column.column_id or 0), TYPES[column.stored.name]
     default = sql.Literal(column.stored_default).as_string(conn)
     for table in ("current", "superseded", "incoming"):
@@ -480,11 +485,11 @@ def _bring(
     tables = {name: f"{name}_{number}" for name in ("current", "superseded", "incoming")}
 
     def run(name: str, *known: str, of: Sequence[int] = ids) -> int:
-        """Executes a query of ours on these tables of the build."""
+        """Executes a query on tables of the build, and returns the number of rows."""
         listed = ", ".join(["row_id", "row_version", *map(column_name, of)])
         query = replace(_QUERIES[name], text=_QUERIES[name].text.replace("{columns}", listed))
         return conn.execute(
-            query.on(**{one: tables[one] for one in known}), {"version": looked.version}
+            query.on(**{kind: tables[kind] for kind in known}), {"version": looked.version}
         ).rowcount
 
     run("clear", "incoming")
@@ -494,7 +499,7 @@ def _bring(
     if count:
         if count >= ANALYZED_ROWS_MIN:
             conn.execute(f"analyze {tables['incoming']}")
-        # those that were dropped since, too
+        # also the dropped columns, for pages of older versions
         run("supersede", "superseded", "current", "incoming", of=sorted({*build.column_ids, *ids}))
         more -= run("remove", "current", "incoming")
         more += run("put", "current", "incoming")
@@ -512,7 +517,7 @@ def _copy(
     *,
     frozen: bool = False,
 ) -> int:
-    """Copies rows into a table by COPY; gives how many."""
+    """Copies rows into a table with COPY, and returns their number."""
     count = 0
     options = "format csv, freeze" if frozen else "format csv"
     with (
@@ -526,7 +531,7 @@ def _copy(
 
 
 def _csv(batch: pa.RecordBatch) -> bytes:
-    """Rows as COPY reads them: text in quotes, and nothing where there is no value."""
+    """Returns rows as CSV for COPY: texts in quotes, and nothing for nulls."""
     from pyarrow import csv
 
     sink = BytesIO()

@@ -1,64 +1,64 @@
 -- name: find
--- The build of a table, and how far it is.
+-- A build of a table, with its version.
 select build_id, version, purged_version, column_ids, indexed_ids, row_count, retired_at is not null
 from build
 where build_id = %(build_id)s and table_uuid = %(table_uuid)s and incarnation_id = %(incarnation_id)s;
 
 -- name: is_at
--- Whether the build of a table is of this version, and another has not taken its place: no row when it is gone.
+-- Whether the build of a table has this version and is not retired. No row: the build does not exist.
 select version = %(at_version)s and retired_at is null
 from build
 where build_id = %(at_build_id)s and table_uuid = %(at_table_uuid)s and incarnation_id = %(at_incarnation_id)s;
 
 -- name: alone
--- Whether nobody else builds an index of the table here; until the transaction ends.
+-- Locks the table's builds in this database until the end of the transaction. False: another process builds one.
 select pg_try_advisory_xact_lock(7236154, hashtext(%(table_uuid)s::text));
 
 -- name: patiently
--- A copy of many rows may take its time, which no query may.
+-- Allows more time than a query has, because copying many rows takes long.
 set local statement_timeout = '6h';
 
 -- name: add
--- Another build.
+-- Adds a build.
 insert into build (table_uuid, instance_id, incarnation_id, version, purged_version, column_ids, row_count)
 values (%(table_uuid)s, %(instance_id)s, %(incarnation_id)s, %(version)s, %(version)s, %(column_ids)s, 0)
 returning build_id;
 
 -- name: filled
--- How many rows it has, and which of its columns have an index of their own.
+-- Records a build's number of rows, and its columns that have an index of their own.
 update build set row_count = %(row_count)s, indexed_ids = %(indexed_ids)s where build_id = %(build_id)s;
 
 -- name: reached
--- It has the rows of this version.
+-- Records that a build has the rows of this version.
 insert into applied (build_id, version) values (%(build_id)s, %(version)s);
 
 -- name: was_at
--- Whether it was brought to this version, and what that superseded since is kept. Of versions in between it never had
--- the rows.
+-- A row if the build once had this version, and still keeps the rows that were superseded since. A build skips the
+-- versions between two updates.
 select 1 from applied where build_id = %(build_id)s and version = %(version)s;
 
 -- name: hold
--- The build, for the one that changes it.
+-- A build, locked for a change.
 select build_id, version, purged_version, column_ids, indexed_ids, row_count, retired_at is not null
 from build
 where build_id = %(build_id)s
 for update;
 
 -- name: clear
--- Rows that changed come here first.
+-- Empties the table that receives the changed rows.
 truncate {incoming};
 
 -- name: supersede
--- What changed rows were until then, for pages that began before.
+-- Copies the old versions of changed rows, for queries that began before.
 insert into {superseded} ({columns}, until_version)
 select {columns}, %(version)s from {current} where row_id in (select row_id from {incoming});
 
 -- name: remove
--- The rows that changed.
+-- Deletes the old versions of changed rows.
 delete from {current} where row_id in (select row_id from {incoming});
 
 -- name: put
--- What they are now: of each the last version, if that is no deletion.
+-- Inserts the newest version of each changed row, unless it is a deletion.
 insert into {current} ({columns})
 select {columns} from (
     select distinct on (row_id) * from {incoming} order by row_id, row_version desc
@@ -66,13 +66,13 @@ select {columns} from (
 where not row_deleted;
 
 -- name: brought
--- The build is at another version, and has other columns.
+-- Records a build's new version, number of rows and columns.
 update build
 set version = %(version)s, row_count = row_count + %(more)s, column_ids = %(column_ids)s
 where build_id = %(build_id)s;
 
 -- name: purge
--- What was superseded so long ago that no page needs it: says so first.
+-- Records the newest version whose superseded rows no page needs any longer, before they are deleted.
 with old as (
     select max(a.version) as version
     from applied a
@@ -87,15 +87,15 @@ where b.build_id = %(build_id)s and b.purged_version < old.version
 returning b.purged_version;
 
 -- name: remove_purged
--- The rows of it.
+-- Deletes the rows that were superseded up to that version.
 delete from {superseded} where until_version <= %(purged_version)s;
 
 -- name: retire
--- Another build has taken the place: pages that began on this one may go on for a while.
+-- Marks builds as retired: another build replaces them. Queries that began on them can go on for a while.
 update build set retired_at = clock_timestamp() where build_id = any(%(build_ids)s) and retired_at is null;
 
 -- name: all
--- All builds of an instance, how large they are, and for how long they have been retired.
+-- All builds of an instance, with their sizes and the time since they were retired.
 select
     build_id, table_uuid, version, row_count,
     coalesce(pg_total_relation_size(to_regclass(format('current_%%s', build_id))), 0)
@@ -106,16 +106,16 @@ where instance_id = %(instance_id)s
 order by build_id;
 
 -- name: whose
--- Of which table a build is, for the one that drops it.
+-- The table of a build, locked for its drop.
 select table_uuid from build where build_id = %(build_id)s for update;
 
 -- name: forget
--- A build is gone.
+-- Deletes the record of a build.
 delete from build where build_id = %(build_id)s;
 
 -- name: state
--- The index of a column of a build: whether it is there, valid, and being made. No row where the build does not have the
--- column, or has its index.
+-- The index of a column of a build: whether it exists, is valid, and is being made. No row: the build does not have the
+-- column, or has recorded its index.
 select
     i.indexrelid is not null,
     coalesce(i.indisvalid, false),
@@ -124,7 +124,7 @@ from build b left join pg_catalog.pg_index i on i.indexrelid = to_regclass(%(ind
 where b.build_id = %(build_id)s and %(column_id)s = any(b.column_ids) and not %(column_id)s = any(b.indexed_ids);
 
 -- name: mark
--- Records that a column has an index. Without `is_needed` it never gets one; else only if the index is valid.
+-- Records a column as indexed, if its index is valid. Without `is_needed` records it anyway: it shall never get an index.
 update build
 set indexed_ids = indexed_ids || %(column_id)s::integer
 where build_id = %(build_id)s and not %(column_id)s = any(indexed_ids)
@@ -136,20 +136,20 @@ where build_id = %(build_id)s and not %(column_id)s = any(indexed_ids)
     );
 
 -- name: cancel
--- Ends the statements that make an index of a build's column.
+-- Cancels the statements that make indexes of a build's columns.
 select pg_cancel_backend(pid)
 from pg_catalog.pg_stat_progress_create_index
 where relid = to_regclass(%(current)s) and datname = current_database();
 
 -- name: of_texts
--- The indexes of a build's columns of text.
+-- The indexes of a build's text columns.
 select i.indexrelid::regclass::text
 from pg_catalog.pg_index i
     join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]
 where i.indrelid = to_regclass(%(current)s) and a.atttypid = 'text'::regtype;
 
 -- name: note_use
--- Records which column indexes were scanned since this was recorded last.
+-- Records the column indexes that were scanned since the last call.
 insert into column_index as c (build_id, column_id, scan_count)
 select b.build_id, ids.column_id, coalesce(s.idx_scan, 0)
 from build b
@@ -162,7 +162,7 @@ set scan_count = excluded.scan_count, scanned_at = clock_timestamp()
 where c.scan_count <> excluded.scan_count;
 
 -- name: forget_unused
--- Forgets the column indexes that were not scanned for so long; they are still to be dropped.
+-- Deletes the records of column indexes that were not scanned for so long. The caller then drops the indexes.
 with unused as (
     delete from column_index
     where build_id = %(build_id)s and scanned_at < clock_timestamp() - make_interval(secs => %(unused_seconds)s)

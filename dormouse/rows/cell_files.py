@@ -1,4 +1,4 @@
-"""The bytes of FILE cells: objects of their table, to which a cell refers with their size and digest."""
+"""The files of FILE cells. A cell has a reference to an object of its table, with its size and digest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REFERENCE = re.compile(FILE_REFERENCE)
 
 @dataclass(frozen=True, slots=True)
 class CellFile:
-    """What a FILE cell refers to: `name` is what the file was called."""
+    """The file that a FILE cell refers to; `name` is its original name."""
 
     object_name: str
     byte_count: int
@@ -33,7 +33,7 @@ class CellFile:
 
 
 class CellFiles:
-    """The files of one table. They stay as long as the table, since older versions of rows refer to them."""
+    """The files of one table. They are kept until the table is dropped: older versions of rows need them."""
 
     def __init__(self, objects: ObjectStore, put_files: PutFiles, table: str) -> None:
         self._objects = objects
@@ -43,7 +43,10 @@ class CellFiles:
 
     @contextmanager
     def receiving(self, name: str) -> Iterator[tuple[Path, list[str]]]:
-        """A path to write a file to, and a list that has the reference to it when that is done."""
+        """Yields a path to write a file to, and a list that gets the file's reference at the end.
+
+        Raises `InvalidName`.
+        """
         if not _REFERENCE.fullmatch(f"file:{'0' * 32}:0:{'0' * 64}:{name}"):
             most = NAME_CHARACTERS_MAX
             raise InvalidName(f"a file's name is 1 to {most} characters, no . first and no /, not {name!r}")
@@ -51,23 +54,23 @@ class CellFiles:
         with self._objects.staged(self._prefix + file_id) as path:
             yield path, given
             digest, size = digest_of_file(path, SHA256).hex(), path.stat().st_size
-        # noted before anybody has the reference: checks and backups miss no file that a cell refers to
+        # recorded before a caller gets the reference, so that checks and backups miss no file of a cell
         self._put_files.note(file_id, size, digest)
         given.append(f"file:{file_id}:{size}:{digest}:{name}")
 
     def of_cell(self, cell: object, where: str) -> CellFile:
         """Returns the file that a cell refers to.
 
-        Raises `RowNotFound` when the cell is empty, refers to no file of this table, or its file is lost.
+        Raises `RowNotFound` if the cell is empty, refers to no file of this table, or its file is lost.
         """
         if cell is None:
             raise RowNotFound(f"table {self._table!r}: {where} has no file")
-        found = _REFERENCE.fullmatch(str(cell))
-        if found is None:
+        match = _REFERENCE.fullmatch(str(cell))
+        if match is None:
             raise RowNotFound(
                 f"table {self._table!r}: {where} refers to no file that was put here: {cell!r}"[:400]
             )
-        file_id, size, digest, name = found.groups()
+        file_id, size, digest, name = match.groups()
         file = CellFile(self._prefix + file_id, int(size), digest, name)
         try:
             self._objects.size(file.object_name)
@@ -79,8 +82,8 @@ class CellFiles:
         return file
 
     def lacking(self, cells: Sequence[str]) -> list[str]:
-        """Returns the references among these that lead to no file which was put into the table."""
-        parts = {cell: found.groups() for cell in cells if (found := _REFERENCE.fullmatch(cell))}
+        """Returns the cells that do not refer to a file that was put into the table."""
+        parts = {cell: match.groups() for cell in cells if (match := _REFERENCE.fullmatch(cell))}
         noted = self._put_files.of_ids({file_id for file_id, *_ in parts.values()}) if parts else {}
         return [cell for cell in cells if cell not in parts or not self._is_put(parts[cell], noted)]
 
@@ -88,7 +91,7 @@ class CellFiles:
         file_id, size, digest, _ = parts
         if (put := noted.get(file_id)) is not None:
             return put == (int(size), digest)
-        try:  # it may have been put before files were noted
+        try:  # earlier releases did not record files
             return self._objects.size(self._prefix + file_id) == int(size)
         except ObjectNotFound:
             return False
@@ -96,9 +99,9 @@ class CellFiles:
     def chunks(self, file: CellFile, start: int = 0, end: int | None = None) -> Generator[bytes]:
         """Yields the bytes of a file from `start` to before `end`, by default all.
 
-        All of the file is read, as its digest is of all. The last bytes are yielded after the digest was
-        compared: a reader that counts bytes takes no wrong ones. Raises `ObjectNotFound`, and before the last
-        bytes `ObjectDamaged` when they are not what was put.
+        Always reads the whole file, to compare its digest. Holds back the last bytes until the comparison, so
+        that a reader that counts bytes notices damage. Raises `ObjectNotFound`, and before the last bytes
+        `ObjectDamaged` if the file is not the one that was put.
         """
         end = file.byte_count if end is None else end
         if start >= end and file.byte_count:
@@ -123,7 +126,7 @@ class CellFiles:
 
 
 def put(files: CellFiles, path: str | PathLike[str], name: str | None) -> str:
-    """Copies a file of this machine; gives the reference to it."""
+    """Copies a local file into the table, and returns the reference to it."""
     source = Path(fspath(path))
     with files.receiving(name or source.name) as (target, given):
         try:
@@ -136,7 +139,7 @@ def put(files: CellFiles, path: str | PathLike[str], name: str | None) -> str:
 
 
 def save(chunks: Iterator[bytes], path: str | PathLike[str]) -> Path:
-    """Writes a file that is whole, or not there."""
+    """Writes chunks to a file, and returns its path. A failure leaves no file."""
     with whole_file(path) as file:
         file.writelines(chunks)
     return Path(fspath(path))

@@ -1,4 +1,7 @@
-"""A change of a row table: under its lock files first, then one transaction with all the bookkeeping."""
+"""The changes of row tables.
+
+Under the table's write lock a change writes its files first, then commits all metadata in one transaction.
+"""
 
 from __future__ import annotations
 
@@ -76,26 +79,30 @@ from dormouse.writing.parquet_file import LeafFiles
 if TYPE_CHECKING:
     import psycopg
 
-# Upserts by columns: which rows there are already, what of them differs, and what is new.
+# Upserts by columns: looks up the rows that exist, and writes those that differ or are new.
 
 Locate = Callable[[pa.RecordBatch], pa.Table]
-"""For rows of keys `position`, ROW_ID, ROW_VERSION and all columns of the rows that have them."""
+"""A function that looks up the rows of the table with the given keys.
+
+Takes a batch of keys, and returns the columns `position` (of the key in the batch), ROW_ID, ROW_VERSION and
+all columns of the table.
+"""
 
 
 def upserts(
     rows: Any, on: Sequence[str], columns: Sequence[Column], locate: Locate
 ) -> tuple[list[RowBatch], int]:
-    """What is to be written, in blocks; and how many rows are as they are wanted already.
+    """Returns the rows to write, in blocks, and the number of rows that are already as given.
 
-    Cells that a row does not bring are left untouched. Raises `InvalidRow`, `InvalidColumn`, and
-    `AmbiguousRows` for rows of equal keys, here or there.
+    Existing cells keep their values where a row does not have the column. Raises `InvalidRow`,
+    `InvalidColumn`, and `AmbiguousRows` if two given rows, or two rows of the table, have the same key.
     """
     keys = _keys(on, columns)
     if not (listed := checked_rows(as_dicts(rows), "upsert")):
         return [], 0
     for number, row in enumerate(listed):
         if missing := next((name for name in on if name not in row), None):
-            raise InvalidRow(f"{row_label(number)}: it has no {missing!r}, by which rows are looked for")
+            raise InvalidRow(f"{row_label(number)}: it has no {missing!r}, by which rows are looked up")
     check_names(listed, columns, row_label, keys=())
     named = [column for column in columns if any(column.name in row for row in listed)]
     cells = {
@@ -111,14 +118,14 @@ def upserts(
     batches, unchanged = [], 0
     for start in range(0, len(listed), BLOCK_ROWS_MAX):
         stop = min(start + BLOCK_ROWS_MAX, len(listed))
-        those = slice(start, stop)
-        some = {name: array[those] for name, array in cells.items()}
-        flags = {name: each[those] for name, each in given.items()}
-        found = locate(
-            pa.RecordBatch.from_arrays([some[key.name] for key in keys], [key.name for key in keys])
+        block = slice(start, stop)
+        block_cells = {name: array[block] for name, array in cells.items()}
+        flags = {name: each[block] for name, each in given.items()}
+        existing = locate(
+            pa.RecordBatch.from_arrays([block_cells[key.name] for key in keys], [key.name for key in keys])
         )
-        _check_found(found, keys)
-        batch, same = _batch(some, flags, found, stop - start, start)
+        _check_existing(existing, keys)
+        batch, same = _batch(block_cells, flags, existing, stop - start, start)
         unchanged += same
         if len(batch):
             batches.append(batch)
@@ -127,7 +134,7 @@ def upserts(
 
 def _keys(on: Sequence[str], columns: Sequence[Column]) -> list[Column]:
     if isinstance(on, str) or not isinstance(on, Sequence) or not on:
-        raise InvalidColumn(f"on is a list of the columns by which rows are looked for, not {on!r}")
+        raise InvalidColumn(f"on is a list of the columns by which rows are looked up, not {on!r}")
     keys = [column_named(columns, name) for name in on]
     if len({key.name for key in keys}) < len(keys):
         raise InvalidColumn(f"on names a column twice: {', '.join(on)}")
@@ -135,7 +142,7 @@ def _keys(on: Sequence[str], columns: Sequence[Column]) -> list[Column]:
 
 
 def _check_once(table: pa.Table, which: str) -> None:
-    """Of the rows that are given no two have the same keys."""
+    """Raises `AmbiguousRows` if two of the given rows have the same keys."""
     numbered = table.append_column("__row", pa.array(np.arange(table.num_rows)))
     groups = numbered.group_by(table.column_names).aggregate(
         [("__row", "count"), ("__row", "min"), ("__row", "max")]
@@ -143,38 +150,38 @@ def _check_once(table: pa.Table, which: str) -> None:
     twice = groups.filter(pc.greater(groups.column("__row_count"), 1))
     if twice.num_rows:
         first = twice.sort_by("__row_min").slice(0, 1).to_pylist()[0]
-        key = _shown({name: first[name] for name in table.column_names})
+        key = _key_text({name: first[name] for name in table.column_names})
         named = which.format(first["__row_min"] + 1, first["__row_max"] + 1)
         raise AmbiguousRows(f"{named} of the upsert both have {key}")
 
 
-def _check_found(found: pa.Table, keys: Sequence[Column]) -> None:
-    """No key has two rows of the table."""
-    positions = found.column(0).to_numpy()
+def _check_existing(existing: pa.Table, keys: Sequence[Column]) -> None:
+    """Raises `AmbiguousRows` if two rows of the table have the same key."""
+    positions = existing.column(0).to_numpy()
     again = np.flatnonzero(positions[1:] == positions[:-1])
     if len(again):
-        one, other = found.slice(int(again[0]), 2).to_pylist()
-        key = _shown({column.name: one[column.name] for column in keys})
+        first, second = existing.slice(int(again[0]), 2).to_pylist()
+        key = _key_text({column.name: first[column.name] for column in keys})
         raise AmbiguousRows(
-            f"rows of {ROW_ID} {one[ROW_ID]} and {other[ROW_ID]} both have {key}: look by more columns, or "
-            "update one by its id"
+            f"rows of {ROW_ID} {first[ROW_ID]} and {second[ROW_ID]} both have {key}: look by more columns, "
+            "or update one by its id"
         )
 
 
 def _batch(
-    cells: Mapping[str, pa.Array], given: Mapping[str, Flags], found: pa.Table, count: int, start: int
+    cells: Mapping[str, pa.Array], given: Mapping[str, Flags], existing: pa.Table, count: int, start: int
 ) -> tuple[RowBatch, int]:
-    """The rows of a block that are new or differ; and how many do not."""
-    positions = found.column(0).to_numpy()
+    """Returns the rows of a block that are new or differ from the table, and the number of the others."""
+    positions = existing.column(0).to_numpy()
     ids, versions = np.zeros(count, np.int64), np.full(count, -1, np.int64)
     ids[positions], versions[positions] = (
-        found.column(ROW_ID).to_numpy(),
-        found.column(ROW_VERSION).to_numpy(),
+        existing.column(ROW_ID).to_numpy(),
+        existing.column(ROW_VERSION).to_numpy(),
     )
     differs = np.zeros(len(positions), np.bool_)
     for name, array in cells.items():
-        there = found.column(name).combine_chunks()
-        differs |= differ(array.take(pa.array(positions)), there) & given[name][positions]
+        before = existing.column(name).combine_chunks()
+        differs |= differ(array.take(pa.array(positions)), before) & given[name][positions]
     kept = ids == 0
     kept[positions] = differs
     at = np.flatnonzero(kept)
@@ -182,85 +189,89 @@ def _batch(
     def label(number: int, at: Ints = at) -> str:
         return row_label(start + int(at[number]))
 
-    those = pa.array(at)
+    taken = pa.array(at)
     return RowBatch(
         ids[at],
         versions[at],
-        {name: array.take(those) for name, array in cells.items()},
+        {name: array.take(taken) for name, array in cells.items()},
         {name: flags[at] for name, flags in given.items()},
         label=label,
     ), int((~differs).sum())
 
 
-def _shown(key: Mapping[str, Any]) -> str:
+def _key_text(key: Mapping[str, Any]) -> str:
     return " and ".join(f"{name} {value!r}" for name, value in key.items())
 
 
-# A digest of what a change asks, by which the same change id with another change is noticed.
+# Digests of changes. They show when a change id is used again for a different change.
 
 
 def digest_of_changes(changes: Sequence[Change]) -> bytes | None:
-    """Returns 16 bytes; None where rows come from an iterator, or a file is gone."""
-    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    """Returns a digest of 16 bytes, or None if rows come from an iterator or a file cannot be read."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for change in changes:
-        found.update(type(change).__name__.encode())
+        digest.update(type(change).__name__.encode())
         match change:
             case Insert() | Update() | Patch() | Remove():
-                is_known = _add_rows(found, change.rows)
+                is_known = _add_rows(digest, change.rows)
             case LoadCsv():
-                is_known = _add_file(found, change)
+                is_known = _add_file(digest, change)
             case AddColumn():
-                is_known = _add(found, change.column.to_json())
+                is_known = _add(digest, change.column.to_json())
             case _:
-                is_known = _add(found, asdict(change))
+                is_known = _add(digest, asdict(change))
         if not is_known:
             return None
-    return found.digest()
+    return digest.digest()
 
 
 def digest_of_upsert(rows: Iterable[Row], on: Sequence[str]) -> bytes | None:
-    """Returns 16 bytes; None where rows come from an iterator."""
-    found, rows = hashlib.blake2b(b"upsert", digest_size=DIGEST_BYTES), as_dicts(rows)
-    return found.digest() if _add(found, list(on)) and _add_rows(found, rows) else None
+    """Returns a digest of 16 bytes, or None if rows come from an iterator."""
+    digest, rows = hashlib.blake2b(b"upsert", digest_size=DIGEST_BYTES), as_dicts(rows)
+    return digest.digest() if _add(digest, list(on)) and _add_rows(digest, rows) else None
 
 
-def _add_rows(found: Hash, rows: object) -> bool:
-    return isinstance(rows, Sequence) and all(_add(found, row) for row in rows)
+def _add_rows(digest: Hash, rows: object) -> bool:
+    return isinstance(rows, Sequence) and all(_add(digest, row) for row in rows)
 
 
-def _add(found: Hash, value: object) -> bool:
-    """Adds JSON in one form, that in which a client sends it; of other values what Python shows."""
+def _add(digest: Hash, value: object) -> bool:
+    """Adds a value to a digest and returns True, or False if it has no JSON form.
+
+    Uses the JSON that a client sends over HTTP, so that both ways give the same digest. Values that JSON
+    lacks count as their `repr`.
+    """
     try:
         text = json.dumps(json_value(value), sort_keys=True, default=repr)
     except (TypeError, ValueError, RecursionError):
         return False
-    found.update(text.encode() + b"\0")
+    digest.update(text.encode() + b"\0")
     return True
 
 
-def _add_file(found: Hash, change: LoadCsv) -> bool:
+def _add_file(digest: Hash, change: LoadCsv) -> bool:
     if not isinstance(change.path, str | PathLike):
         return False
     try:
-        add_files(found, [(Path(change.path), ())])
+        add_files(digest, [(Path(change.path), ())])
     except OSError:
         return False
     options = asdict(replace(change, path=""))
-    if options["encoding"] == UTF_8:  # which earlier versions did not know: the same change is known again
+    if options["encoding"] == UTF_8:  # earlier releases had no encoding: keeps their digests valid
         del options["encoding"]
-    return _add(found, options)
+    return _add(digest, options)
 
 
-# The files of a change: rows by ids and versions, one file for each leaf that they are in.
+# The files of a change: one for each leaf partition, with its rows sorted by id and version.
 
 MEMORY_BYTES = 32 * 1024 * 1024
 
 
 class RowFiles:
-    """Takes blocks; a context manager: what waits on the local disk goes at the end."""
+    """A writer of the files of a change, and a context manager that deletes its local files at the end."""
 
     def __init__(self, context: TableContext, attempt: WriteAttempt, schema: Schema) -> None:
-        """`schema` is that of the table when the files are committed."""
+        """Opens the writer; `schema` is the table's schema as of the commit of the files."""
         self.attempt = replace(attempt, schema_version=schema.version)
         self._lookup = LeafLookup(context.partitions.tree())
         self._writer = LeafFiles(
@@ -278,11 +289,11 @@ class RowFiles:
         self._open.close()
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """The rows of a block."""
+        """Adds the rows of a block."""
         self._sorter.add(rows, self._lookup.indexes(rows))
 
     def written(self) -> Sequence[FileWithReferences]:
-        """All rows as files, whole and durable."""
+        """Writes all added rows to the object store and returns the files, which are then durable."""
         return list(self._writer.write(self._sorter))
 
 
@@ -292,7 +303,7 @@ Batches = Callable[[Any, Sequence[Column]], Iterator[RowBatch]]
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """A change whose rows are looked up already."""
+    """A change that is already in blocks, because an upsert has looked up its rows."""
 
     batches: Sequence[RowBatch]
 
@@ -309,10 +320,11 @@ _KINDS = (Insert, Update, Patch, Remove, LoadCsv, AddColumn, RenameColumn, Retyp
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """How a change is made: by whom, by which id once, after which wait for the lock.
+class ChangeOptions:
+    """The options of a change.
 
-    `digest` is of what is asked, and is compared when the id comes again.
+    A change with a `change_id` is made once. If the id comes again, its `digest` is compared with the first.
+    `wait_seconds` is the timeout for the table's write lock.
     """
 
     dry_run: bool = False
@@ -327,102 +339,120 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Changes, and how many rows were found to be as they are wanted already."""
+class PreparedChanges:
+    """The changes to make, and the number of rows that are already as wanted."""
 
     changes: Sequence[Change | LookedUp]
     unchanged: int = 0
 
 
-Find = Callable[[HeldLock, tuple[Column, ...]], Found]
-"""Says what to change of a table that stands still, with these columns."""
+Prepare = Callable[[HeldLock, tuple[Column, ...]], PreparedChanges]
+"""A function that returns the changes to make. It takes the table's lock and its columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The rows written anew, what was done to the columns, and what these are from some versions on."""
+    """The results of a run of changes.
+
+    `rewritten` counts the rows written again for changed column types. `descriptions` has one text for each
+    change of columns. `columns` has the columns from each version on at which they changed.
+    """
 
     rewritten: int
-    said: tuple[str, ...]
+    descriptions: tuple[str, ...]
     columns: tuple[tuple[int, tuple[Column, ...]], ...]
 
 
 @dataclass(frozen=True)
 class RowChanges:
-    """Makes the changes of one row table."""
+    """The changes of one row table."""
 
     context: Callable[[], TableContext]
     store: RowStore
     reader: RowReader
     locks: RowLocks
 
-    def found(self, find: Find, asked: Asked) -> Changed:
-        """Makes all of the changes that are found when nobody else changes the table, or none."""
-        if asked.change_id is not None:
-            check_change_id(asked.change_id)
-        with self._still(asked) as held:
-            if asked.change_id is not None:
-                done = self.store.change_of_id(asked.change_id, asked.digest)
+    def make(self, prepare: Prepare, options: ChangeOptions) -> Changed:
+        """Prepares the changes under the table's write lock, and makes all of them or none.
+
+        A change id that was used before returns the result of the first time. A dry run takes no lock and
+        changes nothing. Raises `RowLockHeld`, `RowConflict`, `InvalidRow`, `InvalidColumn`, `CommitIdReused`.
+        """
+        if options.change_id is not None:
+            check_change_id(options.change_id)
+        with self._locked(options) as held:
+            if options.change_id is not None:
+                done = self.store.change_of_id(options.change_id, options.digest)
                 if done is not None:
                     return changed_of(done)
             columns = self.store.state().columns
-            found = find(held, columns)
-            if asked.dry_run:
-                return self._tried(held, columns, found, asked)
-            return self._made(held, columns, found, asked)
+            prepared = prepare(held, columns)
+            if options.dry_run:
+                return self._dry_run(held, columns, prepared, options)
+            return self._commit(held, columns, prepared, options)
 
-    def _still(self, asked: Asked) -> AbstractContextManager[HeldLock]:
-        """The table's lock; what is only tried out looks at the version of now."""
-        if not asked.dry_run:
-            return self.locks.write(asked.wait_seconds)
+    def _locked(self, options: ChangeOptions) -> AbstractContextManager[HeldLock]:
+        """Returns the table's write lock; for a dry run a stand-in at the newest version, without a lock."""
+        if not options.dry_run:
+            return self.locks.write(options.wait_seconds)
         state = self.store.state()
         return nullcontext(HeldLock(self.locks.lease(), state.version, state.next_id))
 
-    def _tried(self, held: HeldLock, columns: tuple[Column, ...], found: Found, asked: Asked) -> Changed:
+    def _dry_run(
+        self, held: HeldLock, columns: tuple[Column, ...], prepared: PreparedChanges, options: ChangeOptions
+    ) -> Changed:
+        """Returns what the changes would do, and writes nothing."""
         plan = ColumnPlan(self.context().followed().schema, columns)
-        steps = plan.planned(found.changes)
-        tried = Application(self.store, self.reader, held, columns, plan, lambda rows: None, found.unchanged)
-        outcome = _run(tried, found.changes, steps, columns, asked.progress)
-        return changed_of(tried.recorded(outcome.rewritten))
+        steps = plan.planned(prepared.changes)
+        application = Application(
+            self.store, self.reader, held, columns, plan, lambda rows: None, prepared.unchanged
+        )
+        outcome = _run(application, prepared.changes, steps, columns, options.progress)
+        return changed_of(application.recorded(outcome.rewritten))
 
-    def _made(self, held: HeldLock, columns: tuple[Column, ...], found: Found, asked: Asked) -> Changed:
+    def _commit(
+        self, held: HeldLock, columns: tuple[Column, ...], prepared: PreparedChanges, options: ChangeOptions
+    ) -> Changed:
+        """Writes the files of the changes, then commits them with the metadata in one transaction."""
         with self.context().writing(loads=True) as (context, attempt):
             plan = ColumnPlan(context.schema, columns)
-            steps = plan.planned(found.changes)
+            steps = plan.planned(prepared.changes)
             with RowFiles(context, attempt, plan.schema) as files:
-                made = Application(self.store, self.reader, held, columns, plan, files.add, found.unchanged)
-                outcome = _run(made, found.changes, steps, columns, asked.progress)
-                done = made.recorded(outcome.rewritten)
-                if made.version == held.version:
+                application = Application(
+                    self.store, self.reader, held, columns, plan, files.add, prepared.unchanged
+                )
+                outcome = _run(application, prepared.changes, steps, columns, options.progress)
+                done = application.recorded(outcome.rewritten)
+                if application.version == held.version:
                     context.attempts.discard(attempt)
-                    if asked.change_id is not None:
-                        self.store.record_unchanged(held.lease, done, asked.change_id, asked.digest)
+                    if options.change_id is not None:
+                        self.store.record_unchanged(held.lease, done, options.change_id, options.digest)
                     return changed_of(done)
                 written = files.written()
-            gone, come = made.ranges()
+            old, new = application.ranges()
 
-            def with_them(conn: psycopg.Connection[Any]) -> None:
+            def metadata(conn: psycopg.Connection[Any]) -> None:
                 held.lease.fence(conn)
                 _reshape(conn, context, plan)
-                self.store.replace_ranges(conn, gone, come)
+                self.store.replace_ranges(conn, old, new)
                 self.store.record(
                     conn,
                     done,
-                    next_id=made.next_id,
-                    changed_by=asked.changed_by or this_user(),
-                    change_id=asked.change_id,
-                    digest=asked.digest,
-                    columns_changed=outcome.said,
+                    next_id=application.next_id,
+                    changed_by=options.changed_by or this_user(),
+                    change_id=options.change_id,
+                    digest=options.digest,
+                    columns_changed=outcome.descriptions,
                     columns=outcome.columns,
                 )
 
-            commit_files(context, files.attempt, written, f"rows-{held.token.hex}", with_them=with_them)
+            commit_files(context, files.attempt, written, f"rows-{held.token.hex}", with_them=metadata)
             held.given_back = True
         return changed_of(done)
 
 
 def changed_of(done: Recorded) -> Changed:
-    """As it is told."""
+    """Returns the result of a change as callers get it."""
     counts = {name: getattr(done, name) for name in ("inserted", "updated", "deleted", "unchanged")}
     versions = list(range(done.first_version, done.last_version + 1))
     return Changed(RowIds(done.first_id, done.inserted), versions, counts)
@@ -430,7 +460,7 @@ def changed_of(done: Recorded) -> Changed:
 
 @cache
 def this_user() -> str:
-    """Who this process is run by, and where."""
+    """Returns the user of this process and the name of the machine, as `user@host`."""
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -445,44 +475,52 @@ def _run(
     columns: tuple[Column, ...],
     progress: Progress,
 ) -> _Outcome:
-    """The changes in their order. `InvalidRow`, `RowConflict`."""
-    said: list[str] = []
+    """Runs the changes in order. Raises `InvalidRow` and `RowConflict`."""
+    descriptions: list[str] = []
     since: list[tuple[int, tuple[Column, ...]]] = []
     rows = 0
     for change, step in zip(changes, steps, strict=True):
         if step is not None:
             columns = step.columns
             since.append((application.next_version(), columns))
-            said.append(step.said)
+            descriptions.append(step.description)
             continue
         for batch in _BATCHES[type(change)](change, columns):
             application.rows(batch, columns)
             rows += len(batch)
             progress(rows, None)
     application.check()
-    return _Outcome(application.rewrite(), tuple(said), tuple(since))
+    return _Outcome(application.rewrite(), tuple(descriptions), tuple(since))
 
 
 def _reshape(conn: psycopg.Connection[Any], context: TableContext, plan: ColumnPlan) -> None:
-    """Part of the commit: makes the versions of the schema by which the files are written."""
+    """Records the schema versions of the files, within the transaction of the commit.
+
+    Raises `CommitFailed` if another process changed the columns meanwhile.
+    """
     before = context.schema.version
-    for schema, said in plan.schemas:
+    for schema, description in plan.schemas:
 
         def next_shape(
-            table: TableRecord, _: object, schema: Schema = schema, said: str = said, before: int = before
+            table: TableRecord,
+            _: object,
+            schema: Schema = schema,
+            description: str = description,
+            before: int = before,
         ) -> NextShape:
             if table.schema.version != before:
                 raise CommitFailed(
-                    f"the columns of table {table.name!r} were changed by others; nothing was done: try again"
+                    f"the columns of table {table.name!r} were changed by another process; nothing was done: "
+                    "try again"
                 )
-            return NextShape(replace(table, schema=schema), said)
+            return NextShape(replace(table, schema=schema), description)
 
         context.shapes.change_in(conn, next_shape)
         before = schema.version
 
 
 def checked_changes(changes: Sequence[Change]) -> list[Change]:
-    """The changes as a list, of one or several; `InvalidRow`."""
+    """Returns one or several changes as a list. Raises `InvalidRow`."""
     if isinstance(changes, _KINDS):
         return [changes]
     if isinstance(changes, str | bytes | Mapping) or not isinstance(changes, Iterable):

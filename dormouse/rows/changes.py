@@ -1,4 +1,4 @@
-"""Changes of a row table as values, also of rows that a DataFrame holds; and what came of them."""
+"""Changes of row tables, and their results, as values. Rows may come as dicts, DataFrames or Arrow."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE = 10_000
 LOCK_SECONDS_MAX = 6 * 3_600.0
-"""How long a change waits for others, at most."""
+"""The longest time that a change may wait for the table's lock, in seconds."""
 
 
 def check_wait(seconds: object, seconds_max: float) -> None:
-    """Raises `InvalidInput` for what is no time to wait."""
+    """Raises `InvalidInput` if a wait is not a number from 0 to `seconds_max`."""
     if not isinstance(seconds, int | float) or not 0 <= seconds <= seconds_max:
         raise InvalidInput(f"wait_seconds must be from 0 to {seconds_max:,.0f}, not {seconds!r}")
 
 
 def as_dicts(rows: Any) -> Any:
-    """Returns the rows of a DataFrame, or of what speaks Arrow, as dicts; all else as it is.
+    """Returns the rows of a DataFrame or of Arrow data as dicts. Returns other values unchanged.
 
-    Rows of a reader can be read once, those of others again. `InvalidData` for a column of several types.
+    Rows of an Arrow reader can be read only once. Raises `InvalidData` for a column of mixed types.
     """
     if rows is None or isinstance(rows, Mapping | str | bytes | list | tuple | Iterator):
         return rows
@@ -38,18 +38,18 @@ def as_dicts(rows: Any) -> Any:
 
     from dormouse.sources.given_rows import as_arrow, is_of
 
-    found = as_arrow(rows)
-    if found is None:
+    data = as_arrow(rows)
+    if data is None:
         return rows
-    if isinstance(found, pa.RecordBatchReader) and is_of(rows, "polars"):
-        found = found.read_all()
-    if isinstance(found, pa.RecordBatchReader):
-        return (row for batch in found for row in batch.to_pylist())
-    return ArrowRows(found if isinstance(found, pa.Table) else pa.Table.from_batches([found]))
+    if isinstance(data, pa.RecordBatchReader) and is_of(rows, "polars"):
+        data = data.read_all()
+    if isinstance(data, pa.RecordBatchReader):
+        return (row for batch in data for row in batch.to_pylist())
+    return ArrowRows(data if isinstance(data, pa.Table) else pa.Table.from_batches([data]))
 
 
 class ArrowRows(Sequence[Mapping[str, Any]]):
-    """The rows of an Arrow table, each a dict that is made when it is asked for."""
+    """The rows of an Arrow table as dicts, each made at its use."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -75,13 +75,13 @@ class ArrowRows(Sequence[Mapping[str, Any]]):
 
 
 CHANGE_ID_BYTES_MAX = 204
-"""Jobs of earlier releases recorded "job:" and their id, of 200 bytes."""
+"""The longest change id, in bytes. Jobs of earlier releases recorded "job:" and an id of up to 200 bytes."""
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows in a list, in a DataFrame of pandas or Polars, or in what speaks Arrow."""
+    """A change with rows: in a list, in a DataFrame of pandas or Polars, or in Arrow data."""
 
     rows: Iterable[Any]
 
@@ -91,24 +91,24 @@ class _Rows:
 
 @dataclass(frozen=True)
 class Insert(_Rows):
-    """New rows: a dict of cells each; a cell that is missing, or null, has the column's default."""
+    """New rows, each a dict of cells. A cell that is missing or null gets the column's default."""
 
     rows: Iterable[Row]
 
 
 @dataclass(frozen=True)
 class Update(_Rows):
-    """Whole rows, each with ROW_ID and ROW_VERSION; one without other cells is deleted."""
+    """Whole rows, each with ROW_ID and ROW_VERSION. A row without other cells is deleted."""
 
     rows: Iterable[Row]
 
 
 @dataclass(frozen=True)
 class Patch(_Rows):
-    """Some cells of rows, each with ROW_ID and, so that a conflict is told, ROW_VERSION.
+    """Some cells of rows, each with ROW_ID and optionally ROW_VERSION.
 
-    One without cells is left alone. As (ROW_ID, ROW_VERSION or None, cells) it is deleted when the cells are
-    None.
+    With ROW_VERSION, a row that was changed since raises a conflict. A row without cells is skipped. A row
+    may also be a tuple (ROW_ID, ROW_VERSION or None, cells); if its cells are None, the row is deleted.
     """
 
     rows: Iterable[Row | tuple[int, int | None, Row | None]]
@@ -123,14 +123,14 @@ class Remove(_Rows):
 
 @dataclass(frozen=True, slots=True)
 class AddColumn:
-    """A column more; rows that are there have its default."""
+    """A new column. Existing rows get its default."""
 
     column: Column
 
 
 @dataclass(frozen=True, slots=True)
 class RenameColumn:
-    """Another name for a column."""
+    """A new name for a column."""
 
     name: str
     new_name: str
@@ -138,10 +138,10 @@ class RenameColumn:
 
 @dataclass(frozen=True, slots=True)
 class RetypeColumn:
-    """Another type, limit, default or enum for a column.
+    """A new type, `size_max`, default or enum for a column.
 
-    What is left out is as of a new column of the type, but that a STRING of now keeps its `size_max`.
-    Refused when a value of a current row does not fit.
+    Fields that are left out get the values of a new column, except that a STRING keeps its `size_max`. The
+    change is refused if a value of a current row does not fit.
     """
 
     name: str
@@ -153,18 +153,20 @@ class RetypeColumn:
 
 @dataclass(frozen=True, slots=True)
 class DropColumn:
-    """A column less; older versions of rows still have it."""
+    """A column to drop. Older versions of rows keep it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class LoadCsv:
-    """The rows of a CSV or TSV file: without ROW_ID inserts, with it updates of the columns that it has.
+    """The rows of a CSV or TSV file.
 
-    A row of only ROW_ID and ROW_VERSION is deleted. With `as_new`, ROW_ID and ROW_VERSION of the file are
-    left out, and all rows are inserted. `columns` are the names of the file's columns, in place of its
-    header's. `null` is a text that stands for nothing, like NA, where it is not quoted, or several.
+    - Rows without ROW_ID are inserted. Rows with ROW_ID are updated, in the columns that the file has.
+    - A row of only ROW_ID and ROW_VERSION is deleted.
+    - With `as_new`, ROW_ID and ROW_VERSION are ignored, and all rows are inserted.
+    - `columns` names the file's columns, in place of its header.
+    - `null` is a text, or several, that means null where it is not quoted, for example "NA".
     """
 
     path: str | PathLike[str] | Any
@@ -184,26 +186,26 @@ SchemaChange = AddColumn | RenameColumn | RetypeColumn | DropColumn
 
 
 def check_change_id(change_id: object) -> None:
-    """Raises `InvalidInput` for what can be no id of a change."""
+    """Raises `InvalidInput` for an invalid change id."""
     check_text("change_id", change_id, CHANGE_ID_BYTES_MAX)
 
 
 def checked_number(what: str, value: object) -> int:
-    """Returns a ROW_ID or ROW_VERSION; `RowNotFound` for what can be none."""
+    """Returns a ROW_ID or ROW_VERSION. Raises `RowNotFound` for values that cannot be one."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= INTEGER_MAX:
         raise RowNotFound(f"{what} is a whole number from 1 to {INTEGER_MAX:,}, not {value!r}")
     return value
 
 
 def checked_reference(value: object) -> tuple[int, int]:
-    """Returns the id and version that name a row. `InvalidRow`, `RowNotFound`."""
+    """Returns the id and version of a reference to a row. Raises `InvalidRow` and `RowNotFound`."""
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         raise InvalidRow(f"a row is named by (ROW_ID, ROW_VERSION), not {value!r}")
     return checked_number(ROW_ID, value[0]), checked_number(ROW_VERSION, value[1])
 
 
 class RowIds(Sequence[int]):
-    """Ids of rows in their order, which follow each other; equal to a list of them."""
+    """Consecutive ids of rows, in order. They equal a list of the same ids."""
 
     def __init__(self, first: int = 1, count: int = 0) -> None:
         self._range = range(first, first + count)
@@ -235,9 +237,10 @@ class RowIds(Sequence[int]):
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a change did: the ids of its inserts in their order, the versions that it made, and how many rows.
+    """The result of a change: the ids of inserted rows in order, the new versions, and counts of rows.
 
-    `changed` has "inserted", "updated", "deleted" and "unchanged" (found equal, and left alone).
+    `changed` counts "inserted", "updated", "deleted" and "unchanged" rows. Unchanged rows had the given
+    values already and were not written.
     """
 
     row_ids: Sequence[int] = field(default_factory=RowIds)
@@ -245,7 +248,7 @@ class Changed:
     changed: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As an object of JSON: the ids as their first and how many, since they follow each other."""
+        """Returns the result as a JSON object, with the first of the consecutive ids and their number."""
         first = self.row_ids[0] if self.row_ids else None
         return {
             "first_row_id": first,
@@ -255,13 +258,13 @@ class Changed:
         }
 
     @staticmethod
-    def from_json(found: Mapping[str, Any]) -> Changed:
-        """The result of `to_json`."""
-        ids = RowIds(found["first_row_id"] or 1, found["row_ids"])
-        return Changed(ids, list(found["versions"]), dict(found["changed"]))
+    def from_json(value: Mapping[str, Any]) -> Changed:
+        """Returns the result of an object that `to_json` made."""
+        ids = RowIds(value["first_row_id"] or 1, value["row_ids"])
+        return Changed(ids, list(value["versions"]), dict(value["changed"]))
 
 
-# Changes as JSON: what a file of changes has, and what travels to a service.
+# Changes as JSON: the content of a file of changes, or of a request to a service.
 
 _ROWS: dict[str, type[Insert | Update | Patch | Remove]] = {
     "insert": Insert, "update": Update, "patch": Patch, "remove": Remove,
@@ -273,20 +276,21 @@ KINDS = (*_ROWS, "add_column", *_OBJECTS, "drop_column")
 _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 
 
-def parse_changes(found: object, path_of: Callable[[str], Any] | None = None) -> list[Change]:
-    """The changes of JSON; `path_of` says where the file of a `load_csv` is, without it there may be none.
+def parse_changes(value: object, path_of: Callable[[str], Any] | None = None) -> list[Change]:
+    """Returns the changes of a JSON list.
 
-    Raises `InvalidInput`, which names the change by its number, and `InvalidColumn`.
+    `path_of` returns the path of a file that `load_csv` names; without it `load_csv` is refused. Raises
+    `InvalidInput`, which names the change by its number, and `InvalidColumn`.
     """
-    if not isinstance(found, list) or not found:
+    if not isinstance(value, list) or not value:
         raise InvalidInput('changes are a list, like [{"insert": [{"name": "a"}]}]')
-    return [_change(one, f"change {number}", path_of) for number, one in enumerate(found, 1)]
+    return [_change(change, f"change {number}", path_of) for number, change in enumerate(value, 1)]
 
 
-def _change(found: object, where: str, path_of: Callable[[str], Any] | None) -> Change:
-    if not isinstance(found, dict) or len(found) != 1:
+def _change(value: object, where: str, path_of: Callable[[str], Any] | None) -> Change:
+    if not isinstance(value, dict) or len(value) != 1:
         raise InvalidInput(f"{where}: it must be an object of one name, one of {', '.join(KINDS)}")
-    [(kind, given)] = found.items()
+    [(kind, given)] = value.items()
     if kind in _ROWS:
         if not isinstance(given, list):
             raise InvalidInput(f"{where}: {kind} has a list of rows")
@@ -316,14 +320,16 @@ def _of_object(kind: str, given: object, where: str, path_of: Callable[[str], An
         if path_of is None:
             raise InvalidInput(f"{where}: load_csv is not taken here: upload the file")
         names = given.get("columns")
-        if names is not None and not (isinstance(names, list) and all(isinstance(one, str) for one in names)):
+        if names is not None and not (
+            isinstance(names, list) and all(isinstance(name, str) for name in names)
+        ):
             raise InvalidInput(f"{where}: the columns of load_csv are a list of names")
         return LoadCsv(**{**given, "path": path_of(str(given["path"]))})
     return made(**given)
 
 
 def changes_json(changes: Sequence[Change]) -> list[dict[str, Any]]:
-    """As `parse_changes` takes them; `InvalidInput` for what is no change."""
+    """Returns changes as JSON that `parse_changes` takes. Raises `InvalidInput` for other values."""
     return [dict([_json(change)]) for change in changes]
 
 
@@ -338,7 +344,7 @@ def _json(change: Change) -> tuple[str, Any]:
             return name, change.name
         case RenameColumn() | RetypeColumn() | LoadCsv():
             return name, {key: value for key, value in asdict(change).items() if value is not None}
-    raise InvalidInput(f"{change!r} is no change: dm.Insert, dm.Update, … are")
+    raise InvalidInput(f"{change!r} is not a change: use dm.Insert, dm.Update, …")
 
 
 def _row(row: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The databases that indexes of row tables are in: beside the instance's own, or others that are named."""
+"""The databases of indexes of row tables: on the instance's own server, or at addresses from the settings."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from dormouse.rows.columns import Column, from_jsonb
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# What the instance's database knows of the indexes of row tables: where each is, how much it is asked.
+# Records of the indexes in the instance's database: the database and the load of each.
 
-_REMEMBERED_MAX = 1_000
+_CACHED_MAX = 1_000
 _QUERIES = load(__package__ or "", "cluster")
 
 
@@ -52,10 +52,10 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A row table at one moment, and where its index is, if it has one.
+    """A row table at one moment, with its index if it has one.
 
-    `columns` and `changed_at` are as of a version that was asked for, or of now; `incarnation_id` is the life
-    of the database: after a restore it is another.
+    `version` is the newest version. `columns` and `changed_at` belong to the version that was requested, or
+    else to the newest. `incarnation_id` changes with each restore of the database.
     """
 
     table_id: int
@@ -73,7 +73,7 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An index, and its load: seconds of queries, of which half are forgotten each hour."""
+    """An index and its load: seconds of queries, with a half-life of one hour."""
 
     table_id: int
     name: str
@@ -84,7 +84,7 @@ class Placed:
 
 
 class Placements:
-    """Statements about the indexes of an instance. Threads may share it."""
+    """The records of an instance's indexes. Threads may share it."""
 
     def __init__(self, supplier: Supplier) -> None:
         self._supplier = supplier
@@ -94,28 +94,28 @@ class Placements:
         self._key: bytes | None = None
 
     def look(self, table_id: int, as_of: int | None = None) -> Looked:
-        """How a table is now, in one look-up; `TableNotFound`."""
+        """Returns a table with its index, in one look-up. Raises `TableNotFound`."""
         known = self._newest.get(table_id)
         values = {"table_id": table_id, "as_of": as_of, "known_since": known}
         rows = self._rows("look", values)
         if not rows:
-            raise TableNotFound(f"the row table of id {table_id} is not there any more")
-        name, table_uuid, version, changed_at, since, columns, *more = rows[0]
-        found = self._remembered(table_id, since, columns)
-        return Looked(table_id, name, table_uuid, version, changed_at, found, *more)
+            raise TableNotFound(f"the row table of id {table_id} no longer exists")
+        name, table_uuid, version, changed_at, since, stored, *more = rows[0]
+        columns = self._cached_columns(table_id, since, stored)
+        return Looked(table_id, name, table_uuid, version, changed_at, columns, *more)
 
     def as_added(self, looked: Looked, known: Collection[int]) -> list[Column]:
-        """Columns that are none of those known, as they were added: rows of before have that default."""
+        """Returns the columns not among `known`, as they were added: older rows have that default."""
         ids = [column.column_id for column in looked.columns if column.column_id not in known]
         rows = self._rows("as_added", {"table_id": looked.table_id, "column_ids": ids}) if ids else []
         return [from_jsonb(column) for (column,) in rows]
 
     def changed_count(self, table_id: int, after: int) -> int:
-        """Returns how many rows were changed after a version."""
+        """Returns the number of rows that changed after a version."""
         return int(self._rows("changed_count", {"table_id": table_id, "after": after})[0][0])
 
     def place(self, looked: Looked, database: str) -> None:
-        """Says in which database an index is to be built, if it still is as it was looked at."""
+        """Records the database for a new build of an index, unless another process changed the record."""
         values = {
             "table_id": looked.table_id, "database": database,
             "was_database": looked.database, "was_build_id": looked.build_id,
@@ -123,7 +123,7 @@ class Placements:
         self._rows("place", values, writes=True)
 
     def built(self, looked: Looked, database: str, build_id: int) -> bool:
-        """Has a build take the place of the one that was looked at; False: another has taken it."""
+        """Replaces the build of `looked` by a new one. Returns False if another process replaced it first."""
         values = {
             "table_id": looked.table_id, "database": database, "build_id": build_id,
             "was_database": looked.database, "was_build_id": looked.build_id,
@@ -131,7 +131,7 @@ class Placements:
         return bool(self._rows("built", values, writes=True))
 
     def failed(self, table_id: int, failure: str | None) -> None:
-        """Records why the work failed, for users; None: it is done."""
+        """Records the reason of a failure, for users. None clears it."""
         self._rows("failed", {"table_id": table_id, "failure": failure}, writes=True)
 
     def used(self, table_id: int, seconds: float) -> None:
@@ -141,16 +141,16 @@ class Placements:
         return [Placed(*row) for row in self._rows("loads", {})]
 
     def forget(self, placed: Placed, idle_seconds: float) -> bool:
-        """Drops an index that was not asked for so long; whether it was still so."""
+        """Deletes the record of an idle index. Returns False if it was used or replaced meanwhile."""
         values = {"table_id": placed.table_id, "build_id": placed.build_id, "idle_seconds": idle_seconds}
         return bool(self._rows("forget", values, writes=True))
 
     def instance_id(self) -> UUID:
-        found: UUID = self._rows("whose", {})[0][0]
-        return found
+        instance_id: UUID = self._rows("whose", {})[0][0]
+        return instance_id
 
     def key(self) -> bytes:
-        """What signs the tokens of pages."""
+        """Returns the key that signs the tokens of pages."""
         if self._key is None:
             rows = self._rows("key", {})
             if not rows:
@@ -160,17 +160,18 @@ class Placements:
         return self._key
 
     def make_key(self) -> None:
-        """Has this key be there, unless it is: those who only read cannot make it."""
+        """Makes the key of page tokens if there is none. A read-only process cannot make it."""
         self._rows("make_key", {}, writes=True)
 
-    def _remembered(self, table_id: int, since: int, columns: Sequence[Any] | None) -> tuple[Column, ...]:
+    def _cached_columns(self, table_id: int, since: int, stored: Sequence[Any] | None) -> tuple[Column, ...]:
+        """Returns the columns from a version on; caches them, if they are given as the database has them."""
         with self._lock:
-            if columns is not None:
-                self._columns[table_id, since] = tuple(map(from_jsonb, columns))
+            if stored is not None:
+                self._columns[table_id, since] = tuple(map(from_jsonb, stored))
                 self._newest[table_id] = max(since, self._newest.get(table_id, since))
-                while len(self._columns) > _REMEMBERED_MAX:
-                    (gone, _), _ = self._columns.popitem(last=False)
-                    self._newest.pop(gone, None)
+                while len(self._columns) > _CACHED_MAX:
+                    (oldest_id, _), _ = self._columns.popitem(last=False)
+                    self._newest.pop(oldest_id, None)
             return self._columns[table_id, since]
 
     def _rows(self, name: str, values: dict[str, Any], *, writes: bool = False) -> list[Any]:
@@ -180,7 +181,7 @@ class Placements:
 
 MIGRATIONS = Path(__file__).with_name("index_migrations")
 DATABASES = 2
-"""So many are beside the instance's own, if the settings do not say."""
+"""The default number of index databases on the instance's own server."""
 
 CONNECTIONS_MAX = 8
 QUERY_SECONDS_MAX = 300
@@ -188,13 +189,13 @@ _NAME_BYTES_MAX = 63
 
 
 class IndexForbidden(InstanceError):
-    """The instance's user may not make a database of indexes; the message names no address."""
+    """An error: the instance's user may not create a database for indexes. The message has no address."""
 
 
 class IndexCluster:
-    """The databases by their names: "1", "2", … beside the instance's own, host:port/database of others.
+    """The index databases by name: "1", "2", … on the instance's server, or host:port/database elsewhere.
 
-    Those beside the instance's are made when they are first needed. Threads may share it.
+    Databases on the instance's server are created at their first use. Threads may share it.
     """
 
     def __init__(self, dsn: str, setting: str | None = None) -> None:
@@ -208,15 +209,15 @@ class IndexCluster:
         return list(self._addresses)
 
     def supplier(self, name: str) -> ConnectionSupplier:
-        """Connections to a database, which is there and up to date.
+        """Returns connections to a database, after creating and migrating it if needed.
 
-        Raises `InstanceError`: it cannot be reached, or made; or is none of the settings' any more.
+        Raises `InstanceError` if it cannot be reached or created, or is no longer in the settings.
         """
         with self._lock:
-            if (found := self._suppliers.get(name)) is not None:
-                return found
+            if (open_already := self._suppliers.get(name)) is not None:
+                return open_already
         if name not in self._addresses:
-            raise InstanceError(f"the index database {name!r} is none of those in the settings")
+            raise InstanceError(f"the index database {name!r} is not in the settings")
         made = (
             ConnectionSupplier(
                 self._addresses[name],
@@ -245,15 +246,15 @@ class IndexCluster:
         return kept
 
     def is_open(self, name: str) -> bool:
-        """Whether this process has asked it."""
+        """Returns whether this process has connections to a database."""
         return name in self._suppliers
 
     def lost(self, name: str) -> None:
-        """Something is wrong with a database: it is looked at anew, and made again if it is gone."""
+        """Closes the connections to a failing database. The next use connects again, or creates it."""
         with self._lock:
-            gone = self._suppliers.pop(name, None)
-        if gone is not None:
-            gone.close()
+            supplier = self._suppliers.pop(name, None)
+        if supplier is not None:
+            supplier.close()
 
     def close(self) -> None:
         with self._lock:
@@ -262,8 +263,8 @@ class IndexCluster:
             supplier.close()
 
     def _create(self, name: str) -> bool:
-        """Makes a database that is not there; whether there was none. `InstanceError`."""
-        assert self._own is not None  # noqa: S101 others are not made
+        """Creates a database. Returns False if it exists already. Raises `InstanceError`."""
+        assert self._own is not None  # noqa: S101 databases elsewhere are never created
         database = str(parameters(self._addresses[name])["dbname"])
         with closing(ConnectionSupplier(self._own, connections_max=1)) as own, own.connection() as conn:
             rows = conn.execute("select 1 from pg_catalog.pg_database where datname = %s", [database])
@@ -276,16 +277,16 @@ class IndexCluster:
             except psycopg.Error as error:
                 is_forbidden = isinstance(error, psycopg.errors.InsufficientPrivilege)
                 raise (IndexForbidden if is_forbidden else InstanceError)(
-                    f"cannot make the database {database!r} for indexes of row tables: {one_line(error)}; "
-                    "have its owner make it, or name others by DORMOUSE_ROW_INDEXES"
+                    f"cannot create the database {database!r} for indexes of row tables: {one_line(error)}; "
+                    "create it as a user with that right, or name other databases in DORMOUSE_ROW_INDEXES"
                 ) from None
         return True
 
 
 def addresses(dsn: str, setting: str | None) -> dict[str, str]:
-    """Where each database is, by its name; `setting` is how many, or DSNs with blanks between.
+    """Returns the DSN of each index database, by its name.
 
-    Raises `InvalidInput`.
+    `setting` is the number of databases, or their DSNs separated by spaces. Raises `InvalidInput`.
     """
     text = (setting or str(DATABASES)).strip()
     if text.isdigit():
@@ -295,14 +296,14 @@ def addresses(dsn: str, setting: str | None) -> dict[str, str]:
             str(number): make_conninfo("", **{**own, "dbname": _beside(database, number)})
             for number in range(1, int(text) + 1)
         }
-    found = {}
+    dsns = {}
     for address in text.split():
         given = parameters(address)
         if not given.get("dbname"):
-            raise InvalidInput("DORMOUSE_ROW_INDEXES: each address names a database")
+            raise InvalidInput("DORMOUSE_ROW_INDEXES: each address must name a database")
         host, port = given.get("host") or given.get("hostaddr") or "", given.get("port") or 5432
-        found[f"{host}:{port}/{given['dbname']}"] = address
-    return found
+        dsns[f"{host}:{port}/{given['dbname']}"] = address
+    return dsns
 
 
 def _beside(database: str, number: int) -> str:

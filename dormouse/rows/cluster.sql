@@ -1,6 +1,6 @@
 -- name: look
--- A row table at this moment: its newest version, when a version was committed and its columns of then (unless they are
--- those known), where its index is, and what became of that.
+-- A row table now: its newest version, the commit time and columns of a version (null columns: the caller knows them),
+-- and its index with the last failure.
 select
     t.name, t.table_uuid, r.version,
     coalesce(
@@ -31,7 +31,7 @@ from tables t
 where t.table_id = %(table_id)s;
 
 -- name: as_added
--- Columns as they were added; they may have been retyped since.
+-- Columns as they were added, before any change of their types.
 select distinct on (column_id) c.value
 from row_columns r
     cross join lateral jsonb_array_elements(r.columns) c
@@ -40,20 +40,20 @@ where r.table_id = %(table_id)s and column_id = any(%(column_ids)s)
 order by column_id, since_version;
 
 -- name: changed_count
--- How many rows have a version that is newer than one.
+-- The number of rows whose version is newer than the given one.
 select coalesce(sum(last_id - first_id + 1), 0)::bigint
 from row_range
 where table_id = %(table_id)s and version > %(after)s;
 
 -- name: place
--- Puts an index into a database, where it has to be built, unless another was faster.
+-- Records the database in which an index is to be built, unless another process changed the record.
 insert into row_index as i (table_id, database) values (%(table_id)s, %(database)s)
 on conflict on constraint row_index_pkey do update
 set database = excluded.database, build_id = null
 where i.database is not distinct from %(was_database)s and i.build_id is not distinct from %(was_build_id)s;
 
 -- name: built
--- An index was built: it takes the place of the one that was there, unless another has; tells whether it did.
+-- Records the new build of an index. No row: another process replaced the old build first.
 update row_index
 set database = %(database)s, build_id = %(build_id)s, failure = null, failed_at = null
 where table_id = %(table_id)s and build_id is not distinct from %(was_build_id)s
@@ -61,18 +61,18 @@ where table_id = %(table_id)s and build_id is not distinct from %(was_build_id)s
 returning table_id;
 
 -- name: failed
--- Why the work on an index failed, to be told to those who ask for it.
+-- Records the failure of work on an index, for the error messages of queries.
 update row_index set failure = %(failure)s, failed_at = clock_timestamp() where table_id = %(table_id)s;
 
 -- name: used
--- That an index was asked, and for how many seconds it worked.
+-- Records the use of an index, in seconds of queries.
 update row_index
 set load = load * exp(-ln(2.0) * extract(epoch from clock_timestamp() - used_at) / 3600) + %(seconds)s,
     used_at = clock_timestamp()
 where table_id = %(table_id)s;
 
 -- name: loads
--- All indexes, with their load of now.
+-- All indexes, with their current load.
 select
     i.table_id, t.name, i.database, i.build_id,
     i.load * exp(-ln(2.0) * extract(epoch from clock_timestamp() - i.used_at) / 3600) as load,
@@ -81,14 +81,14 @@ from row_index i join tables t using (table_id)
 order by i.table_id;
 
 -- name: forget
--- An index is dropped, unless it was asked again or is another by now.
+-- Deletes the record of an idle index, unless it was used or replaced meanwhile.
 delete from row_index
 where table_id = %(table_id)s and build_id is not distinct from %(build_id)s
     and used_at < clock_timestamp() - make_interval(secs => %(idle_seconds)s)
 returning table_id;
 
 -- name: make_key
--- The key of page tokens, unless it is there.
+-- Makes the key of page tokens if there is none.
 insert into row_page_key (key) values (uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())) on conflict do nothing;
 
 -- name: key
@@ -96,5 +96,5 @@ insert into row_page_key (key) values (uuid_send(gen_random_uuid()) || uuid_send
 select key from row_page_key;
 
 -- name: whose
--- Which instance this database is of.
+-- The id of this instance.
 select instance_id from instance;

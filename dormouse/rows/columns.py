@@ -1,4 +1,4 @@
-"""The columns of a row table and their types: how a value of Python, JSON or CSV stands in files."""
+"""The columns of row tables and their types: how values of Python, JSON and CSV are stored in files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STORED: dict[str, DataType] = {
     "FILE": STRING,
     "JSON": STRING,
 }
-"""How the values of each type stand in files."""
+"""The type in which files store the values of each column type."""
 
 FILE_REFERENCE = (
     r"file:([0-9a-f]{32}):([0-9]{1,18}):([0-9a-f]{64}):([^/.\x00-\x1f\x7f][^/\x00-\x1f\x7f]{0,254})"
@@ -55,33 +55,33 @@ FORMS: dict[str, tuple[str, str]] = {
     ),
     "FILE": (FILE_REFERENCE, "is no reference to a file: put the file first, which gives the reference"),
 }
-"""The pattern of the texts of a type, which Python and Arrow read alike, and why other texts are refused."""
+"""The pattern of a type's texts, and the error for other texts. Python and Arrow read the patterns alike."""
 
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 JSON_CHARACTERS_MAX = 64 * 1024 * 1024
 _SPECIAL = {"nan", "infinity", "inf", "-infinity", "-inf"}
 _WHOLE_FLOAT = re.compile(r"([+-]?\d{1,16})\.0*")
-"""As pandas writes whole numbers beside nulls; of more digits some may be lost."""
+"""The form in which pandas writes whole numbers beside nulls. With more digits, some may be lost."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Misfit(ValueError):
-    """Why a value is none of its type, to follow the value in a sentence."""
+    """A value that does not fit its type; the message follows the value in an error message."""
 
 
 def stored_value(kind: str, value: Any) -> Any:
-    """A value that is not null, as files have it; `Misfit`."""
+    """Returns a value that is not null as files store it. Raises `Misfit`."""
     return _CHECKS[kind](value)
 
 
 def parsed_value(kind: str, text: str) -> Any:
-    """A text of CSV, without space around it and not empty, as files have it; `Misfit`."""
+    """Returns the value of a text as files store it. Raises `Misfit`. The text is stripped and not empty."""
     return _PARSERS[kind](text)
 
 
 def _integer(value: Any) -> int:
     if isinstance(value, float) and value.is_integer() and abs(value) <= EXACT_MAX:
-        return int(value)  # as pandas has whole numbers beside nulls
+        return int(value)  # pandas has whole numbers as floats if there are nulls
     if not isinstance(value, int) or isinstance(value, bool):
         raise Misfit("is not a whole number")
     if not INTEGER_MIN <= value <= INTEGER_MAX:
@@ -110,7 +110,7 @@ def _string(value: Any) -> str:
     except UnicodeEncodeError:
         raise Misfit("has half a surrogate pair, which is no character") from None
     if "\0" in value:
-        raise Misfit("has a NUL character")  # which PostgreSQL's text cannot have
+        raise Misfit("has a NUL character")  # PostgreSQL's text cannot hold it
     return value
 
 
@@ -129,10 +129,10 @@ def _boolean(value: Any) -> bool:
 def _date(value: Any) -> int:
     if isinstance(value, str):
         try:
-            found = datetime.fromisoformat(value)
+            moment = datetime.fromisoformat(value)
         except ValueError:
             raise Misfit("is not a date, like 2024-01-31T12:00:00Z") from None
-        value = found if found.tzinfo else found.replace(tzinfo=UTC)  # text without a zone is in UTC
+        value = moment if moment.tzinfo else moment.replace(tzinfo=UTC)  # text without a zone is in UTC
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise Misfit("has no time zone: give it one, as datetime.now(UTC) has one")
@@ -150,7 +150,7 @@ def _json(value: Any) -> str:
         text = json_text(value)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise Misfit(f"is no value of JSON: {one_line(error)}") from None
+        raise Misfit(f"is not a JSON value: {one_line(error)}") from None
     if len(text) > JSON_CHARACTERS_MAX:
         raise Misfit(f"is longer than {JSON_CHARACTERS_MAX:,} characters")
     return text
@@ -195,7 +195,7 @@ def _date_of(text: str) -> int:
 
 def _json_of(text: str) -> str:
     def no_constant(name: str) -> Any:
-        raise ValueError(f"{name} is none of its values")
+        raise ValueError(f"{name} is not a value of JSON")
 
     try:
         return _json(parse_json(text, no_constant))
@@ -228,20 +228,20 @@ RESERVED = frozenset({ROW_ID, ROW_VERSION, ROW_DELETED, "ROW_ETAG"})
 
 COLUMNS_MAX = 152
 SIZE_DEFAULT, SIZE_MAX = 50, 1_000
-"""Characters of a STRING."""
+"""The default and the largest number of characters of a STRING."""
 LINK_MAX = 1_000
 ENUM_MAX = 1_000
 _SHOWN_MAX, _LISTED_MAX = 60, 10
 _LACKING = re.compile(r'^"(NaN|-?Infinity)"$|-0\.0|\\u0000')
-"""What is not finite, the negative zero, and NUL."""
+"""JSON that `jsonb` cannot keep: numbers that are not finite, the negative zero, and NUL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column; `column_id` is given by the table, and stays.
+    """A column of a row table.
 
-    `size_max` are the characters of a STRING, by default 50; `default` is what a row has that has no value;
-    `enum` are the values that it may have. Raises `InvalidColumn`.
+    `size_max` is the most characters of a STRING, by default 50. Rows without a value get `default`. `enum`
+    lists the allowed values. The table sets `column_id`, which never changes. Raises `InvalidColumn`.
     """
 
     name: str
@@ -260,7 +260,7 @@ class Column:
         object.__setattr__(self, "size_max", self._checked_size())
         object.__setattr__(self, "enum", self._checked_enum())
         if self.default is not None and self.type == "JSON":
-            _of_column(self, self.default, "the default")  # as it was given, which files have as text
+            _of_column(self, self.default, "the default")  # only checks: files store JSON as text
         elif self.default is not None:
             object.__setattr__(self, "default", _of_column(self, self.default, "the default"))
 
@@ -293,24 +293,24 @@ class Column:
 
     @property
     def stored(self) -> DataType:
-        """How its values stand in files."""
+        """The type in which files store its values."""
         return STORED[self.type]
 
     @property
     def characters_max(self) -> int | None:
-        """Of the types that are text with a bound."""
+        """The most characters of a value, or None for types without such a limit."""
         return self.size_max if self.type == "STRING" else LINK_MAX if self.type in FORMS else None
 
     @property
     def stored_default(self) -> Any:
-        """The default as files have it."""
+        """The default as files store it."""
         return value_of(self, self.default, "the default", formed=False)
 
     def __str__(self) -> str:
         return f"{self.name} {self.type}" + (f"({self.size_max})" if self.size_max else "")
 
     def to_json(self) -> dict[str, Any]:
-        """Without what is not set."""
+        """Returns the column as a JSON object, without fields that are not set."""
         given = {
             "column_id": self.column_id,
             "name": self.name,
@@ -322,20 +322,21 @@ class Column:
         return {key: value for key, value in given.items() if value is not None}
 
     @staticmethod
-    def from_json(found: Any) -> Column:
-        """The column of `to_json`."""
+    def from_json(value: Any) -> Column:
+        """Returns the column of an object that `to_json` made. Raises `InvalidColumn`."""
         known = {"column_id", "name", "type", "size_max", "default", "enum"}
-        if not isinstance(found, dict) or not {"name", "type"} <= found.keys() <= known:
+        if not isinstance(value, dict) or not {"name", "type"} <= value.keys() <= known:
             raise InvalidColumn(
-                f"a column is an object with name, type and optionally size_max, default, enum, not {found!r}"
+                f"a column is an object with name, type and optionally size_max, default, enum, not {value!r}"
             )
-        return Column(**found)
+        return Column(**value)
 
 
 def check_new(column: Column) -> Column:
-    """Returns a column that is to be made; `InvalidColumn` for a default or an enum without the type's form.
+    """Returns a new column after checking that its default and enum have the form of its type.
 
-    Columns that earlier versions made may have such values.
+    Raises `InvalidColumn`. Columns that earlier releases made may break this rule, so that only new ones are
+    checked.
     """
     if (form := FORMS.get(column.type)) is not None:
         for value in (column.default, *(column.enum or ())):
@@ -345,27 +346,29 @@ def check_new(column: Column) -> Column:
 
 
 def to_jsonb(column: Column) -> dict[str, Any]:
-    """As the database keeps it: a default that `jsonb` lacks is JSON as text, unknown to earlier versions."""
-    found = column.to_json()
+    """Returns a column as the database keeps it.
+
+    A default that `jsonb` cannot hold becomes JSON text, in a field that earlier releases do not know.
+    """
+    stored = column.to_json()
     if column.default is not None and _LACKING.search(text := json.dumps(json_value(column.default))):
-        found["default_text"] = text
-        del found["default"]
-    return found
+        stored["default_text"] = text
+        del stored["default"]
+    return stored
 
 
-def from_jsonb(found: Any) -> Column:
-    """The column of `to_jsonb`; those of earlier versions are as `to_json` gives them."""
-    given = dict(found)
+def from_jsonb(stored: Any) -> Column:
+    """Returns the column of an object that `to_jsonb` made, or `to_json` in earlier releases."""
+    given = dict(stored)
     text = given.pop("default_text", None)
     return Column.from_json(given if text is None else {**given, "default": json.loads(text)})
 
 
 def value_of(column: Column, value: Any, label: object, *, formed: bool = True) -> Any:
-    """Returns a value of Python or JSON as files have it; null stays, and NaN is null but in a DOUBLE.
+    """Returns a value of Python or JSON as files store it. NaN becomes null, except in a DOUBLE.
 
-    `InvalidRow` begins with the label.
-
-    `formed`: a text must have the form of its type, which `check_new` checks of defaults and enums.
+    With `formed`, a text must have the form of its type (`FORMS`). Raises `InvalidRow`, whose message begins
+    with the label.
     """
     if value is None or (column.type != "DOUBLE" and _is_nan(value)):
         return None
@@ -376,12 +379,12 @@ def value_of(column: Column, value: Any, label: object, *, formed: bool = True) 
 
 
 def _is_nan(value: Any) -> bool:
-    """Returns whether a value is NaN or NaT, which pandas has where there is nothing."""
+    """Returns whether a value is NaN or NaT, which pandas uses for missing values."""
     return isinstance(value, float | datetime) and value != value  # noqa: PLR0124
 
 
 def text_value(column: Column, text: str | None, label: object) -> Any:
-    """As `value_of`, of a text of CSV without space around it."""
+    """Returns the value of a stripped CSV text as files store it. Raises `InvalidRow`, like `value_of`."""
     if text is None:
         return None
     try:
@@ -390,23 +393,22 @@ def text_value(column: Column, text: str | None, label: object) -> Any:
         raise _refused(column, text, label, cause) from None
 
 
-def _within(column: Column, found: Any, *, formed: bool) -> Any:
+def _within(column: Column, value: Any, *, formed: bool) -> Any:
     size = column.characters_max
-    if size is not None and len(found) > size:
-        raise Misfit(f"has {len(found):,} characters, and may have {size:,}")
-    if formed and (form := FORMS.get(column.type)) is not None and not re.fullmatch(form[0], found):
+    if size is not None and len(value) > size:
+        raise Misfit(f"has {len(value):,} characters, and may have {size:,}")
+    if formed and (form := FORMS.get(column.type)) is not None and not re.fullmatch(form[0], value):
         raise Misfit(form[1])
-    if column.enum is not None and found not in column.enum:
-        shown = ", ".join(map(repr, column.enum[:_LISTED_MAX]))
-        raise Misfit(f"is none of {shown}{', …' if len(column.enum) > _LISTED_MAX else ''}")
-    return found
+    if column.enum is not None and value not in column.enum:
+        allowed = ", ".join(map(repr, column.enum[:_LISTED_MAX]))
+        raise Misfit(f"is none of {allowed}{', …' if len(column.enum) > _LISTED_MAX else ''}")
+    return value
 
 
 def _refused(column: Column, value: Any, label: object, cause: Misfit) -> InvalidRow:
     shown = repr(value)
     shown = shown if len(shown) <= _SHOWN_MAX else f"{shown[:_SHOWN_MAX]}…"
-    said = f"{label}, column {column.name!r} ({column.type}): {shown} {cause}"
-    return InvalidRow(said, column=column.name)
+    return InvalidRow(f"{label}, column {column.name!r} ({column.type}): {shown} {cause}", column=column.name)
 
 
 def _of_column(column: Column, value: Any, label: object) -> Any:
@@ -417,7 +419,7 @@ def _of_column(column: Column, value: Any, label: object) -> Any:
 
 
 def check_column_name(name: object) -> None:
-    """`InvalidColumn` for a name that cannot be a column's."""
+    """Raises `InvalidColumn` for a name that a column cannot have."""
     try:
         check_field_name(name)
         if not str(name).isidentifier():
@@ -433,7 +435,10 @@ def check_column_name(name: object) -> None:
 
 
 def check_columns(columns: Sequence[Column]) -> tuple[Column, ...]:
-    """The columns of one table; `InvalidColumn` for too many, and for names that only differ in case."""
+    """Returns the columns of one table as a tuple.
+
+    Raises `InvalidColumn` for too many columns, and for names that differ only in case.
+    """
     if isinstance(columns, Column) or not isinstance(columns, Iterable):
         raise InvalidColumn(f"columns must be a list of dm.Column, not {columns!r}")
     listed = tuple(columns)
@@ -453,10 +458,9 @@ def check_columns(columns: Sequence[Column]) -> tuple[Column, ...]:
 
 
 def column_named(columns: Sequence[Column], name: object) -> Column:
-    """`InvalidColumn` when there is none."""
+    """Returns the column of a name. Raises `InvalidColumn` if there is none."""
     for column in columns:
         if column.name == name:
             return column
     known = ", ".join(column.name for column in columns)
-    said = f"there is no column {name!r}; the columns are {known or 'none'}"
-    raise InvalidColumn(said, column=str(name))
+    raise InvalidColumn(f"there is no column {name!r}; the columns are {known or 'none'}", column=str(name))

@@ -1,4 +1,4 @@
-"""The rows of a CSV file as what a change asks: inserts, updates of the columns that it has, deletes."""
+"""Loads of CSV files into row tables, as blocks of rows to insert, update or delete; and exports to CSV."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from dormouse.sources.sniffing import other_format
 from dormouse.sources.text_format import TextFormat, TextOptions, text_format
 from dormouse.sources.text_reader import Place, TextBatch, TextFile, naming
 
-# Rows as CSV that can be edited and uploaded: with the id and version of each, of a table or of a query.
+# Rows of a table or query as CSV, with ids and versions, so that users can edit and upload them.
 
 _UNWRITTEN = {".xlsx", ".xls", ".ods", ".zip", ".orc", ".avro", ".feather"}
-"""Ends of names that promise another kind of file than CSV."""
+"""Suffixes of other kinds of files than CSV."""
 
 
 def write_csv(
     reader: pa.RecordBatchReader, sink: BinaryIO, how: TextFormat, progress: Progress = no_progress
 ) -> int:
-    """Writes all rows; returns how many there were. Texts are quoted, and nothing is null."""
+    """Writes all rows as CSV and returns their number. Texts are quoted; an empty field is null."""
     check_written(how)
     return export_by(Csv(how.separator, header=how.header), with_moments(reader), sink, progress)
 
 
 def check_written(how: TextFormat) -> None:
-    """`InvalidInput` for a format that is only read."""
+    """Raises `InvalidInput` for a format that Dormouse reads but does not write."""
     if how != TextFormat(separator=how.separator, header=how.header):
-        raise InvalidInput("of a download the separator and the header may be chosen, and nothing else")
+        raise InvalidInput("a download has options for the separator and the header only")
 
 
 def with_moments(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
-    """Returns the rows with each DATE in ISO 8601: an upload reads the same moment from it."""
+    """Returns the rows with each DATE as text in ISO 8601, which an upload reads as the same time."""
     dates = [number for number, field in enumerate(reader.schema) if is_date(field)]
     if not dates:
         return reader
@@ -72,23 +72,27 @@ def save_csv(
     how: TextFormat,
     progress: Progress = no_progress,
 ) -> int:
-    """As `write_csv`, to a file that is whole or not there; of a name like x.csv.gz, compressed."""
+    """Writes all rows to a CSV file and returns their number. A failure leaves no file.
+
+    Compresses files with names such as x.csv.gz. Raises `InvalidInput` for names of other kinds of files.
+    """
     check_written(how)
-    told = format_of_name(path)
-    if told not in (None, "csv", "tsv"):
+    named_format = format_of_name(path)
+    if named_format not in (None, "csv", "tsv"):
         raise InvalidInput(
-            f"the name of {fspath(path)!r} tells {told}, and this writes CSV: take rows_of() for others"
+            f"the name of {fspath(path)!r} means {named_format}, and this writes CSV: use rows_of() for "
+            "other formats"
         )
     if (suffix := Path(fspath(path)).suffix.lower()) in _UNWRITTEN:
-        raise InvalidInput(f"files of {suffix} are not written: call the file x.csv, x.tsv or x.csv.gz")
+        raise InvalidInput(f"cannot write {suffix} files: name the file x.csv, x.tsv or x.csv.gz")
     with whole_file(path) as file, compressed(file, path) as sink:
         return write_csv(reader, sink, how, progress)
 
 
 def rows_of_pages(ask: Callable[[str | None], Page]) -> pa.RecordBatchReader:
-    """All rows of a query, page by page, all of the version that the first was of; `ask` gives a page.
+    """Returns all rows of a query, read page by page, all of the first page's version.
 
-    With ROW_ID and ROW_VERSION where rows are not groups.
+    `ask` returns the page of a token. The rows have ROW_ID and ROW_VERSION unless they are groups.
     """
     first = ask(None)
 
@@ -106,11 +110,11 @@ _KEYS = (ROW_ID, ROW_VERSION)
 
 
 def loads(change: LoadCsv, columns: Sequence[Column]) -> Iterator[RowBatch]:
-    """The file's rows; those of only ROW_ID and ROW_VERSION are deleted.
+    """Yields the file's rows in blocks. Rows of only ROW_ID and ROW_VERSION are deletions.
 
-    `as_new` of the change leaves both columns out: all rows are inserted. Raises `InvalidData` for a file
-    that is no CSV, or whose columns are others than the table's, and `InvalidRow` for what does not fit;
-    each names the line.
+    With `as_new` both columns are ignored, and all rows are inserted. Raises `InvalidData` for a file that is
+    not CSV or has other columns than the table, and `InvalidRow` for values that do not fit. Both name the
+    line.
     """
     if type(change.as_new) is not bool:
         raise InvalidInput(f"as_new must be True or False, not {change.as_new!r}")
@@ -123,7 +127,7 @@ def loads(change: LoadCsv, columns: Sequence[Column]) -> Iterator[RowBatch]:
 
 
 def _opened(change: LoadCsv, columns: Sequence[Column]) -> tuple[TextFile, list[Column | str | None]]:
-    """Opens a file as it is said to be written; or as it is found to be, if it does not fit the table so."""
+    """Opens a file in the given format, or in the one it seems to have if it does not fit the table."""
     options = {name: getattr(change, name) for name in TextOptions.__annotations__}
     file = TextFile(change.path, text_format(**options))
     try:
@@ -138,9 +142,9 @@ def _opened(change: LoadCsv, columns: Sequence[Column]) -> tuple[TextFile, list[
 def matched(
     file: TextFile, columns: Sequence[Column], names: Sequence[str] | None = None, *, as_new: bool = False
 ) -> list[Column | str | None]:
-    """Returns of each cell of a row its column, ROW_ID or ROW_VERSION; with `as_new` None for these two.
+    """Returns the column of each cell of a row, or ROW_ID or ROW_VERSION; with `as_new` None for these two.
 
-    `names` go before those of the header.
+    `names` replace the names of the header. Raises `InvalidData` for columns that do not fit the table.
     """
     given = tuple(names) if names is not None else file.header or tuple(column.name for column in columns)
     if len(given) != file.width:
@@ -151,13 +155,13 @@ def matched(
         )
     known: dict[str, Column | str] = {column.name: column for column in columns}
     matches = [_named(name, known) for name in given]
-    for number, one in enumerate(matches):
-        if one in matches[:number]:
+    for number, match in enumerate(matches):
+        if match in matches[:number]:
             raise InvalidData(f"has column {given[number]!r} twice")
     if as_new:
-        if not any(isinstance(one, Column) for one in matches):
+        if not any(isinstance(match, Column) for match in matches):
             raise InvalidData("has no column of the table, and new rows need one")
-        return [one if isinstance(one, Column) else None for one in matches]
+        return [match if isinstance(match, Column) else None for match in matches]
     for key, other in (_KEYS, _KEYS[::-1]):
         if key in matches and other not in matches:
             raise InvalidData(f"has {key} and no {other}: updates need both, and inserts neither")
@@ -170,12 +174,11 @@ def _named(name: str, known: dict[str, Column | str]) -> Column | str:
     if name in known:
         return known[name]
     hint = did_you_mean(name, known) or f"; its columns are {', '.join(known) or 'none'}"
-    said = f"has column {name[:100]!r}, which the table does not have{hint}"
-    raise InvalidData(said, column=name[:100])
+    raise InvalidData(f"has column {name[:100]!r}, which the table does not have{hint}", column=name[:100])
 
 
 def _blocks(batches: Iterator[TextBatch]) -> Iterator[TextBatch]:
-    """The same rows, as many at once as one version may have; those of another width apart."""
+    """Yields the same rows in blocks of the size of one version. Rows of different widths stay apart."""
     held: list[TextBatch] = []
     for batch in batches:
         if held and len(held[0].columns) != len(batch.columns):
@@ -195,14 +198,14 @@ def _blocks(batches: Iterator[TextBatch]) -> Iterator[TextBatch]:
 
 
 def _are_full(batches: Sequence[TextBatch]) -> bool:
-    rows = sum(one.num_rows for one in batches)
-    return rows >= BLOCK_ROWS_MAX or sum(one.byte_count for one in batches) >= BLOCK_BYTES_MAX
+    rows = sum(batch.num_rows for batch in batches)
+    return rows >= BLOCK_ROWS_MAX or sum(batch.byte_count for batch in batches) >= BLOCK_BYTES_MAX
 
 
 def _joined(batches: Sequence[TextBatch]) -> TextBatch:
     if len(batches) == 1:
         return batches[0]
-    columns = [pa.concat_arrays(each) for each in zip(*(one.columns for one in batches), strict=True)]
+    columns = [pa.concat_arrays(each) for each in zip(*(batch.columns for batch in batches), strict=True)]
     return TextBatch(batches[0].first_row, columns, batches[-1].bytes_read)
 
 
@@ -227,7 +230,7 @@ def _batch(batch: TextBatch, matches: Sequence[Column | str | None], file: TextF
 
 
 def _numbers(name: str, texts: pa.Array, label: Label, missing: int) -> Ints:
-    """Ids or versions; what stands for a cell with nothing in it."""
+    """Returns ids or versions, with `missing` for empty cells. Raises `InvalidRow`."""
     texts = pc.ascii_trim_whitespace(texts)
     texts = pc.if_else(pc.equal(texts, ""), None, texts)
     if pc.all(pc.match_substring_regex(texts, r"^[1-9]\d{0,17}$"), skip_nulls=True).as_py() is False:
@@ -240,7 +243,7 @@ def _numbers(name: str, texts: pa.Array, label: Label, missing: int) -> Ints:
 
 
 def _number(text: str) -> int | None:
-    """As cells of INTEGER are written; None unless it can be an id or a version."""
+    """Returns the number of a text by the rules of INTEGER cells; None if it cannot be an id or version."""
     try:
         number = int(parsed_value("INTEGER", text))
     except Misfit:
@@ -254,6 +257,6 @@ def _check(ids: Ints, versions: Ints, label: Label, *, only_keys: bool) -> None:
         ((ids == 0) & (versions > 0), f"it has {ROW_VERSION} and no {ROW_ID}: a new row has neither"),
         ((ids == 0) & only_keys, f"it has no {ROW_ID}, and nothing else"),
     )
-    for wrong, why in faults:
+    for wrong, message in faults:
         if wrong.any():
-            raise InvalidRow(f"{label(int(wrong.argmax()))}: {why}")
+            raise InvalidRow(f"{label(int(wrong.argmax()))}: {message}")

@@ -1,4 +1,4 @@
-"""A look into a CSV file: which columns a table for it would have, and its first rows."""
+"""A preview of a CSV file: the columns that a table for it would have, and its first rows."""
 
 from __future__ import annotations
 
@@ -20,38 +20,40 @@ from dormouse.sources.text_format import TextFormat
 from dormouse.sources.text_reader import TextBatch, TextFile, naming
 
 LOOK_BYTES_MAX = 64 * 1024 * 1024
-"""Of a file, unless all of it is wanted."""
+"""The bytes of a file that a preview reads, unless it reads the whole file."""
 
 ROWS_SHOWN = 10
 SHOWN_CHARACTERS_MAX = 1_000
-"""The characters of a cell that a preview shows."""
+"""The most characters of a cell that a preview shows."""
 
 SHOWN_BYTES_MAX = 4 * 1024 * 1024
-"""The size of all rows that a preview shows; larger rows make them fewer."""
+"""The most bytes of all rows that a preview shows: it shows fewer rows if they are large."""
 
 NAME_CHARACTERS_MAX = 100
 SIZES = (SIZE_DEFAULT, 100, 250, 500, SIZE_MAX)
 _KEYS = (ROW_ID, ROW_VERSION)
 _LIKE: tuple[tuple[ColumnType, str], ...] = (
     ("BOOLEAN", r"^(?i)(true|false)$"),
-    # a code that begins with 0 is text, as a number would lose it
+    # a code that begins with 0 is text: as a number it would lose the 0
     ("INTEGER", r"^\s*[+-]?(0|[1-9]\d*)\s*$"),
-    # no whole number of more than 15 digits, of which a double may lose some
+    # excludes whole numbers of more than 15 digits, because a double may lose some of the digits
     ("DOUBLE", r"^\s*[+-]?(0\s*$|0[.eE]|[1-9]\d{0,14}\s*$|[1-9]\d*[.eE]|[^\d\s])"),
-    # no time finer than the milliseconds that a DATE has
+    # excludes times finer than milliseconds, because a DATE would lose the rest
     ("DATE", r"^\d{4}-\d\d-\d\d[^.,]*([.,]\d{0,3}0*(\D.*)?)?$"),
     ("JSON", r"^\s*[\[{]"),
 )
-"""From the narrowest; values of a type look like this, and are then tried as such. All others are texts."""
+"""Types with a pattern for their values, the narrowest first.
+
+If all values match, the preview tries to convert them. If no type fits, the column is a STRING.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CsvPreview:
-    """What a file seems to hold: columns for a table, its first rows as texts, and how much was looked at.
+    """The guessed columns of a file, its first rows as texts, and the number of rows that were read.
 
-    `columns` are those of the file without ROW_ID and ROW_VERSION, in its order. `rows` have all cells of
-    the file, None where there is nothing. `row_count` is of the rows that were looked at: of all when
-    `is_whole`.
+    `columns` has the file's columns in order, without ROW_ID and ROW_VERSION. `rows` has all cells, with None
+    for empty ones. `row_count` counts the rows that were read; with `is_whole` these are all rows.
     """
 
     columns: tuple[Column, ...]
@@ -62,7 +64,7 @@ class CsvPreview:
     has_row_ids: bool
 
     def to_json(self) -> dict[str, Any]:
-        """As an object of JSON."""
+        """Returns the preview as a JSON object."""
         return {**asdict(self), "columns": [column.to_json() for column in self.columns]}
 
 
@@ -75,12 +77,15 @@ def preview_csv(
     name: str | None = None,
     check: Callable[[], object] = lambda: None,
 ) -> CsvPreview:
-    """Looks at the first 64 MB of a file, or at the whole of it.
+    """Returns a preview of the first 64 MB of a file, or with `whole` of all of it.
 
-    Types are the narrowest that all values have; names are made unique, and such as a column may have. `name`
-    is what the file is called in errors. `check` is called again and again; what it raises ends the look.
-    Long cells are shown cut. Raises `InvalidData`, which names the row: of too many cells or too
-    few, or with a text longer than a column can hold.
+    - Each column gets the narrowest type that all its values fit.
+    - Names are changed where needed, so that they are unique and valid for columns.
+    - Long cells are cut.
+
+    Errors call the file `name`. `check` is called again and again, and may raise to stop the preview. Raises
+    `InvalidData`, which names the row, for a row with too many or too few cells and for a text that is too
+    long for a column.
     """
     from dormouse.sources.sniffing import other_format  # the client, which lacks numpy, has this module too
 
@@ -109,7 +114,7 @@ def preview_csv(
 
 
 class _Shown:
-    """The first rows, as far as they are small enough to be shown."""
+    """The first rows of a preview, up to a number of rows and of bytes."""
 
     def __init__(self, rows_max: int) -> None:
         self.rows: list[tuple[str | None, ...]] = []
@@ -145,29 +150,29 @@ def _first(batch: TextBatch, count: int) -> Iterator[tuple[str | None, ...]]:
 
 
 def _names(file: TextFile) -> list[str]:
-    """A name for each cell: the header's, mended and numbered where two columns of a table must differ."""
+    """Returns a valid column name for each cell: the header's, with changes and numbers where needed."""
     given = file.header or ("",) * file.width
-    found: list[str] = []
+    names: list[str] = []
     taken: set[str] = set()
     for number, name in enumerate(given, 1):
         key = name.strip().upper()
-        if key in _KEYS and key not in found:
-            found.append(key)
+        if key in _KEYS and key not in names:
+            names.append(key)
             taken.add(key.casefold())
             continue
-        mended = _mended(name, number)
-        candidates = (mended, *(f"{mended}_{n}" for n in range(2, file.width + 2)))
-        found.append(next(one for one in candidates if one.casefold() not in taken))
-        taken.add(found[-1].casefold())
-    return found
+        valid = _valid_name(name, number)
+        candidates = (valid, *(f"{valid}_{n}" for n in range(2, file.width + 2)))
+        names.append(next(candidate for candidate in candidates if candidate.casefold() not in taken))
+        taken.add(names[-1].casefold())
+    return names
 
 
-def _mended(name: str, number: int) -> str:
-    """The nearest that a column may be called; by its number if there is none."""
-    found = (
+def _valid_name(name: str, number: int) -> str:
+    """Returns a valid column name close to the given one, or one by the column's number."""
+    words = (
         re.sub(r"\W+", "_", unicodedata.normalize("NFC", name)).strip("_")[:NAME_CHARACTERS_MAX].strip("_")
     )
-    for candidate in (found, f"c_{found}") if found else ():
+    for candidate in (words, f"c_{words}") if words else ():
         try:
             check_column_name(candidate)
         except InvalidColumn:
@@ -177,7 +182,7 @@ def _mended(name: str, number: int) -> str:
 
 
 class _Guess:
-    """What a column may be, as its values are seen."""
+    """A guess of a column's type, narrowed down by each batch of values."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -190,7 +195,7 @@ class _Guess:
         if not len(values):
             return
         self._has_values = True
-        self._left = [one for one in self._left if _are(values, *one)]
+        self._left = [(kind, pattern) for kind, pattern in self._left if _are(values, kind, pattern)]
         self._longest = max(self._longest, pc.max(pc.utf8_length(values)).as_py())
         if self._longest > SIZE_MAX and not self._left:
             long = pc.greater(pc.utf8_length(texts), SIZE_MAX)
@@ -211,7 +216,7 @@ class _Guess:
 
 
 def _are(values: pa.Array, kind: ColumnType, pattern: str) -> bool:
-    """Whether all are of a type."""
+    """Returns whether all values are of a type."""
     if not pc.all(pc.match_substring_regex(values, pattern)).as_py():
         return False
     try:

@@ -1,4 +1,7 @@
-"""Statements of PostgreSQL and DuckDB for what was bound: only words and names of ours, and parameters."""
+"""The SQL of PostgreSQL and DuckDB for bound statements.
+
+The SQL has only fixed words, generated names and parameters: no text of the user's query gets into it.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,20 @@ from dormouse.rows.expressions import (
 
 @dataclass(frozen=True)
 class Dialect:
-    """In what the two databases differ."""
+    """The differences of the two databases."""
 
     parameter: str
     types: dict[Kind, str]
     text: str
-    """Around a parameter that is text: compared byte by byte."""
+    """A format for text parameters, so that they are compared byte by byte."""
     modulo: str
     escape: str
-    """After a pattern in which a backslash escapes."""
+    """The clause after a LIKE pattern that makes the backslash its escape character."""
     of_booleans: dict[str, str]
     bytes_of: str
-    """The function of how long a text is."""
+    """The function that returns the size of a text in bytes."""
     trim: str
-    """The function that takes characters away at both ends."""
+    """The function that removes characters at both ends of a text."""
 
 
 POSTGRES = Dialect(
@@ -68,14 +71,17 @@ DUCKDB = Dialect(
 
 
 def column_name(column_id: int) -> str:
-    """What the column of an id is called in an index."""
+    """Returns the name that a column has in an index, by its id."""
     special = {ROW_ID_COLUMN: "row_id", ROW_VERSION_COLUMN: "row_version"}
     return special.get(column_id) or f"c_{column_id:d}"
 
 
 @dataclass
 class Emitter:
-    """Writes the parts of one statement; equal values are one parameter, so that equal parts stay equal."""
+    """A writer of the parts of one SQL statement.
+
+    Equal values share a parameter, so that equal expressions, for example in GROUP BY, have equal SQL.
+    """
 
     dialect: Dialect
     values: dict[str, Any] = field(default_factory=dict)
@@ -91,28 +97,30 @@ class Emitter:
         return _WRITERS.get(expression.operator, Emitter._infix)(self, expression)
 
     def conditions(self, conditions: Sequence[Expression]) -> str:
-        """A WHERE that wants all of them, or nothing."""
+        """Returns a WHERE clause of all conditions, or an empty text."""
         return f" where {' and '.join(map(self.expression, conditions))}" if conditions else ""
 
     def orders(self, orders: Sequence[Order], numbers: dict[Expression, int] | None = None) -> str:
-        """An ORDER BY, or nothing; `numbers` of selected items stand for them."""
-        return f" order by {', '.join(self._order(one, numbers or {}) for one in orders)}" if orders else ""
+        """Returns an ORDER BY clause or an empty text. Uses the numbers of selected items where given."""
+        if not orders:
+            return ""
+        return f" order by {', '.join(self._order(order, numbers or {}) for order in orders)}"
 
     def count(self, rows: int) -> str:
-        """A number of rows, for LIMIT and OFFSET."""
+        """Returns a parameter for LIMIT or OFFSET."""
         return self._parameter("INTEGER", rows)
 
     def size(self, texts: Sequence[Expression]) -> str:
-        """How many bytes some texts have together."""
-        kind, sizes = self.dialect.types["INTEGER"], map(self.expression, texts)
-        return " + ".join(f"coalesce(cast({self.dialect.bytes_of}({one}) as {kind}), 0)" for one in sizes)
+        """Returns an expression for the size of several texts together, in bytes."""
+        kind, written = self.dialect.types["INTEGER"], map(self.expression, texts)
+        return " + ".join(f"coalesce(cast({self.dialect.bytes_of}({text}) as {kind}), 0)" for text in written)
 
     def _order(self, order: Order, numbers: dict[Expression, int]) -> str:
         number = numbers.get(order.expression)
         written = self.expression(order.expression) if number is None else str(number)
         direction = " desc" if order.descending else ""
         if order.expression in (ROW_ID_CELL, ROW_VERSION_CELL):
-            return written + direction  # never null: in the order of an index
+            return written + direction  # never null; without "nulls" an index can give the order
         return f"{written}{direction} nulls {'first' if order.nulls_first else 'last'}"
 
     def _parameter(self, kind: Kind, value: Any) -> str:
@@ -128,7 +136,7 @@ class Emitter:
         return f"({f' {operator} '.join(map(self.expression, applied.operands))})"
 
     def _division(self, applied: Apply) -> str:
-        """By 0 it is null."""
+        """Returns a division or modulo that is null if the divisor is 0."""
         left, right = map(self.expression, applied.operands)
         operator = self.dialect.modulo if applied.operator == "%" else applied.operator
         return f"({left} {operator} nullif({right}, {self.expression(Value(applied.operands[1].kind, 0))}))"
@@ -207,11 +215,11 @@ _WRITERS: dict[str, Callable[[Emitter, Apply], str]] = {
 
 
 def _with_backslashes(pattern: str, escape: Any) -> str:
-    """The pattern with a backslash before each character that stands for itself."""
+    """Returns a LIKE pattern with the backslash as its escape character, in place of the given one."""
     written, characters = [], iter(pattern)
-    for one in characters:
-        if one == escape:
+    for character in characters:
+        if character == escape:
             written.append("\\" + next(characters))
         else:
-            written.append("\\\\" if one == "\\" else one)
+            written.append("\\\\" if character == "\\" else character)
     return "".join(written)

@@ -1,4 +1,4 @@
-"""What a query of a row table consists of, once its names and types are known: pure values."""
+"""The parts of a query of a row table after its names and types are resolved, as immutable values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NoReturn, TypeAlias
 
 Kind: TypeAlias = Literal["INTEGER", "DOUBLE", "STRING", "BOOLEAN", "DATE", "JSON", "NULL"]
-"""What counts for comparisons: an ENTITY, LINK or FILE is a STRING, a bare null is NULL."""
+"""The type of an expression in comparisons: ENTITY, LINK and FILE count as STRING, a bare null is NULL."""
 
 Operator: TypeAlias = Literal[
     "+", "-", "*", "/", "%", "negate", "=", "<>", "<", "<=", ">", ">=", "and", "or", "not", "is null", "in",
@@ -17,23 +17,23 @@ Operator: TypeAlias = Literal[
 Function: TypeAlias = Literal["count", "sum", "avg", "min", "max"]
 
 ROW_ID_COLUMN, ROW_VERSION_COLUMN = -1, -2
-"""What stands for a column's id."""
+"""The column ids of ROW_ID and ROW_VERSION, which are not columns of the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What stood in the statement as itself; it travels as a parameter."""
+    """A literal of the statement. The database gets it as a parameter."""
 
     kind: Kind
     value: int | float | str | bool | None
 
 
 class ValueNeeded(Exception):
-    """What a statement means depends on the value of a parameter."""
+    """A sign that the meaning of a statement depends on the value of a parameter."""
 
 
 class Parameter(Value):
-    """A parameter whose value is not known; who wants to know it, or compares it, gets `ValueNeeded`."""
+    """A parameter whose value is not known. Reading or comparing the value raises `ValueNeeded`."""
 
     __slots__ = ("name",)
     name: str
@@ -64,10 +64,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """An operator on its operands: of "and", "or", "in" and "coalesce" any number.
+    """An operator with its operands.
 
-    "like" has a third that escapes.
-    "case" has pairs of a condition and a value, and then the value of none.
+    - "and", "or", "in" and "coalesce" take any number of operands.
+    - "like" may have the escape character as a third operand.
+    - "case" has pairs of a condition and a value, then the value if no condition is true.
     """
 
     kind: Kind
@@ -77,7 +78,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """Of the rows of a group; `operand` is None for `count(*)`."""
+    """An aggregate over the rows of a group; `operand` is None for `count(*)`."""
 
     kind: Kind
     function: Function
@@ -92,7 +93,7 @@ ROW_ID_CELL, ROW_VERSION_CELL = Cell("INTEGER", ROW_ID_COLUMN), Cell("INTEGER", 
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """An item of the select list; `column_id` when it is a column as it is."""
+    """An item of the select list."""
 
     name: str
     type: str
@@ -100,14 +101,14 @@ class Selected:
 
     @property
     def column_id(self) -> int | None:
-        """Of a column of the table as it is; ROW_ID and ROW_VERSION are none."""
-        found = self.expression.column_id if isinstance(self.expression, Cell) else 0
-        return found if found > 0 else None
+        """The id of the column if the item is just a column of the table, else None (also for ROW_ID)."""
+        column_id = self.expression.column_id if isinstance(self.expression, Cell) else 0
+        return column_id if column_id > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A part of the order of the rows."""
+    """An expression of an ORDER BY."""
 
     expression: Expression
     descending: bool = False
@@ -116,7 +117,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A query. It `is_plain` when each of its rows is one of the table's."""
+    """A query. It `is_plain` if each of its rows is a row of the table: no groups and no DISTINCT."""
 
     selected: tuple[Selected, ...]
     distinct: bool = False
@@ -134,7 +135,7 @@ class Statement:
 
 
 def conditions(where: Expression | None) -> Iterator[Expression]:
-    """What must all be true."""
+    """Yields the conditions that a WHERE joins with AND."""
     if isinstance(where, Apply) and where.operator == "and":
         for operand in where.operands:
             yield from conditions(operand)
@@ -143,7 +144,10 @@ def conditions(where: Expression | None) -> Iterator[Expression]:
 
 
 def compared(condition: Expression) -> Expression | None:
-    """What a condition compares with values, and so is never null where it is true."""
+    """Returns the expression that a condition compares with values, or None.
+
+    Where the condition is true, that expression is not null.
+    """
     if isinstance(condition, Apply) and condition.operator in {"=", "<", "<=", ">", ">=", "<>", "in", "like"}:
         return condition.operands[0]
     if isinstance(condition, Apply) and condition.operator == "not":
@@ -154,19 +158,19 @@ def compared(condition: Expression) -> Expression | None:
 
 
 def depth(statement: Statement) -> int:
-    """How deep its expressions are, and the condition of being after a place in its order."""
+    """Returns the nesting depth of a statement, with the condition that its pages add for their place."""
     level = [item.expression for item in statement.selected]
     level += [
         *statement.groups,
         *conditions(statement.where),
         *conditions(statement.having),
-        *(one.expression for one in statement.orders),
+        *(order.expression for order in statement.orders),
     ]
-    found = 2 * len(statement.orders)
+    levels = 2 * len(statement.orders)
     while level:
-        found += 1
-        level = [operand for one in level for operand in _operands(one)]
-    return found
+        levels += 1
+        level = [operand for expression in level for operand in _operands(expression)]
+    return levels
 
 
 def _operands(expression: Expression) -> Sequence[Expression]:
@@ -177,22 +181,22 @@ def _operands(expression: Expression) -> Sequence[Expression]:
 
 
 def filled(expression: Expression, values: Mapping[str, Value]) -> Expression:
-    """With the values of its parameters."""
+    """Returns an expression with the values of its parameters put in."""
     if isinstance(expression, Parameter):
         return values[expression.name]
     if isinstance(expression, Apply):
-        operands = tuple(filled(one, values) for one in expression.operands)
+        operands = tuple(filled(operand, values) for operand in expression.operands)
         return Apply(expression.kind, expression.operator, operands)
     return expression
 
 
 def has_parameter(expression: Expression) -> bool:
-    """Whether it has one whose value is not known."""
+    """Returns whether an expression has a parameter whose value is not known."""
     return isinstance(expression, Parameter) or any(map(has_parameter, _operands(expression)))
 
 
 def has_aggregate(expression: Expression) -> bool:
-    """Whether it is of a group, somewhere within."""
+    """Returns whether an expression is or contains an aggregate."""
     if isinstance(expression, Apply):
         return any(map(has_aggregate, expression.operands))
     return isinstance(expression, Aggregate)

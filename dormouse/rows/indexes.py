@@ -1,4 +1,8 @@
-"""Queries of row tables: answered by indexes that are up to date; else refused, and the work is begun."""
+"""Queries of row tables, answered by indexes.
+
+A query waits for an index that is not up to date. When its time is over it is refused, and a job updates the
+index.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ from dormouse.rows.emit import column_name
 from dormouse.rows.indexing import GONE, INDEXED_ROWS_MIN, UNREACHABLE, Indexing, IndexWorker, cause
 from dormouse.rows.pages import Page, Rows, SelectColumn, Wait
 from dormouse.rows.statements import (
-    Asked,
+    BoundQuery,
     Given,
     PageToken,
     bound,
@@ -54,7 +58,7 @@ if TYPE_CHECKING:
     from dormouse.model.types import Parameters
     from dormouse.reading.streams import Interruption
 
-# Rows of an index by the values of some of their columns, for upserts: thousands of keys at once.
+# Look-ups of rows by the values of some columns, for upserts: thousands of keys in one statement.
 
 POSITION = "position"
 
@@ -67,33 +71,36 @@ def located(
     on: Sequence[str],
     keys: pa.RecordBatch,
 ) -> pa.Table:
-    """The rows whose columns equal the keys (nulls, too), with the number of the key that each has."""
+    """Returns the rows whose columns equal the keys, with the position of the key. Null equals null.
+
+    Raises `InvalidColumn` for a JSON column in `on`.
+    """
     wanted = [column_named(columns, name) for name in on]
     for column in wanted:
         if column.type == "JSON":
-            raise InvalidColumn(f"column {column.name!r} is JSON: rows cannot be looked for by it")
+            raise InvalidColumn(f"column {column.name!r} is JSON: rows cannot be looked up by it")
     arrays = [keys.column(column.name) for column in wanted]
     rows: list[Any] = []
-    # values that equal each other are hashed, or looked up; nulls equal each other in no index
+    # one statement for each set of null columns: a join on `=` can use hashes and indexes, and needs no nulls
     for are_null, positions in _by_nulls(arrays).items():
         given = [array for array, is_null in zip(arrays, are_null, strict=True) if not is_null]
-        some = [positions, *(array.take(pa.array(positions)).to_pylist() for array in given)]
-        rows += conn.execute(_text(build, columns, wanted, are_null).encode(), _values(some)).fetchall()
+        arguments = [positions, *(array.take(pa.array(positions)).to_pylist() for array in given)]
+        rows += conn.execute(_text(build, columns, wanted, are_null).encode(), _values(arguments)).fetchall()
     schema = pa.schema(
         [(POSITION, pa.int64()), (ROW_ID, pa.int64()), (ROW_VERSION, pa.int64())]
         + [(column.name, arrow_type(column.stored)) for column in columns]
     )
     cells = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
-    arrays = [pa.array(list(some), field.type) for some, field in zip(cells, schema, strict=True)]
+    arrays = [pa.array(list(values), field.type) for values, field in zip(cells, schema, strict=True)]
     return pa.table(arrays, schema=schema).sort_by([(POSITION, "ascending"), (ROW_ID, "ascending")])
 
 
 def _by_nulls(arrays: Sequence[pa.Array]) -> dict[tuple[bool, ...], list[int]]:
-    """The numbers of the keys, by which of their values are null."""
-    found: dict[tuple[bool, ...], list[int]] = {}
+    """Returns the positions of the keys, grouped by the columns in which they are null."""
+    groups: dict[tuple[bool, ...], list[int]] = {}
     for number, are_null in enumerate(zip(*(pc.is_null(array).to_pylist() for array in arrays), strict=True)):
-        found.setdefault(are_null, []).append(number)
-    return found
+        groups.setdefault(are_null, []).append(number)
+    return groups
 
 
 def _text(build: Build, columns: Sequence[Column], wanted: Sequence[Column], are_null: Sequence[bool]) -> str:
@@ -116,15 +123,15 @@ def _values(arrays: Sequence[Sequence[Any]]) -> dict[str, Any]:
 
 
 KIND, COLUMNS_KIND = "index_rows", "index_row_columns"
-"""The kinds of the jobs that bring indexes up to date, and that give columns indexes of their own.
+"""The kinds of two jobs: one updates a table's index, the other indexes single columns in it.
 
-They are two, so that a worker whose threads index columns still has threads for the former.
+A limit is of a kind. So a worker whose threads index columns still has threads for updates.
 """
 THREADS = 2
-TOLD_SECONDS = 10.0
-"""So seldom a process tells how much an index is asked, and starts a job for it again."""
+REPORT_SECONDS = 10.0
+"""The pause before a process reports the use of an index again, or starts a job for it again."""
 SLOW_SECONDS = 0.02
-"""A query that takes longer is slow: the columns that it looks for rows in may need an index."""
+"""The duration from which a query is slow, so that columns in its conditions may get indexes."""
 
 logger = logging.getLogger(__name__)
 
@@ -155,10 +162,11 @@ class RowIndexes:
         wait_seconds: float,
         interruption: Interruption | None = None,
     ) -> Page:
-        """A page of an answer: of a version, of the newest, or of that on which its first page began.
+        """Returns a page of an answer.
 
-        Raises `InvalidQuery`, `InvalidPage`, `PageExpired`; and `IndexNotReady` when the index was not up to
-        date within `wait_seconds`: the work on it has begun, ask again.
+        The page shows the given version, or the newest; a following page shows the version of the first.
+        Waits up to `wait_seconds` for the index to be up to date, then raises `IndexNotReady`. A job updates
+        the index, so that a retry works later. Raises also `InvalidQuery`, `InvalidPage` and `PageExpired`.
         """
         values = given(parameters)
         wait = Wait(wait_seconds, interruption)
@@ -168,47 +176,47 @@ class RowIndexes:
             raise InvalidQuery("a query is a text of SQL, or the token of a next page")
         if version is not None:
             looked = self._placements.look(table.table_id, version)
-            asked = bound(table, text, looked, version, page_rows, values)
-            return self._older(asked, looked, interruption)
+            bound_query = bound(table, text, looked, version, page_rows, values)
+            return self._older(bound_query, looked, interruption)
         looked = self._placements.look(table.table_id)
         wanted = looked.version
         while True:
-            asked = bound(table, text, looked, looked.version, page_rows, values)
+            bound_query = bound(table, text, looked, looked.version, page_rows, values)
             try:
-                found = self._asked(asked, looked, interruption)
+                answer = self._answer(bound_query, looked, interruption)
             except IndexNotReady as refusal:
-                found = None
+                answer = None
                 wait.pause(refusal)
             else:
-                if isinstance(found, Page):
-                    return found
-                if found is None or found <= looked.version:  # else it was brought further meanwhile
+                if isinstance(answer, Page):
+                    return answer
+                # no pause if the index is ahead of the version that this process saw
+                if answer is None or answer <= looked.version:
                     wait.pause(self._not_ready(table, looked))
             looked = self._placements.look(table.table_id)
-            if found is not None and wanted <= found < looked.version:
-                # others change it all the time: as it was, or later, when it was asked
-                looked = replace(self._placements.look(table.table_id, found), version=found)
+            if answer is not None and wanted <= answer < looked.version:
+                # the table changes all the time: any version from the start of the query on is a valid answer
+                looked = replace(self._placements.look(table.table_id, answer), version=answer)
 
     def locate(self, table: Source, on: Sequence[str], keys: Any, version: int) -> Any:
-        """The rows of a version that have the keys: `position` in these, ROW_ID, ROW_VERSION, all columns.
+        """Returns the rows that have the keys: `position` of the key, ROW_ID, ROW_VERSION and all columns.
 
-        The version is the newest, and stays so: the caller holds the table's write lock. Brings the index to
-        it first. `InvalidQuery` when it takes longer than a query may.
+        Updates the index first, to `version`. That must be the newest version, and the caller must hold the
+        table's write lock. Raises `InvalidQuery` if the statement takes too long, and `IndexNotReady`.
         """
-
         looked = self.bring(table)
         if looked.version != version or looked.database is None or looked.build_id is None:
-            said = f"table {table.name!r} changed while rows were looked for: try again"
-            raise IndexNotReady(said, table=table.name)
-        found = self._read(looked, table, partial(located, columns=looked.columns, on=on, keys=keys))
-        if found is None:
-            raise IndexNotReady(f"the index of table {table.name!r} is gone: try again", table=table.name)
-        return found
+            message = f"table {table.name!r} changed while rows were looked up: try again"
+            raise IndexNotReady(message, table=table.name)
+        rows = self._read(looked, table, partial(located, columns=looked.columns, on=on, keys=keys))
+        if rows is None:
+            raise IndexNotReady(f"the index of table {table.name!r} was dropped: try again", table=table.name)
+        return rows
 
     def bring(self, table: Source) -> Looked:
-        """Brings the index of a table up to date, and returns what it then was.
+        """Updates the index of a table to the newest version, and returns the index and the version.
 
-        Raises `IndexNotReady` when no database of indexes can be used.
+        Raises `IndexNotReady` if no index database can be used.
         """
         try:
             return self.indexing.bring(table)
@@ -216,12 +224,12 @@ class RowIndexes:
             logger.warning("cannot bring the index of table %r up to date: %s", table.name, one_line(error))
             raise IndexNotReady(
                 f"the index of table {table.name!r} cannot be brought up to date: {cause(error)}; try again "
-                "when that is mended",
+                "when this is fixed",
                 table=table.name,
             ) from None
 
     def work(self, request: Any, progress: Progress) -> Any:
-        """The function of jobs: brings one index up to date."""
+        """Runs a job: updates the index of one table, and does the upkeep of all indexes if it is due."""
         progress.check()
         try:
             looked = self.indexing.bring(
@@ -234,7 +242,7 @@ class RowIndexes:
         return {"version": looked.version}
 
     def upkeep(self) -> None:
-        """Drops what is idle, retired or unknown, and balances the loads of the databases."""
+        """Drops idle, retired and unknown indexes, and balances the load of the databases."""
         self.indexing.upkeep(self._open_table)
 
     def close(self) -> None:
@@ -259,58 +267,68 @@ class RowIndexes:
         if version is not None and (version != token.version or token.build_id is not None):
             raise InvalidPage("the page token is of another version: begin the query again")
         if token.incarnation_id not in (None, looked.incarnation_id):
-            why = "the database was restored since the query began: begin it again"
-            raise PageExpired.of(table.name, why)
+            reason = "the database was restored since the query began: begin it again"
+            raise PageExpired.of(table.name, reason)
         if looked.version != token.version:
             looked = self._placements.look(table.table_id, token.version)
         looked = replace(looked, database=token.database, build_id=token.build_id, version=token.version)
-        asked = bound(table, token.text, looked, token.version, page_rows or token.page_rows, token.values)
-        asked = replace(asked, place=token.place, given=token.given)
+        bound_query = bound(
+            table, token.text, looked, token.version, page_rows or token.page_rows, token.values
+        )
+        bound_query = replace(bound_query, place=token.place, given=token.given)
         if token.build_id is None:
-            return self._older(asked, looked, interruption)
-        gone = PageExpired.of(table.name, "the index that the page began on is gone: begin the query again")
+            return self._older(bound_query, looked, interruption)
+        expired = PageExpired.of(table.name, "the query's index no longer exists: begin the query again")
         while True:
             try:
-                found = self._asked(asked, looked, interruption)
+                answer = self._answer(bound_query, looked, interruption)
             except IndexNotReady as refusal:
                 now = self._placements.look(table.table_id)
                 if (now.database, now.build_id) != (looked.database, looked.build_id):
-                    raise gone from None  # another was made, since its database is away
+                    raise expired from None  # its database could not be used, and another has the index now
                 wait.pause(refusal)
                 continue
-            if not isinstance(found, Page):
-                raise gone
-            return found
+            if not isinstance(answer, Page):
+                raise expired
+            return answer
 
-    def _older(self, asked: Asked, looked: Looked, interruption: Interruption | None) -> Page:
-        """A page of a version that is read from the files."""
+    def _older(self, bound_query: BoundQuery, looked: Looked, interruption: Interruption | None) -> Page:
+        """Returns a page of a version that the index does not have, read from the table's files."""
         from dormouse.rows.older import OlderRows
 
-        older = OlderRows(partial(asked.table.current, asked.version), asked.columns, interruption)
+        older = OlderRows(
+            partial(bound_query.table.current, bound_query.version), bound_query.columns, interruption
+        )
         rows = pages.read(
-            asked.statement, older.ask, older.source, older.dialect,
-            rows=pages.rows_max(asked.columns, asked.page_rows), place=asked.place, given=asked.given,
+            bound_query.statement, older.ask, older.source, older.dialect,
+            rows=pages.rows_max(bound_query.columns, bound_query.page_rows),
+            place=bound_query.place, given=bound_query.given,
         )  # fmt: skip
         at = replace(looked, database=None, build_id=None)
-        count = partial(pages.count, asked.statement, older.ask, older.source, older.dialect)
-        return self._page(asked, at, rows, count)
+        count = partial(pages.count, bound_query.statement, older.ask, older.source, older.dialect)
+        return self._page(bound_query, at, rows, count)
 
-    def _asked(self, asked: Asked, looked: Looked, interruption: Interruption | None) -> Page | int | None:
-        """A page; the version that the index has, when that is older; None when there is no index.
+    def _answer(
+        self, bound_query: BoundQuery, looked: Looked, interruption: Interruption | None
+    ) -> Page | int | None:
+        """Returns a page from the index.
 
-        Then the work has begun.
+        If the index has another version, returns that version; if there is no index, None. In both cases
+        starts a job that updates the index.
         """
         began = time.monotonic()
-        found: tuple[Rows, Build | None] | int | None = None
+        answer: tuple[Rows, Build | None] | int | None = None
         if looked.database is not None and looked.build_id is not None:
-            at_once = partial(page_at_once, asked)
-            found = self._read(looked, asked.table, partial(page_of, asked), at_once, interruption)
-        if not isinstance(found, tuple):
+            at_once = partial(page_at_once, bound_query)
+            answer = self._read(
+                looked, bound_query.table, partial(page_of, bound_query), at_once, interruption
+            )
+        if not isinstance(answer, tuple):
             self._start(looked)
-            return found
-        rows, build = found
-        self._note(asked, looked, build, time.monotonic() - began)
-        return self._page(asked, looked, rows, partial(self._count, asked, looked, interruption))
+            return answer
+        rows, build = answer
+        self._note(bound_query, looked, build, time.monotonic() - began)
+        return self._page(bound_query, looked, rows, partial(self._count, bound_query, looked, interruption))
 
     def _read(
         self,
@@ -320,9 +338,9 @@ class RowIndexes:
         at_once: Callable[..., Any] | None = None,
         interruption: Interruption | None = None,
     ) -> Any:
-        """Returns what the index says, `at_once` if that can; None when there is no such index.
+        """Returns the result of `at_once`, or of `work` if that is unsure; None if the index does not exist.
 
-        Raises `InvalidQuery`, `PageExpired`; and `IndexNotReady` when its database is away.
+        Raises `InvalidQuery`, `PageExpired`, and `IndexNotReady` if the index's database cannot be used.
         """
         database, build_id = looked.database or "", looked.build_id or 0
         try:
@@ -345,10 +363,10 @@ class RowIndexes:
             elif isinstance(error, UNREACHABLE):
                 self.indexing.cluster.lost(database)
                 if self._start(looked):
-                    logger.warning("cannot ask the index of table %r: %s", table.name, one_line(error))
+                    logger.warning("cannot read the index of table %r: %s", table.name, one_line(error))
                 raise IndexNotReady(
-                    f"the index of table {table.name!r} cannot be asked, and is worked on: {cause(error)}; "
-                    "ask again",
+                    f"the index of table {table.name!r} cannot be read, and is being repaired: "
+                    f"{cause(error)}; try again",
                     table=table.name,
                 ) from None
             else:
@@ -356,81 +374,87 @@ class RowIndexes:
         return None
 
     def _heal(self, looked: Looked, table: Source, error: BaseException) -> None:
-        logger.warning("the index of table %r is damaged, and made anew: %s", table.name, one_line(error))
+        logger.warning("the index of table %r is damaged and is rebuilt: %s", table.name, one_line(error))
         self.indexing.heal(looked)
 
-    def _page(self, asked: Asked, looked: Looked, rows: Rows, count: Callable[[], int]) -> Page:
+    def _page(self, bound_query: BoundQuery, looked: Looked, rows: Rows, count: Callable[[], int]) -> Page:
         following = None
         if rows.more:
             token = PageToken(
-                asked.text,
-                asked.version,
+                bound_query.text,
+                bound_query.version,
                 rows.given,
-                asked.page_rows,
+                bound_query.page_rows,
                 rows.place,
                 looked.database,
                 looked.build_id,
-                asked.values,
+                bound_query.values,
                 looked.incarnation_id,
             )
             following = token.written(self._placements.key(), looked.table_uuid)
-        columns = tuple(SelectColumn(one.name, one.type, one.column_id) for one in asked.statement.selected)
-        rows_max = pages.rows_max(asked.columns, asked.page_rows)
+        columns = tuple(
+            SelectColumn(item.name, item.type, item.column_id) for item in bound_query.statement.selected
+        )
+        rows_max = pages.rows_max(bound_query.columns, bound_query.page_rows)
         return Page(
-            rows.rows, columns, rows.row_ids, rows.row_versions, following, rows_max, asked.version,
+            rows.rows, columns, rows.row_ids, rows.row_versions, following, rows_max, bound_query.version,
             looked.changed_at, count,
         )  # fmt: skip
 
-    def _count(self, asked: Asked, looked: Looked, interruption: Interruption | None) -> int:
-        found = self._read(looked, asked.table, partial(count_of, asked), None, interruption)
-        if found is None:
-            raise PageExpired.of(asked.table.name, "its index was made anew: begin the query again")
-        return int(found)
+    def _count(self, bound_query: BoundQuery, looked: Looked, interruption: Interruption | None) -> int:
+        count = self._read(looked, bound_query.table, partial(count_of, bound_query), None, interruption)
+        if count is None:
+            raise PageExpired.of(bound_query.table.name, "its index was rebuilt: begin the query again")
+        return int(count)
 
     def _not_ready(self, table: Source, looked: Looked) -> IndexNotReady:
-        why = f"; the last attempt failed: {looked.failure}" if looked.failure else ""
+        failure = f"; the last attempt failed: {looked.failure}" if looked.failure else ""
         return IndexNotReady(
             f"the index of table {table.name!r} does not have its version {looked.version} yet, and is "
-            f"worked on: ask again{why}",
+            f"being updated: try again{failure}",
             table=table.name,
         )
 
-    def _note(self, asked: Asked, looked: Looked, build: Build | None, seconds: float) -> None:
-        """How much an index is asked; and the columns that queries look for rows in."""
-        if seconds > SLOW_SECONDS and (sought := pages.sought(asked.statement)):
-            with suppress(DormouseError, psycopg.Error):  # the answer is there, and others can do the work
-                self._note_sought(asked, looked, build, sought)
+    def _note(self, bound_query: BoundQuery, looked: Looked, build: Build | None, seconds: float) -> None:
+        """Records the use of an index, and after a slow query the columns that an index would help."""
+        if seconds > SLOW_SECONDS and (sought := pages.sought(bound_query.statement)):
+            with suppress(
+                DormouseError, psycopg.Error
+            ):  # the query has its answer: a failure here is harmless
+                self._note_sought(bound_query, looked, build, sought)
         with self._lock:
-            # what comes to be behind from here on is worked on at once
+            # the index is up to date: if it falls behind again, a job must start at once
             self._started.pop((looked.table_id, looked.version, ()), None)
-            told, sum_seconds = self._seconds.get(looked.table_id, (0.0, 0.0))
+            reported, sum_seconds = self._seconds.get(looked.table_id, (0.0, 0.0))
             sum_seconds += seconds
-            if time.monotonic() - told < TOLD_SECONDS:
-                self._seconds[looked.table_id] = told, sum_seconds
+            if time.monotonic() - reported < REPORT_SECONDS:
+                self._seconds[looked.table_id] = reported, sum_seconds
                 return
             self._seconds[looked.table_id] = time.monotonic(), 0.0
         with suppress(DormouseError, psycopg.Error):  # an instance may be opened read-only
             self._placements.used(looked.table_id, sum_seconds)
 
-    def _note_sought(self, asked: Asked, looked: Looked, build: Build | None, sought: list[int]) -> None:
-        build = build or self._read(looked, asked.table, build_of)
-        sought = [one for one in sought if build is not None and one not in build.indexed_ids]
+    def _note_sought(
+        self, bound_query: BoundQuery, looked: Looked, build: Build | None, sought: list[int]
+    ) -> None:
+        build = build or self._read(looked, bound_query.table, build_of)
+        sought = [number for number in sought if build is not None and number not in build.indexed_ids]
         if not build or build.row_count < INDEXED_ROWS_MIN or build.is_retired:
             return
         if wanted := self._slow.wanted(looked.table_id, sought):
             self._start(looked, wanted)
 
     def _start(self, looked: Looked, columns: Collection[int] = ()) -> bool:
-        """Starts a job that works on the index, unless one was started lately; returns whether it did.
+        """Starts a job that updates the index, or indexes columns. Returns False if it did so just before.
 
-        A worker of this process runs such jobs, too.
+        Starts also this process's worker for such jobs. Raises `IndexNotReady` in a read-only instance.
         """
         key = (looked.table_id, looked.version, tuple(columns))
         with self._lock:
             now = time.monotonic()
-            if now - self._started.get(key, -TOLD_SECONDS) < TOLD_SECONDS:
+            if now - self._started.get(key, -REPORT_SECONDS) < REPORT_SECONDS:
                 return False
-            self._started = {one: at for one, at in self._started.items() if now - at < TOLD_SECONDS}
+            self._started = {job: at for job, at in self._started.items() if now - at < REPORT_SECONDS}
             self._started[key] = now
         try:
             self._worker.start()
@@ -440,7 +464,7 @@ class RowIndexes:
         except InstanceReadOnly:
             raise IndexNotReady(
                 f"the index of table {looked.name!r} is behind, and the instance was opened read-only: open "
-                "it to write, or ask a process that did",
+                "it for writing, or query it in a process that did",
                 table=looked.name,
             ) from None
         except BaseException:

@@ -1,4 +1,4 @@
-"""The work on indexes: built where there is none, brought up to date, moved, dropped; whoever does it."""
+"""The work on indexes of row tables: builds, updates, moves and drops, in any process."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
     from dormouse.jobs.worker import Worker
 
 PAGE_SECONDS = 3_600.0
-"""For so long a page that was begun can go on."""
+"""The time for which a query can go on to its next page."""
 IDLE_SECONDS = 7 * 86_400.0
-"""An index that was asked nothing for so long is dropped."""
+"""The time after which an index without queries is dropped."""
 UPKEEP_SECONDS = 3_600.0
 BALANCE_SECONDS = 60.0
-"""Databases whose loads differ by more seconds of queries an hour exchange indexes."""
+"""The difference of load, in seconds of queries an hour, from which an index moves to another database."""
 INDEXED_ROWS_MIN = 10_000
 INDEXED_COLUMNS_MAX = 16
 UNUSED_SECONDS = 86_400.0
-"""The index of a column that no query used for so long is dropped."""
+"""The time after which the index of a column is dropped if no query used it."""
 
 REBUILT_ROWS_MIN = 25_000
 REBUILT_SHARE = 0.5
-"""Where more than this share of the rows changed, a new build costs less than to bring the changes in.
+"""The share of changed rows from which a new build costs less than an update.
 
-A row that is brought in costs 2.5 times as much as one that is copied into a new build, and more with each
-index of a column.
+A row of an update costs 2.5 times as much as a row that is copied into a new build, and more with each index
+of a column.
 """
 
 UNREACHABLE = (
@@ -61,15 +61,15 @@ UNREACHABLE = (
     CommitOutcomeUnknown,
     psycopg.OperationalError,
 )
-"""What another database may not have."""
+"""Errors that another index database may not have."""
 GONE = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedFunction)
-"""What an index is whose tables somebody else dropped."""
+"""Errors of an index whose tables another process dropped."""
 
 logger = logging.getLogger(__name__)
 
 
 class Indexing:
-    """Works on the indexes of one instance. Threads may share it."""
+    """The builds, updates and upkeep of one instance's indexes. Threads may share it."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class Indexing:
         self._lock = threading.Lock()
 
     def bring(self, table: Source, *, columns: Collection[int] = (), waits: bool = True) -> Looked:
-        """Has the index of a table be up to date, built anew if need be; gives what it then was.
+        """Updates the index of a table to the newest version, or builds it; returns the table and its index.
 
-        `columns` are those that are to have indexes of their own. Where its database cannot be used, it is
-        made in another. What another process works on is waited for, or left to it: `BuildBusy`. Raises
-        `InstanceError` when no database can be used.
+        Gives the columns whose ids are in `columns` indexes of their own. If the index's database cannot be
+        used, builds the index in another one. If another process is working on the index, waits for it, or
+        with `waits=False` raises `BuildBusy`. Raises `InstanceError` if no database can be used.
         """
         failed: set[str] = set()
         seconds = math.inf if waits else 0.0
@@ -124,15 +124,15 @@ class Indexing:
                     raise
 
     def builds(self, database: str) -> Builds:
-        """`InstanceError` when the database cannot be reached."""
+        """Returns the builds of a database. Raises `InstanceError` if it cannot be reached."""
         return Builds(self.cluster.supplier(database))
 
     def column_indexes(self, database: str) -> ColumnIndexes:
-        """Returns the column indexes of a database. `InstanceError` when it cannot be reached."""
+        """Returns the column indexes of a database. Raises `InstanceError` if it cannot be reached."""
         return ColumnIndexes(self.cluster.supplier(database))
 
     def heal(self, looked: Looked) -> None:
-        """An index is damaged: nobody shall ask it any more."""
+        """Drops a damaged index, so that no query reads it."""
         if looked.database is None or looked.build_id is None:
             return
         self.placements.place(looked, looked.database)
@@ -140,37 +140,40 @@ class Indexing:
             self.builds(looked.database).drop(looked.build_id, looked.table_uuid)
 
     def move(self, table: Source, database: str) -> bool:
-        """Makes the index in another database, and then asks that one; False: it was moved meanwhile."""
+        """Builds the index in another database and uses it from then on.
+
+        Returns False if the index is there already, or if another process changed it meanwhile.
+        """
         looked = self.placements.look(table.table_id)
         return looked.database != database and self._build(table, looked, database)
 
     def upkeep(self, open_table: Callable[[str], Source]) -> None:
-        """Drops what is idle, what was retired long enough ago, and what nobody knows; balances the loads."""
+        """Drops idle indexes, builds that are no longer used, and unknown builds; balances the databases."""
         placed = self.placements.all()
-        used = {one.database for one in placed}
-        for one in placed:
-            if one.idle_seconds > self.idle_seconds and self.placements.forget(one, self.idle_seconds):
-                logger.info("the index of table %d was idle, and is dropped", one.table_id)
+        used = {index.database for index in placed}
+        for index in placed:
+            if index.idle_seconds > self.idle_seconds and self.placements.forget(index, self.idle_seconds):
+                logger.info("the index of table %d was idle and is dropped", index.table_id)
         placed = self.placements.all()
-        # to look into one of which nobody knows would make it
+        # skips databases without indexes: connecting to one would create it
         for database in [name for name in self.cluster.names if name in used or self.cluster.is_open(name)]:
             with suppress(*UNREACHABLE, TableBusy):
-                self._clean(database, {(one.database, one.build_id) for one in placed})
-        if (wish := balanced(placed, self.cluster.names)) is not None:
-            one, database = wish
+                self._clean(database, {(index.database, index.build_id) for index in placed})
+        if (best_move := balanced(placed, self.cluster.names)) is not None:
+            index, database = best_move
             with suppress(*UNREACHABLE, BuildBusy, TableNotFound):
-                self.move(open_table(one.name), database)
+                self.move(open_table(index.name), database)
 
     def lags(self) -> list[tuple[str, float]]:
-        """Returns each table with an index, and how many versions the index lacks.
+        """Returns each table that has an index, with the number of versions that the index lacks.
 
-        The number is infinity for an index that cannot be asked.
+        The number is infinity for an index that cannot be used.
         """
-        found = []
-        for one in self.placements.all():
+        lags = []
+        for index in self.placements.all():
             with suppress(TableNotFound):
-                found.append((one.name, self._lag(self.placements.look(one.table_id))))
-        return found
+                lags.append((index.name, self._lag(self.placements.look(index.table_id))))
+        return lags
 
     def _lag(self, looked: Looked) -> float:
         if looked.database is None or looked.build_id is None or looked.database not in self.cluster.names:
@@ -182,7 +185,7 @@ class Indexing:
         return math.inf if build is None or build.is_retired else max(0, looked.version - build.version)
 
     def upkeep_is_due(self) -> bool:
-        """Once in a while, by whoever works on indexes."""
+        """Returns True once in `UPKEEP_SECONDS`, so that a worker of this process does the upkeep."""
         with self._lock:
             if time.monotonic() - self._upkept < UPKEEP_SECONDS:
                 return False
@@ -192,20 +195,20 @@ class Indexing:
     def _place(self, looked: Looked, failed: Collection[str]) -> None:
         loads = dict.fromkeys(self.cluster.names, 0.0)
         counts = Counter(self.cluster.names)
-        for one in self.placements.all():
-            if one.database is not None and one.database in loads:
-                loads[one.database] += one.load
-                counts[one.database] += 1
+        for index in self.placements.all():
+            if index.database is not None and index.database in loads:
+                loads[index.database] += index.load
+                counts[index.database] += 1
         free = [name for name in self.cluster.names if name not in failed]
         database = min(free, key=lambda name: (round(loads[name]), counts[name], name))
         self.placements.place(looked, database)
 
     def _worked(self, table: Source, looked: Looked, database: str, columns: Collection[int]) -> bool:
-        """One step; whether there is nothing left to do."""
+        """Does one step of the work on an index. Returns True if nothing is left to do."""
         builds = self.builds(database)
         build = self._found(builds, looked)
         if build is None and looked.build_id is not None:
-            self.heal(looked)  # and it has to be looked at anew
+            self.heal(looked)
             return False
         if build is None or build.is_retired or self._costs_less_anew(looked, build):
             self._build(table, looked, database, () if build is None else build.indexed_ids)
@@ -221,25 +224,27 @@ class Indexing:
             except GONE:
                 builds.drop(build.build_id, looked.table_uuid)
             except psycopg.errors.ProgramLimitExceeded:
-                # another database would refuse the same
+                # a text is too long for a column's index: another database would refuse it, too
                 indexes.drop_texts(build.build_id)
             return False
         builds.purge(build.build_id, self.page_seconds)
-        wanted = [one for one in columns if one in build.column_ids and one not in build.indexed_ids]
+        wanted = [
+            number for number in columns if number in build.column_ids and number not in build.indexed_ids
+        ]
         wanted = wanted[: max(0, INDEXED_COLUMNS_MAX - len(build.indexed_ids))]
-        for one in wanted:
-            indexes.add(build.build_id, one)
+        for column_id in wanted:
+            indexes.add(build.build_id, column_id)
         return True
 
     def _costs_less_anew(self, looked: Looked, build: Build) -> bool:
-        """Returns whether a new build costs less than to bring in the rows that changed."""
+        """Returns whether a new build costs less than an update with the rows that changed."""
         if build.version >= looked.version:
             return False
         count = self.placements.changed_count(looked.table_id, build.version)
         return count >= REBUILT_ROWS_MIN and count > REBUILT_SHARE * build.row_count
 
     def _found(self, builds: Builds, looked: Looked) -> Build | None:
-        """The build that is asked, unless it is gone or damaged."""
+        """Returns the build of an index, or None if it does not exist or is damaged."""
         if looked.build_id is None:
             return None
         try:
@@ -266,19 +271,19 @@ class Indexing:
     def _clean(self, database: str, known: Collection[tuple[str | None, int | None]]) -> None:
         builds = self.builds(database)
         listed = builds.all(self.placements.instance_id())
-        unknown = [one.build_id for one in listed if (database, one.build_id) not in known]
+        unknown = [build.build_id for build in listed if (database, build.build_id) not in known]
         builds.retire(unknown)
-        for one in listed:
-            if one.retired_seconds is not None and one.retired_seconds > self.page_seconds:
-                self.column_indexes(database).cancel(one.build_id)
-                builds.drop(one.build_id, one.table_uuid)
-            elif one.retired_seconds is None:
-                builds.purge(one.build_id, self.page_seconds)
-                self.column_indexes(database).drop_unused(one.build_id, self.unused_seconds)
+        for build in listed:
+            if build.retired_seconds is not None and build.retired_seconds > self.page_seconds:
+                self.column_indexes(database).cancel(build.build_id)
+                builds.drop(build.build_id, build.table_uuid)
+            elif build.retired_seconds is None:
+                builds.purge(build.build_id, self.page_seconds)
+                self.column_indexes(database).drop_unused(build.build_id, self.unused_seconds)
 
 
 def cause(error: BaseException) -> str:
-    """Returns why an index cannot be used, for users: without the address of its database."""
+    """Returns the reason why an index cannot be used, for users: without the address of its database."""
     if isinstance(error.__cause__, psycopg.errors.DiskFull):
         return "the disk of the database is full"
     if isinstance(error, IndexForbidden):
@@ -289,35 +294,36 @@ def cause(error: BaseException) -> str:
 
 
 def probed(conn: psycopg.Connection[Any], build: Build) -> Build:
-    """The build, if its tables are there."""
+    """Returns a build after reading from its tables, which raises an error of `GONE` if they do not exist."""
     for kind in ("current", "superseded", "incoming"):
         conn.execute(f"select 1 from {kind}_{build.build_id} limit 1")
     return build
 
 
 def balanced(placed: Sequence[Placed], databases: Sequence[str]) -> tuple[Placed, str] | None:
-    """Which index would make the loads more alike in which database; None: they are."""
+    """Returns the index to move and the database to move it to, or None if the loads are balanced."""
     loads = dict.fromkeys(databases, 0.0)
-    for one in placed:
-        if one.database is not None and one.database in loads:
-            loads[one.database] += one.load
+    for index in placed:
+        if index.database is not None and index.database in loads:
+            loads[index.database] += index.load
     busiest, idlest = (choose(loads, key=lambda name: loads[name]) for choose in (max, min))
     difference = loads[busiest] - loads[idlest]
-    movable = [one for one in placed if one.database == busiest and 0 < one.load < difference]
+    movable = [index for index in placed if index.database == busiest and 0 < index.load < difference]
     if difference <= BALANCE_SECONDS or not movable:
         return None
-    best = min(movable, key=lambda one: abs(difference - 2 * one.load))
+    best = min(movable, key=lambda index: abs(difference - 2 * index.load))
     return best, idlest
 
 
 FINISH_SECONDS, END_SECONDS = 2.0, 5.0
-"""How long a program that ends waits for the index that is worked on, and then for the worker."""
+"""The longest waits of a program that ends: for the work on an index, and then for the worker's thread."""
 
 
 class IndexWorker:
-    """Starts the worker when there is work, so that it is done also where no other process works.
+    """The worker of this process for jobs on indexes, which starts with the first job.
 
-    A program that ends without closing its instance stops it, before an embedded server is stopped.
+    So such jobs run even if there is no other worker. If a program ends without closing its instance, the
+    worker stops before an embedded server does.
     """
 
     def __init__(self, make: Callable[[], Worker]) -> None:
@@ -335,13 +341,16 @@ class IndexWorker:
             thread = threading.Thread(target=self._run, args=(worker,), name="dormouse-rows", daemon=True)
             self._running = os.getpid(), worker, thread
             if not self._is_registered:
-                # last registered runs first: the embedded server, which came before, still runs then
+                # the last registered function runs first, while the embedded server still runs
                 atexit.register(_end, weakref.ref(self))
                 self._is_registered = True
             thread.start()
 
     def close(self, *, waits: bool = False) -> None:
-        """Stops the worker; others run its jobs. With `waits` it may finish, and its thread has ended."""
+        """Stops the worker; workers of other processes run its jobs.
+
+        With `waits`, gives the present job a moment to finish, and then waits for the thread to end.
+        """
         with self._lock:
             running, self._running = self._running, None
         if running is None or running[0] != os.getpid():

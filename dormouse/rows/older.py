@@ -1,4 +1,4 @@
-"""Queries of older versions and of snapshots: DuckDB, over the rows that the files had then."""
+"""Queries of older versions and of snapshots, which DuckDB answers from the rows in the files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dormouse.rows.emit import DUCKDB, column_name
 
 SOURCE = "rows_then"
 MEMORY = "1GB"
-"""Of a query: what needs more is put aside on disk."""
+"""DuckDB's memory for a query. A query that needs more spills to disk."""
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": False,
     "python_enable_replacements": False,
@@ -28,17 +28,17 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "autoload_known_extensions": False,
 }
 _SET = """
--- to Arrow, to which conditions would be handed, NaN is larger than nothing
+-- keeps DuckDB from handing conditions to Arrow, which compares NaN differently
 set disabled_optimizers = 'filter_pushdown';
 set lock_configuration = true;
 """
 
 Current = Callable[[Sequence[str]], pa.RecordBatchReader]
-"""The rows of a version, with some of its columns: ROW_ID, ROW_VERSION and these."""
+"""A function that returns the rows of a version, with ROW_ID, ROW_VERSION and the named columns."""
 
 
 class OlderRows:
-    """Answers statements over one version of a table; each reads the files anew."""
+    """The rows of one version of a table, for statements. Each statement reads the files again."""
 
     dialect = DUCKDB
     source = SOURCE
@@ -51,9 +51,10 @@ class OlderRows:
         self._interruption = interruption or Interruption()
 
     def ask(self, text: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """The answer to a statement of ours.
+        """Returns the rows of a statement that `emit.py` wrote.
 
-        `InvalidQuery` for what no value can hold, and for what takes too long; `QueryTooLarge`.
+        Raises `InvalidQuery` if a result does not fit its type or the statement takes too long, and
+        `QueryTooLarge`.
         """
         used = [column for column in self._columns if _is_in(column_name(column.column_id or 0), text)]
         with self._current([column.name for column in used]) as reader:
@@ -70,7 +71,7 @@ class OlderRows:
 
     @contextmanager
     def _limited(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-        """What ends when it takes too long or is interrupted, and fails with errors of ours."""
+        """Interrupts a statement that takes too long, and translates DuckDB's errors."""
         is_late = threading.Event()
 
         def end() -> None:
@@ -99,6 +100,6 @@ class OlderRows:
 
 
 def _is_in(name: str, text: str) -> bool:
-    """Whether a statement of ours reads a column: names end where no digit follows."""
+    """Returns whether a statement reads a column. c_1 must not match c_12, so no digit may follow."""
     parts = text.split(name)
     return any(not part[:1].isdigit() for part in parts[1:])

@@ -1,7 +1,7 @@
-"""A page of a query's rows: its statements, and how it is read, whichever database answers.
+"""Pages of a query's rows: the SQL statements that read them, for any database that answers.
 
-Rows of the table come after the place of the last one in their order, so that a page costs what it gives.
-Groups and distinct rows are few: they are counted off.
+A page of a table's rows begins after the last row of the page before, by its place in the order. So the cost
+of a page depends on its own rows only. Groups and distinct rows are few: pages of them use OFFSET.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ _NOTHING: Expression = Value("BOOLEAN", False)
 
 @dataclass(frozen=True)
 class Part:
-    """Some of the rows of a page, in their order, as one statement; those of the next part follow them."""
+    """One of the statements of a page. The rows of the next part follow its rows in the order."""
 
     conditions: tuple[Expression, ...]
     orders: tuple[Order, ...]
 
 
 def total_order(statement: Statement) -> tuple[Order, ...]:
-    """The order in which no two rows are equal."""
+    """Returns the order of a statement, extended so that no two rows are equal in it."""
     orders = list(statement.orders)
     if statement.is_plain:
         more: Sequence[Expression] = [ROW_ID_CELL]
     else:
         more = [item.expression for item in statement.selected] if statement.distinct else statement.groups
-    # as an index has both, also backwards
+    # in the direction of the first column, so that an index over both gives the order, forwards or backwards
     descending = bool(orders) and orders[0].descending
     orders += [Order(expression, descending and statement.is_plain) for expression in more]
     seen: dict[Expression, Order] = {}
@@ -70,24 +70,24 @@ def total_order(statement: Statement) -> tuple[Order, ...]:
 
 
 def parts(statement: Statement, place: Sequence[Any] | None) -> list[Part]:
-    """The rows of a plain statement after a place, which are values of `total_order`.
+    """Returns the parts of a plain statement's rows after a place, given as values of `total_order`.
 
-    Those with a value of what comes first in the order, and those without, are two: an index has each in
-    order, and to find the place takes no scan.
+    Rows with a null in the first expression of the order and rows without are two parts. An index has each
+    of them in order, so that the database finds the place without a scan.
     """
     orders = total_order(statement)
     first, rest = orders[0], orders[1:]
     wanted = tuple(conditions(statement.where))
-    if first.expression in NEVER_NULL or any(compared(one) == first.expression for one in wanted):
+    if first.expression in NEVER_NULL or any(compared(condition) == first.expression for condition in wanted):
         with_value: tuple[Expression, ...] = ()
         kinds = [False]
     else:
         with_value = (_not(_is_null(first.expression)),)
         kinds = [first.nulls_first, not first.nulls_first]
-    found = []
+    listed = []
     for of_nulls in kinds:
         if place is not None and (place[0] is None) != of_nulls:
-            # before the place, or all of it after
+            # the whole part lies before the place, or after it
             if kinds.index(of_nulls) < kinds.index(place[0] is None):
                 continue
             reached: tuple[Expression, ...] = ()
@@ -101,17 +101,18 @@ def parts(statement: Statement, place: Sequence[Any] | None) -> list[Part]:
             )
             reached = (bound, _after(orders, place, nulls=False)) if rest else (_after(orders, place),)
         if of_nulls:
-            found.append(Part((*wanted, _is_null(first.expression), *reached), rest))
+            listed.append(Part((*wanted, _is_null(first.expression), *reached), rest))
         else:
             natural = Order(first.expression, first.descending, first.descending)
-            found.append(Part((*wanted, *with_value, *reached), (natural, *rest)))
-    return found
+            listed.append(Part((*wanted, *with_value, *reached), (natural, *rest)))
+    return listed
 
 
 def plain_items(statement: Statement) -> tuple[list[Expression], list[int]]:
-    """What a plain statement reads of each row, and where in it its place in the order is.
+    """Returns the items that a plain statement reads of each row, and the positions of the order's values.
 
-    First what is selected, then the row's id and version, then what is missing of the order.
+    The items are the selected ones, then the row's id and version, then expressions of the order that are
+    not among them.
     """
     items: list[Expression] = [
         *(item.expression for item in statement.selected),
@@ -131,17 +132,17 @@ def plain_items(statement: Statement) -> tuple[list[Expression], list[int]]:
 
 
 def texts_of_json(statement: Statement) -> list[Expression]:
-    """What is selected that may be long."""
+    """Returns the selected expressions of type JSON, whose values may be long."""
     return [item.expression for item in statement.selected if item.type == "JSON"]
 
 
 def plain(
     statement: Statement, part: Part, source: str, dialect: Dialect, rows: int, offset: int, json_bytes: int
 ) -> tuple[str, dict[str, Any]]:
-    """The rows of a part, as `plain_items` are.
+    """Returns SQL and its parameters for the rows of a part, with the columns of `plain_items`.
 
-    Of a statement with JSON only up to that row whose JSON reaches so many bytes, and with two columns more:
-    how many bytes the row has, and those before it with it.
+    A statement that selects JSON stops at the row whose JSON reaches `json_bytes` in sum. It has two more
+    columns: the size of the row's JSON in bytes, and the sum of the sizes so far.
     """
     emitter = Emitter(dialect)
     items = _named(map(emitter.expression, plain_items(statement)[0]))
@@ -160,7 +161,7 @@ def plain(
 def grouped(
     statement: Statement, source: str, dialect: Dialect, rows: int, offset: int
 ) -> tuple[str, dict[str, Any]]:
-    """Groups, or distinct rows."""
+    """Returns SQL and its parameters for groups or distinct rows."""
     emitter = Emitter(dialect)
     text = _grouped(emitter, statement, source)
     numbers: dict[Expression, int] = {}
@@ -171,7 +172,7 @@ def grouped(
 
 
 def count_statement(statement: Statement, source: str, dialect: Dialect) -> tuple[str, dict[str, Any]]:
-    """How many rows there are, whatever LIMIT and OFFSET say."""
+    """Returns SQL and its parameters for the number of rows, without LIMIT and OFFSET."""
     emitter = Emitter(dialect)
     if statement.is_plain:
         return (
@@ -182,17 +183,17 @@ def count_statement(statement: Statement, source: str, dialect: Dialect) -> tupl
 
 
 def count_part(part: Part, source: str, dialect: Dialect) -> tuple[str, dict[str, Any]]:
-    """How many rows a part has."""
+    """Returns SQL and its parameters for the number of a part's rows."""
     emitter = Emitter(dialect)
     return f"select count(*) from {source}{emitter.conditions(part.conditions)}", emitter.values
 
 
 def sought(statement: Statement) -> list[int]:
-    """The ids of columns in which an index would find rows, or their order; the most useful first."""
-    found = [compared(one) for one in conditions(statement.where) if _narrows(one)]
+    """Returns the ids of columns whose index would help to find or sort rows, the most useful first."""
+    useful = [compared(condition) for condition in conditions(statement.where) if _narrows(condition)]
     if statement.is_plain and statement.orders:
-        found.append(statement.orders[0].expression)
-    ids = [cell.column_id for cell in found if isinstance(cell, Cell) and cell.column_id > 0]
+        useful.append(statement.orders[0].expression)
+    ids = [cell.column_id for cell in useful if isinstance(cell, Cell) and cell.column_id > 0]
     return list(dict.fromkeys(ids))
 
 
@@ -215,7 +216,7 @@ def _narrows(condition: Expression) -> bool:
 
 def _grouped(emitter: Emitter, statement: Statement, source: str) -> str:
     items = _named(emitter.expression(item.expression) for item in statement.selected)
-    groups = ", ".join(emitter.expression(one) for one in statement.groups)
+    groups = ", ".join(emitter.expression(group) for group in statement.groups)
     return (
         f"select {'distinct ' if statement.distinct else ''}{items} from {source}"
         f"{emitter.conditions(tuple(conditions(statement.where)))}{f' group by {groups}' if groups else ''}"
@@ -237,7 +238,10 @@ def _bounded(emitter: Emitter, text: str, rows: int, offset: int) -> str:
 
 
 def _after(orders: Sequence[Order], place: Sequence[Any], *, nulls: bool = True) -> Expression:
-    """Being after a place; the first has no nulls unless `nulls`."""
+    """Returns the condition that a row comes after a place.
+
+    `nulls` is False if no row has a null in the first expression of the order.
+    """
     order, value = orders[0], place[0]
     expression = order.expression
     if value is None:
@@ -268,9 +272,12 @@ def _not(expression: Expression) -> Apply:
 
 PAGE_ROWS, PAGE_ROWS_MAX = 1_000, 100_000
 PAGE_BYTES = 64 * 1024 * 1024
-"""Of the largest rows that there can be, a page has so many: but one at least."""
+"""The most bytes of a page in Python's memory, if all values have the largest size.
+
+A page has at least one row.
+"""
 JSON_BYTES_MAX = 16 * 1024 * 1024
-"""A page ends with the row whose JSON reaches so many bytes of text: its values take some times more."""
+"""The size of JSON text at which a page ends, in bytes: parsed values take several times as much memory."""
 _JSON_BYTES = 4_000
 
 Ask = Callable[[str, dict[str, Any]], list[tuple[Any, ...]]]
@@ -279,7 +286,7 @@ Ask = Callable[[str, dict[str, Any]], list[tuple[Any, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class SelectColumn:
-    """A column of the answer; `column_id` when it is one of the table's as it is."""
+    """A column of the answer; `column_id` is set if it is an unchanged column of the table."""
 
     name: str
     type: str
@@ -288,10 +295,11 @@ class SelectColumn:
 
 @dataclass(frozen=True)
 class Page(Frames):
-    """Some rows of an answer, and how to get those that follow; `arrow()`, `df()` and `pl()` have these rows.
+    """Some rows of an answer, and the token of the next page. `arrow()`, `df()` and `pl()` have these rows.
 
-    `row_ids` and `row_versions` are of each row, and None where rows are groups. All pages of a query are of
-    one `version`, which was committed at `changed_at`. A page has at most `max_rows`.
+    `row_ids` and `row_versions` have one entry for each row; they are None if rows are groups. All pages of a
+    query show the same `version` of the table, which was committed at `changed_at`. A page has at most
+    `max_rows` rows.
     """
 
     rows: list[tuple[Any, ...]]
@@ -306,22 +314,22 @@ class Page(Frames):
 
     @property
     def count(self) -> int:
-        """How many rows the answer has, all pages together: counted when it is asked for, at the version.
+        """The number of rows of the whole answer, counted at each use, at the page's version.
 
-        Raises what `query` does: `PageExpired` for instance.
+        Raises the errors of `query`, for example `PageExpired`.
         """
         return self._count()
 
     def beside_keys(self) -> list[int]:
         """Returns the numbers of the columns that do not repeat `row_ids` and `row_versions`."""
         keys = () if self.row_ids is None else (ROW_ID, ROW_VERSION)
-        return [number for number, one in enumerate(self.columns) if one.name.upper() not in keys]
+        return [number for number, column in enumerate(self.columns) if column.name.upper() not in keys]
 
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of `read_all`: ROW_ID and ROW_VERSION, unless rows are groups, and the columns."""
         columns = [self.columns[number] for number in self.beside_keys()]
-        fields = [field_of(one.name, cast("ColumnType", one.type)) for one in columns]
+        fields = [field_of(column.name, cast("ColumnType", column.type)) for column in columns]
         if self.row_ids is not None:
             fields = [pa.field(ROW_ID, pa.int64()), pa.field(ROW_VERSION, pa.int64()), *fields]
         return pa.schema(fields)
@@ -343,14 +351,15 @@ class Page(Frames):
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """Gives the rows of this page to what takes Arrow's streams, like `pa.table(page)`."""
+        """Returns the rows of this page as an Arrow stream, so that for example `pa.table(page)` works."""
         return self.read_all().__arrow_c_stream__(requested_schema)
 
     def to_json(self, *, count: bool = False) -> dict[str, Any]:
-        """As an object of JSON; `count` costs a count of the answer."""
-        found = {
+        """Returns the page as a JSON object. With `count`, counts the rows of the whole answer."""
+        page = {
             "columns": [
-                {"name": one.name, "type": one.type, "column_id": one.column_id} for one in self.columns
+                {"name": column.name, "type": column.type, "column_id": column.column_id}
+                for column in self.columns
             ],
             "rows": [list(row) for row in self.rows],
             "row_ids": self.row_ids,
@@ -360,12 +369,16 @@ class Page(Frames):
             "version": self.version,
             "changed_at": self.changed_at.isoformat(),
         }
-        return {**found, "count": self.count} if count else found
+        return {**page, "count": self.count} if count else page
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What was read for a page: `place` and `given` say where the next one begins, if `more` rows follow."""
+    """The rows that were read for a page.
+
+    If `more` rows follow, the next page begins after `place`, the last row's place in the order, or after the
+    first `given` rows.
+    """
 
     rows: list[tuple[Any, ...]]
     row_ids: list[int] | None
@@ -376,7 +389,7 @@ class Rows:
 
 
 def rows_max(columns: Sequence[Column], page_rows: int | None) -> int:
-    """How many rows a page has at most; `InvalidInput`."""
+    """Returns the most rows that a page may have. Raises `InvalidInput` for an invalid `page_rows`."""
     if page_rows is not None and (type(page_rows) is not int or not 1 <= page_rows <= PAGE_ROWS_MAX):
         raise InvalidInput(f"page_rows must be from 1 to {PAGE_ROWS_MAX:,}, not {page_rows!r}")
     width = sum(map(_width, columns)) or 1
@@ -393,77 +406,77 @@ def read(
     place: Sequence[Any] | None,
     given: int,
 ) -> Rows:
-    """The next rows of a statement, after those that were given."""
+    """Returns the next rows of a statement, after the `given` rows of earlier pages."""
     left = rows if statement.limit is None else min(rows, statement.limit - given)
     if left <= 0:
         return Rows([], [], [], None, given, False)
-    # one more tells whether there are others
+    # one row more shows whether another page follows
     wanted = left + (statement.limit is None or statement.limit - given > left)
     if not statement.is_plain:
         text, values = grouped(statement, source, dialect, wanted, statement.offset + given)
-        found = ask(text, values)
-        kept = _shown(statement, found[:left])
-        return Rows(kept, None, None, None, given + len(kept), len(found) > left)
-    found, is_cut = _plain(statement, ask, source, dialect, wanted, place)
+        answer = ask(text, values)
+        kept = _selected(statement, answer[:left])
+        return Rows(kept, None, None, None, given + len(kept), len(answer) > left)
+    answer, is_cut = _plain(statement, ask, source, dialect, wanted, place)
     width = len(statement.selected)
-    kept = found[:left]
+    kept = answer[:left]
     ids, versions = (list(map(itemgetter(number), kept)) for number in (width, width + 1))
     last = [kept[-1][number] for number in plain_items(statement)[1]] if kept else None
-    more = len(found) > left or (is_cut and len(found) < wanted)
-    return Rows(_shown(statement, kept), ids, versions, last, given + len(kept), more)
+    more = len(answer) > left or (is_cut and len(answer) < wanted)
+    return Rows(_selected(statement, kept), ids, versions, last, given + len(kept), more)
 
 
 def count(statement: Statement, ask: Ask, source: str, dialect: Dialect) -> int:
-    """How many rows a statement has."""
-    found = int(ask(*count_statement(statement, source, dialect))[0][0])
-    found = max(0, found - statement.offset)
-    return found if statement.limit is None else min(found, statement.limit)
+    """Returns the number of rows of a statement, with its LIMIT and OFFSET."""
+    rows = int(ask(*count_statement(statement, source, dialect))[0][0])
+    rows = max(0, rows - statement.offset)
+    return rows if statement.limit is None else min(rows, statement.limit)
 
 
 def _plain(
     statement: Statement, ask: Ask, source: str, dialect: Dialect, wanted: int, place: Sequence[Any] | None
 ) -> tuple[list[tuple[Any, ...]], bool]:
-    """The rows, and whether they end where they had bytes enough."""
-    found: list[tuple[Any, ...]] = []
+    """Returns up to `wanted` rows, and whether they end early because their JSON reached its limit."""
+    read_rows: list[tuple[Any, ...]] = []
     bytes_left, has_sizes = JSON_BYTES_MAX, bool(texts_of_json(statement))
     offset = statement.offset if place is None else 0
     page_parts = parts(statement, place)
     for number, part in enumerate(page_parts):
-        rows = wanted - len(found)
-        some = ask(*plain(statement, part, source, dialect, rows, offset, bytes_left))
-        if has_sizes and some:
-            bytes_left -= int(some[-1][-1])
-            some = [row[:-2] for row in some]
-        found += some
+        rows = wanted - len(read_rows)
+        part_rows = ask(*plain(statement, part, source, dialect, rows, offset, bytes_left))
+        if has_sizes and part_rows:
+            bytes_left -= int(part_rows[-1][-1])
+            part_rows = [row[:-2] for row in part_rows]
+        read_rows += part_rows
         if bytes_left <= 0:
-            return found, True
-        if len(found) >= wanted or number + 1 == len(page_parts):
+            return read_rows, True
+        if len(read_rows) >= wanted or number + 1 == len(page_parts):
             break
-        if offset and not found:
-            # how many of those to leave out were in this part
+        if offset and not read_rows:
+            # OFFSET skipped the whole part: the next part skips the rest
             offset = max(0, offset - int(ask(*count_part(part, source, dialect))[0][0]))
         else:
             offset = 0
-    return found, False
+    return read_rows, False
 
 
-def _shown(statement: Statement, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """What was selected, with JSON as the values that it is."""
+def _selected(statement: Statement, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Returns the selected columns of rows, with JSON parsed."""
     width = len(statement.selected)
     texts = [number for number, item in enumerate(statement.selected) if item.type == "JSON"]
     if not texts:
         return list(map(itemgetter(slice(width)), rows))
-    shown = []
+    parsed = []
     for row in rows:
         cells = list(row[:width])
         for number in texts:
             cells[number] = None if cells[number] is None else json.loads(cells[number])
-        shown.append(tuple(cells))
-    return shown
+        parsed.append(tuple(cells))
+    return parsed
 
 
 def _width(column: Column) -> int:
-    """Bytes of a value, in Python's memory."""
+    """Returns an upper estimate of a value's size in Python's memory, in bytes."""
     if column.type == "JSON":
         return _JSON_BYTES
     if column.stored.name != "string":
@@ -475,7 +488,7 @@ INDEX_WAIT_SECONDS = 10.0
 """How long a query waits for the index of its table by default."""
 
 WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.02, 0.25
-"""How long a query that waits for an index pauses before it looks again; the longer, the more rarely."""
+"""The pause before a waiting query checks the index again, in seconds: it grows with the time waited."""
 
 
 class Wait:
@@ -487,7 +500,7 @@ class Wait:
         self._interruption = interruption
 
     def pause(self, refusal: IndexNotReady) -> None:
-        """Sleeps before the next look; raises the refusal when the time is over."""
+        """Sleeps before the next check. Raises `refusal` when the time is over."""
         waited = time.monotonic() - self._began
         if waited >= self._seconds:
             refusal.data = {**refusal.data, "seconds": round(waited, 3)}

@@ -1,4 +1,4 @@
-"""The rows of a row table as of a version, streamed; versions of rows by their ids."""
+"""Reads of a row table's files: its rows as of a version, streamed, and versions of rows by their ids."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ _KEYS = (ROW_ID, ROW_VERSION, ROW_DELETED)
 
 @dataclass(frozen=True)
 class RowReader:
-    """Reads the files of one row table; `columns` in what follows are those of some version."""
+    """A reader of the files of one row table. `columns` in its methods are the columns of some version."""
 
     context: Callable[[], TableContext]
 
     def current(self, version: int, columns: Sequence[Column]) -> pa.RecordBatchReader:
-        """The rows as of a version, by ids: ROW_ID, ROW_VERSION and the columns."""
+        """Returns the rows as of a version, sorted by id: ROW_ID, ROW_VERSION and the columns."""
         schema = _schema(columns, deleted=False)
         batches = self._versions(None, Range(max=version, max_inclusive=True), columns)
         kept = (_without_deleted(batch, schema) for batch in last_of_keys(batches, [ROW_ID]))
         return pa.RecordBatchReader.from_batches(schema, (batch for batch in kept if batch.num_rows))
 
     def changed(self, after: int, till: int, columns: Sequence[Column], ranges: Ints) -> pa.RecordBatchReader:
-        """Every version of rows after a version and up to another; `ranges` have all rows that changed."""
+        """Returns all row versions after version `after` and up to `till`, also deletions, sorted by id.
+
+        `ranges` must cover all rows that changed in between, as (first id, last id) rows.
+        """
         schema = _schema(columns, deleted=True)
         wanted = spans(ranges[:, 0], ranges[:, 1], SPANS_MAX)
         between = Range(after, till, min_inclusive=False, max_inclusive=True)
@@ -47,29 +50,32 @@ class RowReader:
         return pa.RecordBatchReader.from_batches(schema, (batch for batch in found if batch.num_rows))
 
     def rows(self, ids: Ints, versions: Ints, columns: Sequence[Column]) -> pa.Table:
-        """Those versions of rows that there are, by ids, which ascend: also of deleted rows."""
+        """Returns the given versions of rows, sorted by id. Skips versions that do not exist.
+
+        `ids` must ascend. Versions that delete a row are among the results.
+        """
         schema = _schema(columns, deleted=True)
         if not len(ids):
             return schema.empty_table()
         between = Range(int(versions.min()), int(versions.max()), max_inclusive=True)
-        # a single row is looked up in its pages, which the engine's plan costs more than
+        # a single row is looked up in its page of the file: planning a scan would take longer
         wanted: Any = int(ids[0]) if len(ids) == 1 else _ranges(spans(ids, ids, SPANS_MAX))
-        found = []
+        matches = []
         for batch in self._versions(wanted, between if len(ids) > 1 else None, columns):
             at = np.searchsorted(ids, batch.column(0).to_numpy())
             at = np.minimum(at, len(ids) - 1)
-            is_it = (ids[at] == batch.column(0).to_numpy()) & (versions[at] == batch.column(1).to_numpy())
-            found.append(batch.filter(pa.array(is_it)))
-        return pa.Table.from_batches(found, schema)
+            is_match = (ids[at] == batch.column(0).to_numpy()) & (versions[at] == batch.column(1).to_numpy())
+            matches.append(batch.filter(pa.array(is_match)))
+        return pa.Table.from_batches(matches, schema)
 
     def _versions(
         self, wanted: int | list[Range] | None, versions: Range | None, columns: Sequence[Column]
     ) -> Iterator[pa.RecordBatch]:
-        """Versions of rows in the order of their ids and versions, called as the columns say."""
-        asked = {ROW_ID: wanted, ROW_VERSION: versions}
-        where: dict[str, Any] = {name: one for name, one in asked.items() if one is not None}
+        """Yields versions of rows, sorted by id and version, with the names of `columns`."""
+        conditions = {ROW_ID: wanted, ROW_VERSION: versions}
+        where: dict[str, Any] = {name: keys for name, keys in conditions.items() if keys is not None}
         schema = _schema(columns, deleted=True)
-        # by ids: another may have the name of one that was dropped or retyped
+        # finds columns by id, because a new column may have the name of one that was dropped or retyped
         for batch in query(self.context(), where, partial(_stored_names, columns=columns)):
             yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
@@ -79,8 +85,8 @@ def _ranges(wanted: Sequence[tuple[int, int]]) -> list[Range]:
 
 
 def _stored_names(schema: Schema, columns: Sequence[Column]) -> list[str]:
-    """What the columns are called in a schema of the table; `SchemaMoved` when it is of before they were."""
-    names = {one.column_id: name for name, one in zip(schema.names, schema.shape.columns, strict=True)}
+    """Returns the columns' names in a schema of the table. Raises `SchemaMoved` if the schema lacks some."""
+    names = {column.column_id: name for name, column in zip(schema.names, schema.shape.columns, strict=True)}
     try:
         return [*_KEYS, *(names[column.column_id or 0] for column in columns)]
     except KeyError:

@@ -1,7 +1,7 @@
-"""The text of a query as a tree: read by sqlglot, and refused where it holds what is not on the list.
+"""The parser of queries of row tables: sqlglot parses the text, and everything not allowed is refused.
 
-Only what the classes below name, with the arguments that they name, is let through; and nothing of the text
-goes on: `binding.py` makes values of ours of the tree, `emit.py` statements of these.
+Only the listed kinds of nodes are allowed, with the listed arguments. No text of the query is executed:
+`binding.py` turns the tree into values of its own, and `emit.py` turns these into SQL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dormouse.errors import InvalidQuery
 CHARACTERS_MAX = 200_000
 TOKENS_MAX = 40_000
 DEPTH_MAX = 50
-"""Of parentheses within each other. (The tree's other depths end as Python's recursion does.)"""
+"""The deepest nesting of parentheses. Python's recursion limit bounds other nesting."""
 
 SHAPE = "a query is SELECT … FROM the table, and may have WHERE, GROUP BY, HAVING, ORDER BY, LIMIT and OFFSET"
 
@@ -35,7 +35,7 @@ N = TypeVar("N", bound=exp.Expression)
 
 
 class _Dialect(Dialect):
-    """The SQL that all databases have, with no quotes but ' and "; nulls come last, as DuckDB has them."""
+    """The SQL that all databases share, with only ' and " as quotes. Nulls are sorted last, as in DuckDB."""
 
     NULL_ORDERING = "nulls_are_last"
 
@@ -57,13 +57,13 @@ WORDS = {
 
 
 def parse(text: object) -> exp.Select:
-    """The tree of one SELECT, of which only the root has been looked at; `InvalidQuery`."""
+    """Returns the tree of one SELECT, checked only at its root. Raises `InvalidQuery`."""
     if not isinstance(text, str) or not text.strip():
-        raise InvalidQuery(f"a query is a text of SQL, not {_shown(repr(text))}")
+        raise InvalidQuery(f"a query is a text of SQL, not {_shortened(repr(text))}")
     if len(text) > CHARACTERS_MAX:
         raise InvalidQuery(f"the query has {len(text):,} characters, and may have {CHARACTERS_MAX:,}")
     if "\0" in text or not _is_unicode(text):
-        raise InvalidQuery("the query has a character that no text has: NUL, or half a surrogate pair")
+        raise InvalidQuery("the query has an invalid character: NUL, or half a surrogate pair")
     try:
         tokens = _dialect.tokenize(text)
         _check(tokens)
@@ -72,19 +72,19 @@ def parse(text: object) -> exp.Select:
     except InvalidQuery:
         raise
     except ParseError as error:
-        found: dict[str, Any] = error.errors[0] if error.errors else {}
+        details: dict[str, Any] = error.errors[0] if error.errors else {}
         where = (
-            f" near {_shown(repr(found['highlight']))}, line {found['line']}"
-            if found.get("highlight")
+            f" near {_shortened(repr(details['highlight']))}, line {details['line']}"
+            if details.get("highlight")
             else ""
         )
         raise InvalidQuery(f"the query cannot be read{where}; {SHAPE}") from None
     except SqlglotError:
         raise InvalidQuery(
-            "the query cannot be read: a quote is not closed, or a character has no meaning"
+            "the query cannot be read: a quote is not closed, or a character is not allowed"
         ) from None
     except (RecursionError, ValueError, TypeError, AttributeError, IndexError, KeyError):
-        # what sqlglot does not expect, of what no query has
+        # sqlglot fails with such errors on some invalid texts
         raise InvalidQuery(f"the query cannot be read; {SHAPE}") from None
     if len(trees) != 1:
         raise InvalidQuery("the query is several statements: send one")
@@ -94,7 +94,7 @@ def parse(text: object) -> exp.Select:
 
 
 def _keep_names(trees: Sequence[exp.Expr], text: str) -> None:
-    """Notes what the text calls each function, which the parser may call by another name."""
+    """Records the name of each function as in the text, because sqlglot may rename it. For error messages."""
     for tree in trees:
         for node in tree.find_all(exp.Func):
             if "start" in node.meta:
@@ -102,7 +102,7 @@ def _keep_names(trees: Sequence[exp.Expr], text: str) -> None:
 
 
 def only(node: N, *names: str) -> N:
-    """The node, if all that it says is in these arguments; `InvalidQuery` names the first other."""
+    """Returns the node if it has no other arguments. Else raises `InvalidQuery`, which names one."""
     for name, value in node.args.items():
         if name not in names and value not in (None, False, []):
             raise refused(value[0] if isinstance(value, list) else value, name)
@@ -110,12 +110,12 @@ def only(node: N, *names: str) -> N:
 
 
 def refused(node: object, argument: str = "") -> InvalidQuery:
-    """The error of what is not on the list."""
+    """Returns the error for a node or argument that is not allowed."""
     what = WORDS.get(argument) or WORDS.get(type(node))
     if what is None and isinstance(node, exp.Anonymous):
-        what = f"the function {_shown(str(node.this))!r}"
+        what = f"the function {_shortened(str(node.this))!r}"
     elif what is None and isinstance(node, exp.Func) and not isinstance(node, exp.Connector):
-        what = f"the function {_shown(str(node.meta.get('name') or node.sql_name()).lower())!r}"
+        what = f"the function {_shortened(str(node.meta.get('name') or node.sql_name()).lower())!r}"
     elif what is None and isinstance(node, exp.Expression):
         what = f"{node.key.upper()!r}"
     return InvalidQuery(
@@ -124,15 +124,15 @@ def refused(node: object, argument: str = "") -> InvalidQuery:
 
 
 def name_node(node: object) -> exp.Identifier:
-    """Returns the node, which must be a name; `InvalidQuery`."""
+    """Returns the node, which must be a name. Raises `InvalidQuery`."""
     if type(node) is not exp.Identifier:
         raise refused(node)
     return node
 
 
 def label(node: exp.Expression) -> str:
-    """What an item is called that has no name."""
-    return _shown(node.sql(dialect=_Dialect, normalize_functions="lower", comments=False))
+    """Returns the name of a selected item without an alias: its own SQL."""
+    return _shortened(node.sql(dialect=_Dialect, normalize_functions="lower", comments=False))
 
 
 def _check(tokens: list[Token]) -> None:
@@ -154,12 +154,12 @@ def _check(tokens: list[Token]) -> None:
             raise InvalidQuery("the query is several statements: send one")
         if following is not None and _are_glued(token, following):
             raise InvalidQuery(
-                f"the query cannot be read near {_shown(following.text)!r}: a space is missing"
+                f"the query cannot be read near {_shortened(following.text)!r}: a space is missing"
             )
 
 
 def _are_glued(token: Token, following: Token) -> bool:
-    """As in 1_000, 0x1f and N'x', which other databases read otherwise."""
+    """Returns whether two tokens touch, as in 1_000, 0x1f or N'x', which some databases read as one."""
     kinds = {token.token_type, following.token_type}
     return token.end + 1 == following.start and kinds <= _GLUED
 
@@ -172,5 +172,5 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _shown(text: str) -> str:
+def _shortened(text: str) -> str:
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"

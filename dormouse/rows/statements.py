@@ -1,4 +1,7 @@
-"""What a query of a row table wants: its text read once, with the values of its parameters."""
+"""Queries of row tables: parsed SQL text with the values of its parameters, and tokens of pages.
+
+Parsed queries are cached by their text.
+"""
 
 from __future__ import annotations
 
@@ -41,77 +44,87 @@ from dormouse.rows.pages import Rows
 from dormouse.rows.sql import parse
 
 Given = tuple[tuple[str, Value], ...]
-"""The values of parameters, by their names in small letters."""
+"""The values of parameters, by their names in lower case, sorted by name."""
 
 DEPTH_MAX = 200
-"""Of expressions: each takes three frames of the 1,000 that Python has, whoever calls."""
+"""The deepest nesting of expressions: each level takes three of Python's 1,000 stack frames."""
 INTEGER_BITS_MAX = 1_400
-"""Of a parameter: more than any DOUBLE has, and fewer than Python makes no text of."""
+"""The most bits of an integer parameter.
+
+That is more than any DOUBLE has, and below the limit at which Python refuses to convert an integer to text.
+"""
 REMEMBERED_CHARACTERS_MAX = 10_000
-"""Of a text, with its values, that is remembered: trees are some hundred times as large."""
+"""The most characters of a query and its values that is cached: a parsed query is some 100 times as large."""
 
 
 def given(values: Parameters | None) -> Given:
-    """Parameters as users give them: a list for $1, $2, …, or a dict for $name; `InvalidQuery`."""
+    """Returns checked parameters: a list for $1, $2, …, or a dict for $name. Raises `InvalidQuery`."""
     if not values:
         return ()
-    found = checked_parameters(values)
-    named = found.items() if isinstance(found, dict) else ((str(n), one) for n, one in enumerate(found, 1))
+    checked = checked_parameters(values)
+    if isinstance(checked, dict):
+        named = list(checked.items())
+    else:
+        named = [(str(number), value) for number, value in enumerate(checked, 1)]
     return tuple(sorted((name.lower(), _value(name, value)) for name, value in named))
 
 
 def statement_of(text: str, table: str, columns: Sequence[Column], values: Given = ()) -> Statement:
-    """What a query wants of a table of these columns; `InvalidQuery`."""
+    """Returns a query, parsed and bound to a table of these columns. Raises `InvalidQuery`."""
     columns = tuple(columns)
     if not isinstance(text, str) or len(text) > REMEMBERED_CHARACTERS_MAX:
         return _bound(text, table, columns, values)
     if values:
-        kinds = tuple((name, one.kind) for name, one in values)
-        if (found := _of_kinds(text, table, columns, kinds)) is not None and found.where is not None:
-            return replace(found, where=filled(found.where, dict(values)))
-    sizes = (len(one.value) for _, one in values if isinstance(one.value, str))
+        kinds = tuple((name, value.kind) for name, value in values)
+        template = _template(text, table, columns, kinds)
+        if template is not None and template.where is not None:
+            return replace(template, where=filled(template.where, dict(values)))
+    sizes = (len(value.value) for _, value in values if isinstance(value.value, str))
     is_short = len(text) + sum(sizes) <= REMEMBERED_CHARACTERS_MAX
-    return (_remembered if is_short else _bound)(text, table, columns, values)
+    return (_cached if is_short else _bound)(text, table, columns, values)
 
 
 @lru_cache(maxsize=256)
-def _of_kinds(
+def _template(
     text: str, table: str, columns: tuple[Column, ...], kinds: tuple[tuple[str, Kind], ...]
 ) -> Statement | None:
-    """What a query is whatever its parameters are, all in its condition; None: it depends on their values."""
+    """Returns a query with open parameters, given only their types.
+
+    Returns None if binding needs the values, or if parameters occur outside the condition.
+    """
     try:
-        found = _bound(text, table, columns, tuple((name, Parameter(kind, name)) for name, kind in kinds))
+        template = _bound(text, table, columns, tuple((name, Parameter(kind, name)) for name, kind in kinds))
     except (ValueNeeded, InvalidQuery):
         return None
-    others = [item.expression for item in found.selected]
-    others += [] if found.having is None else [found.having]
-    others += [*found.groups, *(order.expression for order in found.orders)]
-    return None if any(map(has_parameter, others)) else found
+    others = [item.expression for item in template.selected]
+    others += [] if template.having is None else [template.having]
+    others += [*template.groups, *(order.expression for order in template.orders)]
+    return None if any(map(has_parameter, others)) else template
 
 
 def _bound(text: str, table: str, columns: tuple[Column, ...], values: Given) -> Statement:
     try:
         is_short = isinstance(text, str) and len(text) <= REMEMBERED_CHARACTERS_MAX
         tree = _tree(text) if values and is_short else parse(text)
-        found = Binding(tree, table, columns, dict(values)).statement()
+        statement = Binding(tree, table, columns, dict(values)).statement()
     except RecursionError:
         raise InvalidQuery("the query is nested too deeply") from None
-    if depth(found) > DEPTH_MAX:
-        raise InvalidQuery("the query is nested too deeply, or in the order of too many columns")
-    return found
+    if depth(statement) > DEPTH_MAX:
+        raise InvalidQuery("the query is nested too deeply, or sorted by too many columns")
+    return statement
 
 
-_remembered = lru_cache(maxsize=256)(_bound)
+_cached = lru_cache(maxsize=256)(_bound)
 
 
 @lru_cache(maxsize=64)
 def _tree(text: str) -> exp.Select:
-    """Of a text that is sent with other values again; nobody changes it."""
+    """Returns the parsed text of a query with parameters. Callers must not change the tree: it is cached."""
     return parse(text)
 
 
 def _value(name: str, value: Any) -> Value:
-    """As the literal of it would be bound."""
+    """Returns a parameter as a literal of the same value would be bound. Raises `InvalidQuery`."""
     if value is None:
         return Value("NULL", None)
     if isinstance(value, bool):
@@ -124,18 +137,21 @@ def _value(name: str, value: Any) -> Value:
         return Value("STRING", value)
     if isinstance(value, datetime | date):
         return Value("STRING", value.isoformat())
-    shown = "a number of too many digits" if isinstance(value, int) else repr(value)
+    problem = "a number of too many digits" if isinstance(value, int) else repr(value)
     raise InvalidQuery(
-        f"parameter ${name} is {shown:.60}: give a finite number, a text, true or false, a date, or None"
+        f"parameter ${name} is {problem:.60}: give a finite number, a text, true or false, a date, or None"
     )
 
 
-# What is asked of an index, and its answer: by one statement as a rule, else after a look at the build.
+# Queries of an index: usually one statement; in doubtful cases a check of the build comes first.
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A query as it is asked; `place` and `given` say where a page begins that is not the first."""
+class BoundQuery:
+    """A query that is bound to a version of a table.
+
+    For a page after the first, `place` has the last row's position and `given` the number of rows before.
+    """
 
     table: Source
     text: str
@@ -150,68 +166,75 @@ class Asked:
 
 def bound(
     table: Source, text: str, looked: Looked, version: int, page_rows: int | None, values: Given
-) -> Asked:
-    """A query of a table as it was looked at; `InvalidQuery`."""
+) -> BoundQuery:
+    """Returns a query that is bound to the columns of a table at a version. Raises `InvalidQuery`."""
     statement = statement_of(text, looked.name, looked.columns, values)
-    return Asked(table, text, statement, looked.columns, version, page_rows, values)
+    return BoundQuery(table, text, statement, looked.columns, version, page_rows, values)
 
 
-def page_at_once(asked: Asked, builds: Builds, looked: Looked, build_id: int) -> tuple[Rows, None]:
-    """The rows of a page by one statement, which is all that it takes as a rule; `Unsure`."""
-    if asked.statement.limit is not None and asked.given >= asked.statement.limit:
-        raise Unsure  # nothing would be asked
-    found = pages.read(
-        asked.statement,
+def page_at_once(query: BoundQuery, builds: Builds, looked: Looked, build_id: int) -> tuple[Rows, None]:
+    """Returns the rows of a page with a single statement. Raises `Unsure` if that is not enough."""
+    if query.statement.limit is not None and query.given >= query.statement.limit:
+        raise Unsure  # no statement would run, so none would check the build
+    rows = pages.read(
+        query.statement,
         partial(builds.rows_at, looked, build_id),
         f"current_{build_id:d}",
         POSTGRES,
-        rows=pages.rows_max(asked.columns, asked.page_rows),
-        place=asked.place,
-        given=asked.given,
+        rows=pages.rows_max(query.columns, query.page_rows),
+        place=query.place,
+        given=query.given,
     )
-    return found, None
+    return rows, None
 
 
 def build_of(conn: psycopg.Connection[Any], build: Build) -> Build:
-    """The build itself."""
+    """Returns the build itself."""
     return build
 
 
-def page_of(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> tuple[Rows, Build] | int:
-    """The rows of a page, or the version of an index that does not have the one asked for. `PageExpired`."""
-    is_first = asked.place is None and not asked.given
-    if build.version < asked.version:
+def page_of(query: BoundQuery, conn: psycopg.Connection[Any], build: Build) -> tuple[Rows, Build] | int:
+    """Returns the rows of a page and the build.
+
+    Returns the version of the index instead if the index does not have the query's version. Raises
+    `PageExpired`.
+    """
+    is_first = query.place is None and not query.given
+    if build.version < query.version:
         return build.version
-    if is_first and (build.is_retired or not has_version(conn, build, asked.version)):
+    if is_first and (build.is_retired or not has_version(conn, build, query.version)):
         return build.version
-    rows = pages.rows_max(asked.columns, asked.page_rows)
-    source = _source(asked, conn, build)
-    found = pages.read(
-        asked.statement,
-        partial(_ask, conn),
+    rows_max = pages.rows_max(query.columns, query.page_rows)
+    source = _source(query, conn, build)
+    rows = pages.read(
+        query.statement,
+        partial(_execute, conn),
         source,
         POSTGRES,
-        rows=rows,
-        place=asked.place,
-        given=asked.given,
+        rows=rows_max,
+        place=query.place,
+        given=query.given,
     )
-    return found, build
+    return rows, build
 
 
-def count_of(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> int:
-    """How many rows the answer has. `PageExpired`."""
-    return pages.count(asked.statement, partial(_ask, conn), _source(asked, conn, build), POSTGRES)
+def count_of(query: BoundQuery, conn: psycopg.Connection[Any], build: Build) -> int:
+    """Returns the number of rows of the answer. Raises `PageExpired`."""
+    return pages.count(query.statement, partial(_execute, conn), _source(query, conn, build), POSTGRES)
 
 
-def _source(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> str:
-    """The rows of a version: of the index's own its table, of one before also what was superseded since."""
-    if not has_version(conn, build, asked.version):
-        why = f"the rows of version {asked.version} are kept no longer: begin the query again"
-        raise PageExpired.of(asked.table.name, why)
-    current, version = f"current_{build.build_id:d}", asked.version
+def _source(query: BoundQuery, conn: psycopg.Connection[Any], build: Build) -> str:
+    """Returns SQL for the rows of the query's version. Raises `PageExpired`.
+
+    The index's own version is in its table. An older one also needs the rows that were superseded since.
+    """
+    if not has_version(conn, build, query.version):
+        reason = f"the rows of version {query.version} are kept no longer: begin the query again"
+        raise PageExpired.of(query.table.name, reason)
+    current, version = f"current_{build.build_id:d}", query.version
     if version == build.version:
         return current
-    names = ", ".join(["row_id", "row_version", *(column_name(c.column_id or 0) for c in asked.columns)])
+    names = ", ".join(["row_id", "row_version", *(column_name(c.column_id or 0) for c in query.columns)])
     return (
         f"(select {names} from {current} where row_version <= {version:d} union all "
         f"select {names} from superseded_{build.build_id:d} "
@@ -219,7 +242,7 @@ def _source(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> str:
     )
 
 
-def _ask(conn: psycopg.Connection[Any], text: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+def _execute(conn: psycopg.Connection[Any], text: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
     return conn.execute(text.encode(), values, binary=True).fetchall()
 
 
@@ -231,37 +254,38 @@ _REFUSED = "the page token was not given by this table, or is not whole: begin t
 
 @dataclass(frozen=True, slots=True)
 class PageToken:
-    """Where a query goes on: its text, the version that it began on, and the place of the last row.
+    """The state of a query between two pages: its text, its version, and the place of the last row.
 
-    `database` and `build_id` are of the index that it reads; None where it reads the files.
+    `database` and `build_id` name the index that the query reads; None if it reads the files.
     """
 
     text: str
     version: int
     given: int
-    """How many rows the pages before had."""
+    """The number of rows of the pages before."""
     page_rows: int | None
     place: Sequence[Any] | None
     database: str | None
     build_id: int | None
     values: Given = ()
-    """Of the text's parameters."""
+    """The values of the text's parameters."""
     incarnation_id: UUID | None = None
-    """The life of the database: after a restore, a version of the files may have other rows."""
+    """The incarnation of the database: after a restore, the same version may have other rows."""
 
     def written(self, key: bytes, table_uuid: UUID) -> str:
-        """As text for URLs."""
+        """Returns the token as text for URLs, signed with a key."""
         values = [getattr(self, name) for name in self.__slots__]
         values[4] = None if self.place is None else [_encoded(value) for value in self.place]
-        values[7] = [(name, one.kind, _encoded(one.value)) for name, one in self.values]
-        # earlier versions know no more: they can read what goes on in an index, whose build is of one life
+        values[7] = [(name, value.kind, _encoded(value.value)) for name, value in self.values]
+        # Earlier releases know no incarnation. A build belongs to one incarnation, so that tokens of an index
+        # need none, and earlier releases can still read them.
         values[8:] = [] if self.incarnation_id is None or self.build_id else [str(self.incarnation_id)]
         body = _compressed(_json(values).encode())
         return base64.urlsafe_b64encode(_mac(key, table_uuid, body) + body).rstrip(b"=").decode()
 
 
 def read_page_token(token: object, key: bytes, table_uuid: UUID) -> PageToken:
-    """`InvalidPage` for all that was not written with this key for this table."""
+    """Returns a token from its text. Raises `InvalidPage` unless this key signed it for this table."""
     if not isinstance(token, str) or not token.isascii() or len(token) > CHARACTERS_MAX:
         raise InvalidPage(_REFUSED)
     try:
@@ -269,25 +293,25 @@ def read_page_token(token: object, key: bytes, table_uuid: UUID) -> PageToken:
     except (binascii.Error, ValueError):
         raise InvalidPage(_REFUSED) from None
     mac, body = whole[:MAC_BYTES], whole[MAC_BYTES:]
-    # of other characters for the same bytes, too
+    # refuses also other spellings of the same bytes, which base64 allows
     is_ours = hmac.compare_digest(mac, _mac(key, table_uuid, body))
     if not is_ours or base64.urlsafe_b64encode(whole).rstrip(b"=").decode() != token:
         raise InvalidPage(_REFUSED)
     values = json.loads(zlib.decompress(body))
     if values[4] is not None:
         values[4] = [_decoded(value) for value in values[4]]
-    # those of earlier versions have fewer
+    # tokens of earlier releases have fewer fields
     for given in values[7:8]:
-        values[7] = tuple((name, Value(kind, _decoded(one))) for name, kind, one in given)
+        values[7] = tuple((name, Value(kind, _decoded(value))) for name, kind, value in given)
     for incarnation_id in values[8:]:
         values[8] = UUID(incarnation_id)
     return PageToken(*values)
 
 
 def _compressed(text: bytes) -> bytes:
-    # with the memory that so short a text needs: to make room for more costs more than to compress it
-    made = zlib.compressobj(6, zlib.DEFLATED, 12, 4)
-    return made.compress(text) + made.flush()
+    # a small window and little memory: allocating zlib's usual buffers takes longer than compressing a token
+    compressor = zlib.compressobj(6, zlib.DEFLATED, 12, 4)
+    return compressor.compress(text) + compressor.flush()
 
 
 def _mac(key: bytes, table_uuid: UUID, body: bytes) -> bytes:

@@ -1,6 +1,6 @@
-"""The database's part of one row table: versions, columns, ranges of rows, changes, snapshots, locks.
+"""The metadata of one row table in PostgreSQL: versions, columns, ranges of rows, changes, snapshots, locks.
 
-Many readers or one writer lock a table, each with a lease (`dormouse.postgres.lease`).
+Many readers or one writer hold a lock of a table, each with a lease (`dormouse.postgres.lease`).
 """
 
 from __future__ import annotations
@@ -55,21 +55,24 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS = ROW_LOCK_SECONDS
 QUEUE_SECONDS_MAX = 1.0
-ASKED_SECONDS_MIN = 1.0
-"""How long even a caller that does not wait is held up by a transaction that is just changing the lock."""
+QUERY_SECONDS_MIN = 1.0
+"""The shortest lock timeout of the query for a lock, in seconds.
+
+Even a caller that does not wait for the lock waits so long for a transaction that is just changing it.
+"""
 
 Kind = Literal["read", "write"]
 _QUERIES = load(__package__ or "", "store")
 
 _queues: WeakValueDictionary[tuple[int, str | None], threading.Lock] = WeakValueDictionary()
-"""Where the writers of one process wait for each other: only one asks the database again and again."""
+"""A queue for each table, so that only one of a process's writers polls the database for its lock."""
 
 
 @dataclass(slots=True)
 class HeldLock:
-    """A lock that was granted, and the table as it was then.
+    """A granted lock, with the table's newest version and next row id at that time.
 
-    A commit that has given it back says so.
+    `given_back` is True once the commit itself has released the lock.
     """
 
     lease: Lease
@@ -79,14 +82,14 @@ class HeldLock:
 
     @property
     def token(self) -> UUID:
-        """The token that fences."""
+        """The fencing token of the lock."""
         token: UUID = self.lease.values["token"]
         return token
 
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """Who holds a lock, and until when unless it is renewed."""
+    """The holder of a lock, and the end of its lease unless the holder renews it."""
 
     kind: str
     holder: str
@@ -103,20 +106,23 @@ class RowLocks:
 
     @contextmanager
     def read(self) -> Iterator[HeldLock]:
-        """Until the end no row is changed; `RowLockHeld` at once when a writer has it, or waits for it."""
+        """Locks the table for reading: no process changes its rows until the end.
+
+        Raises `RowLockHeld` at once if a writer holds the lock or waits for it.
+        """
         with self._held("read", 0.0) as lock:
             yield lock
 
     @contextmanager
     def write(self, wait_seconds: float = 0.0) -> Iterator[HeldLock]:
-        """Until the end, or the commit that gives it back, nobody else changes the table or stops it.
+        """Locks the table for writing, until the end or until the commit releases the lock.
 
-        Readers, while no others are let in, and another writer are waited for, for `wait_seconds`: then
-        `RowLockHeld`.
+        Waits up to `wait_seconds` for readers and for another writer, and keeps new readers out meanwhile.
+        Then raises `RowLockHeld`.
         """
         deadline = time.monotonic() + wait_seconds
         queue = _queues.setdefault((os.getpid(), self._table.uuid), threading.Lock())
-        # not for long: one of this process may be frozen, and have lost its lock to another
+        # a short wait: the thread ahead may be frozen, and may have lost its lock to another process
         is_first = queue.acquire(timeout=min(max(wait_seconds, 0.0), QUEUE_SECONDS_MAX))
         try:
             with self._held("write", max(deadline - time.monotonic(), 0.0)) as lock:
@@ -126,11 +132,11 @@ class RowLocks:
                 queue.release()
 
     def holders(self) -> list[LockHolder]:
-        """Who holds locks now."""
+        """Returns the holders of the table's locks."""
         return [LockHolder(*row) for row in run_lookup(self._supplier, rows_of(_QUERIES["locks"], self._key))]
 
     def lease(self) -> Lease:
-        """Returns a lease that is not taken yet."""
+        """Returns a lease for a lock of the table, not taken yet."""
         values = {
             **self._key,
             "token": uuid.uuid4(),
@@ -155,14 +161,17 @@ class RowLocks:
                 yield lock
         finally:
             if lock is None or not lock.given_back:
-                lease.release()  # also a precursor, or what the answer was lost of
+                lease.release()  # releases also a precursor, or a lock whose grant was lost on the way
 
     def _take(self, kind: Kind, lease: Lease, seconds_left: float) -> HeldLock | RowLockHeld:
-        """Returns the lock, or why it is not given now; a writer that readers hold up leaves a precursor."""
+        """Returns the lock, or an error that names its holder.
+
+        A writer that waits for readers leaves a precursor, which keeps new readers out.
+        """
         try:
             [(state, held_kind, holder, until, version, next_id, is_too_long)] = lease.execute(
                 "take",
-                lock_ms=math.ceil(1_000 * max(seconds_left, ASKED_SECONDS_MIN)),
+                lock_ms=math.ceil(1_000 * max(seconds_left, QUERY_SECONDS_MIN)),
                 kind=kind,
                 holder=this_holder(),
             )
@@ -175,7 +184,7 @@ class RowLocks:
             raise TableNotFound.gone(self._table.name)
         if state == "granted":
             return HeldLock(lease, version, next_id)
-        if is_too_long:  # a wrong clock gave it; for the next try it is over a while from now
+        if is_too_long:  # a wrong clock made it: begin its time again, so that it ends
             restart_leases(self._supplier)
         does = {"write": "is changing it", "precursor": "waits to change it"}.get(held_kind, "reads it")
         return RowLockHeld(
@@ -197,7 +206,11 @@ _KEYS = (Field(ROW_ID, LONG), Field(ROW_VERSION, LONG), Field(ROW_DELETED, BOOLE
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A row table at one moment: its newest version, 0 when it is empty; its columns, since a version."""
+    """A row table at one moment.
+
+    `version` is the newest one, or 0 before the first change. `columns` have been the same since version
+    `columns_since`.
+    """
 
     version: int
     next_id: int
@@ -208,7 +221,7 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """One change, as the history has it."""
+    """One change of a table, as its history shows it."""
 
     first_version: int
     last_version: int
@@ -231,7 +244,7 @@ class RowSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a change did, as it is recorded with it."""
+    """The versions, ids and row counts of a change, which are recorded with it."""
 
     first_version: int
     last_version: int
@@ -243,7 +256,7 @@ class Recorded:
 
 
 def create(conn: psycopg.Connection[Any], table: TableRecord, columns: Sequence[Column]) -> None:
-    """Part of making a table: its rows are edited. The columns have their ids."""
+    """Records a new table as a row table, within the transaction that makes it. Columns have their ids."""
     values = {"table_id": table.table_id, "columns": _json(columns)}
     conn.execute(_QUERIES["create"].on(), values)
 
@@ -251,7 +264,7 @@ def create(conn: psycopg.Connection[Any], table: TableRecord, columns: Sequence[
 def create_table(
     catalog: Catalog, name: str, columns: Sequence[Column], properties: TableProperties | None
 ) -> TableRecord:
-    """Makes a table whose rows are edited. Raises `InvalidColumn`, `TableAlreadyExists` and `InvalidName`."""
+    """Creates a row table. Raises `InvalidColumn`, `TableAlreadyExists` and `InvalidName`."""
     listed = [
         replace(check_new(column), column_id=n)
         for n, column in enumerate(check_columns(columns), len(_KEYS) + 1)
@@ -266,7 +279,7 @@ def create_table(
 
 
 class RowStore:
-    """The database's part of one row table."""
+    """The metadata of one row table."""
 
     def __init__(self, supplier: Supplier, table: TableRecord) -> None:
         self.supplier = supplier
@@ -274,7 +287,7 @@ class RowStore:
         self._key = {"table_id": table.table_id}
 
     def state(self) -> TableState:
-        """`TableNotFound` when it was dropped."""
+        """Returns the table as it is now. Raises `TableNotFound` if it was dropped."""
         rows = self._rows("state")
         if not rows:
             raise TableNotFound.gone(self.table.name)
@@ -282,14 +295,14 @@ class RowStore:
         return TableState(version, next_id, changed_at, columns_since, _columns(columns))
 
     def columns_at(self, version: int) -> tuple[Column, ...]:
-        """The columns as of a version."""
+        """Returns the columns as of a version. Raises `TableNotFound`."""
         rows = self._rows("columns", version=version)
         if not rows:
             raise TableNotFound.gone(self.table.name)
         return _columns(rows[0][0])
 
     def ranges(self, spans: Sequence[tuple[int, int]]) -> Ranges:
-        """The ranges that rows of the spans lie in, by their ids."""
+        """Returns the ranges that overlap the spans of ids, sorted by id."""
         from dormouse.rows.batches import Ranges
 
         firsts, lasts = zip(*spans, strict=True) if spans else ((), ())
@@ -297,20 +310,20 @@ class RowStore:
         return Ranges.of(sorted(set(rows)))
 
     def changed_ranges(self, after: int) -> Ints:
-        """First and last ids of the rows whose version is newer than one: two columns."""
+        """Returns the ranges of rows that changed after a version: an array of (first id, last id) rows."""
         import numpy as np
 
         rows = self._rows("changed_ranges", after=after)
         return np.array(rows, np.int64).reshape(-1, 2)
 
-    def replace_ranges(self, conn: psycopg.Connection[Any], gone: Ranges, come: Ranges) -> None:
-        """Part of a commit."""
-        for start in range(0, len(gone.first), RANGES_AT_ONCE):
-            firsts = gone.first[start : start + RANGES_AT_ONCE].tolist()
+    def replace_ranges(self, conn: psycopg.Connection[Any], old: Ranges, new: Ranges) -> None:
+        """Replaces old ranges by new ones, within the transaction of a commit."""
+        for start in range(0, len(old.first), RANGES_AT_ONCE):
+            firsts = old.first[start : start + RANGES_AT_ONCE].tolist()
             conn.execute(_QUERIES["remove_ranges"].on(), {**self._key, "firsts": integers(firsts)})
-        for start in range(0, len(come.first), RANGES_AT_ONCE):
+        for start in range(0, len(new.first), RANGES_AT_ONCE):
             first, last, version, deleted = (
-                column[start : start + RANGES_AT_ONCE].tolist() for column in come
+                column[start : start + RANGES_AT_ONCE].tolist() for column in new
             )
             values = {
                 "firsts": integers(first),
@@ -332,7 +345,10 @@ class RowStore:
         columns_changed: Sequence[str],
         columns: Sequence[tuple[int, Sequence[Column]]],
     ) -> None:
-        """Part of a commit; `columns` are those that there are from some versions on."""
+        """Records a change, within the transaction of a commit.
+
+        `columns` has a (version, columns) pair for each version at which the columns changed.
+        """
         values = {
             **{name: getattr(done, name) for name in Recorded.__slots__},
             "next_id": next_id,
@@ -342,20 +358,20 @@ class RowStore:
             "columns_changed": list(columns_changed),
         }
         conn.execute(_QUERIES["record"].on(), {**self._key, **values})
-        for version, some in columns:
-            values = {"version": version, "columns": _json(some)}
+        for version, columns_then in columns:
+            values = {"version": version, "columns": _json(columns_then)}
             conn.execute(_QUERIES["record_columns"].on(), {**self._key, **values})
 
     def record_unchanged(self, lease: Lease, done: Recorded, change_id: str, digest: bytes | None) -> None:
-        """Keeps the id of a change that changed nothing, under its lock. Raises `RowLockLost`."""
+        """Records the id of a change that changed nothing, under its lock. Raises `RowLockLost`."""
         values = {"token": lease.values["token"], "change_id": change_id, "digest": _uuid(digest)}
         values |= {"last_version": done.last_version, "unchanged": done.unchanged}
         lease.must(self._written("record_unchanged", **values))
 
     def change_of_id(self, change_id: str, digest: bytes | None) -> Recorded | None:
-        """Returns what the change of this id did; None when there was none.
+        """Returns the result of the change with this id, or None if there was none.
 
-        Raises `CommitIdReused` when it was another change, as far as the digests of both are known.
+        Raises `CommitIdReused` if both digests are known and differ: the id was used for another change.
         """
         rows = self._rows("change_of_id", change_id=change_id, digest=_uuid(digest))
         if not rows:
@@ -371,35 +387,35 @@ class RowStore:
         return Recorded(*done)
 
     def history(self, before: int, limit: int) -> list[RowChange]:
-        """Changes of before a version, the newest first."""
+        """Returns changes before a version, the newest first."""
         rows = self._rows("history", before=before, limit=limit)
         return [RowChange(*row) for row in rows]
 
     def add_snapshot(self, name: str) -> RowSnapshot:
-        """Names the newest version; `SnapshotExists`."""
+        """Gives the newest version a name. Raises `SnapshotExists`."""
         check_printed("the name of a snapshot", name, NAME_BYTES_MAX)
         rows = self._written("add_snapshot", name=name)
         if not rows:
-            said = f"table {self.table.name!r} has a snapshot {name!r} already"
-            raise SnapshotExists(said, table=self.table.name, snapshot=name)
+            message = f"table {self.table.name!r} has a snapshot {name!r} already"
+            raise SnapshotExists(message, table=self.table.name, snapshot=name)
         return RowSnapshot(*rows[0])
 
     def snapshots(self) -> list[RowSnapshot]:
-        """By name."""
+        """Returns all snapshots of the table, sorted by name."""
         return [RowSnapshot(*row) for row in self._rows("snapshots")]
 
     def snapshot(self, name: str) -> RowSnapshot:
-        """`SnapshotNotFound`."""
-        found = self.snapshots()
-        for one in found:
-            if one.name == name:
-                return one
-        known = ", ".join(one.name for one in found) or "none"
-        said = f"table {self.table.name!r} has no snapshot {name!r}; it has {known}"
-        raise SnapshotNotFound(said, table=self.table.name, snapshot=name)
+        """Returns the snapshot of a name. Raises `SnapshotNotFound`."""
+        snapshots = self.snapshots()
+        for snapshot in snapshots:
+            if snapshot.name == name:
+                return snapshot
+        known = ", ".join(snapshot.name for snapshot in snapshots) or "none"
+        message = f"table {self.table.name!r} has no snapshot {name!r}; it has {known}"
+        raise SnapshotNotFound(message, table=self.table.name, snapshot=name)
 
     def drop_snapshot(self, name: str) -> None:
-        """`SnapshotNotFound`."""
+        """Deletes a snapshot's name. Raises `SnapshotNotFound`."""
         if not self._written("drop_snapshot", name=name):
             self.snapshot(name)
 
@@ -420,5 +436,5 @@ def _json(columns: Sequence[Column]) -> Jsonb:
     return Jsonb([to_jsonb(column) for column in columns])
 
 
-def _columns(found: list[Any]) -> tuple[Column, ...]:
-    return tuple(map(from_jsonb, found))
+def _columns(values: list[Any]) -> tuple[Column, ...]:
+    return tuple(map(from_jsonb, values))

@@ -1,37 +1,37 @@
 -- name: take
--- Takes a lock of a table, or tells who has it, and whether its lease is longer than leases are. One that a crash loses is
--- fenced off as one that was given to another is.
+-- Takes a lock of a table; if another process holds it, returns the holder, and whether the lease is longer than leases
+-- may be. The commit is asynchronous: if a crash loses the lock, its fencing token protects the table, as for any lost lock.
 select l.state, l.kind, l.holder, l.leased_until, l.version, l.next_id,
     l.leased_until > clock_timestamp() + make_interval(secs => %(lease_seconds)s + %(margin_seconds)s)
 from lock_rows(%(table_id)s, %(kind)s, %(token)s, %(holder)s, %(lease_seconds)s) l,
     (select set_config('synchronous_commit', 'off', true)) quick;
 
 -- name: renew
--- Keeps a lock for longer; no row: it was given to another.
+-- Renews the lease of a lock. No row: another process has the lock now.
 update row_lock set leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
 from (select set_config('synchronous_commit', 'off', true)) quick
 where table_id = %(table_id)s and token = %(token)s
 returning token;
 
 -- name: release
--- Gives a lock back.
+-- Releases a lock.
 delete from row_lock
 using (select set_config('synchronous_commit', 'off', true)) quick
 where table_id = %(table_id)s and token = %(token)s;
 
 -- name: locks
--- Who holds locks of a table.
+-- The holders of a table's locks.
 select kind, holder, leased_until from row_lock where table_id = %(table_id)s order by kind, leased_until;
 
 -- name: create
--- Part of making a table: its rows are edited.
+-- Records a new table as a row table, within the transaction that makes it.
 with made as (
     insert into row_table (table_id) values (%(table_id)s)
 )
 insert into row_columns (table_id, since_version, columns) values (%(table_id)s, 0, %(columns)s);
 
 -- name: state
--- The newest version, the next id, and the columns of now.
+-- The newest version, the next id, and the current columns.
 select r.version, r.next_id, r.changed_at, c.since_version, c.columns
 from row_table r
 cross join lateral (
@@ -48,7 +48,7 @@ order by since_version desc
 limit 1;
 
 -- name: ranges
--- The ranges that rows lie in, of which spans are given.
+-- The ranges that overlap the given spans of ids.
 select r.first_id, r.last_id, r.version, r.is_deleted
 from unnest(%(firsts)s::bigint[], %(lasts)s::bigint[]) as s (first_id, last_id)
 cross join lateral (
@@ -65,14 +65,14 @@ cross join lateral (
 where r.last_id >= s.first_id;
 
 -- name: changed_ranges
--- A page of the ranges whose version is newer than one, by their ids.
+-- The ranges whose version is newer than the given one, sorted by id.
 select first_id, last_id
 from row_range
 where table_id = %(table_id)s and version > %(after)s
 order by first_id;
 
 -- name: fence
--- First in the transaction of a commit: keeps the table, and tells whether the lock is still held; no row: it is not.
+-- Runs first in the transaction of a commit: locks the table's row and releases the write lock. No row: the lock was lost.
 with held as materialized (
     select table_id from row_table where table_id = %(table_id)s for update
 )
@@ -82,18 +82,18 @@ where l.table_id = held.table_id and l.token = %(token)s and l.kind = 'write'
 returning l.table_id;
 
 -- name: remove_ranges
--- Ranges that others take the place of.
+-- Deletes the ranges that others replace.
 delete from row_range where table_id = %(table_id)s and first_id = any(%(firsts)s::bigint[]);
 
 -- name: add_ranges
--- The ranges of rows that were changed, and what is left of those that they were in.
+-- Adds the ranges of changed rows, and the pieces that are left of the ranges around them.
 insert into row_range (table_id, first_id, last_id, version, is_deleted)
 select %(table_id)s, first_id, last_id, version, is_deleted
 from unnest(%(firsts)s::bigint[], %(lasts)s::bigint[], %(versions)s::bigint[], %(deleted)s::boolean[])
     as t (first_id, last_id, version, is_deleted);
 
 -- name: record
--- A change: the versions that it made, by whom, and what it did.
+-- Records a change: its versions, its author and its counts of rows.
 with changed as (
     update row_table
     set version = %(last_version)s, next_id = %(next_id)s, deleted = deleted + %(deleted)s,
@@ -115,7 +115,7 @@ select
 from changed;
 
 -- name: record_unchanged
--- Keeps the id of a change that changed nothing, while its lock is held; no row: the lock was lost. Can be repeated.
+-- Records the id of a change that changed nothing, while its lock is held. No row: the lock was lost. Can be repeated.
 with held as (
     select table_id from row_lock where table_id = %(table_id)s and token = %(token)s and kind = 'write' for update
 )
@@ -125,11 +125,11 @@ on conflict (table_id, change_id) do update set digest = excluded.digest
 returning table_id;
 
 -- name: record_columns
--- The columns from a version on.
+-- Records the columns from a version on.
 insert into row_columns (table_id, since_version, columns) values (%(table_id)s, %(version)s, %(columns)s);
 
 -- name: change_of_id
--- What a change did that was asked before by this id, and whether it was the same, as far as both digests are known.
+-- The result of the earlier change with this id, and whether it was the same change (true if a digest is unknown).
 -- Jobs of earlier releases recorded "job:" and their id, which clients gave as the id of the change.
 select coalesce(i.digest = %(digest)s, true),
     coalesce(c.first_version, i.last_version + 1), i.last_version, coalesce(c.first_id, 1),
@@ -151,7 +151,7 @@ order by last_version desc
 limit %(limit)s;
 
 -- name: add_snapshot
--- Names the newest version; no row: there is a snapshot of this name.
+-- Gives the newest version a name. No row: a snapshot of this name exists.
 insert into row_snapshot (table_id, name, version)
 select table_id, %(name)s, version from row_table where table_id = %(table_id)s
 on conflict do nothing
@@ -162,5 +162,5 @@ returning name, version, taken_at;
 select name, version, taken_at from row_snapshot where table_id = %(table_id)s order by name;
 
 -- name: drop_snapshot
--- Forgets a name.
+-- Deletes the name of a snapshot.
 delete from row_snapshot where table_id = %(table_id)s and name = %(name)s returning name;

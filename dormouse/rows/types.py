@@ -1,6 +1,6 @@
-"""The types of expressions, and the functions of their values, whichever database computes them.
+"""The types of expressions and the rules for combining them.
 
-They say which values can meet, and as which kind, so that PostgreSQL and DuckDB answer alike.
+The rules define the type of each result, so that PostgreSQL and DuckDB give the same answers.
 """
 
 from __future__ import annotations
@@ -44,12 +44,15 @@ _KINDS: dict[str, Kind] = {
 
 
 def cell(column: Column) -> Cell:
-    """A column as it is."""
+    """Returns the expression that reads a column."""
     return Cell(_KINDS.get(column.type, "STRING"), column.column_id or 0)
 
 
 def number(text: str) -> Value:
-    """A literal, which is a DOUBLE when it has a point, or more than 64 bits."""
+    """Returns the value of a numeric literal: an INTEGER if it is a whole number of 64 bits, else a DOUBLE.
+
+    Raises `InvalidQuery` for numbers that no DOUBLE can hold.
+    """
     if len(text) > _DIGITS_MAX:
         raise InvalidQuery(f"{text[:40]}… is no number that a column can have")
     if text.removeprefix("-").isdigit() and INTEGER_MIN <= (value := int(text)) <= INTEGER_MAX:
@@ -60,14 +63,17 @@ def number(text: str) -> Value:
 
 
 def numeral(text: str) -> str:
-    """Returns the text of a number; `InvalidQuery` for another."""
+    """Returns a text that is a number. Raises `InvalidQuery` for other texts."""
     if not text.isascii() or not _NUMBER.fullmatch(text):
         raise InvalidQuery(f"{text[:40]!r} is no number")
     return text
 
 
 def of_kind(expression: Expression, kind: Kind) -> Expression:
-    """The same as another kind: of a null, of an integer as a double."""
+    """Returns an expression converted to a kind: a null to any kind, an INTEGER to a DOUBLE.
+
+    Raises `InvalidQuery` for other conversions.
+    """
     if expression.kind == kind:
         return expression
     if isinstance(expression, Value):
@@ -81,19 +87,19 @@ def of_kind(expression: Expression, kind: Kind) -> Expression:
 
 
 def alike(expressions: Sequence[Expression]) -> list[Expression]:
-    """Expressions that are compared with each other, as one kind; `InvalidQuery`."""
+    """Returns expressions that are compared with each other, converted to one kind. Raises `InvalidQuery`."""
     for expression in expressions:
         check_comparable(expression, "a comparison")
     kinds = {e.kind for e in expressions if not (isinstance(e, Value) and e.kind in ("STRING", "NULL"))}
     texts = [e for e in expressions if isinstance(e, Value) and e.kind == "STRING"]
     if kinds == {"INTEGER", "DATE"}:
-        # a date is its milliseconds
+        # an integer stands for a date in milliseconds
         kinds = {"DATE"}
         expressions = [
             Value("DATE", e.value) if isinstance(e, Value) and e.kind == "INTEGER" else e for e in expressions
         ]
     if kinds == {"INTEGER", "DOUBLE"}:
-        # as an index of integers has them, where it can be
+        # whole numbers stay integers, so that the database can use an index of integers
         expressions = [_whole(e) for e in expressions]
         kinds = {e.kind for e in expressions} - {"STRING", "NULL"}
         kinds = {"DOUBLE"} if len(kinds) > 1 else kinds
@@ -106,7 +112,10 @@ def alike(expressions: Sequence[Expression]) -> list[Expression]:
 
 
 def _whole(expression: Expression) -> Expression:
-    """A literal such as 1e3 as the integer that it is; above 2^53, doubles leave integers out."""
+    """Returns a DOUBLE literal such as 1e3 as an INTEGER if it is whole, else the expression unchanged.
+
+    Doubles above 2^53 stay, because they cannot represent every integer.
+    """
     value = expression.value if isinstance(expression, Value) else None
     if isinstance(value, float) and abs(value) <= 1 << 53 and value.is_integer():
         return Value("INTEGER", int(value))
@@ -114,13 +123,13 @@ def _whole(expression: Expression) -> Expression:
 
 
 def check_comparable(expression: Expression, where: str) -> None:
-    """`InvalidQuery` for JSON, which has no order."""
+    """Raises `InvalidQuery` for JSON, which has no order."""
     if expression.kind == "JSON":
-        raise InvalidQuery(f"{where} takes no JSON: it can be selected, counted, and asked for IS NULL")
+        raise InvalidQuery(f"{where} takes no JSON: it can be selected, counted, and tested with IS NULL")
 
 
 def check_keys(selected: Sequence[Selected]) -> None:
-    """`InvalidQuery` for another value with the name of a row's id or version, which an upload would take."""
+    """Raises `InvalidQuery` if another value is named ROW_ID or ROW_VERSION, which misleads uploads."""
     keys = {ROW_ID: ROW_ID_CELL, ROW_VERSION: ROW_VERSION_CELL}
     for item in selected:
         if keys.get(item.name.upper(), item.expression) != item.expression:
@@ -128,7 +137,7 @@ def check_keys(selected: Sequence[Selected]) -> None:
 
 
 def numeric(expression: Expression, operator: str) -> Expression:
-    """`InvalidQuery` for what cannot be calculated with."""
+    """Returns an expression that is a number. Raises `InvalidQuery` for other kinds."""
     if expression.kind == "NULL":
         return Value("INTEGER", None)
     if expression.kind not in ("INTEGER", "DOUBLE"):
@@ -137,7 +146,7 @@ def numeric(expression: Expression, operator: str) -> Expression:
 
 
 def arithmetic(operator: Operator, left: Expression, right: Expression) -> Expression:
-    """Integers stay integers but for `/`; what is divided by 0 is null."""
+    """Returns an arithmetic expression. Two integers give an integer, except with `/`. x / 0 is null."""
     left, right = numeric(left, operator), numeric(right, operator)
     if operator == "%":
         if "DOUBLE" in (left.kind, right.kind):
@@ -149,8 +158,10 @@ def arithmetic(operator: Operator, left: Expression, right: Expression) -> Expre
 
 
 def like(operands: Sequence[Expression]) -> Expression:
-    """A text and a pattern, and what takes the meaning of the pattern's next character."""
-    text, pattern, *escapes = [of_kind(one, "STRING") if one.kind == "NULL" else one for one in operands]
+    """Returns a LIKE of a text, a pattern and optionally an escape character. Raises `InvalidQuery`."""
+    text, pattern, *escapes = [
+        of_kind(operand, "STRING") if operand.kind == "NULL" else operand for operand in operands
+    ]
     if text.kind != "STRING" or not isinstance(pattern, Value) or pattern.kind != "STRING":
         raise InvalidQuery("LIKE compares a text with a pattern in quotes")
     for escape in escapes:
@@ -161,7 +172,7 @@ def like(operands: Sequence[Expression]) -> Expression:
 
 
 def aggregate(function: Function, operand: Expression, *, distinct: bool) -> Expression:
-    """`InvalidQuery` for a kind that the function cannot take."""
+    """Returns an aggregate. Raises `InvalidQuery` for a kind that the function cannot take."""
     if function == "count":
         if distinct:
             check_comparable(operand, "count(DISTINCT …)")
@@ -177,7 +188,7 @@ def aggregate(function: Function, operand: Expression, *, distinct: bool) -> Exp
 
 
 def read(text: Expression, kind: Kind) -> Value:
-    """A text that is compared with what is none, as a value of that kind; `InvalidQuery`."""
+    """Returns a text literal as a value of the kind with which it is compared. Raises `InvalidQuery`."""
     assert isinstance(text, Value) and isinstance(text.value, str)  # noqa: S101
     value: Any = text.value
     if kind in ("DATE", "DOUBLE"):
@@ -201,13 +212,13 @@ def read(text: Expression, kind: Kind) -> Value:
 
 def _check_escapes(pattern: Any, escape: str) -> None:
     characters = iter(pattern or "")
-    for one in characters:
-        if one == escape and next(characters, None) not in ("%", "_", escape):
+    for character in characters:
+        if character == escape and next(characters, None) not in ("%", "_", escape):
             raise InvalidQuery(f"in a pattern, {escape!r} stands before %, _ or itself")
 
 
 def check_grouped(expression: Expression, groups: tuple[Expression, ...]) -> None:
-    """`InvalidQuery` for what has several values within a group."""
+    """Raises `InvalidQuery` for an expression that can have several values within a group."""
     if expression in groups or isinstance(expression, Aggregate | Value):
         return
     if isinstance(expression, Cell):
@@ -238,14 +249,14 @@ _CASTS: Mapping[object, Kind] = {
 
 
 def case(conditions: Operands, values: Operands) -> Expression:
-    """The value of the first condition that is true; the last value is that of none."""
+    """Returns a CASE: the value of the first true condition, or else the last value."""
     values = alike(values)
-    pairs = [one for pair in zip(conditions, values, strict=False) for one in pair]
+    pairs = [operand for pair in zip(conditions, values, strict=False) for operand in pair]
     return Apply(values[-1].kind, "case", (*pairs, values[-1]))
 
 
 def cast(operand: Expression, kind: exp.DataType) -> Expression:
-    """A value as another kind where all databases have the same of it; `InvalidQuery`."""
+    """Returns a cast to another kind. Raises `InvalidQuery` for casts that databases do differently."""
     to = _CASTS.get(kind.this)
     if operand.kind == to:
         return operand
@@ -278,11 +289,11 @@ def _texts(kind: Kind, operator: Operator, count: int = 1) -> Callable[[Operands
     def apply(operands: Operands) -> Expression:
         if len(operands) != count:
             raise InvalidQuery(f"{operator!r} takes {plural(count, 'text')}")
-        found = [Value("STRING", None) if one.kind == "NULL" else one for one in operands]
-        for one in found:
-            if one.kind != "STRING":
-                raise InvalidQuery(f"{operator!r} takes texts, not {one.kind}")
-        return Apply(kind, operator, tuple(found))
+        texts = [Value("STRING", None) if operand.kind == "NULL" else operand for operand in operands]
+        for text in texts:
+            if text.kind != "STRING":
+                raise InvalidQuery(f"{operator!r} takes texts, not {text.kind}")
+        return Apply(kind, operator, tuple(texts))
 
     return apply
 
@@ -302,4 +313,4 @@ CALLS: Mapping[type, Callable[[Operands], Expression]] = {
     exp.Trim: _texts("STRING", "trim"),
     exp.Abs: _absolute,
 }
-"""What is made of the operands of each, which stand in `this`, `expression` and `expressions`."""
+"""The functions that make expressions of calls. Operands are in `this`, `expression` and `expressions`."""

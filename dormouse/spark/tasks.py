@@ -1,7 +1,7 @@
-"""Run Python functions as Spark tasks, one job each, and stay interruptible meanwhile.
+"""Python functions as Spark tasks, one Spark job each, interruptible by Ctrl-C; and compaction jobs as tasks.
 
-Calls into Spark block in its Java gateway, and a Ctrl-C there garbles the connection. So they are made on
-other threads; the caller's thread only waits, and cancels what runs when it is interrupted.
+Calls into Spark block in its Java gateway, and a Ctrl-C there breaks the connection. So they run on other
+threads. The caller's thread only waits, and cancels the running jobs when it is interrupted.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ R = TypeVar("R")
 JOBS_AT_ONCE_MIN = 32  # enough for executors that a cluster has not granted yet
 CANCEL_AGAIN_SECONDS = 0.2
 WAIT_SECONDS = 0.5
-"""A Ctrl-C that comes just before a wait begins is heard when it ends."""
+"""The longest single wait. A Ctrl-C that comes just before a wait begins is handled when the wait ends."""
 
 _OURS = re.compile(r"^\s*dormouse\.errors(?:\.\w+)?\.(\w+): (.+?)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class TaskOutcome(Generic[P, R]):
-    """What became of one payload: its result, or the error that the function raised.
+    """The result of the function for one payload, or the error that it raised.
 
-    A task whose process died, or that Spark gave up, has the error JobFailed.
+    If the task's process died, or Spark gave the task up, the error is `JobFailed`.
     """
 
     payload: P
@@ -59,9 +59,9 @@ class TaskOutcome(Generic[P, R]):
 
 
 def run_action(spark: SparkSession, action: Callable[[], R]) -> R:
-    """Call `action`, which runs Spark jobs; Ctrl-C cancels them and is raised here.
+    """Calls `action`, which runs Spark jobs, and returns its result. A Ctrl-C cancels the jobs and is raised.
 
-    The building of a DataFrame calls Spark as well, and belongs in `action`.
+    Build DataFrames within `action`, too, because that also calls Spark.
     """
     with _jobs(spark, threads=1) as submit:
         future = submit(action)
@@ -74,11 +74,11 @@ def run_action(spark: SparkSession, action: Callable[[], R]) -> R:
 def run_tasks(
     spark: SparkSession, function: Callable[[P], R], payloads: Sequence[P], *, jobs_at_once: int | None = None
 ) -> Generator[TaskOutcome[P, R], None, None]:
-    """Call `function` on each payload in a Spark task of its own; outcomes come as they are ready.
+    """Calls `function` on each payload in a Spark task of its own, and yields outcomes as they are ready.
 
-    Each payload is a Spark job, so that one which fails, even by the death of its process, takes no other
-    with it. `function` is a module-level function of a package that the executors have. Closing the iterator
-    cancels what still runs.
+    Each payload is a Spark job, so that the failure of one, even by the death of its process, does not fail
+    others. `function` must be a module-level function of a package that the executors have. Closing the
+    iterator cancels the running tasks.
     """
     if not payloads:
         return
@@ -93,13 +93,13 @@ def run_tasks(
 
 @contextmanager
 def _jobs(spark: SparkSession, threads: int) -> Iterator[Callable[[Callable[[], Any]], Future[Any]]]:
-    """A function that starts work on other threads; whatever is unfinished at the end is cancelled."""
+    """Yields a function that starts work on other threads. Cancels unfinished work at the end."""
     context = spark.sparkContext
     tag = f"dormouse-{uuid.uuid4().hex}"
     futures: list[Future[Any]] = []
 
     def submit(work: Callable[[], Any]) -> Future[Any]:
-        inheriting = inheritable_thread_target(spark)  # the caller's job group, pool and the like
+        inheriting = inheritable_thread_target(spark)  # keeps the caller's job group and pool
         futures.append(pool.submit(inheriting(partial(_tagged, context, tag, work))))
         return futures[-1]
 
@@ -108,9 +108,11 @@ def _jobs(spark: SparkSession, threads: int) -> Iterator[Callable[[Callable[[], 
             yield submit
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            # `wait` would wait for those that were cancelled, too
+            # leaves out cancelled futures, because `wait` would also wait for these
             begun = [future for future in futures if not future.cancelled()]
-            while wait(begun, timeout=0).not_done:  # again: a job can start just after a cancellation
+            while wait(
+                begun, timeout=0
+            ).not_done:  # repeats, because a job can start just after a cancellation
                 canceller = Thread(target=context.cancelJobsWithTag, args=(tag,))
                 canceller.start()
                 canceller.join()
@@ -129,13 +131,13 @@ def _tagged(context: SparkContext, tag: str, work: Callable[[], R]) -> R:
 def _run_one(context: SparkContext, function: Callable[[P], R], payload: P) -> TaskOutcome[P, R]:
     try:
         [(result, error)] = context.parallelize([payload], 1).map(partial(_attempt, function)).collect()
-    except Exception as failure:  # whatever Spark raises: Py4JJavaError, PythonException, ...
+    except Exception as failure:  # Spark raises many classes: Py4JJavaError, PythonException, ...
         return TaskOutcome(payload, None, JobFailed(f"The Spark task failed: {_reason(failure)}"))
     return TaskOutcome(payload, result, error)
 
 
 def _attempt(function: Callable[[P], R], payload: P) -> tuple[R | None, Exception | None]:
-    """Runs in the task: an error travels home as a value, with its class, when it can be pickled."""
+    """Calls the function in the task. Returns its error as a value, of its class if it can be pickled."""
     settle()
     try:
         return function(payload), None
@@ -143,14 +145,14 @@ def _attempt(function: Callable[[P], R], payload: P) -> tuple[R | None, Exceptio
         return None, JobFailed(f"The task ended itself: SystemExit({error.code!r})")
     except Exception as error:
         try:
-            pickle.loads(pickle.dumps(error))  # noqa: S301 our own bytes
+            pickle.loads(pickle.dumps(error))  # noqa: S301 bytes of this process
         except Exception:
             return None, JobFailed(f"{type(error).__name__}: {error}")
         return None, error
 
 
 def dormouse_error(failure: Exception) -> DormouseError:
-    """What a task raised, if it was one of ours, in its one line; else `JobFailed` with Spark's reason."""
+    """Returns the error of Dormouse that a task raised, or else `JobFailed` with Spark's reason."""
     if isinstance(failure, DormouseError):
         return failure
     for name, message in reversed(_OURS.findall(str(failure))):
@@ -161,15 +163,15 @@ def dormouse_error(failure: Exception) -> DormouseError:
 
 
 def _reason(failure: Exception) -> str:
-    """The line that says what happened, out of Spark's pages of Java stack trace."""
+    """Returns the line with the cause from Spark's long Java stack trace."""
     if "Python worker exited unexpectedly" in str(failure):
-        return "its Python process died, perhaps for want of memory"
+        return "its Python process died, perhaps for lack of memory"
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith(("Caused by:", "org.apache.spark.", "java."))]
     return (causes or lines or [type(failure).__name__])[-1].removeprefix("Caused by: ")
 
 
-# Compaction jobs as Spark tasks: one job each, which commits by itself; a large one as several tasks.
+# Compaction jobs as Spark tasks: each task runs one job and commits it; a large job becomes several tasks.
 
 BATCH_JOBS = 500
 _Payload = tuple[TableAddress, CompactionJob, int]
@@ -183,11 +185,11 @@ def compact_on_spark(
     *,
     run_id: str | None = None,
 ) -> Generator[CompactionResult, None, None]:
-    """Takes jobs in batches and runs them until none is due; results come as they are ready.
+    """Takes jobs in batches and runs them until none is due. Yields results as they are ready.
 
-    With `run_id` it takes the jobs that were handed to that run, and no others. Closing the iterator, or
-    Ctrl-C, cancels the tasks and puts back at once what is not finished; what they wrote is collected when
-    their attempts expire.
+    With `run_id` it takes only the jobs that were handed to that run. Closing the iterator, or a Ctrl-C,
+    cancels the tasks and puts back unfinished jobs at once. Their files are deleted when their attempts
+    expire.
     """
     session = spark or spark_session()
     while True:
@@ -195,7 +197,7 @@ def compact_on_spark(
         jobs = context.jobs.take(BATCH_JOBS, run_id=run_id, given_up=given_up.append)
         if jobs:
             yield from _run_batch(context, session, jobs, now_ms)
-        # last: a caller that stops at one of these leaves no job that was taken
+        # last, because a caller that stops at one of these must not leave taken jobs behind
         yield from map(runners_died, given_up)
         if not jobs:
             return
@@ -217,7 +219,7 @@ def _run_batch(
                 )
                 del unfinished[result.job_id, result.partition_id]
                 yield result
-        # one after the other: each has the whole cluster
+        # one after the other, because each uses the whole cluster
         for key, regions in divided.items():
             result = run_divided(context, unfinished[key], regions, now_ms, partial(_run_pieces, spark))
             del unfinished[key]
@@ -229,7 +231,7 @@ def _run_batch(
 def _divided(
     context: TableContext, spark: SparkSession, jobs: Sequence[CompactionJob]
 ) -> Iterator[tuple[tuple[str, str], list[Region]]]:
-    """Jobs, by their keys, that would keep cores waiting, and the regions into which each is divided."""
+    """Yields the keys of jobs that are too large for one task, each with the regions that divide it."""
     share = sum(job.byte_count for job in jobs) / _cores(spark)
     task_bytes = max(context.properties.compaction_task_bytes, share)
     for job in jobs:
@@ -241,8 +243,8 @@ def _divided(
 
 def _run_pieces(spark: SparkSession, context: TableContext, tasks: Sequence[Task]) -> list[Any]:
     payloads: list[_Piece] = [(number, context.address, task) for number, task in enumerate(tasks)]
-    with closing(run_tasks(spark, run_piece, payloads, jobs_at_once=_jobs_at_once(spark))) as found:
-        outcomes = sorted(found, key=lambda outcome: outcome.payload[0])
+    with closing(run_tasks(spark, run_piece, payloads, jobs_at_once=_jobs_at_once(spark))) as ended:
+        outcomes = sorted(ended, key=lambda outcome: outcome.payload[0])
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error
@@ -254,7 +256,7 @@ def _jobs_at_once(spark: SparkSession) -> int:
 
 
 def _cores(spark: SparkSession) -> int:
-    """Of all executors that Spark may ask for: it asks for no more than there is work."""
+    """Returns the number of cores of all executors that Spark may start."""
     settings = spark.sparkContext.getConf()
     executors = int(settings.get("spark.dynamicAllocation.maxExecutors") or 1)
     cores = int(settings.get("spark.executor.cores") or 1)
@@ -262,14 +264,14 @@ def _cores(spark: SparkSession) -> int:
 
 
 def run_task(payload: _Payload) -> CompactionResult:
-    """What a task does, in a process that knows the table only by its address."""
+    """Runs a compaction job in a task, which knows the table only by its address."""
     address, job, now_ms = payload
     with on_worker(address) as context:
         return run_compaction(context, job, now_ms)
 
 
 def run_piece(payload: _Piece) -> Any:
-    """What a task of a divided job does."""
+    """Runs one task of a divided compaction job."""
     _, address, task = payload
     with on_worker(address) as context:
         return task.run(context)

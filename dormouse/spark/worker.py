@@ -1,8 +1,9 @@
-"""What tasks need of the machine that they run on: quick workers, and the folder that the driver sees.
+"""The preparation of workers: less work for each task, and the check that they see the driver's folder.
 
-After each task a worker collects garbage among everything that is imported, and before each it has Python
-read the list of pyspark.zip again, file by file: 0.1 s of CPU a task, measured with pyspark 4.0.2 and
-Python 3.11, more than many tasks take. So does each process in which Spark plans a read of a Python source.
+After each task, a worker of Spark collects garbage among all imported objects. Before each task, it makes
+Python read the directory of pyspark.zip again. Together this takes 0.1 s of CPU for each task (measured with
+pyspark 4.0.2 and Python 3.11), more than many tasks need. The same happens in each process in which Spark
+plans a read of a Python data source. `settle` avoids both.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ _settled = False
 
 
 def settle() -> None:
-    """What is imported stays, and need not be looked at again; call it in a worker, when all is imported.
+    """Takes imported objects out of garbage collection, and drops the importers of zip files.
 
-    Importers of zips are forgotten, not their contents: Python makes them anew, from its cache, on demand.
+    Call it in a worker after its imports. Python makes an importer again when it needs one, from a cache of
+    the zip's directory.
     """
     global _settled  # noqa: PLW0603  # one worker, one process
     if not _settled:
@@ -42,14 +44,14 @@ def settle() -> None:
 
 
 def partition_number() -> int:
-    """The number of the partition that this task is of; 0 outside of tasks."""
+    """Returns the number of the partition of this task, or 0 outside of tasks."""
     task = TaskContext.get()
     return 0 if task is None else int(task.partitionId())
 
 
 @contextmanager
 def on_worker(address: TableAddress) -> Iterator[TableContext]:
-    """A table's services in a task; `ObjectStoreError` where its machine does not see their folder."""
+    """Opens a table's services in a task. Raises `ObjectStoreError` if the machine lacks their folder."""
     settle()
     with address.open() as context:
         check_seen(context.objects)
@@ -57,21 +59,21 @@ def on_worker(address: TableAddress) -> Iterator[TableContext]:
 
 
 def make_folder(objects: ObjectStore) -> None:
-    """On the driver: the folder that tasks look for, which otherwise the first object would make."""
+    """Makes the objects' folder on the driver, so that tasks can check that they see it."""
     if (path := objects.local_path("data")) is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def check_seen(objects: ObjectStore) -> None:
-    """In a task: `ObjectStoreError` where objects are in a folder that is not on this machine."""
+    """Raises `ObjectStoreError` in a task if objects are in a folder that this machine does not have."""
     path = objects.local_path("data")
-    # what is written would make it
+    # checked before the first write, which would make the folder
     if path is not None and not path.parent.is_dir():
         raise _unseen(objects, f"the worker {socket.gethostname()} does not see it")
 
 
 def check_arrived(objects: ObjectStore, files: Iterable[FileWithReferences]) -> None:
-    """On the driver: `ObjectStoreError` where tasks wrote into a folder of another machine."""
+    """Raises `ObjectStoreError` on the driver if tasks wrote into a folder of another machine."""
     for file in files:
         if objects.local_path(file.filename) is None:
             return

@@ -130,7 +130,7 @@ def test_a_download_is_written_as_its_name_tells(run: Run, more: list[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["x.xlsx"], "files of .xlsx are not written: call the file x.csv, x.tsv or x.csv.gz"),
+        (["x.xlsx"], "cannot write .xlsx files: name the file x.csv, x.tsv or x.csv.gz"),
         (["x.parquet", "--no-header"], "are for CSV and TSV, and 'x.parquet' is parquet by its name"),
         (["x.parquet.gz"], "parquet is not written as .gz"),
     ],
@@ -150,7 +150,7 @@ def test_python_writes_csv_compressed_and_refuses_names_of_other_formats(
     rows.change([dm.Insert([{"v": "a"}])])
     rows.download_csv(tmp_path / "x.csv.gz")
     assert gzip.decompress((tmp_path / "x.csv.gz").read_bytes()) == b'"ROW_ID","ROW_VERSION","v"\n1,1,"a"\n'
-    with pytest.raises(InvalidInput, match="tells parquet, and this writes CSV"):
+    with pytest.raises(InvalidInput, match="means parquet, and this writes CSV"):
         rows.download_csv(tmp_path / "x.parquet")
 
 

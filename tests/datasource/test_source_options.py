@@ -1,4 +1,4 @@
-"""What the driver finds wrong with the options of `format("dormouse")` before it plans a read."""
+"""Faults in the options of `format("dormouse")` that the driver finds before it plans a read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dormouse.errors import DormouseError
 
 
 def test_no_such_bucket_is_one_line(dsn: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With credentials in the environment, as the driver has them."""
+    """Uses credentials in the environment, as the driver has them."""
     monkeypatch.setattr("dormouse.objects.s3.RETRIES_MAX", 0)
     for name, value in {
         "AWS_ENDPOINT_URL": s3_endpoint,

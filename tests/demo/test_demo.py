@@ -1,4 +1,4 @@
-"""`dormouse demo`, for real: killed, run again, interrupted, two at once."""
+"""`dormouse demo` in real processes: killed, run again, interrupted, two at once."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 SECONDS_MAX = 240
 
 
-# what Python runs before the program: of the modules that this loads, one takes for ever
+# code that Python runs before the program: the import of one module never ends
 NEVER_LOADED = """
 import os, sys, time
 
 class Stuck:
     def find_spec(self, name, *_):
         if name == "dormouse.cli.console":
-            open(os.environ["TOLD"], "w").close()
+            open(os.environ["MARKER"], "w").close()
             time.sleep(1000)
 
 sys.meta_path.insert(0, Stuck())
@@ -69,7 +69,7 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
-    """One demo is killed; another runs in its folder, and while it does, a third is tried there."""
+    """Kills one demo, runs another in its folder, and meanwhile tries to start a third there."""
     folder = tmp_path_factory.mktemp("demo") / "lake"
     killed = start(folder)
     wait_for(killed, (folder / "objects" / "data").exists)
@@ -107,7 +107,7 @@ def test_the_demo_shows_every_step(demo: Finished) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_demo_in_the_folder_is_told_so_in_one_line(demo: Finished) -> None:
+def test_a_second_demo_in_the_folder_is_refused_in_one_line(demo: Finished) -> None:
     code, out, err = demo.second
     assert (code, out) == (1, "")
     assert err == (
@@ -121,7 +121,7 @@ def test_the_command_that_the_demo_recommends_works(demo: Finished) -> None:
     line = next(line for line in demo.out.splitlines() if line.startswith("  dormouse sql"))
     command = line.strip().replace("dormouse", DORMOUSE, 1)
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)  # noqa: S602 ours
-    assert "17,283" in done.stdout.replace("17283", "17,283")  # flights to ORD, the most
+    assert "17,283" in done.stdout.replace("17283", "17,283")  # flights to ORD, the most frequent destination
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_the_demo_leaves_the_table_and_no_scratch_files(demo: Finished) -> None:
         assert (status.row_count, status.rows_exact, status.unreferenced_files) == (336_776, True, 0)
         assert status.leaves > 8
     on_disk = {path.name for path in (demo.folder / "objects" / "data" / "t1").rglob("*.parquet")}
-    assert on_disk == set()  # the killed demo's
+    assert on_disk == set()  # files of the killed demo
 
 
 INTERRUPT, TERMINATE = (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")
@@ -144,9 +144,9 @@ def test_an_interrupt_while_it_loads_ends_in_one_line(
     tmp_path: Path, kind: tuple[signal.Signals, int, str]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(NEVER_LOADED)
-    told = tmp_path / "told"
-    process = start(tmp_path / "lake", PYTHONPATH=str(tmp_path), TOLD=str(told))
-    wait_for(process, told.exists)
+    marker = tmp_path / "marker"
+    process = start(tmp_path / "lake", PYTHONPATH=str(tmp_path), MARKER=str(marker))
+    wait_for(process, marker.exists)
     process.send_signal(kind[0])
     process.send_signal(kind[0])
     _, err = process.communicate(timeout=60)
@@ -163,7 +163,7 @@ def has_objects(folder: Path, _demo: psutil.Process) -> bool:
 
 
 def has_java(_folder: Path, demo: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+    with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
         return any("java" in child.name() for child in demo.children(recursive=True))
     return False
 
@@ -176,7 +176,7 @@ def has_java(_folder: Path, demo: psutil.Process) -> bool:
         pytest.param(has_objects, None, INTERRUPT, marks=pytest.mark.slow),
         pytest.param(
             has_java, "1000", TERMINATE, marks=pytest.mark.slow
-        ),  # of lineitem, the first ingest is Spark's
+        ),  # with lineitem, the first ingest runs on Spark
     ],
 )
 def test_an_interrupt_ends_in_one_line_and_leaves_no_process(
@@ -185,12 +185,12 @@ def test_an_interrupt_ends_in_one_line_and_leaves_no_process(
     rows: str | None,
     kind: tuple[signal.Signals, int, str],
 ) -> None:
-    """In the start of PostgreSQL, in an ingest, in the start of Spark."""
+    """Interrupts the start of PostgreSQL, an ingest, and the start of Spark."""
     process = start(tmp_path / "lake", *(("--rows", rows) if rows else ()))
     wait_for(process, lambda: moment(tmp_path / "lake", psutil.Process(process.pid)))
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(kind[0])
-    process.send_signal(kind[0])  # an impatient second one must not stop the tidying up
+    process.send_signal(kind[0])  # a second Ctrl-C must not stop the clean-up
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (kind[1], f"dormouse: {kind[2]}\n")
     _, alive = psutil.wait_procs(children, timeout=60)
@@ -202,7 +202,7 @@ def test_an_interrupt_ends_in_one_line_and_leaves_no_process(
 
 
 def difference(ours: list[list[int]], theirs: list[int]) -> str | None:
-    """What the demo's check says of our batches, when DuckDB has these rows."""
+    """Returns the difference that the demo's check reports between batches and DuckDB's rows."""
     schema = pa.schema([("a", pa.int64())])
     batches = [pa.record_batch({"a": part}, schema=schema) for part in ours]
     with duckdb.connect() as db:

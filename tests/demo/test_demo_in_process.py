@@ -1,4 +1,4 @@
-"""`dormouse demo` in this process, whose Spark other tests use too; how lineitem is generated."""
+"""`dormouse demo` in this process, with the Spark of other tests; and the generation of lineitem."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def few_flights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of twenty."""
+    """Makes the demo use one of twenty flights."""
     with zipfile.ZipFile(datasets.flights_csv()) as whole:
         header, *lines = whole.read("flights.csv").splitlines(keepends=True)
     with zipfile.ZipFile(tmp_path / "few.zip", "w") as few:
@@ -52,7 +52,7 @@ def test_flights_go_through_the_whole_pipeline_and_all_answers_are_duckdbs(
     assert not (tmp_path / "lake" / WORK).exists()
 
 
-def test_a_second_demo_in_the_folder_is_told_so_in_one_line(cli: Cli, tmp_path: Path) -> None:
+def test_a_second_demo_in_the_folder_is_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
     with claimed(tmp_path / "lake"):
         assert cli("demo", "--folder", str(tmp_path / "lake")) == (
             1,
@@ -63,7 +63,7 @@ def test_a_second_demo_in_the_folder_is_told_so_in_one_line(cli: Cli, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_demo_keeps_out_of_an_instance_that_is_not_its_own(
+def test_the_demo_refuses_an_instance_that_is_not_its_own(
     cli: Cli, tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
@@ -78,7 +78,7 @@ def test_the_demo_keeps_out_of_an_instance_that_is_not_its_own(
         assert instance.table("flights").query().read_all().to_pydict() == {"id": [1]}
 
 
-def test_a_folder_of_something_else_is_left_alone(cli: Cli, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     code, _, err = cli("demo", "--folder", str(tmp_path))
     assert code == 1
@@ -98,14 +98,14 @@ def test_too_many_rows_for_the_disk_are_refused_before_anything_is_made(
 
 
 @pytest.mark.slow
-def test_lineitem_in_a_database_of_ones_own(
+def test_lineitem_in_the_users_own_database(
     spark: object,
     cli: Cli,
     tmp_path: Path,
     dsn: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """--rows, --json, --remove and DORMOUSE_DSN at once."""
+    """Uses --rows, --json, --remove and DORMOUSE_DSN together."""
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
     code, out, err = cli("demo", "--folder", str(tmp_path / "la'ke"), "--rows", "5000", "--json", "--remove")
     assert (code, err) == (0, "")
@@ -122,7 +122,7 @@ def test_lineitem_in_a_database_of_ones_own(
 def test_rows_generated_part_by_part_are_those_generated_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More rows than a part may have are generated in so many parts as are needed; the last is cut."""
+    """Several parts are generated if there are more rows than a part may have. The last part is cut."""
     calls: list[int | None] = []
     generate = datasets._generate
 

@@ -1,4 +1,4 @@
-"""The object of payloads: what is packed is read, and what is not what was written is told."""
+"""Payload objects: packed payloads are read back, and damage is detected."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def packed(rows: list[Row], dictionary: bytes = b"") -> Packed:
         st.tuples(TEXT, TEXT, st.sampled_from("kl")), st.binary(max_size=200), min_size=1, max_size=20
     )
 )
-def test_an_object_is_read_from_itself_alone(contents: dict[tuple[str, str, str], bytes]) -> None:
+def test_an_object_is_read_without_the_database(contents: dict[tuple[str, str, str], bytes]) -> None:
     rows = [Row(PayloadKey(tenant, id_, AT, kind), data) for (tenant, id_, kind), data in contents.items()]
     made = packed(rows)
     index = Index(made.data[index_start(made.data) :])
@@ -63,7 +63,7 @@ ROWS = [Row(PayloadKey("t", f"{n:03d}", AT, "k"), json.dumps({"n": n}).encode())
 
 
 @pytest.mark.parametrize("at", range(0, 1_000, 7))
-def test_no_byte_of_a_frame_or_the_index_can_be_another(at: int) -> None:
+def test_a_changed_byte_of_a_frame_or_the_index_is_detected(at: int) -> None:
     made = packed(ROWS)
     at %= len(made.data)
     data = made.data[:at] + bytes([made.data[at] ^ 4]) + made.data[at + 1 :]
@@ -82,17 +82,17 @@ def test_no_byte_of_a_frame_or_the_index_can_be_another(at: int) -> None:
             )
         except Damaged:
             told += 1
-    assert told == (1 if at >= 8 else 0)  # but for the magic before all
+    assert told == (1 if at >= 8 else 0)  # except the magic at the beginning
 
 
 @pytest.mark.parametrize("kept", [0, 1, 8, 23, 24, 25, 100, -1])
-def test_what_is_cut_off_is_told(kept: int) -> None:
+def test_a_truncated_object_is_detected(kept: int) -> None:
     data = packed(ROWS).data[:kept]
     with pytest.raises(Damaged):
         Index(data[max(0, index_start(data)) :])
 
 
-def test_a_frame_of_another_payload_is_told() -> None:
+def test_a_frame_of_another_payload_is_detected() -> None:
     made = packed(ROWS)
     first, second = made.entries[:2]
     frame = made.data[second.start : second.start + second.length]
@@ -106,7 +106,7 @@ def test_a_frame_of_another_payload_is_told() -> None:
         unpacked(b"x" * second.length, second, decompressor(None))
 
 
-def test_a_dictionary_is_used_where_it_gains_enough() -> None:
+def test_a_dictionary_is_used_if_it_saves_enough() -> None:
     alike = [
         json.dumps({"customer": f"c{n}", "state": "delivered", "way": "by road", "n": n * n}).encode()
         for n in range(20_000)
@@ -122,11 +122,11 @@ def test_a_dictionary_is_used_where_it_gains_enough() -> None:
     by = decompressor(with_it.data[start : start + length])
     assert unpacked(with_it.data[entry.start : entry.start + entry.length], entry, by) == alike[7]
     chance = [bytes((n * m) % 251 for m in range(500)) + n.to_bytes(8, "big") * 50 for n in range(100)]
-    assert trained(chance, 16 * 2**20) == b""  # too few
+    assert trained(chance, 16 * 2**20) == b""  # too few samples
     assert trained([], 1) == b""
 
 
-def test_ranges_that_lie_together_are_one_request() -> None:
+def test_ranges_that_lie_close_together_are_one_request() -> None:
     def pointer(start: int, length: int) -> Pointer:
         return Pointer("o", Entry(PayloadKey("t", str(start), AT, "k"), start, length, b""), {})
 

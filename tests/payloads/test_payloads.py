@@ -1,4 +1,4 @@
-"""Payloads that are hot: what is put is what is got; what cannot be kept is refused before anything is."""
+"""Hot payloads: `get` returns what `put` took, and invalid payloads are refused before any is stored."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ VALUES = st.recursive(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(VALUES)
-def test_what_is_put_is_what_is_got(shared: PayloadStore, content: Any) -> None:
+def test_get_returns_what_put_took(shared: PayloadStore, content: Any) -> None:
     shared.put("t", "i", DAY, "request", content)
     found = shared.get("t", "i", DAY, "request")
     assert found == content
-    assert repr(found).count(".") == repr(content).count(".") or "e" in repr(content)  # a float stays one
+    assert repr(found).count(".") == repr(content).count(".") or "e" in repr(content)  # a float stays a float
 
 
 def test_floats_stay_floats(payloads: PayloadStore) -> None:
@@ -90,8 +90,8 @@ def test_many_over_days_and_zones(payloads: PayloadStore) -> None:
     assert payloads.get_many([]) == {}
 
 
-def test_days_are_utc_whatever_the_session_says(instance: Instance, dsn: str) -> None:
-    """A day that is made by a session elsewhere on earth."""
+def test_days_are_utc_in_any_time_zone_of_the_session(instance: Instance, dsn: str) -> None:
+    """Makes a day in a session with another time zone."""
     late = datetime(2026, 3, 5, 23, 59, 59, 999_999, tzinfo=UTC)
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(
@@ -105,7 +105,7 @@ def test_days_are_utc_whatever_the_session_says(instance: Instance, dsn: str) ->
     assert instance.payloads.get("t", "i", late, "k") == 1
 
 
-def test_a_missing_day_is_made_by_whoever_puts_first(payloads: PayloadStore) -> None:
+def test_a_missing_day_is_made_by_the_first_put(payloads: PayloadStore) -> None:
     threads = [
         threading.Thread(target=payloads.put, args=("t", str(n), DAY + timedelta(days=n % 2), "k", n))
         for n in range(8)
@@ -136,7 +136,7 @@ ITSELF.append(ITSELF)
         (["\\\x00"], "NUL"),
         ("\ud800", "lone surrogate"),
         ({"\udc00": 1}, "lone surrogate"),
-        (float("nan"), "it is nan, which is no number of JSON"),
+        (float("nan"), "it is nan, which JSON does not have"),
         ([1, {"a": float("inf")}], r"it\[1\]\['a'\] is inf"),
         ({1: 2}, "it has the name 1, and names are text"),
         ({"a": {None: 2}}, r"it\['a'\] has the name None"),
@@ -148,13 +148,13 @@ ITSELF.append(ITSELF)
         (nested(1_000), "nests more than 500"),
         (nested(100_000), "nests more than 500"),
         (ITSELF, "Circular reference"),
-        ("x" * CONTENT_BYTES_MAX, "67,108,866 bytes of JSON, and 67,108,864 are the most"),
+        ("x" * CONTENT_BYTES_MAX, "67,108,866 bytes of JSON; the limit is 67,108,864"),
     ],
     ids=lambda value: (
         value[:20] if isinstance(value, str) and value.isascii() and value.isprintable() else ""
     ),
 )
-def test_what_cannot_be_kept_is_refused_and_poisons_no_batch(
+def test_an_invalid_payload_is_refused_and_no_batch_is_half_stored(
     payloads: PayloadStore, content: Any, why: str
 ) -> None:
     with pytest.raises(InvalidPayload, match=why) as refused:
@@ -186,11 +186,11 @@ def test_the_largest_is_kept(payloads: PayloadStore) -> None:
         (("t", "i", DAY, "k" * 513), "the kind of a payload"),
         (("t", "a\x00", DAY, "k"), "no NUL"),
         (("t", "\ud800", DAY, "k"), "not valid Unicode"),
-        (("t", "i", DAY.replace(tzinfo=None), "k"), "inserted_at must be an aware datetime"),
-        (("t", "i", "2026-03-05", "k"), "inserted_at must be an aware datetime"),
+        (("t", "i", DAY.replace(tzinfo=None), "k"), "inserted_at must be a datetime with a time zone"),
+        (("t", "i", "2026-03-05", "k"), "inserted_at must be a datetime with a time zone"),
         (
             ("t", "i", datetime.min.replace(tzinfo=timezone(timedelta(hours=1))), "k"),
-            "in no year from 1 to 9999",
+            "not in the years 1 to 9999",
         ),
         (("t", "i", DAY), r"a payload's key is \(tenant, id, inserted_at, kind\)"),
     ],
@@ -204,7 +204,7 @@ def test_keys_that_cannot_be_are_refused(payloads: PayloadStore, key: Any, why: 
         payloads.delete_many([key])
 
 
-def test_a_payload_of_no_five_parts_is_refused(payloads: PayloadStore) -> None:
+def test_a_payload_needs_five_parts(payloads: PayloadStore) -> None:
     with pytest.raises(InvalidPayload, match="a payload is"):
         payloads.put_many([5])  # type: ignore[list-item]
 
@@ -221,8 +221,8 @@ def test_days_of_any_year_can_be_kept(payloads: PayloadStore) -> None:
         assert payloads.get("t", "i", day, "k") == day.year
 
 
-def test_who_may_only_write_rows_makes_days_too(instance: Instance) -> None:
-    """As the roles of a deployment are."""
+def test_a_role_that_may_only_write_rows_makes_days_too(instance: Instance) -> None:
+    """Uses the roles of a deployment."""
     query(instance._supplier, "drop role if exists writes_rows; create role writes_rows")
     query(instance._supplier, "grant usage on schema dormouse to writes_rows")
     query(instance._supplier, "grant execute on function add_day to writes_rows")

@@ -1,4 +1,4 @@
-"""Payloads in the transaction of an application: they are kept with its own rows, or neither is."""
+"""Payloads in the transaction of an application: stored together with its own rows, or neither."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_payload_is_kept_with_the_applications_row_or_neither_is(
 
 
 def test_sql_keeps_what_python_reads(instance: Instance, application: str) -> None:
-    at = AT + timedelta(days=40)  # a day that is not there
+    at = AT + timedelta(days=40)  # a day without a partition
     with psycopg.connect(application) as conn:
         conn.execute("set timezone = 'Asia/Tokyo'; set datestyle = 'German'; set search_path = app")
         conn.execute("set transaction isolation level serializable")
@@ -93,13 +93,13 @@ DEEP = "[" * NESTING_MAX + "]" * NESTING_MAX
         (("t", "i", AT, "k", f"[{'7' * 400}.5]"), "too large for its readers"),
     ],
 )
-def test_sql_refuses_what_no_reader_could_read(application: str, given: tuple[Any, ...], why: str) -> None:
+def test_sql_refuses_payloads_that_cannot_be_read(application: str, given: tuple[Any, ...], why: str) -> None:
     with psycopg.connect(application) as conn, pytest.raises(pg.InvalidParameterValue, match=why):
         conn.execute(PUT, given)
 
 
 @pytest.mark.slow
-def test_sql_keeps_what_is_just_within_its_bounds(instance: Instance, application: str) -> None:
+def test_sql_stores_payloads_at_its_limits(instance: Instance, application: str) -> None:
     numbers = "4" * 1200
     texts = [DEEP, f'[{numbers}, 1.5, 5e-324, "{numbers}.5"]']
     with psycopg.connect(application) as conn:
@@ -126,7 +126,7 @@ def test_an_application_has_no_other_right(instance: Instance, application: str)
 
 
 @pytest.mark.slow
-def test_a_role_without_the_grant_reads_which_one_it_needs(instance: Instance, application: str) -> None:
+def test_the_error_of_a_role_names_the_missing_grant(instance: Instance, application: str) -> None:
     query(instance._supplier, f"revoke execute on function put_payload, put_payloads from {ROLE}")
     refused = rf"put_payloads; as the owner of the schema: grant .* dormouse.put_payloads to {ROLE}"
     with psycopg.connect(application) as conn, pytest.raises(InstanceForbidden, match=refused):
@@ -134,11 +134,11 @@ def test_a_role_without_the_grant_reads_which_one_it_needs(instance: Instance, a
 
 
 @pytest.mark.slow
-def test_connections_that_cannot_keep_it_are_refused(
+def test_connections_without_a_transaction_are_refused_for_puts(
     instance: Instance, application: str, empty_dsn: str, databases: Any
 ) -> None:
     put = instance.payloads.put
-    with pytest.raises(InvalidInput, match=r"must be a psycopg\.Connection, not object: by another driver"):
+    with pytest.raises(InvalidInput, match=r"must be a psycopg\.Connection, not object: with another driver"):
         put("t", "1", AT, "k", 1, conn=object())  # type: ignore[arg-type]
     with psycopg.connect(application, autocommit=True) as conn:
         with pytest.raises(InvalidInput, match="autocommit mode, and has begun no transaction"):
@@ -173,7 +173,7 @@ def test_the_kind_of_cursors_and_rows_of_the_connection_does_not_matter(
 def test_a_dropped_day_takes_nothing(instance: Instance, application: str) -> None:
     old = datetime(2020, 1, 1, tzinfo=UTC)
     instance.payloads.put("t", "1", old, "k", 1)
-    with psycopg.connect(application) as conn:  # which has put into the day before
+    with psycopg.connect(application) as conn:  # the connection has put into the day before
         instance.payloads.put("t", "2", old, "k", 1, conn=conn)
     instance.payloads.expire(old.date() + timedelta(days=1))
     with psycopg.connect(application) as conn:
@@ -189,13 +189,13 @@ def test_a_dropped_day_takes_nothing(instance: Instance, application: str) -> No
 def test_a_day_is_made_outside_of_the_applications_transaction(instance: Instance, application: str) -> None:
     with psycopg.connect(application) as conn:
         instance.payloads.put("t", "1", AT, "k", 1, conn=conn)
-        instance.payloads.put("t", "2", AT + timedelta(days=1), "k", 1)  # makes a day, and does not wait
+        instance.payloads.put("t", "2", AT + timedelta(days=1), "k", 1)  # makes a day without waiting
         conn.rollback()
 
 
 @contextmanager
 def open_put(application: str, model: Model, name: str) -> Iterator[None]:
-    """A transaction that has put by Python and by SQL, and commits at the end."""
+    """Holds a transaction that has put by Python and by SQL, and commits at the end."""
     with psycopg.connect(application) as conn:
         put = put_both(conn, model, name)
         yield
@@ -225,7 +225,10 @@ WORKS: dict[str, tuple[Work, tuple[str, ...]]] = {
         for work, (_, steps) in WORKS.items()
         for begins, commits in [
             *((step, step) for step in steps),
-            ("prepared", "page"),  # the copier waits for it where it adds the pointer of the same key
+            (
+                "prepared",
+                "page",
+            ),  # the worker that copies waits for it when it adds the pointer of the same key
         ]
         if begins in steps and commits in steps
     ],
@@ -251,7 +254,7 @@ def test_what_an_application_puts_at_any_step_of_a_day_stays(
     def step(name: str) -> None:
         first, reached[len(reached) :] = name not in reached, [name]
         if begins == commits == name and first:
-            # within the exchange's own transaction it waits for the end of that
+            # within the exchange's transaction, the put waits for the end of the exchange
             thread = threading.Thread(target=begin_and_end)
             thread.start()
             threads.append(thread)
@@ -286,8 +289,8 @@ def test_an_exchange_waits_for_an_application_that_has_put(instance: Instance, a
     with open_put(application, model, "a0009"):
         offload = threading.Thread(target=lambda: cooling.offload(tools(instance, step), None, False))
         offload.start()
-        assert not tried.wait(0.7)  # the mirror cannot be made beside a writer that it would not see
-        model.put(key("b0009"))  # it holds up no other
+        assert not tried.wait(0.7)  # the mirror's trigger cannot be made while a writer is active
+        model.put(key("b0009"))  # it delays no other writer
     offload.join(60)
     assert "finished" in reached
     model.check()

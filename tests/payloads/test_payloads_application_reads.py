@@ -1,4 +1,4 @@
-"""Payloads that an application finds and deletes in its own transaction; puts that end during an exchange."""
+"""Payloads that an application reads and deletes in its own transaction, also during an exchange."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def application(instance: Instance, dsn: str) -> Iterator[str]:
 
 
 def cooled(instance: Instance, state: str) -> Model:
-    """A day of ten payloads in a state."""
+    """Makes a day of ten payloads in a state."""
     model = Model.filled(instance, 10)
     if state != "open":
         assert cooling.offload(tools(instance), None, False).errors == ()
@@ -67,7 +67,7 @@ def test_a_transaction_sees_its_own_puts_and_deletes(
         assert [found[new], found[second], found[key("b0003")]] == ["new", None, model.expected[key("b0003")]]
         assert isinstance(found[first], PayloadNotFound)
         assert isinstance(found[absent], PayloadNotFound)
-        model.check(new)  # others see nothing of it
+        model.check(new)  # other connections do not see it
         conn.rollback()
         assert payloads.get(*first, conn=conn) == model.expected[first]
     model.check(new)
@@ -100,7 +100,7 @@ def test_a_delete_at_any_step_of_a_day_holds(
     instance: Instance, application: str, work: str, at: str, commits: bool
 ) -> None:
     model = cooled(instance, "open" if work == "offload" else "offloaded")
-    if work == "fold":  # so that a block is written
+    if work == "fold":  # so that the fold writes a block
         model.put(key("a0006"), content="late")
     reached: list[str] = []
     threads: list[threading.Thread] = []
@@ -147,7 +147,7 @@ def test_a_put_may_end_while_the_exchange_waits_for_its_lock(
     with psycopg.connect(application) as conn:
 
         def wait_and_put(exchange: Exchange) -> bool:
-            # after the offload has waited for all transactions that it does not wait for by a lock
+            # after the offload has waited for all older transactions
             waited = wait_for_readers(exchange)
             payloads.put(*replaced, "other", conn=conn)
             payloads.put(*new, "new", conn=conn)
@@ -192,7 +192,7 @@ def wait_for_exchange(dsn: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_role_without_the_grants_reads_which_ones_it_needs(instance: Instance, application: str) -> None:
+def test_the_error_of_a_role_names_the_missing_grants(instance: Instance, application: str) -> None:
     query(instance._supplier, f"revoke execute on function find_payloads, delete_payloads from {ROLE}")
     for call, function in ((instance.payloads.get, "find"), (instance.payloads.delete, "delete")):
         refused = rf"^{function} payloads: .*grant execute on function dormouse.{function}_payloads to {ROLE}"
@@ -235,18 +235,18 @@ def test_connections_that_have_no_transaction_are_refused(
 
 
 @pytest.mark.slow
-def test_a_dropped_day_is_told_from_one_without_payloads(instance: Instance, application: str) -> None:
+def test_a_dropped_day_differs_from_one_without_payloads(instance: Instance, application: str) -> None:
     old = datetime(2020, 1, 1, tzinfo=UTC)
     instance.payloads.put("t", "1", old, "k", 1)
     instance.payloads.expire(old.date() + timedelta(days=1))
     with psycopg.connect(application) as conn:
         with pytest.raises(PayloadExpired):
             instance.payloads.get("t", "1", old, "k", conn=conn)
-        instance.payloads.delete("t", "1", old, "k", conn=conn)  # as without conn
+        instance.payloads.delete("t", "1", old, "k", conn=conn)  # the same as without conn
 
 
 @pytest.mark.slow
-def test_what_the_connection_makes_of_rows_and_json_does_not_matter(
+def test_row_factories_and_json_loaders_of_the_connection_do_not_matter(
     instance: Instance, application: str
 ) -> None:
     model = cooled(instance, "folded")

@@ -37,7 +37,7 @@ def model(instance: Instance) -> Model:
 
 
 @pytest.mark.slow
-def test_a_day_that_expired_says_so(instance: Instance, model: Model) -> None:
+def test_an_expired_day_raises_its_own_error(instance: Instance, model: Model) -> None:
     instance.payloads.offload()
     assert instance.payloads.expire(DAY, dry_run=True) == ([], [])
     assert instance.payloads.expire(DAY + timedelta(1), dry_run=True) == ([DAY], [])
@@ -53,7 +53,7 @@ def test_a_day_that_expired_says_so(instance: Instance, model: Model) -> None:
             work(DAY)
     assert instance.payloads.days() == []
     assert [one.state for one in instance.payloads.days(expired=True)] == ["expired"]
-    assert stored(instance)  # a reader that has just looked finds them
+    assert stored(instance)  # a reader that has just looked up a payload still finds its object
     query(instance._supplier, "update payload_object set changed_at = now() - interval '25 hours'")
     assert instance.payloads.collect().deleted
     assert stored(instance) == set()
@@ -63,7 +63,7 @@ def test_a_day_that_is_made_again_expires_again(
     instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert instance.payloads.expire(DAY + timedelta(1)) == ([DAY], [])
-    # a put asked before
+    # a put checked the day before
     with monkeypatch.context() as patched, pytest.raises(PayloadExpired):
         patched.setattr(rows, "is_expired", lambda *_: False)
         model.put(key("a1"))
@@ -75,13 +75,13 @@ def test_a_day_that_is_made_again_expires_again(
 
 def test_days_that_are_not_over_do_not_expire(instance: Instance, model: Model) -> None:
     today = rows.DAYS.today(instance._supplier)
-    with pytest.raises(InvalidInput, match="is the last to be given"):
+    with pytest.raises(InvalidInput, match="or an earlier day"):
         instance.payloads.expire(today + timedelta(days=1))
     assert instance.payloads.expire(today)[0] == [DAY]
 
 
 @pytest.mark.slow
-def test_a_day_that_is_worked_on_expires_later(instance: Instance, model: Model) -> None:
+def test_a_day_with_a_worker_expires_later(instance: Instance, model: Model) -> None:
     seen: list[Any] = []
 
     def step(name: str) -> None:
@@ -90,7 +90,7 @@ def test_a_day_that_is_worked_on_expires_later(instance: Instance, model: Model)
 
     assert cooling.offload(tools(instance, step), None, False).days_left == 0
     assert seen == [([], [DAY])]
-    # and what was left half done goes with it
+    # expiry also drops the unfinished copy
     instance.payloads.rehydrate(DAY)
     with pytest.raises(KeyboardInterrupt):
         cooling.offload(tools(instance, stop_at("committed")), DAY, False)
@@ -108,7 +108,7 @@ def stop_at(wanted: str) -> Callable[[str], None]:
     return stop
 
 
-def test_a_worker_that_is_killed_when_all_is_copied_leaves_no_mark_of_what_was_deleted(
+def test_a_worker_that_is_killed_after_the_copy_leaves_no_deleted_rows(
     instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget = Exchange._forget_deleted
@@ -130,10 +130,10 @@ def test_a_worker_that_is_killed_when_all_is_copied_leaves_no_mark_of_what_was_d
     model.check(key("a0002"))
 
 
-def test_a_copy_that_is_given_up_keeps_the_objects_that_pointers_lead_to(
+def test_an_abandoned_copy_keeps_objects_with_pointers(
     instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a day that is open though it has some: its rebuild was killed."""
+    """An open day can have such objects if its rebuild was killed."""
     cooling.offload(tools(instance), DAY, False)
     query(instance._supplier, "update payload_day set state = 'open'")
     before, every = known_objects(instance), set(model.expected)
@@ -168,16 +168,14 @@ def test_a_day_is_made_hot_again(instance: Instance, model: Model, folded: bool)
     model.check(*every)
     assert locations(instance) == {"inline": len(model.expected)}
     assert known_objects(instance).keys() == {"dead"}
-    # it stays so for a day, but for who asks
+    # it stays hot for a day, except if a caller names the day
     assert instance.payloads.offload().days == ()
     assert instance.payloads.offload(DAY).days_left == 0
     model.check(*every)
 
 
 @pytest.mark.parametrize("folded", [False, True])
-def test_what_the_database_lost_is_made_anew_from_the_objects(
-    instance: Instance, model: Model, folded: bool
-) -> None:
+def test_lost_pointers_are_rebuilt_from_the_objects(instance: Instance, model: Model, folded: bool) -> None:
     cooling.offload(tools(instance), None, False)
     if folded:
         cooling.fold(tools(instance), DAY)
@@ -199,10 +197,10 @@ def test_what_the_database_lost_is_made_anew_from_the_objects(
 
 
 @pytest.mark.parametrize("lost", ["nothing", "objects"])
-def test_what_was_deleted_stays_so_where_no_pointer_is_lost(
+def test_deleted_payloads_stay_deleted_if_no_pointer_is_lost(
     instance: Instance, model: Model, lost: str
 ) -> None:
-    """A day that was offloaded says of nothing that it was deleted: its pointer is just not there."""
+    """An offloaded day has no record of deletions: the pointer is just missing."""
     cooling.offload(tools(instance), None, False)
     model.delete(key("a0002"))
     model.put(key("a0004"), content="newer")
@@ -213,7 +211,7 @@ def test_what_was_deleted_stays_so_where_no_pointer_is_lost(
     model.check(key("a0002"))
 
 
-def test_verification_names_what_is_wrong(instance: Instance, model: Model) -> None:
+def test_verification_names_the_faults(instance: Instance, model: Model) -> None:
     cooling.offload(tools(instance), None, False)
     first, second, third, *_ = sorted(
         stored(instance),
@@ -242,14 +240,14 @@ def test_verification_names_what_is_wrong(instance: Instance, model: Model) -> N
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("step", FOLD_STEPS[::-1])
-def test_a_day_that_is_being_folded_is_verified_as_it_is(instance: Instance, model: Model, step: str) -> None:
-    """Also between the moment when its blocks are there and the one when its pointers are gone."""
+def test_a_day_that_is_being_folded_is_verified(instance: Instance, model: Model, step: str) -> None:
+    """Covers the time when the day has its blocks and still has its pointers."""
     cooling.offload(tools(instance), None, False)
     model.put(key("a0000"), content=1)
     seen = []
 
     def verified(name: str) -> None:
-        # no other can look at a partition amid the transaction that takes it out
+        # no other session can read a partition during the transaction that detaches it
         if name == step and name != "swapping":
             seen.append(instance.payloads.verify(DAY).problems)
             if name == "activated":
@@ -264,7 +262,7 @@ def test_a_day_that_is_being_folded_is_verified_as_it_is(instance: Instance, mod
 
 
 def test_days_are_utc_at_their_edges(instance: Instance) -> None:
-    """The last microsecond of a day, and the first of the next, whatever the session's zone is."""
+    """Checks the last microsecond of a day and the first of the next, in any time zone of the session."""
     edges = [
         datetime(2026, 3, 5, 0, 0, tzinfo=UTC),
         datetime(2026, 3, 5, 23, 59, 59, 999_999, tzinfo=UTC),

@@ -1,4 +1,4 @@
-"""Stores that fail, objects that are damaged, workers that are killed: nothing is lost, and each is told."""
+"""Failing stores, damaged objects and killed workers: nothing is lost, and each fault is reported."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def model(instance: Instance) -> Model:
 
 
 class Faulty:
-    """A store that does something else for some objects."""
+    """An object store that fails for some objects."""
 
     def __init__(self, store: ObjectStore, **methods: Callable[..., Any]) -> None:
         self._store = store
@@ -61,7 +61,7 @@ class Faulty:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("fault", ["throttled", "forbidden", "lost", "truncated", "other bytes"])
-def test_a_store_that_fails_costs_nothing(instance: Instance, model: Model, fault: str) -> None:
+def test_a_failing_store_loses_nothing(instance: Instance, model: Model, fault: str) -> None:
     calls: list[str] = []
 
     def put(store: ObjectStore, name: str, data: bytes) -> None:
@@ -91,8 +91,8 @@ def test_a_store_that_fails_costs_nothing(instance: Instance, model: Model, faul
     model.check()
 
 
-def test_each_damage_has_its_answer(instance: Instance, model: Model) -> None:
-    """Of one payload; the others of its object are read."""
+def test_each_kind_of_damage_has_its_error(instance: Instance, model: Model) -> None:
+    """Damages one payload: the others of its object are read."""
     cooling.offload(tools(instance, object_bytes_min=10**6, object_bytes_max=10**6), None, False)
     [name] = stored(instance)
     path = instance._objects.local_path(name)
@@ -118,7 +118,7 @@ def test_each_damage_has_its_answer(instance: Instance, model: Model) -> None:
     assert {type(error) for error in answers().values()} == {PayloadCorrupt}
     assert "its object 'payloads/2026-03-05/" in str(answers()["a0000"])
     path.write_bytes(data)
-    # another payload of the same length in its place
+    # another payload of the same length at its place
     query(
         instance._supplier,
         "update payload p set byte_start = o.byte_start, byte_length = o.byte_length, checksum = o.checksum "
@@ -128,8 +128,8 @@ def test_each_damage_has_its_answer(instance: Instance, model: Model) -> None:
 
 
 @pytest.mark.parametrize("folded", [False, True])
-def test_objects_that_are_swapped_are_told(instance: Instance, folded: bool) -> None:
-    """As if of one size, so that each has its index where the other had it: nothing is taken for absent."""
+def test_swapped_objects_are_detected(instance: Instance, folded: bool) -> None:
+    """Swaps objects whose indexes begin at the same place: no payload may seem to be absent."""
     model = Model(instance.payloads)
     model.put(key("a1"), key("b1"))
     cooling.offload(tools(instance, object_bytes_min=1, object_bytes_max=1), None, False)
@@ -176,7 +176,7 @@ def test_a_key_of_another_tenant_is_not_found_and_deletes_nothing(
 
 
 @pytest.mark.parametrize("folded", [False, True])
-def test_a_store_that_does_not_answer_is_asked_again(instance: Instance, model: Model, folded: bool) -> None:
+def test_a_read_of_a_failing_store_can_be_retried(instance: Instance, model: Model, folded: bool) -> None:
     instance.payloads.offload()
     if folded:
         instance.payloads.fold(DAY)
@@ -237,7 +237,7 @@ def dies(instance: Instance, dsn: str, work: str, step: str, count: int) -> None
             ("prepared", 1), ("page", 2), ("upload", 1), ("copied", 1), ("verified", 1), ("swapped", 1),
         ],
 )  # fmt: skip
-def test_a_killed_offload_is_gone_on_with(
+def test_a_killed_offload_continues(
     instance: Instance, model: Model, dsn: str, step: str, count: int
 ) -> None:
     dies(instance, dsn, "offload", step, count)
@@ -266,9 +266,7 @@ def test_a_killed_offload_is_gone_on_with(
             ("uploaded", 1), ("copied", 1), ("swapped", 1),
         ],
 )  # fmt: skip
-def test_a_killed_fold_is_gone_on_with(
-    instance: Instance, model: Model, dsn: str, step: str, count: int
-) -> None:
+def test_a_killed_fold_continues(instance: Instance, model: Model, dsn: str, step: str, count: int) -> None:
     cooling.offload(tools(instance), None, False)
     model.put(key("a0003"), key("a00"), content="late")
     model.delete(key("a0001"))
@@ -287,8 +285,8 @@ def test_a_killed_fold_is_gone_on_with(
     assert known_objects(instance).keys() <= {"block", "dead", "pending"}
 
 
-def test_a_bad_day_holds_up_no_other_however_short_slices_are(instance: Instance) -> None:
-    """Its copy takes some, then fails, and begins anew."""
+def test_a_failing_day_does_not_hold_up_others_in_short_runs(instance: Instance) -> None:
+    """Its copy takes several runs, then fails, and begins again."""
     model = Model(instance.payloads)
     model.put(*(key(name, AT + timedelta(days=day)) for day in range(2) for name in names(6)))
 
@@ -306,7 +304,7 @@ def test_a_bad_day_holds_up_no_other_however_short_slices_are(instance: Instance
 
 
 @pytest.mark.slow
-def test_a_fold_goes_on_in_each_slice(instance: Instance, model: Model) -> None:
+def test_a_fold_advances_in_each_run(instance: Instance, model: Model) -> None:
     cooling.offload(tools(instance), None, False)
     model.put(key("a0003"), key("b0030"), content="late")
     slices = 0
@@ -319,7 +317,7 @@ def test_a_fold_goes_on_in_each_slice(instance: Instance, model: Model) -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_object_keeps_its_day_from_no_other_work(instance: Instance, model: Model) -> None:
+def test_a_lost_object_does_not_block_other_work_on_its_day(instance: Instance, model: Model) -> None:
     cooling.offload(tools(instance), None, False)
     name = min(stored(instance))
     data = instance._objects.get(name)
@@ -351,7 +349,7 @@ STOPPED = DIES.replace("signal.SIGKILL", "signal.SIGSTOP")
 def test_a_stopped_worker_that_lost_its_lease_commits_nothing(
     instance: Instance, model: Model, dsn: str, step: str
 ) -> None:
-    """SIGSTOP amid a page, past the end of the lease: another finishes the day, and the first finds it so."""
+    """Stops a worker by SIGSTOP in a page until its lease is over. Another one finishes the day meanwhile."""
     model.put(*(key(f"a{number:04d}") for number in range(100, 400)))
     frozen = subprocess.Popen(
         [sys.executable, "-c", STOPPED, dsn, instance._objects.url, "offload", step, "1"],
@@ -371,7 +369,7 @@ def test_a_stopped_worker_that_lost_its_lease_commits_nothing(
         _, said = frozen.communicate(timeout=120)
     finally:
         frozen.kill()
-    assert frozen.returncode == 0, said  # of many days it would go on with others
+    assert frozen.returncode == 0, said  # with many days it would go on with other days
     assert query(instance._supplier, "select count(*), sum(hashtext(p::text)) from payload p") == before
     model.check()
     assert leftovers(instance) == []

@@ -1,4 +1,4 @@
-"""A stateful model: payloads beside a dictionary, while days are cooled down, and what does so is killed."""
+"""A stateful model: payloads compared with a dictionary, while workers that offload days are killed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ GIVEN = st.lists(st.sampled_from(KEYS), min_size=1, max_size=6, unique=True)
 
 
 class Stops(BaseException):
-    """A worker ends here, as if it were killed: nothing is tidied up by the work itself."""
+    """The end of a worker, as if it were killed: the work cleans up nothing."""
 
 
 class Payloads(RuleBasedStateMachine):
-    """The rules; `databases` is set by the test."""
+    """The rules of the model. The test sets `databases`."""
 
     databases: Databases
 
@@ -86,7 +86,7 @@ class Payloads(RuleBasedStateMachine):
         assert self.instance.payloads.verify(DAY).problems == ()
 
     def _work(self, work: str, step: str | None, times: int, keys: list[Any], rows: int) -> None:
-        """Writes at the step, and ends there at the last of its times."""
+        """Writes at the step, and ends the worker there at the last of its times."""
         left = Counter({step: times})
         writes = 0
 
@@ -119,7 +119,7 @@ class Payloads(RuleBasedStateMachine):
         [(works,)] = query(self.instance._supplier, "select count(*) from payload_day where work is not null")
         if not works:
             assert leftovers(self.instance) == []
-            # an object is needed, or known to be deleted in time
+            # each object is needed, or recorded for a later deletion
             known = {
                 name for (name,) in query(self.instance._supplier, "select object_key from payload_object")
             }

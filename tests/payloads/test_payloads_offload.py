@@ -1,4 +1,4 @@
-"""A day is cooled down: what it leaves, what it refuses, and what happens when it cannot go on."""
+"""Offloads of days: their results, refusals, and interruptions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def model(instance: Instance) -> Model:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [1, 2, 3, 39, 40, 41, 1_000])
-def test_every_row_is_moved_once_whatever_the_page(instance: Instance, model: Model, rows: int) -> None:
+def test_every_row_is_moved_once_with_pages_of_any_size(instance: Instance, model: Model, rows: int) -> None:
     [done] = cooling.offload(tools(instance, page_rows_max=rows), None, False).days
     assert (done.payloads, done.finished) == (40, True)
     model.check()
@@ -53,8 +53,8 @@ def test_every_row_is_moved_once_whatever_the_page(instance: Instance, model: Mo
     assert leftovers(instance) == []
 
 
-def test_the_partition_is_never_updated_nor_deleted_from(instance: Instance, model: Model) -> None:
-    """What vacuum would have to do, in it and in its TOAST table."""
+def test_the_partition_is_never_updated(instance: Instance, model: Model) -> None:
+    """Checks that vacuum has nothing to do in the partition and its TOAST table."""
     seen: list[tuple[int, int]] = []
 
     def look(step: str) -> None:
@@ -74,7 +74,7 @@ def test_the_partition_is_never_updated_nor_deleted_from(instance: Instance, mod
     assert set(seen) == {(0, 0)}
 
 
-def test_a_day_that_is_done_stays_so(instance: Instance, model: Model) -> None:
+def test_a_finished_day_stays_offloaded(instance: Instance, model: Model) -> None:
     instance.payloads.offload()
     before = (
         stored(instance),
@@ -88,8 +88,8 @@ def test_a_day_that_is_done_stays_so(instance: Instance, model: Model) -> None:
     )
 
 
-def test_the_copy_has_what_the_day_had(instance: Instance, model: Model) -> None:
-    """Options, storage, indexes, constraints, grants; another schema's table of the name is left."""
+def test_the_copy_has_all_properties_of_the_day(instance: Instance, model: Model) -> None:
+    """Checks options, storage, indexes, constraints, grants, and that other schemas' tables are unchanged."""
     query(
         instance._supplier,
         """
@@ -119,7 +119,7 @@ def test_the_copy_has_what_the_day_had(instance: Instance, model: Model) -> None
 
 
 @pytest.mark.slow
-def test_a_backlog_drains_oldest_first_and_a_bad_day_holds_up_none(instance: Instance) -> None:
+def test_a_backlog_drains_oldest_first_and_a_failing_day_does_not_hold_up_others(instance: Instance) -> None:
     model = Model(instance.payloads)
     for day in days_of(DAY, 4):
         model.put(*(key(name, datetime(day.year, day.month, day.day, tzinfo=UTC)) for name in names(6)))
@@ -141,7 +141,7 @@ def test_a_backlog_drains_oldest_first_and_a_bad_day_holds_up_none(instance: Ins
     model.check()
 
 
-def test_a_slice_ends_in_time_and_another_goes_on(instance: Instance, model: Model) -> None:
+def test_a_run_ends_in_time_and_the_next_goes_on(instance: Instance, model: Model) -> None:
     slices = 0
     while (report := cooling.offload(tools(instance, is_over=lambda: True), None, False)).days_left:
         assert report.errors == ()
@@ -149,7 +149,7 @@ def test_a_slice_ends_in_time_and_another_goes_on(instance: Instance, model: Mod
         model.put(key(f"a{slices}"), content=slices)
         model.check()
         assert slices < 60
-        # the phases that wait for others go on as soon as a slice is not over at once
+        # the phases that wait need a run that is not over at once
         if query(instance._supplier, "select phase from payload_day") == [("verify",)]:
             break
     assert slices > 2
@@ -175,7 +175,7 @@ def test_days_that_cannot_be_offloaded(instance: Instance, day: Any, why: str) -
     assert instance.payloads.offload().days == ()
 
 
-def test_a_day_is_worked_on_by_one(instance: Instance, model: Model) -> None:
+def test_a_day_has_one_worker(instance: Instance, model: Model) -> None:
     answers: list[Any] = []
 
     def other(step: str) -> None:
@@ -191,8 +191,8 @@ def test_a_day_is_worked_on_by_one(instance: Instance, model: Model) -> None:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("step", ["uploaded", "committed", "copied", "verified"])
-def test_who_lost_the_lease_commits_nothing(instance: Instance, model: Model, step: str) -> None:
-    """As one that was frozen for longer than its lease; the other has finished the day meanwhile."""
+def test_a_worker_that_lost_its_lease_commits_nothing(instance: Instance, model: Model, step: str) -> None:
+    """A worker that was frozen for longer than its lease finds that another one has finished the day."""
     done: list[Any] = []
     taken = threading.Event()
 
@@ -203,7 +203,7 @@ def test_who_lost_the_lease_commits_nothing(instance: Instance, model: Model, st
             done.append(instance.payloads.offload())
 
     work = tools(instance, lose, lease_seconds=10_000, uploads=1)
-    # the session that it reads by is ended, too
+    # the session by which it reads is ended, too
     with pytest.raises((LeaseLost, InstanceError), match=r"has taken the day over|terminating connection"):
         cooling.OFFLOAD.run(work, DAY)
     assert done[0].days_left == 0
@@ -213,7 +213,7 @@ def test_who_lost_the_lease_commits_nothing(instance: Instance, model: Model, st
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("spoil", ["content", "pointer", "missing", "extra", "late"])
-def test_a_copy_that_differs_takes_no_place(instance: Instance, model: Model, spoil: str) -> None:
+def test_a_copy_that_differs_does_not_replace_the_day(instance: Instance, model: Model, spoil: str) -> None:
     spoils = {
         "content": "update payload_20260305_copy set checksum = '\\x00' where id = 'a0004'",
         "pointer": "update payload_20260305_copy set location = 'inline', content = '1', object_key = null, "
@@ -261,7 +261,7 @@ def test_a_long_reader_delays_the_exchange_and_not_the_other_way_round(
         assert conn.execute("select count(*) from payload_20260305").fetchall() == [(40,)]
         thread.start()
         assert reading.wait(60)
-        for number in range(5):  # others are not held up by the exchange that waits
+        for number in range(5):  # a waiting exchange does not hold up other transactions
             model.put(key(f"b{number}"), content=number)
             model.check()
             assert not waited.wait(0.05)
@@ -274,10 +274,10 @@ def test_a_long_reader_delays_the_exchange_and_not_the_other_way_round(
 
 
 @pytest.mark.slow
-def test_a_snapshot_older_than_the_copy_sees_the_day_all_the_same(
+def test_a_snapshot_older_than_the_copy_still_sees_the_day(
     instance: Instance, model: Model, dsn: str
 ) -> None:
-    """It is waited for: in the copy's rows it would see none."""
+    """The exchange waits for it, because it would see no row of the copy."""
     ready, seen = threading.Event(), []
     expected = len(model.expected)
 
@@ -289,7 +289,7 @@ def test_a_snapshot_older_than_the_copy_sees_the_day_all_the_same(
     with psycopg.connect(dsn) as conn:
         conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         conn.execute("set search_path = dormouse")
-        conn.execute("select count(*) from payload_day")  # the snapshot, and no lock on the day
+        conn.execute("select count(*) from payload_day")  # takes the snapshot, without a lock on the day
         thread.start()
         assert ready.wait(60)
         thread.join(0.3)
@@ -308,8 +308,8 @@ def test_a_reader_that_never_ends_is_named(
         conn.execute("select 1")
         holder.execute(
             "select pg_advisory_xact_lock(1)"
-        )  # and sees nothing: who maintains the instance does so
-        with pytest.raises(PayloadDayBusy, match=f"processes {conn.info.backend_pid}; the day is as it was"):
+        )  # it sees nothing: processes that maintain the instance hold such transactions
+        with pytest.raises(PayloadDayBusy, match=f"processes {conn.info.backend_pid}; the day is unchanged"):
             instance.payloads.offload(DAY)
         model.check()
         conn.rollback()
@@ -317,10 +317,10 @@ def test_a_reader_that_never_ends_is_named(
 
 
 @pytest.mark.parametrize("kind", ["delete", "update"])
-def test_writers_of_a_stricter_isolation_lose_nothing(
+def test_writers_with_stricter_isolation_lose_nothing(
     instance: Instance, model: Model, dsn: str, kind: str
 ) -> None:
-    """A snapshot of before the pointer was added does not see it: the writer is told to try again."""
+    """A snapshot from before the pointer does not see it: the writer gets an error and must retry."""
     gone = key("b0001")
     work = {
         "delete": "delete from payload_20260305 where (kind, tenant, id, inserted_at) = (%s, %s, %s, %s)",
@@ -349,7 +349,7 @@ def test_writers_of_a_stricter_isolation_lose_nothing(
 
 @pytest.mark.slow
 def test_memory_is_bounded_by_decompressed_bytes(instance: Instance) -> None:
-    """Payloads that compress a thousandfold: a page of them is many times what is in memory at once."""
+    """Uses payloads that compress by a factor of 1,000: a page is many times larger than the memory limit."""
     count, megabyte = 48, 2**20
     for number in range(count):
         instance.payloads.put("t", f"{number:03d}", AT, "k", "x" * megabyte)
@@ -378,8 +378,8 @@ def test_memory_is_bounded_by_decompressed_bytes(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_objects_stay_in_their_bounds(instance: Instance) -> None:
-    """All but the last of a day have the least; none has more than the most, unless one payload has."""
+def test_objects_have_sizes_within_the_limits(instance: Instance) -> None:
+    """All but the last object of a day have the minimum. Only a single payload may exceed the maximum."""
     chance = random.Random(3)
     sizes = [chance.choice((10, 100, 1_000, 5_000)) for _ in range(300)]
     instance.payloads.put_many(
@@ -391,9 +391,11 @@ def test_objects_stay_in_their_bounds(instance: Instance) -> None:
     [done] = cooling.offload(made, None, False).days
     found = [one.byte_count for one in made.known.of_day(DAY, "live")]
     assert len(found) == done.objects > 10
-    # each ends with the portion that fills it: twice the least, and neither the least nor the most
+    # each ends with the portion that fills it, at twice the minimum
     assert min(found[:-1]) >= 16_000
-    assert max(found) <= 16_000 + 4_000 + 5_000 + 2_000  # a portion, the payload that ends it, the index
+    assert (
+        max(found) <= 16_000 + 4_000 + 5_000 + 2_000
+    )  # allowance for a portion, the payload that ends it, and the index
     instance.payloads.rehydrate(DAY)
     tight = tools(instance, object_bytes_min=8_000, object_bytes_max=12_000, portion_bytes_max=12_000)
     assert cooling.offload(tight, DAY, False).days_left == 0

@@ -1,4 +1,4 @@
-"""Every write at every step of a day that is cooled down: each key has what was committed last."""
+"""Writes at every step of an offload or fold: each key has what was committed last."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WRITES = ("insert", "replace", "delete", "delete and insert", "insert and delete
 
 
 def write(model: Model, kind: str, number: int) -> None:
-    """A write to keys of its own, of before, amid and after all others."""
+    """Writes to its own keys, which sort before, among and after all others."""
     there = [key(f"a{n:04d}") for n in (number, 2 * number + 1) if key(f"a{n:04d}") in model.expected]
     there += [key(f"b{n:04d}") for n in (number, 3 * number) if key(f"b{n:04d}") in model.expected]
     new = [key(f"{first}{middle}{number:03d}") for first in "ab" for middle in ("", "0", "00", "z")]
@@ -44,7 +44,7 @@ def write(model: Model, kind: str, number: int) -> None:
 
 
 class Stopped:
-    """Writes at a step, each time that it is reached; beside it, where others would wait for it."""
+    """A hook that writes at a step each time, on another thread where the step would wait for the write."""
 
     def __init__(self, model: Model, step: str, kind: str) -> None:
         self.model, self.step, self.kind = model, step, kind
@@ -63,7 +63,7 @@ class Stopped:
             self.threads.append(thread)
             thread.join(0.05)
             return
-        with self.alone:  # uploads are beside each other
+        with self.alone:  # uploads run in parallel
             write(self.model, self.kind, number)
             self.model.check(key("a0001"), key("b0002"))
 
@@ -124,8 +124,10 @@ def test_a_write_at_any_step_of_a_fold_stays(instance: Instance, model: Model, s
 
 
 @pytest.mark.slow
-def test_a_fold_verifies_in_slices(instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A day that no slice is long enough for: each goes on behind the last key that was compared."""
+def test_a_fold_verifies_in_several_runs(
+    instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No run is long enough for the day: each one goes on after the last compared key."""
     monkeypatch.setattr(fold, "_VERIFIED_AT_ONCE", 5)
     cooling.offload(tools(instance), None, False)
     reached: list[Any] = []
@@ -145,7 +147,7 @@ def test_a_fold_verifies_in_slices(instance: Instance, model: Model, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_fold_asks_of_each_batch_alone_what_was_written(
+def test_a_fold_looks_up_the_writes_of_each_batch_alone(
     instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fold, "_VERIFIED_AT_ONCE", 100)
@@ -172,8 +174,8 @@ def test_a_fold_asks_of_each_batch_alone_what_was_written(
 
 
 @pytest.mark.slow
-def test_a_write_that_was_not_mirrored_lets_no_fold_end(instance: Instance, model: Model) -> None:
-    """Also one of before verification, whose key the comparison of blocks leaves to this one."""
+def test_a_write_that_was_not_mirrored_fails_the_fold(instance: Instance, model: Model) -> None:
+    """Covers a write before the verification, whose key the comparison of blocks skips."""
     cooling.offload(tools(instance), None, False)
 
     def lose(step: str) -> None:
@@ -191,7 +193,9 @@ def test_a_write_that_was_not_mirrored_lets_no_fold_end(instance: Instance, mode
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_fold_that_lacks_a_payload_takes_no_place(instance: Instance, model: Model, again: bool) -> None:
+def test_a_fold_that_lacks_a_payload_does_not_replace_the_day(
+    instance: Instance, model: Model, again: bool
+) -> None:
     cooling.offload(tools(instance), None, False)
     if again:
         assert cooling.fold(tools(instance), DAY).errors == ()
@@ -216,7 +220,7 @@ def test_a_fold_that_lacks_a_payload_takes_no_place(instance: Instance, model: M
     assert locations(instance) == {}
 
 
-def test_what_is_written_before_an_exchange_is_not_compared_while_it_holds_others_up(
+def test_writes_before_an_exchange_are_compared_before_its_lock(
     instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared, seen = Exchange._compared_written, []
@@ -249,10 +253,10 @@ def test_what_is_written_before_an_exchange_is_not_compared_while_it_holds_other
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
-def test_what_changed_and_was_folded_since_it_was_read_is_not_made_hot(
+def test_a_payload_that_changed_and_was_folded_since_the_read_is_not_made_hot(
     instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
 ) -> None:
-    """The day's partition says nothing of the change any more; that the block is another does."""
+    """The day's partition no longer shows the change, but the block is another one."""
     cooling.offload(tools(instance), DAY, False)
     cooling.fold(tools(instance), DAY)
     reader, given = instance.payloads._lookup._reader, key("a0002")
@@ -273,7 +277,7 @@ def test_what_changed_and_was_folded_since_it_was_read_is_not_made_hot(
     model.check(given)
 
 
-def test_a_day_is_made_hot_by_none_that_lost_it(instance: Instance, model: Model) -> None:
+def test_a_day_is_not_made_hot_by_a_worker_that_lost_it(instance: Instance, model: Model) -> None:
     cooling.offload(tools(instance), DAY, False)
     cooling.fold(tools(instance), DAY)
 
@@ -287,10 +291,10 @@ def test_a_day_is_made_hot_by_none_that_lost_it(instance: Instance, model: Model
 
 
 @pytest.mark.parametrize("nth", [0, 1])
-def test_a_worker_that_is_frozen_while_it_compares_keeps_no_other_from_the_day(
+def test_a_worker_that_is_frozen_in_a_comparison_does_not_block_the_day(
     instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
-    """The copy, and then what was written meanwhile: whoever takes the day over ends its session."""
+    """Freezes it in both comparisons. The worker that takes the day over ends its session."""
     frozen, gate, comparisons = threading.Event(), threading.Event(), count()
     run = exchange.run_transaction
 
@@ -305,7 +309,7 @@ def test_a_worker_that_is_frozen_while_it_compares_keeps_no_other_from_the_day(
         return run(supplier, freezing, **options)
 
     def offload() -> None:
-        with suppress(PayloadDayBusy, InstanceError):  # its copy may be gone
+        with suppress(PayloadDayBusy, InstanceError):  # its copy may be dropped by now
             cooling.offload(tools(instance, page_rows_max=1_000), DAY, False)
 
     monkeypatch.setattr(exchange, "run_transaction", freeze)

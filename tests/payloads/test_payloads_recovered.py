@@ -1,4 +1,4 @@
-"""A database that is put back as it was before and adopted, while payloads were folded by the one before."""
+"""A restored and adopted database whose payloads were folded after the restored time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def put_back(home: Path, snapshot: Path) -> None:
 
 
 def lake(tmp_path: Path, hours: int) -> dict[PayloadKey, object]:
-    """An instance that was put back as it was before its days were folded, so many hours ago.
+    """Restores and adopts an instance as it was before its days were folded, so many hours ago.
 
     One day was offloaded then, the other folded. Since then one payload of each was deleted, one replaced and
     one added.
@@ -67,7 +67,7 @@ def lake(tmp_path: Path, hours: int) -> dict[PayloadKey, object]:
     return model.expected
 
 
-def test_what_was_folded_in_the_last_day_is_read_by_a_database_from_before(tmp_path: Path) -> None:
+def test_payloads_folded_in_the_last_day_are_read_by_a_restored_database(tmp_path: Path) -> None:
     assert TableProperties().history_retention_seconds == KEPT_SECONDS
     expected = lake(tmp_path, 23)
     told: list[str] = []
@@ -80,7 +80,7 @@ def test_what_was_folded_in_the_last_day_is_read_by_a_database_from_before(tmp_p
 
 
 @pytest.mark.slow
-def test_what_is_gone_is_found_in_other_objects_or_named(tmp_path: Path) -> None:
+def test_payloads_of_lost_objects_are_found_in_others_or_reported(tmp_path: Path) -> None:
     expected = lake(tmp_path, 25)
     told: list[str] = []
     with dm.local(tmp_path / "lake") as instance:
@@ -95,19 +95,19 @@ def test_what_is_gone_is_found_in_other_objects_or_named(tmp_path: Path) -> None
         found = of_day()
         assert {one for one, content in found.items() if isinstance(content, PayloadCorrupt)} == lost
         assert all(found[one] == expected[one] for one in found.keys() - lost)
-        with pytest.raises(PayloadNotFound):  # it was added by the other
+        with pytest.raises(PayloadNotFound):  # the other database added it
             instance.payloads.get(*key("a0007"))
-        # nothing is told to be rebuilt that is not
+        # the report has only objects that were rebuilt
         verified = instance.payloads.verify(DAY, rebuild=True)
         assert (verified.rebuilt, verified.recovered) == (0, 0)
         assert sum(int(one.detail.split(", and ")[1].split()[0]) for one in verified.problems) == len(lost)
         assert of_day().keys() == found.keys()
-        # until it is let go
+        # until it is marked as dead
         instance.payloads.delete_many(lost)
         assert instance.payloads.verify(DAY, rebuild=True).problems == ()
         assert instance.payloads.verify(DAY).problems == ()
 
-        # of blocks that are lost nothing says which payloads they had
+        # there is no record of the payloads of lost blocks
         gone = instance.payloads.verify(FOLDED)
         assert all("it is not there, and had" in one.detail for one in gone.problems)
         verified = instance.payloads.verify(FOLDED, rebuild=True)
@@ -129,8 +129,8 @@ def model(instance: Instance) -> Model:
     return Model.filled(instance, 40)
 
 
-def test_another_timelines_objects_bring_nothing_back(instance: Instance, model: Model) -> None:
-    """What was written or deleted by another database is not of this one."""
+def test_objects_of_another_timeline_add_nothing(instance: Instance, model: Model) -> None:
+    """Writes and deletions of another database do not belong to this one."""
     cooling.offload(tools(instance), None, False)
     query(instance._supplier, "update incarnation set reason = 'adoption'")
     [(name,), *_] = query(instance._supplier, "select object_key from payload_object")
@@ -152,7 +152,7 @@ def test_maintenance_looks_for_lost_objects_while_an_adoption_holds_files(
     copy = f"payloads/{DAY}/000009-{'c' * 20}"
     instance._objects.put(copy, instance._objects.get(name))
     instance._objects.delete([name])
-    assert "is not there" in instance.payloads.maintain().errors[0]
+    assert "does not exist" in instance.payloads.maintain().errors[0]
     with pytest.raises(PayloadCorrupt):
         [instance.payloads.get(*one) for one in model.expected]
     query(
@@ -178,7 +178,7 @@ def test_a_backup_has_no_objects_that_died_before_it(instance: Instance, model: 
     assert [one.needed for one in known.written()].count(False) > 0
 
 
-def test_one_setting_says_how_long_what_nothing_needs_is_kept(
+def test_one_setting_has_the_time_that_unneeded_objects_are_kept(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DORMOUSE_OBJECTS_KEPT_SECONDS", "7200")

@@ -32,7 +32,10 @@ def application(instance: Instance, dsn: str) -> Iterator[str]:
         (("t", "bad", AT, "k", float("nan")), InvalidPayload),
         (("t", "bad", AT, "k", "\0"), InvalidPayload),
         (("", "bad", AT, "k", 1), InvalidPayload),
-        (("t", "bad", AT, "k", sys.float_info.max), InvalidPayload),  # only the SQL function refuses it
+        (
+            ("t", "bad", AT, "k", sys.float_info.max),
+            InvalidPayload,
+        ),  # Python accepts it, and only the SQL function refuses it
         (("t", "bad", datetime(2020, 1, 1, tzinfo=UTC), "k", 1), PayloadExpired),
     ],
     ids=["kind", "nan", "nul", "tenant", "number", "expired"],
@@ -80,7 +83,9 @@ def test_kinds_of_dormouse_are_refused_without_a_connection_too(instance: Instan
 @pytest.mark.parametrize(
     ("text", "sqlstate"), [("{", "22P02"), ('"\\u0000"', "22P05"), ('"\\ud800"', "22P02"), ("", "22P02")]
 )
-def test_text_that_is_no_jsonb_has_the_code_of_postgres(application: str, text: str, sqlstate: str) -> None:
+def test_text_that_is_not_jsonb_raises_the_error_of_postgresql(
+    application: str, text: str, sqlstate: str
+) -> None:
     with psycopg.connect(application) as conn, pytest.raises(psycopg.DatabaseError) as told:
         conn.execute(PUT, ["t", "1", AT, "k", text])
     assert told.value.sqlstate == sqlstate

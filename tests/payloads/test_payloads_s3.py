@@ -39,7 +39,7 @@ def test_a_day_in_s3_from_put_to_blocks(lake: Instance) -> None:
     assert lake.check(deep=True).problems == ()
 
 
-def test_an_object_in_s3_that_was_cut_is_told_from_a_store_that_fails(
+def test_a_truncated_object_in_s3_differs_from_a_failing_store(
     lake: Instance, s3_options: dict[str, str]
 ) -> None:
     model = Model(lake.payloads)

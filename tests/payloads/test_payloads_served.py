@@ -1,4 +1,4 @@
-"""Payloads over HTTP: put, read and deleted by their keys, by tokens that are for them."""
+"""Payloads over HTTP: put, read and deleted by their keys, with tokens that grant it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_is_put_is_got_and_deleted(instance: Instance, content: str) -> Non
 
 
 @pytest.mark.slow
-def test_many_at_once_with_a_problem_in_place_of_a_payload(instance: Instance) -> None:
+def test_many_at_once_with_an_error_in_place_of_a_payload(instance: Instance) -> None:
     given = [{**KEY, "id": f"{n}", "content": n or None} for n in range(3)]
     with serving(instance, job_threads=0) as url, httpx.Client(base_url=url) as http:
         assert http.post("/v1/payloads", json={"payloads": given}).json() == {"kept": 3}
@@ -54,8 +54,8 @@ def test_many_at_once_with_a_problem_in_place_of_a_payload(instance: Instance) -
 
 
 @pytest.mark.slow
-def test_a_client_keeps_and_reads_payloads_as_their_instance(instance: Instance) -> None:
-    """The same keys, contents and errors."""
+def test_a_client_stores_and_reads_payloads_like_an_instance(instance: Instance) -> None:
+    """Both have the same keys, contents and errors."""
     contents: list[Any] = [None, [], {"a": [1, 2.5, "é\n", 2**70, True]}, "x", 0.5, ""]
     with serving(instance, job_threads=0) as url, connect(url) as client:
         stores: list[PayloadStore | RemotePayloads] = [instance.payloads, client.payloads]
@@ -119,7 +119,7 @@ def test_a_damaged_payload_is_counted(instance: Instance) -> None:
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("/v1/payloads/t/i/2026-03-05T12:00:00/k", "inserted_at must be an aware datetime"),
+        ("/v1/payloads/t/i/2026-03-05T12:00:00/k", "inserted_at must be a datetime with a time zone"),
         ("/v1/payloads/t/i/yesterday/k", "write it like 2026-03-05T12:00:00Z"),
         ("/v1/payloads/dormouse/i/2026-03-05T12:00:00Z/dormouse.job.request", "are for jobs of Dormouse"),
     ],
@@ -131,7 +131,7 @@ def test_keys_that_cannot_be_are_refused(instance: Instance, path: str, why: str
             assert why in answer.json()["detail"]
 
 
-def test_who_may_not_read_payloads_is_refused(instance: Instance, tmp_path: Path) -> None:
+def test_a_token_without_the_right_to_read_payloads_is_refused(instance: Instance, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("all * token-all\netl query,ingest token-etl\napp payloads token-app\n")
     tokens.chmod(0o600)

@@ -1,4 +1,4 @@
-"""Payloads in what an instance does by itself: maintenance, checks, orphans, backups, the lambda."""
+"""Payloads in the upkeep of an instance: maintenance, checks, orphans, backups, the lambda."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_round_does_all_that_is_due(instance: Instance, model: Model) -> None:
     done = eager.maintain()
     assert (done.days_done, done.days_left, done.payloads, done.errors) == (3, 0, 21, ())
     states = {one.day: one.state for one in instance.payloads.days()}
-    assert states[DAY] == "folded"  # which is cold for long
+    assert states[DAY] == "folded"  # the day has been cold for long
     assert states[yesterday.date()] == "offloaded"
     today = DAYS.today(instance._supplier)
     assert [day for day in DAYS.days(instance._supplier) if day >= today] == [
@@ -76,7 +76,7 @@ def test_a_day_stays_hot_for_a_while_after_its_end(
         found = {one.day: one.state for one in instance.payloads.days()}
         return {n: found[day] for n, day in before.items()}
 
-    kept = hot_for(86_400)  # of yesterday, whatever time of day it is
+    kept = hot_for(86_400)  # a payload of yesterday, at any time of day
     assert [one.day for one in kept.offload(dry_run=True).days] == [before[2]]
     assert kept.status().backlog_days == 1
     done = kept.maintain()
@@ -94,7 +94,7 @@ def test_a_day_stays_hot_for_a_while_after_its_end(
         assert other.payloads._options.hot_seconds == 0
 
 
-def test_maintenance_cools_payloads_and_remembers_what_fails(instance: Instance, model: Model) -> None:
+def test_maintenance_offloads_payloads_and_records_failures(instance: Instance, model: Model) -> None:
     query(
         instance._supplier,
         "create function payload_20260305_mirror() returns integer language sql as 'select 1'",
@@ -113,7 +113,7 @@ def fails(request: Any, progress: Progress) -> None:
     raise RuntimeError("it fails")
 
 
-def test_a_round_looks_at_all_days_once(
+def test_a_round_lists_all_days_once(
     instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     looks: list[float] = []
@@ -176,7 +176,7 @@ def test_maintenance_measures_payloads_jobs_and_indexes(
     assert measured()['dormouse_row_index_versions_behind{table="staff"}'] == float("inf")
 
 
-def test_who_may_not_drop_days_makes_them(instance: Instance, model: Model, dsn: str) -> None:
+def test_a_role_that_may_not_drop_days_makes_them(instance: Instance, model: Model, dsn: str) -> None:
     query(instance._supplier, "create role only_writes; grant usage on schema dormouse to only_writes")
     query(
         instance._supplier,
@@ -194,7 +194,7 @@ def test_who_may_not_drop_days_makes_them(instance: Instance, model: Model, dsn:
 
 
 @pytest.mark.slow
-def test_the_lambda_cools_payloads_and_tells_the_backlog(
+def test_the_lambda_offloads_payloads_and_reports_the_backlog(
     instance: Instance,
     model: Model,
     dsn: str,
@@ -245,7 +245,7 @@ def test_objects_of_payloads_are_no_orphans(instance: Instance, model: Model) ->
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_check_tells_what_payloads_have_lost(instance: Instance, model: Model, deep: bool) -> None:
+def test_a_check_reports_lost_objects_of_payloads(instance: Instance, model: Model, deep: bool) -> None:
     cooling.offload(tools(instance), None, False)
     first, second, third, *_ = sorted(stored(instance))
     for name, data in ((first, None), (second, b"short"), (third, bytes(instance._objects.size(third)))):
@@ -257,8 +257,8 @@ def test_a_check_tells_what_payloads_have_lost(instance: Instance, model: Model,
     assert found == expected | ({("object_digest", third)} if deep else set())
 
 
-def test_what_is_held_is_not_deleted(instance: Instance, model: Model) -> None:
-    """As by a backup that is taken."""
+def test_held_objects_are_not_deleted(instance: Instance, model: Model) -> None:
+    """A backup holds objects while it is made."""
     cooling.offload(tools(instance), None, False)
     before = stored(instance)
     query(
@@ -295,8 +295,8 @@ def test_a_backup_has_the_objects_of_payloads(tmp_path: Path) -> None:
         assert again.check(deep=True).problems == ()
 
 
-def test_a_copy_of_the_database_begins_its_days_anew(instance: Instance, model: Model, dsn: str) -> None:
-    """What was written meanwhile is told by transactions of another cluster."""
+def test_a_copy_of_the_database_copies_its_days_again(instance: Instance, model: Model, dsn: str) -> None:
+    """The list of writes has ids of transactions of another cluster."""
     with pytest.raises(KeyboardInterrupt):
         cooling.offload(tools(instance, stop), DAY, False)
     assert query(instance._supplier, "select phase from payload_day") == [("verify",)]
@@ -325,7 +325,7 @@ def test_the_commands(
     instance.payloads.put("t", "i", AT, "k", [1])
     file = tmp_path / "x.json"
     latin = io.TextIOWrapper(io.BytesIO('\ufeff["é"]'.encode()), encoding="latin-1")
-    monkeypatch.setattr("sys.stdin", latin)  # whatever the locale is, JSON is UTF-8
+    monkeypatch.setattr("sys.stdin", latin)  # JSON is UTF-8 in any locale
     assert cli("payloads", "put", "t", "j", at, "k")[0] == 0
     assert cli("payloads", "get", "t", "j", at, "k") == (0, '["\\u00e9"]\n', "")
     file.write_text('{"a": [1, null]}')
@@ -372,7 +372,7 @@ def test_the_commands(
     )
     for arguments, expected, why in (
         (("get", "t", "j", at, "k"), 1, "its day is past its retention"),
-        (("get", "t", "j", "2026-03-05T12:00", "k"), 2, "inserted_at must be an aware datetime"),
+        (("get", "t", "j", "2026-03-05T12:00", "k"), 2, "inserted_at must be a datetime with a time zone"),
         (("get", "t", "j", "noon", "k"), 2, "write it like 2026-03-05T12:00:00Z"),
         (("fold", "never"), 2, "write it like 2026-03-05"),
         (("put", "t", "j", at, "k", "--file", str(tmp_path)), 2, "cannot read"),
@@ -385,7 +385,7 @@ def test_the_commands(
 
 
 @pytest.mark.slow
-def test_a_damaged_day_is_told_by_the_command(instance: Instance, model: Model, dsn: str, cli: Cli) -> None:
+def test_the_command_reports_a_damaged_day(instance: Instance, model: Model, dsn: str, cli: Cli) -> None:
     cooling.offload(tools(instance), None, False)
     instance._objects.delete(sorted(stored(instance))[:1])
     code, out, err = cli("payloads", "verify", "2026-03-05", "--dsn", dsn, "--objects", instance._objects.url)
@@ -395,7 +395,7 @@ def test_a_damaged_day_is_told_by_the_command(instance: Instance, model: Model, 
 
 
 def test_sessions_are_not_held_between_rounds(instance: Instance, model: Model, dsn: str) -> None:
-    """No advisory lock, no transaction is left."""
+    """No advisory lock and no transaction is left."""
     cooling.offload(tools(instance), None, False)
     with psycopg.connect(dsn) as conn:
         assert conn.execute(

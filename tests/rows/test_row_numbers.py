@@ -1,4 +1,4 @@
-"""Running numbers stay unique though the load that gives them freezes, at any point."""
+"""Running numbers stay unique if the load that assigns them freezes, at any point."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ instance.close()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["before", "within"])
-def test_a_load_that_froze_gives_no_number_again(
+def test_a_load_that_froze_assigns_no_number_twice(
     instance: dm.Instance, dsn: str, tmp_path: Path, where: str
 ) -> None:
     table = instance.create_table("t", like={"n": [1], "v": [1]}, row_keys=["n"])

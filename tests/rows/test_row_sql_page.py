@@ -1,4 +1,4 @@
-"""The page of the SQL of row tables says what a row table answers, and lacks nothing that its parser has."""
+"""The page about the SQL of row tables shows the real answers, and lacks nothing that the parser takes."""
 
 from __future__ import annotations
 
@@ -31,16 +31,14 @@ def staff(
 
 
 @pytest.mark.parametrize("example", examples(), ids=lambda one: one.query)
-def test_an_example_has_the_answer_that_is_shown(staff: RowTable, example: Example) -> None:
-    """Of the index, and of the files, in which older versions are looked up."""
+def test_each_example_has_the_shown_answer(staff: RowTable, example: Example) -> None:
+    """Checks the answer of the index, and of the files, from which older versions are read."""
     for page in (staff.query(example.query), staff.query(example.query, snapshot="first")):
         assert repr(page.rows) == repr(example.answer)
 
 
 @pytest.mark.parametrize(("query", "named"), REFUSED.values(), ids=REFUSED)
-def test_what_is_not_understood_is_named_with_what_understands_it(
-    staff: RowTable, query: str, named: str
-) -> None:
+def test_errors_name_the_unsupported_part_and_an_alternative(staff: RowTable, query: str, named: str) -> None:
     with pytest.raises(InvalidQuery) as refused:
         staff.query(query)
     assert f"the query has {named}" in str(refused.value)
@@ -67,8 +65,8 @@ def test_the_page_lacks_nothing_that_the_parser_takes(monkeypatch: pytest.Monkey
             render()
 
 
-def test_each_example_shows_what_it_is_of() -> None:
-    """No example is left of what the parser takes no more."""
+def test_each_example_has_the_construct_of_its_title() -> None:
+    """An example must not outlive the construct that it shows."""
     assert set(row_sql.OF_CLAUSES) == set(binding.CLAUSES)
     assert set(row_sql.OF_OPERATORS) == binding.EXPRESSIONS.keys() - types.AGGREGATES.keys()
     assert set(row_sql.OF_FUNCTIONS) == set(types.AGGREGATES.values())

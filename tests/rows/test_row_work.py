@@ -1,4 +1,4 @@
-"""Jobs of row tables: each does what it was asked once, and answers as of what it was asked of."""
+"""Jobs of row tables: each does its work once, and answers as of the version that its request names."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def rows(instance: Instance) -> RowTable:
     return made
 
 
-def test_a_query_of_a_snapshot_is_of_the_version_that_had_its_name(
-    instance: Instance, rows: RowTable
-) -> None:
+def test_a_query_of_a_snapshot_reads_the_version_of_its_name(instance: Instance, rows: RowTable) -> None:
     asked = {"table": "samples", "sql": "select * from samples", "snapshot": "s"}
     rows.snapshot("s")
     rows.change([dm.Insert([{"name": "b"}])])
@@ -41,27 +39,25 @@ def test_a_query_of_a_snapshot_is_of_the_version_that_had_its_name(
     assert [instance.jobs.request(one)["version"] for one in (first, other)] == [1, 2]
 
 
-def attempts(do: Any, instance: Instance, asked: Any) -> tuple[Any, Any]:
-    """What a job's function gives to a worker that dies before it tells so, and to the next."""
+def attempts(do: Any, instance: Instance, request: Any) -> tuple[Any, Any]:
+    """Returns a job's results for a worker that dies before it reports them, and for the next worker."""
     job_id = instance.jobs.start("row", {})
     first, again = (Call(job=Progress(job_id, attempt=number)) for number in (1, 2))
-    return do(instance, asked, first), do(instance, asked, again)
+    return do(instance, request, first), do(instance, request, again)
 
 
 def test_a_table_that_a_worker_made_before_it_died_is_made_once(instance: Instance) -> None:
-    asked = RowCreateRequest(name="made", columns=[column.to_json() for column in COLUMNS])
-    first, second = attempts(row_verbs._create, instance, asked)
+    request = RowCreateRequest(name="made", columns=[column.to_json() for column in COLUMNS])
+    first, second = attempts(row_verbs._create, instance, request)
     assert first == second
     with pytest.raises(TableAlreadyExists):
-        row_verbs._create(instance, asked, Call(job=Progress("other")))
+        row_verbs._create(instance, request, Call(job=Progress("other")))
     others = RowCreateRequest(name="made", columns=[{"name": "n", "type": "INTEGER"}])
     with pytest.raises(TableAlreadyExists):
         row_verbs._create(instance, others, Call(job=Progress("other", attempt=2)))
 
 
-def test_a_snapshot_that_a_worker_took_or_dropped_before_it_died_is_so_once(
-    instance: Instance, rows: RowTable
-) -> None:
+def test_a_snapshot_is_taken_or_dropped_once_if_its_worker_dies(instance: Instance, rows: RowTable) -> None:
     rows.snapshot("older")
     first, second = attempts(row_verbs._snapshot, instance, SnapshotRequest(table="samples", name="s"))
     assert first == second
@@ -82,10 +78,10 @@ def test_a_job_of_the_longest_id_changes_rows_once(instance: Instance, rows: Row
     assert (first, rows.version()) == (second, 2)
 
 
-def test_what_was_sent_stays_where_nobody_tells_who_holds_it(
+def test_a_sent_file_stays_while_its_holder_is_unknown(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The change was made: its job is told of that, and no failure after it."""
+    """The change was made, so its job must report success, not the later failure."""
 
     def lost() -> Any:
         raise InstanceError("the database is away")

@@ -1,4 +1,4 @@
-"""Row tables: columns that change, upserts, snapshots, and what the table below does and refuses."""
+"""Row tables: changes of columns, upserts, snapshots, and what the underlying table allows and refuses."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_older_versions_keep_the_columns_that_they_had(rows: RowTable) -> None:
         (dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 9, "n": 1}]), InvalidRow, "its version is 1"),
     ],
 )
-def test_what_does_not_fit_is_one_line(
+def test_changes_that_do_not_fit_give_an_error_of_one_line(
     rows: RowTable, change: Any, error: type[Exception], said: str
 ) -> None:
     for dry_run in (True, False):
@@ -137,13 +137,13 @@ def test_each_row_that_was_changed_since_is_named(rows: RowTable) -> None:
         rows.change([dm.Patch([{"ROW_ID": 2, "n": 1}])])
 
 
-def test_ids_and_versions_that_cannot_be_are_of_no_row(rows: RowTable) -> None:
+def test_invalid_ids_and_versions_find_no_row(rows: RowTable) -> None:
     for which in ((10**20, None), (1, 10**20), (0, None)):
         with pytest.raises(RowNotFound):
             rows.row(*which)
 
 
-def test_rows_without_cells_are_deleted_or_left_alone(rows: RowTable) -> None:
+def test_rows_without_cells_are_deleted_or_skipped(rows: RowTable) -> None:
     assert rows.change([dm.Patch([{}, {"ROW_ID": 1, "ROW_VERSION": 1}, (2, 1, {})])]).versions == []
     done = rows.change([dm.Update([{"ROW_ID": 1, "ROW_VERSION": 1}]), dm.Patch([(2, None, None)])])
     assert (done.changed["deleted"], current(rows)) == (2, [])
@@ -152,10 +152,8 @@ def test_rows_without_cells_are_deleted_or_left_alone(rows: RowTable) -> None:
             rows.row(row_id)
 
 
-def test_a_version_from_before_a_retype_is_read_by_who_knew_the_table_before_and_by_others(
-    instance: Instance, rows: RowTable
-) -> None:
-    """The new column has the name of the one that its values were in."""
+def test_a_version_before_a_retype_is_read_by_old_and_new_readers(instance: Instance, rows: RowTable) -> None:
+    """The new column has the name of the old column, which has the values of that version."""
     before = rows.row(1)["n"]
     known = instance.row_table("people")
     known.row(1)
@@ -167,10 +165,10 @@ def test_a_version_from_before_a_retype_is_read_by_who_knew_the_table_before_and
 
 
 @pytest.mark.parametrize(("name", "expected"), [("state", "1"), ("ranges", 1)])
-def test_a_row_is_of_one_moment(
+def test_a_row_is_read_at_one_moment(
     rows: RowTable, monkeypatch: pytest.MonkeyPatch, name: str, expected: object
 ) -> None:
-    """Whatever is committed between two looks at the database."""
+    """A commit between two queries of the database must not mix two versions."""
     look, is_changed = getattr(rows.store, name), []
 
     def changed_after(*given: Any) -> Any:
@@ -190,7 +188,7 @@ def test_an_explicit_null_writes_the_default(rows: RowTable) -> None:
 
 
 def test_defaults_are_kept_as_they_are(instance: Instance) -> None:
-    """Also those that `jsonb` lacks, and those that look like JSON."""
+    """Covers defaults that `jsonb` cannot hold, and texts that look like JSON."""
     columns = [
         dm.Column("x", "DOUBLE", default="NaN"),
         dm.Column("y", "DOUBLE", default=-math.inf),
@@ -200,7 +198,9 @@ def test_defaults_are_kept_as_they_are(instance: Instance) -> None:
         dm.Column("n", "INTEGER", default=-(1 << 63)),
     ]
     assert ["default_text" in to_jsonb(one) for one in columns] == [True] * 4 + [False] * 2
-    assert to_jsonb(plain := dm.Column("p", "DOUBLE", default=1.5)) == plain.to_json()  # older code reads it
+    assert (
+        to_jsonb(plain := dm.Column("p", "DOUBLE", default=1.5)) == plain.to_json()
+    )  # earlier releases must be able to read it
     made = instance.create_row_table("odd", columns)
     made.change([dm.AddColumn(dm.Column("more", "DOUBLE", default=math.nan)), dm.Insert([{}])])
     found = instance.row_table("odd")
@@ -210,7 +210,7 @@ def test_defaults_are_kept_as_they_are(instance: Instance) -> None:
     assert repr([replace(one, column_id=None) for one in found.columns()[:-1]]) == repr(columns)
     assert math.isnan(asked(found, "select more from odd").rows[0][0])
     with instance._supplier.connection() as conn:
-        # as earlier versions kept them
+        # the form of earlier releases
         conn.execute(
             """update row_columns set columns =
                '[{"column_id": 4, "name": "x", "type": "DOUBLE", "default": 1.5}]'"""
@@ -308,7 +308,7 @@ REFUSED: list[Callable[[Table], object]] = [
 
 
 @pytest.mark.parametrize("use", REFUSED)
-def test_the_table_below_is_not_changed_by_other_ways(
+def test_the_underlying_table_is_changed_only_by_row_changes(
     instance: Instance, rows: RowTable, use: Callable[[Table], object]
 ) -> None:
     with pytest.raises(NotARowTable, match="'people' belongs to a row table, and only it may change"):
@@ -353,7 +353,7 @@ def test_a_table_that_is_dropped_is_forgotten(instance: Instance, rows: RowTable
 def test_an_empty_text_becomes_no_number(rows: RowTable) -> None:
     rows.change([dm.Insert([{"name": ""}])])
     with pytest.raises(
-        InvalidRow, match=r"row of ROW_ID 3, column 'name' \(INTEGER\): an empty text is none"
+        InvalidRow, match=r"row of ROW_ID 3, column 'name' \(INTEGER\): an empty text does not fit the type"
     ):
         rows.change(
             [dm.Remove([(2, 1)]), dm.Patch([{"ROW_ID": 1, "name": "5"}]), dm.RetypeColumn("name", "INTEGER")]

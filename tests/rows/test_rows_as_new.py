@@ -1,4 +1,4 @@
-"""A download that is loaded as new rows, and rows by id and version, by Python, HTTP and the command line."""
+"""Downloads loaded as new rows, and rows by id and version, in Python, HTTP and the command line."""
 
 from __future__ import annotations
 

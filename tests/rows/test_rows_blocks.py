@@ -1,4 +1,4 @@
-"""Blocks of row tables: rows that one version is given to are bounded by their number and by their bytes."""
+"""Blocks of row tables: the rows of one version are bounded by their number and their bytes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def test_a_file_of_long_cells_is_loaded_in_blocks_of_few_rows(
     path.write_text("n,j\n" + "".join(f"{n},{cell}\n" for n in range(100)))
     found = list(csv_loads.loads(LoadCsv(path), COLUMNS))
     assert [n for batch in found for n in batch.cells["n"].to_pylist()] == list(range(100))
-    # what Arrow parses at once is 1 MB
+    # Arrow parses 1 MB at once
     assert max(map(len, found)) < 50
     assert str(found[1].label(0)) == f"file '{path}', line {len(found[0]) + 2}"
 
 
-def test_rows_that_are_written_anew_are_few_at_once_where_they_are_long(
+def test_long_rows_are_rewritten_in_small_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(applying, "BLOCK_ROWS_MAX", 100)

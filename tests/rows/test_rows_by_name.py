@@ -1,4 +1,4 @@
-"""Row tables, read by their names as other tables are: the current rows, or every version by another name."""
+"""Row tables read by name like other tables: the current rows, or all versions by another name."""
 
 from __future__ import annotations
 
@@ -57,26 +57,26 @@ def test_every_reader_by_name_has_the_current_rows(instance: Instance, staff: Ro
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("where", "found"),
+    ("where", "expected"),
     [
-        ({"pay": 1}, []),  # of an older version
+        ({"pay": 1}, []),  # matches only an older version
         ({"pay": dm.Range(50)}, [ANN]),
-        ({"ROW_VERSION": 1}, [EVE]),  # of ann, too, before
+        ({"ROW_VERSION": 1}, [EVE]),  # an older version of ann matches, too
         ({"ROW_ID": 2}, []),
         ({"ROW_ID": 1, "name": ["ann", None]}, [ANN]),
     ],
 )
 def test_conditions_are_of_the_current_versions(
-    instance: Instance, staff: RowTable, where: dict[str, Any], found: list[dict[str, Any]]
+    instance: Instance, staff: RowTable, where: dict[str, Any], expected: list[dict[str, Any]]
 ) -> None:
-    assert instance.table("staff").query(where).read_all().to_pylist() == found
+    assert instance.table("staff").query(where).read_all().to_pylist() == expected
     staff.table.compact()
-    assert instance.table("staff").query(where).read_all().to_pylist() == found
+    assert instance.table("staff").query(where).read_all().to_pylist() == expected
 
 
 @pytest.mark.slow
 def test_rows_that_meet_conditions_come_in_order_however_many_they_are(instance: Instance) -> None:
-    """Batches are filtered together, and the versions of a row lie in several of them."""
+    """The versions of a row lie in several batches, which are filtered together."""
     big = instance.create_row_table("big", [dm.Column("n", "INTEGER")])
     for start in range(0, 150_000, 25_000):
         big.change([dm.Insert([{"n": n % 3} for n in range(start, start + 25_000)])])
@@ -161,10 +161,10 @@ def test_the_command_line_marks_row_tables(instance: Instance, staff: RowTable) 
 
 
 @pytest.mark.slow
-def test_what_a_row_table_consists_of_is_told_in_rows(
+def test_the_status_of_a_row_table_counts_rows(
     instance: Instance, staff: RowTable, dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Stored versions are called so in every place."""
+    """Every place uses the name "stored versions"."""
     table, every = instance.table("staff"), instance.table("staff$versions")
     found = table.status()
     assert (found.row_count, found.rows_exact, found.stored_versions) == (2, True, 5)
@@ -178,18 +178,18 @@ def test_what_a_row_table_consists_of_is_told_in_rows(
         with connect(url) as client:
             assert client.table("staff").status() == found
 
-    def told(*arguments: str) -> str:
+    def output_of(*arguments: str) -> str:
         where = ["--dsn", dsn, "--objects", instance.objects.url]
         monkeypatch.setattr("sys.argv", ["dormouse", *arguments, *where])
         capsys.readouterr()
         assert main() == 0
         return str(capsys.readouterr().out)
 
-    assert json.loads(told("status", "staff", "--json"))[0]["row_count"] == 2
-    assert " 2 (5 versions) " in told("status", "staff")
-    drawn = told("table", "show", "staff")
+    assert json.loads(output_of("status", "staff", "--json"))[0]["row_count"] == 2
+    assert " 2 (5 versions) " in output_of("status", "staff")
+    drawn = output_of("table", "show", "staff")
     assert "staff: 2 rows (5 stored versions), " in drawn and drawn.endswith("5 stored versions\n")
-    assert told("table", "describe", "staff$versions").startswith("staff$versions: 5 rows, ")
+    assert output_of("table", "describe", "staff$versions").startswith("staff$versions: 5 rows, ")
     staff.change([dm.Insert([{"name": "fay"}, {"name": "gil"}]), dm.Remove([(1, 2), (3, 1)])])
     assert table.status().row_count == table.count() == 2
     staff.table.compact(full=True)

@@ -1,4 +1,4 @@
-"""The bytes of FILE cells: put, read back, kept for older versions, of their own table alone, dropped."""
+"""Files of FILE cells: put, read back, kept for older versions, of one table only, and dropped."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def objects_of(instance: dm.Instance) -> list[str]:
     return [name for name, _ in instance.objects.list("row_files")]
 
 
-def test_a_file_is_put_and_saved_as_it_was_also_of_older_versions(
+def test_a_file_is_read_back_as_it_was_put_also_in_older_versions(
     rows: RowTable, photo: Path, tmp_path: Path
 ) -> None:
     first = rows.put_file(photo)
@@ -97,7 +97,7 @@ def test_a_file_that_is_lost_is_named_without_a_path_of_the_server(
     instance: dm.Instance, rows: RowTable, photo: Path, tmp_path: Path, is_noted: bool
 ) -> None:
     reference = rows.put_file(photo)
-    if not is_noted:  # as earlier versions put files
+    if not is_noted:  # the form of earlier releases
         with instance._supplier.connection() as conn:
             conn.execute("delete from cell_file")
     rows.change([dm.Insert([{"photo": reference}])])
@@ -106,7 +106,7 @@ def test_a_file_that_is_lost_is_named_without_a_path_of_the_server(
         with pytest.raises(RowNotFound, match="the file in column 'photo' of row 1 is lost") as lost:
             read()
         assert str(tmp_path) not in str(lost.value)
-    # the cell of a file that is known may go on with it; an unknown file that is not there is none
+    # a cell may keep a known file, even a lost one; an unknown file must exist
     if is_noted:
         rows.change([dm.Patch([(1, None, {"photo": reference})])])
     else:
@@ -114,7 +114,7 @@ def test_a_file_that_is_lost_is_named_without_a_path_of_the_server(
             rows.change([dm.Patch([(1, None, {"photo": reference})])])
 
 
-def test_a_default_has_the_form_of_its_type_but_in_columns_that_are_there(instance: dm.Instance) -> None:
+def test_a_default_has_the_form_of_its_type_except_in_existing_columns(instance: dm.Instance) -> None:
     bad = dm.Column("link", "LINK", default="javascript:alert(1)")
     rows = instance.create_row_table("t", [dm.Column("link", "LINK", default="https://a.org")])
     for call in (
@@ -124,7 +124,7 @@ def test_a_default_has_the_form_of_its_type_but_in_columns_that_are_there(instan
     ):
         with pytest.raises(InvalidColumn, match=r"is no (link|reference)"):
             call()
-    with instance._supplier.connection() as conn:  # as an earlier version took it
+    with instance._supplier.connection() as conn:  # a default that earlier releases accepted
         conn.execute(
             "update row_columns set columns = replace(columns::text, 'https://a.org', %s)::jsonb",
             [bad.default],
@@ -134,7 +134,7 @@ def test_a_default_has_the_form_of_its_type_but_in_columns_that_are_there(instan
     assert again.row(1)["link"] == "https://b.org"
 
 
-def test_a_cell_refers_to_a_table_that_is_there(instance: dm.Instance, tmp_path: Path) -> None:
+def test_a_cell_refers_to_an_existing_table(instance: dm.Instance, tmp_path: Path) -> None:
     rows = instance.create_row_table("t", [dm.Column("of", "ENTITY"), dm.Column("text", "STRING", 100)])
     rows.change([dm.Insert([{"of": "t"}, {"of": "t:1"}, {"of": "t:1:1"}, {"text": "none"}])])
     path = tmp_path / "rows.csv"
@@ -146,10 +146,10 @@ def test_a_cell_refers_to_a_table_that_is_there(instance: dm.Instance, tmp_path:
         lambda: rows.upsert([{"of": "t", "text": "new"}, {"of": "none:7", "text": "other"}], on=["text"]),
     ]
     for call in calls:
-        with pytest.raises(InvalidRow, match=r"column 'of' .*'none:7' refers to a table that is not there"):
+        with pytest.raises(InvalidRow, match=r"column 'of' .*'none:7' refers to a table that does not exist"):
             call()
     with pytest.raises(
-        (InvalidColumn, InvalidRow), match=r"'text'.*'none' refers to a table that is not there"
+        (InvalidColumn, InvalidRow), match=r"'text'.*'none' refers to a table that does not exist"
     ):
         rows.change([dm.RetypeColumn("text", "ENTITY")])
     assert rows.version() == 1
@@ -158,7 +158,7 @@ def test_a_cell_refers_to_a_table_that_is_there(instance: dm.Instance, tmp_path:
 @pytest.mark.parametrize(
     ("kind", "text", "why"),
     [
-        ("ENTITY", "none:7", "refers to a table that is not there"),
+        ("ENTITY", "none:7", "refers to a table that does not exist"),
         ("FILE", f"file:{'0' * 32}:0:{'0' * 64}:a.jpg", "refers to a file that was not put into this table"),
     ],
 )
@@ -181,12 +181,12 @@ def test_a_retype_checks_rows_that_the_same_transaction_changes(
             assert text in str(error.value)
             assert len(str(error.value).splitlines()) == 1
     assert rows.version() == 1
-    # a row that is deleted, or whose cell is emptied, refers to nothing
+    # deleted rows and emptied cells refer to nothing, so that they are not checked
     rows.change([dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 1, "text": None}]), retype])
     assert rows.columns()[0].type == kind
 
 
-def test_damage_is_told_and_nothing_is_left(
+def test_damage_is_reported_and_leaves_no_file(
     instance: dm.Instance, rows: RowTable, photo: Path, tmp_path: Path
 ) -> None:
     rows.change([dm.Insert([{"photo": rows.put_file(photo)}])])
@@ -205,10 +205,10 @@ def test_damage_is_told_and_nothing_is_left(
     assert sum(map(len, read)) < len(BYTES)
 
 
-def test_damage_over_http_is_no_whole_file(
+def test_a_damaged_file_ends_early_over_http(
     instance: dm.Instance, rows: RowTable, photo: Path, tmp_path: Path
 ) -> None:
-    """An answer of the right length would be taken for one. A file that is lost is not asked for again."""
+    """A client would take an answer of the right length for the file. It does not retry for a lost file."""
     rows.change([dm.Insert([{"photo": rows.put_file(photo)}])])
     path = instance.objects.local_path(objects_of(instance)[0])
     assert path is not None
@@ -245,7 +245,7 @@ def test_a_part_of_a_file_is_checked_with_all_of_it(
             assert len(found) < end - start
 
 
-def test_files_are_no_orphans_are_backed_up_and_go_with_their_table(
+def test_files_are_no_orphans_are_backed_up_and_are_dropped_with_their_table(
     instance: dm.Instance, rows: RowTable, photo: Path, dsn: str, tmp_path: Path
 ) -> None:
     rows.change([dm.Insert([{"photo": rows.put_file(photo)}])])
@@ -272,9 +272,7 @@ def test_files_over_http(instance: dm.Instance, rows: RowTable, photo: Path, tmp
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["object_missing", "object_size", "object_digest"])
-def test_a_check_tells_of_files_that_are_lost(
-    instance: dm.Instance, rows: RowTable, photo: Path, how: str
-) -> None:
+def test_a_check_reports_lost_files(instance: dm.Instance, rows: RowTable, photo: Path, how: str) -> None:
     rows.change([dm.Insert([{"photo": rows.put_file(photo)} for _ in range(2)])])
     lost = objects_of(instance)[0]
     instance.objects.delete([lost])

@@ -1,4 +1,4 @@
-"""Change ids of row tables: one change for each id of a table, by whatever door it is asked for."""
+"""Change ids of row tables: one change for each id of a table, through every interface."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows(client: Client) -> RemoteRowTable:
 
 
 def made_by(door: str, client: Client, instance: Instance, path: Path) -> dict[str, Callable[..., Changed]]:
-    """Returns calls of row tables, each by the table's name, what it is to write, and a change id."""
+    """Returns functions that change a row table, given the table's name, a value and a change id."""
 
     def inserts(text: str) -> list[dm.Insert]:
         return [dm.Insert([{"name": text, "d": AT}])]
@@ -68,13 +68,13 @@ def test_a_change_id_is_the_same_in_a_client_and_the_library(
     assert second("samples", "a", "one") == done
     with pytest.raises(CommitIdReused, match="for another change of table 'samples'"):
         second("samples", "b", "one")
-    assert second("others", "b", "one").changed["inserted"] == 1  # an id is of one table
+    assert second("others", "b", "one").changed["inserted"] == 1  # an id belongs to one table
     assert (len(rows), len(client.row_table("others"))) == (1, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("door", ["client", "library"])
-def test_a_job_names_its_change_and_knows_that_of_earlier_releases(
+def test_a_job_names_its_change_and_finds_the_change_of_an_earlier_release(
     client: Client, instance: Instance, rows: RemoteRowTable, door: str
 ) -> None:
     asked = {"table": "samples", "changes": [{"insert": [{"name": "a"}]}]}

@@ -1,4 +1,4 @@
-"""`dormouse rows`: each command, as text and as JSON; what is wrong is one line, and nothing is half done."""
+"""`dormouse rows`: each command, as text and as JSON. Errors have one line and leave nothing half done."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(
     return call
 
 
-def told(run: Run, *arguments: str, stdin: str = "") -> Any:
+def output_of(run: Run, *arguments: str, stdin: str = "") -> Any:
     code, out, err = run(*arguments, "--json", stdin=stdin)
     assert (code, err) == (0, "")
     return json.loads(out)
@@ -52,27 +52,27 @@ def failed(run: Run, *arguments: str, stdin: str = "") -> tuple[int, str]:
 
 def make(run: Run) -> None:
     columns = ["name:STRING(9)", "n:INTEGER=3", "data:JSON=[1, 2]"]
-    told(run, "create", "t", *(part for column in columns for part in ("--column", column)))
+    output_of(run, "create", "t", *(part for column in columns for part in ("--column", column)))
 
 
 def test_a_table_is_made_of_columns(run: Run) -> None:
     make(run)
-    assert told(run, "show", "t")["columns"] == [
+    assert output_of(run, "show", "t")["columns"] == [
         {"column_id": 4, "name": "name", "type": "STRING", "size_max": 9},
         {"column_id": 5, "name": "n", "type": "INTEGER", "default": 3},
         {"column_id": 6, "name": "data", "type": "JSON", "default": [1, 2]},
     ]
-    assert [one["table"] for one in told(run, "show")] == ["t"]
+    assert [one["table"] for one in output_of(run, "show")] == ["t"]
     assert "name" in run("show", "t")[1]
 
 
 def test_a_table_is_made_of_a_list_or_like_a_file(run: Run, tmp_path: Path) -> None:
     Path("columns.json").write_text('[{"name": "a", "type": "STRING", "enum": ["x"]}]')
-    assert told(run, "create", "t", "--schema", "columns.json")["columns"][0]["enum"] == ["x"]
+    assert output_of(run, "create", "t", "--schema", "columns.json")["columns"][0]["enum"] == ["x"]
     Path("rows.csv").write_text("a;b\n1;NA\n2;2024-01-31\n")
-    made = told(run, "create", "u", "--like", "rows.csv", "--separator", ";", "--null", "NA")
+    made = output_of(run, "create", "u", "--like", "rows.csv", "--separator", ";", "--null", "NA")
     assert [one["type"] for one in made["columns"]] == ["INTEGER", "DATE"]
-    told(run, "upload", "u", "rows.csv", "--separator", ";", "--null", "NA")
+    output_of(run, "upload", "u", "rows.csv", "--separator", ";", "--null", "NA")
     assert run("download", "u", "-", "--no-header")[1] == '1,1,1,\n2,1,2,"2024-01-31T00:00:00.000Z"\n'
 
 
@@ -82,12 +82,12 @@ def test_upload_download_edit_upload(run: Run) -> None:
         "changed t: 2 inserted; version 1\n",
         "",
     )
-    assert told(run, "download", "t", "out.csv") == {"file": "out.csv", "rows": 2}
+    assert output_of(run, "download", "t", "out.csv") == {"file": "out.csv", "rows": 2}
     assert Path("out.csv").read_text() == '"ROW_ID","ROW_VERSION","the_name","n"\n1,1,"a",1\n2,1,"b",\n'
     Path("out.csv").write_text("ROW_ID,ROW_VERSION,n\n2,1,5\n")
     assert "would change t: 1 updated" in run("upload", "t", "out.csv", "--dry-run")[1]
-    assert told(run, "upload", "t", "out.csv", "--id", "once")["versions"] == [2]
-    assert told(run, "upload", "t", "out.csv", "--id", "once")["versions"] == [2]
+    assert output_of(run, "upload", "t", "out.csv", "--id", "once")["versions"] == [2]
+    assert output_of(run, "upload", "t", "out.csv", "--id", "once")["versions"] == [2]
     assert failed(run, "upload", "t", "out.csv") == (
         1,
         "table 't': changed since they were read: row 2 (sent 1, now 2); nothing was changed: read them "
@@ -96,7 +96,7 @@ def test_upload_download_edit_upload(run: Run) -> None:
     assert run("download", "t", "-", "--separator", "tab", "--no-header")[1] == '1\t1\t"a"\t1\n2\t2\t"b"\t5\n'
     assert run("download", "t", "-", "--sql", "select n from t where n > 2")[1].endswith("\n2,2,5\n")
     assert run("upload", "t", "-", "--columns", "n", "--no-header", stdin="7\n8\n")[0] == 0
-    assert [one["inserted"] for one in told(run, "history", "t")] == [2, 0, 2]
+    assert [one["inserted"] for one in output_of(run, "history", "t")] == [2, 0, 2]
     assert "version 2" in run("history", "t")[1]
 
 
@@ -104,11 +104,11 @@ def test_a_table_whose_file_is_refused_is_not_made(run: Run) -> None:
     Path("rows.csv").write_text("ROW_ID,ROW_VERSION,n\n1,1,5\n")
     code, said = failed(run, "upload", "t", "rows.csv", "--create")
     assert (code, "no row" in said or "unknown" in said) == (1, True)
-    assert told(run, "show") == []
+    assert output_of(run, "show") == []
 
 
 @pytest.mark.parametrize("theirs", [dm.Insert([{"n": 7}]), dm.AddColumn(dm.Column("m", "INTEGER"))])
-def test_an_upload_that_fails_takes_no_change_of_others_with_it(
+def test_a_failed_upload_undoes_no_change_of_another_process(
     run: Run, monkeypatch: pytest.MonkeyPatch, theirs: Any
 ) -> None:
     Path("rows.csv").write_text("n\n1\n")
@@ -119,17 +119,17 @@ def test_an_upload_that_fails_takes_no_change_of_others_with_it(
 
     monkeypatch.setattr(RowTable, "upload_csv", fails)
     assert failed(run, "upload", "t", "rows.csv", "--create") == (1, "bad")
-    assert [(one["table"], one["version"]) for one in told(run, "show")] == [("t", 1)]
+    assert [(one["table"], one["version"]) for one in output_of(run, "show")] == [("t", 1)]
 
 
 @pytest.mark.slow
 def test_pages_of_a_query(run: Run) -> None:
     make(run)
     rows = [{"name": f"r{n}", "n": n} for n in range(5)]
-    told(run, "change", "t", "-", stdin=json.dumps([{"insert": rows}]))
-    page = told(run, "query", "t", "select name from t order by n desc", "--page-rows", "2")
+    output_of(run, "change", "t", "-", stdin=json.dumps([{"insert": rows}]))
+    page = output_of(run, "query", "t", "select name from t order by n desc", "--page-rows", "2")
     assert (page["rows"], page["count"]) == ([["r4"], ["r3"]], 5)
-    following = told(run, "query", "t", "--page", page["next_page"])
+    following = output_of(run, "query", "t", "--page", page["next_page"])
     assert following["rows"] == [["r2"], ["r1"]]
     assert "r4" in run("query", "t", "select * from t order by n desc")[1]
     token = page["next_page"]
@@ -139,16 +139,16 @@ def test_pages_of_a_query(run: Run) -> None:
     text = "select name from t where n >= $least and name <> $1"
     assert failed(run, "query", "t", text, "--param", "least=3", "--param", "1=r4")[0] == 2
     text = text.replace("$1", "$other")
-    page = told(run, "query", "t", text, "--param", "least=3", "--param", "other=r4")
+    page = output_of(run, "query", "t", text, "--param", "least=3", "--param", "other=r4")
     assert page["rows"] == [["r3"]]
 
 
-def test_moments_are_told_as_such_to_people_and_as_numbers_to_programs(run: Run) -> None:
-    told(run, "create", "t", "--column", "d:DATE")
+def test_times_are_text_for_people_and_numbers_in_json(run: Run) -> None:
+    output_of(run, "create", "t", "--column", "d:DATE")
     moments = [1_388_350_800_000, -1, 2**62, None]
-    told(run, "change", "t", "-", stdin=json.dumps([{"insert": [{"d": one} for one in moments]}]))
+    output_of(run, "change", "t", "-", stdin=json.dumps([{"insert": [{"d": one} for one in moments]}]))
     query = ("query", "t", "select d, max(d) as m from t group by d order by d")
-    assert [row[0] for row in told(run, *query)["rows"]] == [-1, 1_388_350_800_000, 2**62, None]
+    assert [row[0] for row in output_of(run, *query)["rows"]] == [-1, 1_388_350_800_000, 2**62, None]
     shown = run(*query)[1]
     for one in ("1969-12-31T23:59:59.999Z", "2013-12-29T21:00:00.000Z", str(2**62)):
         assert shown.count(one) == 2
@@ -166,42 +166,42 @@ def test_changes_of_all_kinds(run: Run) -> None:
         {"load_csv": {"path": "more.csv"}},
     ]
     Path("changes.json").write_text(json.dumps(changes))
-    assert told(run, "change", "t", "changes.json", "--dry-run")["changed"]["inserted"] == 3
-    assert told(run, "show", "t")["version"] == 0
-    assert told(run, "change", "t", "changes.json")["changed"]["inserted"] == 3
-    assert [one["name"] for one in told(run, "show", "t")["columns"]] == ["name", "n", "d"]
-    newest = told(run, "query", "t", "select name from t order by name")["row_versions"]
+    assert output_of(run, "change", "t", "changes.json", "--dry-run")["changed"]["inserted"] == 3
+    assert output_of(run, "show", "t")["version"] == 0
+    assert output_of(run, "change", "t", "changes.json")["changed"]["inserted"] == 3
+    assert [one["name"] for one in output_of(run, "show", "t")["columns"]] == ["name", "n", "d"]
+    newest = output_of(run, "query", "t", "select name from t order by name")["row_versions"]
     edits = [
         {"update": [{"ROW_ID": 1, "ROW_VERSION": newest[0], "name": "A"}]},
         {"patch": [{"ROW_ID": 2, "ROW_VERSION": newest[1], "n": 9}]},
         {"remove": [[3, newest[2]]]},
     ]
-    done = told(run, "change", "t", "-", stdin=json.dumps(edits))["changed"]
+    done = output_of(run, "change", "t", "-", stdin=json.dumps(edits))["changed"]
     assert (done["updated"], done["deleted"]) == (2, 1)
 
 
 def test_upserts(run: Run) -> None:
     make(run)
-    told(run, "upsert", "t", "-", "--on", "name", stdin='[{"name": "a", "n": 1}]')
-    done = told(run, "upsert", "t", "-", "--on", "name", stdin='[{"name": "a", "n": 2}, {"name": "b"}]')
+    output_of(run, "upsert", "t", "-", "--on", "name", stdin='[{"name": "a", "n": 1}]')
+    done = output_of(run, "upsert", "t", "-", "--on", "name", stdin='[{"name": "a", "n": 2}, {"name": "b"}]')
     assert (done["changed"]["inserted"], done["changed"]["updated"]) == (1, 1)
 
 
 @pytest.mark.slow
 def test_snapshots(run: Run) -> None:
     make(run)
-    told(run, "change", "t", "-", stdin='[{"insert": [{"name": "a"}]}]')
+    output_of(run, "change", "t", "-", stdin='[{"insert": [{"name": "a"}]}]')
     assert run("snapshot", "t", "v1")[1] == "snapshot v1 is version 1 of table t\n"
-    told(run, "change", "t", "-", stdin='[{"remove": [[1, 1]]}]')
-    assert told(run, "query", "t", "select name from t", "--snapshot", "v1")["rows"] == [["a"]]
-    assert [one["name"] for one in told(run, "snapshot", "t")] == ["v1"]
+    output_of(run, "change", "t", "-", stdin='[{"remove": [[1, 1]]}]')
+    assert output_of(run, "query", "t", "select name from t", "--snapshot", "v1")["rows"] == [["a"]]
+    assert [one["name"] for one in output_of(run, "snapshot", "t")] == ["v1"]
     assert run("snapshot", "t", "v1", "--drop")[0] == 0
     assert failed(run, "snapshot", "t", "v1", "--drop")[1].startswith("table 't' has no snapshot 'v1'")
 
 
-def test_a_look_into_a_file(run: Run) -> None:
+def test_a_preview_of_a_file(run: Run) -> None:
     Path("rows.tsv").write_text("a\tb\n1\tx\n2\ty\n")
-    found = told(run, "preview", "rows.tsv", "--rows", "1")
+    found = output_of(run, "preview", "rows.tsv", "--rows", "1")
     assert (found["rows"], found["row_count"]) == ([["1", "x"]], 2)
     assert [one["type"] for one in found["columns"]] == ["INTEGER", "STRING"]
     Path("rows.csv").write_text("ROW_ID,ROW_VERSION,n\n1,1,5\n")
@@ -271,12 +271,12 @@ def test_a_look_into_a_file(run: Run) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_one_line(run: Run, arguments: list[str], code: int, said: str) -> None:
+def test_errors_have_one_line(run: Run, arguments: list[str], code: int, said: str) -> None:
     make(run)
     Path("bad.csv").write_text("n,name\n1,a\n2,b,c\n3,d\n")
     Path("nme.csv").write_text("nme\na\n")
     assert failed(run, *arguments) == (code, said)
-    assert told(run, "show", "t")["version"] == 0
+    assert output_of(run, "show", "t")["version"] == 0
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_a_row_is_shown_by_its_id_and_version(run: Run, tmp_path: Path) -> None:
     assert run("upload", "staff", "a.csv", "--create")[0] == 0
     (tmp_path / "b.csv").write_text("ROW_ID,ROW_VERSION,name\n1,1,eve\n")
     assert run("upload", "staff", "b.csv")[0] == 0
-    assert told(run, "get", "staff", "1") == {"ROW_ID": 1, "ROW_VERSION": 2, "name": "eve"}
-    assert told(run, "get", "staff", "1", "--version", "1")["name"] == "ann"
+    assert output_of(run, "get", "staff", "1") == {"ROW_ID": 1, "ROW_VERSION": 2, "name": "eve"}
+    assert output_of(run, "get", "staff", "1", "--version", "1")["name"] == "ann"
     assert "eve" in run("get", "staff", "1")[1]
     assert failed(run, "get", "staff", "7") == (1, "table 'staff' has no row of ROW_ID 7")

@@ -1,4 +1,4 @@
-"""Indexes of single columns of row tables, which hold up no change; and builds that are made anew."""
+"""Indexes of single columns of row tables, which delay no change; and new builds of indexes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXT = "select row_id, name, n, x from t order by row_id"
 
 @pytest.fixture
 def rows(instance: Instance) -> RowTable:
-    """The table `t`, whose index is up to date."""
+    """Returns the table `t`, with an index that is up to date."""
     rows = made(instance)
     assert is_as_the_files(rows)
     return rows
@@ -45,7 +45,7 @@ def asked_of_index(instance: Instance, rows: RowTable, text: str, *given: Any) -
 
 
 def column_indexes(instance: Instance, rows: RowTable) -> list[tuple[str, bool]]:
-    """The first column of each index, and whether the index is valid."""
+    """Returns the first column of each index, and whether the index is valid."""
     _, build_id = builds_of(instance, rows)
     text = """select a.attname::text, i.indisvalid from pg_index i
         join pg_attribute a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]
@@ -60,7 +60,7 @@ def is_indexing(instance: Instance, rows: RowTable) -> bool:
 
 @contextmanager
 def no_index_ends(instance: Instance, rows: RowTable, statement: str) -> Iterator[psycopg.Connection[Any]]:
-    """A transaction for which a statement that makes an index waits."""
+    """Holds a transaction open, for which a statement that makes an index waits."""
     looked = indexing_of(instance).placements.look(rows.table_id)
     supplier = indexing_of(instance).cluster.supplier(str(looked.database))
     with supplier.connection() as conn, conn.transaction():
@@ -74,7 +74,7 @@ def test_changes_reach_queries_while_columns_are_indexed(
     instance: Instance, rows: RowTable, any_is_slow: None
 ) -> None:
     def ask() -> None:
-        """Queries each column; a query may fail to start the work on an index, and the next one starts it."""
+        """Queries each column. If a query fails to start the work on an index, the next one starts it."""
         for name in ("n", "x", "d", "name"):
             rows.query(f"select row_id from t order by {name} desc limit 5")
 
@@ -92,9 +92,7 @@ def test_changes_reach_queries_while_columns_are_indexed(
 
 
 @pytest.mark.slow
-def test_a_change_of_columns_ends_the_work_on_an_index_which_is_made_later(
-    instance: Instance, rows: RowTable
-) -> None:
+def test_a_change_of_columns_cancels_an_index_which_is_made_later(instance: Instance, rows: RowTable) -> None:
     (column_id,) = ids_of(rows, "n")
     work = threading.Thread(target=lambda: indexing_of(instance).bring(rows, columns=[column_id]))
     with no_index_ends(instance, rows, "select from build"):
@@ -109,9 +107,7 @@ def test_a_change_of_columns_ends_the_work_on_an_index_which_is_made_later(
     assert is_as_the_files(rows)
 
 
-def test_a_sort_that_is_asked_once_makes_no_index(
-    instance: Instance, rows: RowTable, any_is_slow: None
-) -> None:
+def test_a_single_slow_sort_makes_no_index(instance: Instance, rows: RowTable, any_is_slow: None) -> None:
     for name in ("n", "x", "d"):
         rows.query(f"select row_id from t order by {name} desc limit 5")
     assert instance.jobs.list(kind="index_row_columns") == []
@@ -138,12 +134,12 @@ def test_an_index_of_a_column_that_no_query_uses_is_dropped(instance: Instance) 
     until(lambda: asked_of_index(instance, rows, scans) != [(0,)])
     work.upkeep(instance.row_table)
     assert column_indexes(instance, rows) == [(f"c_{n}", True)]
-    work.bring(rows, columns=[m])  # a query asks for it again
+    work.bring(rows, columns=[m])  # a query that uses the column makes the index again
     assert column_indexes(instance, rows) == [(f"c_{n}", True), (f"c_{m}", True)]
 
 
 @pytest.mark.slow
-def test_an_index_is_made_anew_where_that_costs_less_than_to_bring_it(
+def test_an_index_is_rebuilt_if_that_costs_less_than_an_update(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(indexing, "REBUILT_ROWS_MIN", 1)

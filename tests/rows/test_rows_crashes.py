@@ -1,4 +1,4 @@
-"""Changes of row tables by processes that are killed, or whose answers are lost: all or nothing, once."""
+"""Changes of row tables by processes that are killed or lose an answer: all or nothing, and once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import CommitFailed, CommitIdReused, CommitOutcomeUnknown
-from dormouse.rows.change import Asked, Found, RowChanges
+from dormouse.rows.change import ChangeOptions, PreparedChanges, RowChanges
 from dormouse.rows.changes import Changed
 from dormouse.rows.reading import RowReader
 from dormouse.rows.store import RowLocks, RowStore
@@ -32,12 +32,14 @@ def rows(instance: Instance) -> RowTable:
 
 
 def change(own: TableContext, changes: Sequence[Any], change_id: str | None = None) -> Changed:
-    """A change over connections of its own, whose lock is soon another's when it dies."""
+    """Makes a change over its own connections, with a short lease: if it dies, its lock is soon free."""
     store = RowStore(own.supplier, own.table)
     made = RowChanges(
         lambda: own, store, RowReader(lambda: own), RowLocks(own.supplier, own.table, LEASE_SECONDS)
     )
-    return made.found(lambda held, columns: Found(changes), Asked(change_id=change_id, wait_seconds=20))
+    return made.make(
+        lambda held, columns: PreparedChanges(changes), ChangeOptions(change_id=change_id, wait_seconds=20)
+    )
 
 
 def seen(rows: RowTable) -> list[tuple[Any, ...]]:
@@ -45,7 +47,7 @@ def seen(rows: RowTable) -> list[tuple[Any, ...]]:
 
 
 def untracked(rows: RowTable) -> list[str]:
-    """Objects below the table's prefix that are no file of it, nor the sketches of one."""
+    """Returns the objects below the table's prefix that are neither its files nor their sketches."""
     context = rows.table.context
     tracked = {facts.filename for facts in context.store.page(None, 1_000)}
     names = (name for name, _ in context.objects.list(context.table.object_prefix))
@@ -57,7 +59,7 @@ def untracked(rows: RowTable) -> list[str]:
 def test_a_change_that_is_killed_anywhere_is_whole_or_nothing(
     rows: RowTable, at: Literal["execute", "wait"]
 ) -> None:
-    """Between the upload of its files and its commit, too; another goes on when its lease is over."""
+    """Kills also between the upload of files and the commit. Another process goes on after the lease."""
     context, left_objects, applied = rows.table.context, 0, 0
     for number in range(1, 90):
         before, version = seen(rows), rows.version()
@@ -88,7 +90,7 @@ def test_a_change_that_is_killed_anywhere_is_whole_or_nothing(
     assert rows.change([dm.Insert([{"n": 99}])], wait_seconds=20).changed["inserted"] == 1
 
 
-def test_the_same_change_again_changes_nothing_and_tells_what_it_did(rows: RowTable) -> None:
+def test_a_repeated_change_changes_nothing_and_returns_the_first_result(rows: RowTable) -> None:
     asked = [dm.Insert([{"n": 7}, {"n": 8}]), dm.Remove([(1, 1)])]
     done = rows.change(asked, change_id="job 1")
     again = rows.change(asked, change_id="job 1")
@@ -98,7 +100,7 @@ def test_the_same_change_again_changes_nothing_and_tells_what_it_did(rows: RowTa
 
 
 def test_a_change_id_with_another_change_is_refused(rows: RowTable, tmp_path: Path) -> None:
-    """A change of the same id that was dropped silently would be lost."""
+    """Otherwise the second change would be lost silently."""
     file = tmp_path / "rows.csv"
     file.write_text("n\n8\n", "utf-8")
     asked: dict[str, Any] = {
@@ -134,7 +136,7 @@ def test_a_change_id_with_another_change_is_refused(rows: RowTable, tmp_path: Pa
     assert rows.version() == version
 
 
-def test_a_commit_whose_answer_is_lost_is_asked_for(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_whose_answer_is_lost_is_looked_up(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = ingest_module._commit
 
     def lost(*args: Any, **options: Any) -> bool:
@@ -147,9 +149,7 @@ def test_a_commit_whose_answer_is_lost_is_asked_for(rows: RowTable, monkeypatch:
     assert rows.locks.holders() == []
 
 
-def test_a_commit_that_was_lost_with_its_answer_is_nothing(
-    rows: RowTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_commit_changes_nothing(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(*args: Any, **options: Any) -> bool:
         raise CommitOutcomeUnknown("the connection died")
 

@@ -1,4 +1,4 @@
-"""CSV files of row tables: what is read, and how each fault is told."""
+"""CSV files of row tables: the rows that are read, and the error for each fault."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read(path: Path, **how: Any) -> list[list[str | None]]:
 
 
 def fault(path: Path, kind: type[Exception] = InvalidData, **how: Any) -> str:
-    """What is said of a file, without its name."""
+    """Returns the error of a file, without its name."""
     with pytest.raises(kind) as caught:
         read(path, **how)
     return str(caught.value).replace(f"file '{path}'", "it")
@@ -73,7 +73,7 @@ def fault(path: Path, kind: type[Exception] = InvalidData, **how: Any) -> str:
         ("näme,b\n1,ö\n".encode(), {}, [["1", "ö"]]),
     ],
 )
-def test_what_is_read(write: Write, content: bytes, how: dict[str, Any], rows: list[list[str]]) -> None:
+def test_rows_are_read(write: Write, content: bytes, how: dict[str, Any], rows: list[list[str]]) -> None:
     assert read(write(content), **how) == rows
 
 
@@ -123,13 +123,13 @@ def test_a_header_may_be_quoted_over_lines(write: Write) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_file(write: Write, content: bytes, how: dict[str, Any], said: str) -> None:
+def test_faults_of_a_file(write: Write, content: bytes, how: dict[str, Any], said: str) -> None:
     assert fault(write(content), **how) == said
 
 
 @pytest.mark.slow
-def test_rows_before_one_that_is_wrong_are_given_and_counted(write: Write) -> None:
-    """Over many blocks, of which some begin within a row."""
+def test_rows_before_a_faulty_row_are_yielded_and_counted(write: Write) -> None:
+    """Reads many blocks, of which some begin within a row."""
     rows = [f'{n},"{"x" * (n % 7)}\n"\n' for n in range(300_000)]
     rows[250_000] = "1,2,3\n"
     said = fault(write(("a,b\n" + "".join(rows)).encode()))
@@ -147,9 +147,7 @@ def test_cells_of_ten_megabytes(write: Write) -> None:
     assert fault(path).startswith("it, row 300,004: the file ends in the middle of it")
 
 
-def test_a_quote_that_is_never_closed_is_not_read_for_ever(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quote_that_is_never_closed_ends_the_read(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_reader, "BLOCK_BYTES", (1 << 12, 1 << 16))
     said = fault(write(b"a,b\n" + b"1,2\n" * 5_000 + b'3,"' + b"x,y\n" * 50_000))
     assert said == (
@@ -175,13 +173,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ({"header": 1}, "header must be True or False, not 1"),
     ],
 )
-def test_formats_that_cannot_be(how: dict[str, Any], said: str) -> None:
+def test_invalid_formats(how: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         text_format(**how)
     assert str(caught.value) == said
 
 
-def test_the_name_of_a_file_tells_its_separator() -> None:
+def test_the_name_of_a_file_implies_its_separator() -> None:
     assert text_format("a.TSV").separator == "\t"
     assert text_format("a.csv").separator == ","
     assert text_format("a.tsv", separator=";", header=False) == text_format(separator=";", header=False)
@@ -197,10 +195,10 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
     st.sampled_from(["\n", "\r\n"]),
     st.booleans(),
 )
-def test_what_python_writes_is_read_as_it_was(
+def test_files_written_by_python_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]], ending: str, ends: bool
 ) -> None:
-    """Also in blocks of some bytes, where each row is read by a larger block."""
+    """Reads also in tiny blocks, which must grow for each row."""
     path = tmp_path_factory.getbasetemp() / "written.csv"
     text = io.StringIO()
     csv.writer(text, lineterminator=ending, quoting=csv.QUOTE_ALL).writerows(rows)
@@ -229,7 +227,7 @@ def refused(path: Path, kind: type[Exception] = InvalidData, **how: Any) -> str:
 
 
 def test_rows_to_insert_to_update_and_to_delete(write: Write) -> None:
-    """Those of a file with ids: no id inserts, only id and version deletes; columns in any order."""
+    """A file with ids: rows without id are inserted, and rows of only id and version are deleted."""
     path = write(b'ROW_ID,row_version,n,name\n4,9,1,a\n,,,"b"\n5,2\n6,3\n7,1,2,""\n')
     found = loaded(path)
     assert [one.ids.tolist() for one in found] == [[4, 0], [5, 6], [7]]
@@ -256,7 +254,7 @@ def test_ids_and_versions_are_written_as_whole_numbers_are(write: Write) -> None
 def test_a_file_of_all_columns_and_rows_to_delete_alone_deletes(
     write: Write, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one block, or of many."""
+    """Uses one block or many."""
     monkeypatch.setattr(text_reader, "BLOCK_BYTES", (1 << 16, 1 << 20))
     found = loaded(write(b"ROW_ID,ROW_VERSION,n\n" + b"".join(b"%d,1\n" % n for n in range(1, count + 1))))
     assert [int(i) for one in found if one.deletes is not None for i in one.ids] == [*range(1, count + 1)]
@@ -386,7 +384,7 @@ def test_what_does_not_fit_the_table(
 
 @pytest.mark.slow
 def test_rows_of_any_kind_and_order_have_their_numbers(write: Write) -> None:
-    """As a reader of Python counts them, with short rows at random, over blocks of some hundred bytes."""
+    """Compares with Python's csv reader, for random short rows, in blocks of some hundred bytes."""
     numbers = random.Random(5)
     lines, deleted = ["ROW_ID,ROW_VERSION,name"], []
     for number in range(1, 5_001):

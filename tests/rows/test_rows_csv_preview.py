@@ -1,4 +1,4 @@
-"""What a look into a CSV file tells: columns for a table, first rows, faults."""
+"""Previews of CSV files: columns for a table, first rows, faults."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def look(file: Path, text: str, rows: int = 10, whole: bool = False, **how: Any)
     return found
 
 
-def types(found: CsvPreview) -> list[str]:
-    return [str(column) for column in found.columns]
+def types(preview: CsvPreview) -> list[str]:
+    return [str(column) for column in preview.columns]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_type_widens_in_a_later_block(file: Path) -> None:
     assert types(look(file, f"a,b\n{rows}1.5,{'x' * 60}\n")) == ["a DOUBLE", "b STRING(100)"]
 
 
-def test_names_are_made_unique_and_such_as_columns_have(file: Path) -> None:
+def test_names_are_made_unique_and_valid(file: Path) -> None:
     header = "name,Name,name,,2nd,a b (c),ROW_ETAG,naïve,ROW_ID,row_version,__x,_dropped_y,x__"
     found = look(file, f"{header}\n" + ",".join("1" for _ in header.split(",")) + "\n")
     assert found.names == (
@@ -127,7 +127,7 @@ def test_rows_of_only_id_and_version_are_no_fault(file: Path) -> None:
         (",".join(f"c{n}" for n in range(153)) + "\n", "153 columns; a row table has at most 152"),
     ],
 )
-def test_what_is_too_wide_is_named(file: Path, text: str, said: str) -> None:
+def test_files_that_are_too_wide_are_refused(file: Path, text: str, said: str) -> None:
     with pytest.raises(InvalidData, match=r"rows\.csv") as caught:
         look(file, text)
     assert str(caught.value).endswith(said)

@@ -1,4 +1,4 @@
-"""Uploads and downloads of row tables: what is downloaded, edited and uploaded updates, and never doubles."""
+"""Downloads and uploads of row tables: edited rows are updated, never duplicated."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ROWS = [
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
 def test_a_download_that_is_uploaded_has_the_same_rows(rows: RowTable, tmp_path: Path, suffix: str) -> None:
-    """Also of NaN, infinity, the widest numbers, empty texts, nulls, and texts over lines."""
+    """Covers NaN, infinity, the widest numbers, empty texts, nulls, and texts of several lines."""
     rows.change([dm.Insert(ROWS)])
     before, path = cells(rows), tmp_path / f"rows.{suffix}"
     assert rows.download_csv(path) == len(ROWS)
@@ -75,7 +75,7 @@ YEAR_1, YEAR_10000 = -62_135_596_800_000, 253_402_300_800_000
 def test_a_download_writes_dates_as_a_calendar_does(
     instance: Instance, rows: RowTable, tmp_path: Path
 ) -> None:
-    """In ISO 8601, in years that it has; an upload reads each as the same moment, and changes nothing."""
+    """Dates are in ISO 8601. An upload reads each as the same time, and changes nothing."""
     written = {
         0: '"1970-01-01T00:00:00.000Z"',
         -1: '"1969-12-31T23:59:59.999Z"',
@@ -109,7 +109,7 @@ def counts(**more: int) -> dict[str, int]:
     return {"inserted": 0, "updated": 0, "deleted": 0, "unchanged": 0} | more
 
 
-def test_download_edit_upload_updates_and_never_doubles(rows: RowTable, tmp_path: Path) -> None:
+def test_download_edit_upload_updates_without_duplicates(rows: RowTable, tmp_path: Path) -> None:
     rows.change([dm.Insert([{"name": f"row {n}", "n": n} for n in range(1, 7)])])
     path = tmp_path / "rows.csv"
     rows.download_csv(path)
@@ -136,7 +136,7 @@ def test_download_edit_upload_updates_and_never_doubles(rows: RowTable, tmp_path
     assert rows.row(3, 1)["name"] == "row 3"
 
 
-def test_columns_that_a_file_has_not_are_left_alone(rows: RowTable, tmp_path: Path) -> None:
+def test_columns_that_a_file_lacks_are_unchanged(rows: RowTable, tmp_path: Path) -> None:
     rows.change([dm.Insert([{"name": "a", "n": 1}, {"name": "b", "n": 2}])])
     rows.upload_csv(write(tmp_path / "rows.csv", "n,ROW_VERSION,ROW_ID\n5,1,2\n"))
     assert [(row["name"], row["n"]) for row in cells(rows)] == [("a", 1), ("b", 5)]
@@ -149,7 +149,7 @@ def test_a_file_of_ids_and_versions_deletes(rows: RowTable, tmp_path: Path) -> N
     assert [row["name"] for row in cells(rows)] == ["a"]
 
 
-def test_a_dry_run_tells_what_it_would_do(rows: RowTable, tmp_path: Path) -> None:
+def test_a_dry_run_returns_what_it_would_do(rows: RowTable, tmp_path: Path) -> None:
     told: list[int] = []
     path = write(tmp_path / "rows.csv", "name\n" + "a\n" * 10)
     done = rows.upload_csv(path, dry_run=True, progress=lambda done, total: told.append(done))
@@ -175,7 +175,7 @@ def test_a_dry_run_tells_what_it_would_do(rows: RowTable, tmp_path: Path) -> Non
 def test_a_fault_in_a_late_block_leaves_nothing(
     rows: RowTable, tmp_path: Path, ending: str, kind: type[Exception], said: str
 ) -> None:
-    """Blocks that were written before it are no part of the table."""
+    """Blocks that were written before the fault do not become part of the table."""
     path = write(tmp_path / "rows.csv", "n,name\n" + "1,a\n" * 30_000 + ending)
     with pytest.raises(kind) as caught:
         rows.upload_csv(path)
@@ -225,7 +225,7 @@ def test_older_versions_and_snapshots_are_downloaded(rows: RowTable, tmp_path: P
     assert paths[2].read_text().startswith('1|2|"b"')
 
 
-def test_downloads_that_cannot_be(rows: RowTable, tmp_path: Path) -> None:
+def test_invalid_downloads(rows: RowTable, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="give a version, or the name of a snapshot"):
         rows.download_csv(tmp_path / "a.csv", version=1, snapshot="v1")
     with pytest.raises(InvalidInput, match=r"cannot write '.*': No such file or directory"):
@@ -237,7 +237,7 @@ def test_downloads_that_cannot_be(rows: RowTable, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_rows_of_a_query_are_downloaded_and_uploaded(rows: RowTable, tmp_path: Path) -> None:
-    """With their ids, so that they are updated; groups have none."""
+    """They have their ids, so that an upload updates them. Groups have none."""
     rows.change([dm.Insert([{"name": f"row {n}", "n": n, "data": [n]} for n in range(10)])])
     path = tmp_path / "rows.csv"
     assert rows.download_csv(path, "select n, data from samples where n > 6 order by n desc") == 3

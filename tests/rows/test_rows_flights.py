@@ -1,4 +1,4 @@
-"""The flights of a year as a table that eight processes edit at once, for a minute; then as a file.
+"""The flights of a year: eight processes edit the table at once for a minute; then a download and upload.
 
 At the end the current rows, every version and what each query gave are as a model has them that replayed
 what was accepted, in the order of the versions.
@@ -35,7 +35,7 @@ Cells = dict[str, Any]
 
 @dataclass
 class Model:
-    """Rows as dicts, and all that they ever were: by id and version, None for a deletion."""
+    """A model of the table: each row version by id and version, None for a deletion."""
 
     rows: dict[int, tuple[int, Cells]] = field(default_factory=dict)
     versions: dict[tuple[int, int], Cells | None] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Model:
         return row_id
 
     def apply(self, change: Mapping[str, Any], version: int) -> list[int]:
-        """One accepted change; gives the ids of new rows."""
+        """Applies an accepted change, and returns the ids of new rows."""
         [(kind, given)] = change.items()
         if kind == "insert":
             return [self.add(version, row) for row in given]
@@ -92,7 +92,7 @@ class Model:
 
 
 def write_flights(path: Path, rows: int) -> list[Cells]:
-    """The file as it is published, or its beginning; and its rows as a table has them."""
+    """Writes the published file or its beginning. Returns its rows as a table has them."""
     with zipfile.ZipFile(flights_csv()) as archive, archive.open("flights.csv") as file:
         path.write_bytes(b"".join(islice(file, rows + 1)))
     with path.open(newline="") as text:
@@ -108,7 +108,7 @@ def value_of(name: str, cell: str) -> Any:
 
 
 def dormouse(*arguments: object) -> Any:
-    """What a command says, as JSON."""
+    """Runs a command and returns its JSON output."""
     script = "import sys; from dormouse.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", script, *map(str, arguments), "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -117,7 +117,7 @@ def dormouse(*arguments: object) -> Any:
 
 
 def edited(folder: Path, processes: int, rows: int, seconds: float) -> list[dict[str, Any]]:
-    """What the processes noted."""
+    """Runs the processes, and returns the changes and answers that they recorded."""
     until = time.time() + 5 + seconds
     logs = [folder / f"log {number}" for number in range(processes)]
     lake = folder / "lake"
@@ -151,7 +151,7 @@ def rows_of(table: RowTable) -> Iterator[dict[str, Any]]:
 
 
 def check(table: RowTable, model: Model) -> None:
-    """Current rows, and every version that there ever was."""
+    """Compares the current rows and all versions with the model."""
     found = {row.pop("ROW_ID"): (row.pop("ROW_VERSION"), row) for row in rows_of(table)}
     assert found.keys() == model.rows.keys()
     empty = dict.fromkeys(column.name for column in table.columns())
@@ -170,7 +170,7 @@ def check(table: RowTable, model: Model) -> None:
 
 
 def replay(model: Model, notes: list[dict[str, Any]]) -> None:
-    """The changes in the order of their versions; each query gave what its version had."""
+    """Replays the changes by version, and compares each recorded answer with its version."""
     changes = sorted((one for one in notes if one.get("versions")), key=lambda one: one["versions"][0])
     queries = sorted((one for one in notes if "query" in one), key=lambda one: one["version"])
     for one in changes:
@@ -219,7 +219,7 @@ def test_many_edit_at_once(tmp_path: Path) -> None:
 
 
 def round_trip(lake: Path, path: Path, rows: int) -> None:
-    """Download, edit, upload: what was edited is updated, and nothing is doubled."""
+    """Downloads, edits and uploads: edited rows are updated, and no row is duplicated."""
     assert dormouse("rows", "download", "flights", path, "-i", lake)["rows"] == rows
     with path.open(newline="") as file:
         header, *lines = list(csv.reader(file))

@@ -24,7 +24,7 @@ DISK_MB = 32
 
 @pytest.fixture
 def small_disk(server_dsn: str) -> Iterator[str]:
-    """A tablespace on a file system of its own."""
+    """Makes a tablespace on a small file system."""
     with psycopg.connect(server_dsn, autocommit=True) as conn:
         owner = Path(f"/proc/{conn.info.backend_pid}").stat()
         disk = Path(tempfile.mkdtemp(dir="/tmp"))
@@ -72,7 +72,7 @@ def test_an_index_that_its_disk_has_no_room_for_is_made_elsewhere(
             rows = instance.create_row_table("t", COLUMNS)
             rows.change([dm.Insert(rows_of(2_000))])
             assert len(rows.query("select n from t", 100, wait_seconds=60).rows) == 100
-            rows.change([dm.Insert(rows_of(60_000, 2_000))])  # more than there is room for
+            rows.change([dm.Insert(rows_of(60_000, 2_000))])  # more rows than the disk has room for
             with pytest.raises(InstanceError, match="the disk of the database is full") as said:
                 instance.row_indexes.indexing.bring(rows)
             assert "\n" not in str(said.value)
@@ -88,7 +88,7 @@ def test_an_index_that_its_disk_has_no_room_for_is_made_elsewhere(
             looked = instance.row_indexes.indexing.placements.look(rows.table_id)
             assert str(looked.database).endswith("/rows_on_good")
             assert looked.failure is None
-        with psycopg.connect(full) as conn:  # what was begun there takes no room
+        with psycopg.connect(full) as conn:  # the unfinished build left no files
             [(size,)] = conn.execute("select pg_database_size('rows_on_small')").fetchall()
         assert size < DISK_MB / 2 * 2**20
     finally:

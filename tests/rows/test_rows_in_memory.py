@@ -1,4 +1,4 @@
-"""Rows that Python holds, whatever holds them; values of keys, whatever made them."""
+"""Rows in Python objects of many kinds, and keys of many types."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def rows_of(data: Any, schema: dm.Schema = SCHEMA) -> list[Any]:
         "dataset",
     ],
 )
-def test_rows_are_taken_from_what_holds_them(data: Any) -> None:
+def test_rows_are_taken_from_objects_of_many_kinds(data: Any) -> None:
     assert rows_of(data) == ROWS
     assert {field.name for field in infer(data, ["k"]).schema.fields} == {"k", "s"}
 
@@ -87,7 +87,7 @@ NANOSECONDS = 1_704_067_200_000_000_500
 @pytest.mark.parametrize(
     "time", [pd.Timestamp(NANOSECONDS, tz="UTC"), pa.scalar(NANOSECONDS, pa.timestamp("ns", "UTC"))]
 )
-def test_an_instant_that_is_finer_than_microseconds_asks_for_no_other(time: Any) -> None:
+def test_a_time_finer_than_microseconds_finds_no_other(time: Any) -> None:
     schema = dm.Schema([dm.Field("t", dm.TIMESTAMP)], [], [dm.Field("f", dm.FLOAT)])
     for where in ({"t": time}, {"t": dm.Range(max=time)}, {"t": [time]}):
         with pytest.raises(InvalidQuery, match="'t' is timestamp, "):

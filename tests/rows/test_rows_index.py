@@ -1,4 +1,4 @@
-"""Indexes of row tables: never stale, brought once, healed, moved, dropped and made again."""
+"""Indexes of row tables: never stale, updated once, repaired, moved, dropped and rebuilt."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def rows(instance: Instance) -> RowTable:
 
 
 @pytest.mark.slow
-def test_an_index_that_is_behind_says_so_and_is_worked_on(instance: Instance, rows: RowTable) -> None:
+def test_an_index_that_is_behind_refuses_and_is_updated(instance: Instance, rows: RowTable) -> None:
     for _ in range(3):
-        with pytest.raises(IndexNotReady, match="ask again"):
+        with pytest.raises(IndexNotReady, match="being updated: try again"):
             rows.query(TEXT, wait_seconds=0)
         assert is_as_the_files(rows)
         rows.change([dm.Insert(rows_of(10))])
@@ -67,7 +67,7 @@ def test_an_index_that_is_behind_says_so_and_is_worked_on(instance: Instance, ro
 
 
 @pytest.mark.slow
-def test_no_answer_is_older_than_the_question(rows: RowTable) -> None:
+def test_no_answer_is_older_than_its_query(rows: RowTable) -> None:
     for number in range(15):
         version = rows.change([dm.Patch([(1, None, {"n": 1_000 + number})])]).versions[-1]
         text = "select n from t where row_id = 1"
@@ -76,7 +76,7 @@ def test_no_answer_is_older_than_the_question(rows: RowTable) -> None:
         assert (page.version, page.row_versions) == (version, [version])
 
 
-def test_a_page_takes_no_look_at_the_build(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_needs_no_separate_read_of_the_build(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = asked(rows, TEXT).rows
     monkeypatch.setattr(Builds, "read", lambda *given: pytest.fail("it was looked at"))
     pages = [rows.query(TEXT, 150)]
@@ -88,7 +88,7 @@ def test_a_page_takes_no_look_at_the_build(rows: RowTable, monkeypatch: pytest.M
 def test_a_page_of_two_statements_is_of_one_version(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch, page_rows: int
 ) -> None:
-    """Those with a value, and those without, of a table that is changed and indexed between."""
+    """Rows with and without nulls are two statements; the table is changed and indexed between them."""
     rows.change([dm.Patch([(row_id, None, {"n": None}) for row_id in range(1, 200, 2)])])
     text = "select row_id, n from t order by n desc, row_id"
     expected = asked(rows, text, page_rows).rows
@@ -121,7 +121,7 @@ def test_changes_of_rows_and_columns_come_into_the_index(rows: RowTable) -> None
     rows.change([dm.RetypeColumn("d", "INTEGER"), dm.AddColumn(dm.Column("x", "INTEGER", default=4))])
     rows.change([dm.Insert([{"name": "new"}]), dm.Patch([(1, None, {"x": None, "number": None})])])
     assert is_as_the_files(rows)
-    # what began before goes on with the columns and the rows of then
+    # queries that began before go on with the columns and rows of their version
     assert same([row for one in all_pages(rows, page) for row in one.rows], before)
 
 
@@ -152,7 +152,7 @@ with dm.connect(dsn, objects) as instance:
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["amid", "built", "after"])
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_change_is_brought_once_whenever_a_process_is_killed(
+def test_an_index_is_updated_once_whenever_a_process_is_killed(
     instance: Instance, rows: RowTable, dsn: str, objects: str, where: str, is_new: bool
 ) -> None:
     if not is_new:
@@ -175,7 +175,7 @@ def test_a_change_is_brought_once_whenever_a_process_is_killed(
     assert [one.build_id for one in rest] == [build_id]
 
 
-def test_superseded_rows_go_and_then_pages_have_expired(instance: Instance, rows: RowTable) -> None:
+def test_superseded_rows_are_deleted_and_pages_expire(instance: Instance, rows: RowTable) -> None:
     page = asked(rows, TEXT, 50)
     rows.change([dm.Remove([(i, 1) for i in range(1, 100)])])
     indexing_of(instance).bring(rows)
@@ -196,7 +196,7 @@ def databases_of(dsn: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_database_that_is_gone_is_made_again(rows: RowTable, dsn: str) -> None:
+def test_a_dropped_database_is_made_again(rows: RowTable, dsn: str) -> None:
     page = asked(rows, TEXT, 50)
     with psycopg.connect(dsn, autocommit=True) as conn:
         for name in databases_of(dsn):
@@ -209,7 +209,7 @@ def test_a_database_that_is_gone_is_made_again(rows: RowTable, dsn: str) -> None
 
 
 @pytest.mark.slow
-def test_tables_that_are_gone_or_emptied_are_made_again(instance: Instance, rows: RowTable) -> None:
+def test_dropped_or_emptied_tables_are_made_again(instance: Instance, rows: RowTable) -> None:
     for statement in (
         "drop table current_{}",
         "drop table incoming_{}",
@@ -233,9 +233,9 @@ def test_where_a_database_is_down_or_full_another_is_used(
         rows = instance.create_row_table("t", COLUMNS)
         rows.change([dm.Insert(rows_of(200))])
         for name in instance.row_indexes.indexing.cluster.names:
-            instance.row_indexes.indexing.builds(name)  # so that both are there
+            instance.row_indexes.indexing.builds(name)  # so that both databases exist
     with psycopg.connect(full, autocommit=True) as conn:
-        # as PostgreSQL says it
+        # PostgreSQL's error
         conn.execute(
             """create or replace function public.no_room() returns event_trigger language plpgsql as $$
                begin
@@ -321,7 +321,7 @@ def test_the_plan_of_balance_is_pure() -> None:
 
 
 @pytest.mark.slow
-def test_columns_that_slow_queries_look_in_have_an_index(
+def test_columns_in_conditions_of_slow_queries_get_an_index(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(indexes, "SLOW_SECONDS", 0)
@@ -347,8 +347,8 @@ def test_columns_that_slow_queries_look_in_have_an_index(
 
 
 @pytest.mark.slow
-def test_another_life_of_the_database_has_another_index(instance: Instance, rows: RowTable) -> None:
-    """After a restore, a version may have other rows than it had when the index was built."""
+def test_another_incarnation_of_the_database_has_another_index(instance: Instance, rows: RowTable) -> None:
+    """After a restore, a version may have other rows than when the index was built."""
     assert is_as_the_files(rows)
     _, before = builds_of(instance, rows)
     with instance._supplier.connection() as conn:
@@ -360,7 +360,7 @@ def test_another_life_of_the_database_has_another_index(instance: Instance, rows
     assert builds_of(instance, rows)[1] != before
 
 
-def test_a_reader_of_an_instance_says_when_the_index_is_behind(
+def test_a_read_only_instance_refuses_if_the_index_is_behind(
     instance: Instance, rows: RowTable, dsn: str, objects: str
 ) -> None:
     asked(rows, TEXT)
@@ -374,8 +374,8 @@ def test_a_reader_of_an_instance_says_when_the_index_is_behind(
 
 
 @pytest.mark.slow
-def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
-    """Its file has other bytes than PostgreSQL wrote: an embedded server, which is stopped meanwhile."""
+def test_a_damaged_index_is_rebuilt(tmp_path: Path) -> None:
+    """Damages the file of the index while the embedded server is stopped."""
     with dm.local(tmp_path / "lake") as instance:
         rows = instance.create_row_table("t", COLUMNS)
         rows.change([dm.Insert(rows_of(500))])

@@ -1,4 +1,4 @@
-"""Indexes of row tables where something happens between two steps, or is left over from before."""
+"""Indexes of row tables if something happens between two steps, or is left over from before."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows(instance: Instance) -> RowTable:
 def test_an_index_that_overtakes_a_query_answers_as_of_its_own_version(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch, page_rows: int
 ) -> None:
-    """What was changed twice in between, it never had as it was after the first."""
+    """A row that changed twice between two updates is never in the index as after the first change."""
     asked(rows, TEXT)
     changed, twice = [(1, None, {"n": 100}), (2, None, {"n": 100})], [(2, None, {"n": 101})]
     rows.change([dm.Patch(changed), dm.Remove([(3, 1)])])
@@ -60,7 +60,7 @@ def test_an_index_that_overtakes_a_query_answers_as_of_its_own_version(
 
 
 @pytest.mark.slow
-def test_that_there_are_no_rows_is_told_without_a_look_at_the_build(
+def test_an_empty_answer_needs_no_separate_read_of_the_build(
     rows: RowTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ("select n from t where n = -500", "select count(*) as c from t where n = -500 group by name")
@@ -73,13 +73,13 @@ def test_that_there_are_no_rows_is_told_without_a_look_at_the_build(
             assert (page.rows, page.next_page) == ([], None)
         assert rows.query("select n from t where n = -500 or n = -501 order by n", 10).rows == []
     rows.change([dm.Patch([(1, None, {"n": -500})])])
-    # an index that is behind has none either, and must not say so
+    # an index that is behind has no rows either, and must not answer
     for text in texts:
         assert len(rows.query(text, wait_seconds=60).rows) == 1
 
 
 def is_ended(rows: RowTable) -> bool:
-    """Whether another thread ends a query that waits for what does not come."""
+    """Returns whether another thread can end a query that would wait without limit."""
     interruption = Interruption()
     threading.Timer(0.1, interruption.set).start()
     began = time.monotonic()
@@ -105,7 +105,7 @@ def test_a_query_that_its_index_answers_slowly_is_ended(instance: Instance, rows
 
 @pytest.mark.slow
 def test_rows_of_before_a_column_have_the_default_that_it_was_added_with(rows: RowTable) -> None:
-    """Also where it is retyped before the index is brought so far."""
+    """Covers a column that is retyped before the index is updated."""
     assert is_as_the_files(rows)
     rows.change([dm.AddColumn(dm.Column("y", "STRING", default="a"))])
     rows.change([dm.RetypeColumn("y", "STRING", 100), dm.Insert([{"name": "new"}])])
@@ -133,12 +133,12 @@ def test_a_column_that_is_added_and_retyped_in_one_change_keeps_its_default(
 
 
 def wide() -> str:
-    """More bytes than an index's entry may have, which do not compress."""
+    """Returns a text of random characters that is too long for an index entry."""
     return "".join(chr(random.Random(seed).randrange(0x4E00, 0x9F00)) for seed in range(1_000))
 
 
 def indexed(instance: Instance, rows: RowTable, column: str) -> tuple[str | None, int | None]:
-    """Has a column an index; gives where the table's is."""
+    """Gives a column an index, and returns the table with its build."""
     (column_id,) = [one.column_id or 0 for one in rows.columns() if one.name == column]
     indexing_of(instance).bring(rows, columns=[column_id])
     looked = indexing_of(instance).placements.look(rows.table_id)
@@ -155,7 +155,7 @@ def test_a_column_whose_texts_are_too_wide_for_an_index_has_none(instance: Insta
     assert asked(rows, "select n from wide order by s").rows == [(1,), (2,)]
 
 
-def test_a_text_that_is_too_wide_for_its_columns_index_has_that_dropped(
+def test_a_text_too_wide_for_its_columns_index_drops_the_index(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DORMOUSE_ROW_INDEXES", "1")
@@ -169,7 +169,7 @@ def test_a_text_that_is_too_wide_for_its_columns_index_has_that_dropped(
 
 
 def are_built_once_each(instance: Instance, *tables: RowTable) -> bool:
-    """Whether an index of each is there after all are brought, in this order."""
+    """Updates the indexes in this order. Returns whether each table then has an index that was built once."""
     for one in tables:
         indexing_of(instance).bring(one)
     looks = [indexing_of(instance).placements.look(one.table_id) for one in tables]
@@ -198,7 +198,7 @@ def test_tables_of_a_database_that_is_made_again_leave_each_others_indexes_alone
 def test_tables_leave_each_others_indexes_alone_after_a_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It empties the tables of indexes, which are there nevertheless."""
+    """A crash empties the unlogged tables of indexes, but does not drop them."""
     monkeypatch.setenv("DORMOUSE_ROW_INDEXES", "1")
     with dm.local(tmp_path / "lake") as instance:
         for name in ("first", "second"):
@@ -213,10 +213,10 @@ def test_tables_leave_each_others_indexes_alone_after_a_crash(
         assert [job.error for job in instance.jobs.list(state="FAILED")] == []
 
 
-def test_keys_with_nulls_are_looked_for_as_quickly_as_others(
+def test_keys_with_nulls_are_looked_up_as_quickly_as_others(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not each in each row: that would take some five seconds."""
+    """Comparing each key with each row would take some five seconds."""
     monkeypatch.setattr(cluster, "QUERY_SECONDS_MAX", 3)
     rows = instance.create_row_table("t", COLUMNS)
     rows.change([dm.Insert([{"n": n} for n in range(10_000)])])
@@ -224,7 +224,7 @@ def test_keys_with_nulls_are_looked_for_as_quickly_as_others(
     assert (done.changed["updated"], done.changed["inserted"]) == (5_000, 5_000)
 
 
-def test_an_upsert_that_takes_too_long_to_find_its_rows_is_told_so(
+def test_an_upsert_fails_if_its_look_up_takes_too_long(
     rows: RowTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cancelled(*given: Any, **how: Any) -> None:
@@ -249,9 +249,9 @@ def test_a_reader_has_its_answer_though_it_cannot_index_the_column(
 def test_a_reader_pages_through_an_older_version_of_a_table_without_an_index(
     instance: Instance, rows: RowTable, dsn: str, tmp_path: Path
 ) -> None:
-    """What signs the tokens was made by any that opened the instance to write."""
+    """The key of page tokens was made by a process that opened the instance for writing."""
     with instance._supplier.connection() as conn:
-        conn.execute("delete from row_page_key")  # as an instance of before has none
+        conn.execute("delete from row_page_key")  # an instance of an earlier release has no key
     with dm.connect(dsn, (tmp_path / "objects").as_uri()):
         pass
     with dm.connect(dsn, (tmp_path / "objects").as_uri(), read_only=True) as reading:
@@ -259,10 +259,10 @@ def test_a_reader_pages_through_an_older_version_of_a_table_without_an_index(
         assert [len(page.rows) for page in all_pages(reading.row_table("t"), first)] == [150, 50]
 
 
-def test_pages_of_an_older_version_end_with_the_life_of_the_database(
+def test_pages_of_an_older_version_end_with_a_restore_of_the_database(
     instance: Instance, rows: RowTable
 ) -> None:
-    """After a restore, that version may have other rows."""
+    """After a restore, the version may have other rows."""
     page = rows.query(TEXT, 150, version=1)
     assert len(rows.query(page=page.next_page).rows) == 50
     with instance._supplier.connection() as conn:
@@ -274,7 +274,7 @@ def test_pages_of_an_older_version_end_with_the_life_of_the_database(
         rows.query(page=page.next_page)
 
 
-def test_a_page_of_an_older_version_tells_when_that_was_committed(rows: RowTable) -> None:
+def test_a_page_of_an_older_version_has_the_time_of_its_commit(rows: RowTable) -> None:
     first = asked(rows, TEXT, 100)
     rows.snapshot("then")
     rows.change([dm.Insert(rows_of(1))])

@@ -1,4 +1,4 @@
-"""Queries of row tables that wait for an index which is behind, or whose database is away."""
+"""Queries of row tables that wait for an index which is behind, or whose database is unavailable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def in_server(dsn: str, statement: str, name: str) -> None:
 
 @pytest.fixture
 def two_databases(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The names of two index databases which nothing makes again."""
+    """Returns the names of two index databases that are not made again."""
     names = [f"{conninfo_to_dict(dsn)['dbname']}_index_{letter}" for letter in "ab"]
     given = conninfo_to_dict(make_conninfo(dsn))
     host = str(given["host"]).replace("/", "%2F")
@@ -57,7 +57,7 @@ def test_a_service_waits_for_the_index_by_default(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_a_query_waits_for_an_index_whose_database_is_away(
+def test_a_query_waits_for_an_index_whose_database_is_unavailable(
     dsn: str, tmp_path: Path, two_databases: list[str]
 ) -> None:
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
@@ -75,7 +75,9 @@ def test_a_query_waits_for_an_index_whose_database_is_away(
 
 
 @pytest.mark.slow
-def test_no_refusal_tells_where_the_index_is(dsn: str, tmp_path: Path, two_databases: list[str]) -> None:
+def test_no_refusal_names_the_address_of_the_index(
+    dsn: str, tmp_path: Path, two_databases: list[str]
+) -> None:
     host = str(conninfo_to_dict(dsn)["host"])
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
         rows = made(instance)
@@ -84,9 +86,9 @@ def test_no_refusal_tells_where_the_index_is(dsn: str, tmp_path: Path, two_datab
             in_server(dsn, "drop database {} with (force)", name)
         refusals = []
         for call in (
-            lambda: rows.query(TEXT, wait_seconds=0),  # its database was there a moment ago
+            lambda: rows.query(TEXT, wait_seconds=0),  # its database is lost during a query
             lambda: rows.query(page=page.next_page, wait_seconds=0),
-            lambda: rows.upsert([{"name": "new"}], on=["name"]),  # which works on the index itself
+            lambda: rows.upsert([{"name": "new"}], on=["name"]),  # an upsert updates the index itself
             lambda: rows.query(TEXT, wait_seconds=0),  # the last attempt failed
         ):
             with pytest.raises((IndexNotReady, PageExpired)) as refused:
@@ -95,10 +97,8 @@ def test_no_refusal_tells_where_the_index_is(dsn: str, tmp_path: Path, two_datab
     assert [one for one in refusals if host in one or any(name in one for name in two_databases)] == []
 
 
-def test_a_page_goes_on_after_its_database_was_away(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The connection is lost once, which says nothing of the index."""
+def test_a_page_goes_on_after_a_lost_connection(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that is lost once does not mean that the index is lost."""
     rows = made(instance)
     page = rows.query(TEXT, 150, wait_seconds=60)
     is_lost: list[bool] = []
@@ -117,7 +117,7 @@ def test_a_page_goes_on_after_its_database_was_away(
 
 @pytest.mark.slow
 def test_a_reader_waits_for_the_work_of_another_process(instance: Instance, dsn: str, tmp_path: Path) -> None:
-    """It cannot start the work itself."""
+    """A read-only process cannot start the work itself."""
     rows = made(instance)
     rows.query(TEXT, wait_seconds=60)
     with dm.connect(dsn, (tmp_path / "objects").as_uri(), read_only=True) as reading:
@@ -125,7 +125,7 @@ def test_a_reader_waits_for_the_work_of_another_process(instance: Instance, dsn:
         rows.change([dm.Insert(rows_of(5))])
         with pytest.raises(IndexNotReady, match="read-only"):
             read.query(TEXT, wait_seconds=0)
-        looked_first = read._indexes._asked
+        looked_first = read._indexes._answer
 
         def brought_meanwhile(*given: object) -> object:
             try:
@@ -133,5 +133,5 @@ def test_a_reader_waits_for_the_work_of_another_process(instance: Instance, dsn:
             finally:
                 indexing_of(instance).bring(rows)
 
-        read._indexes._asked = brought_meanwhile  # type: ignore[method-assign, assignment]
+        read._indexes._answer = brought_meanwhile  # type: ignore[method-assign, assignment]
         assert len(read.query(TEXT, 1_000).rows) == 205

@@ -1,4 +1,4 @@
-"""The locks of a row table: who is let in, who waits, who has lost it; with threads and processes."""
+"""The locks of a row table: granted, waited for and lost, with threads and processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def kinds(rows: RowTable) -> list[str]:
     return [one.kind for one in rows.locks.holders()]
 
 
-def test_many_readers_are_let_in_at_once_and_a_writer_then_waits(rows: RowTable) -> None:
+def test_many_readers_share_the_lock_and_a_writer_waits(rows: RowTable) -> None:
     with rows.locks.read(), rows.locks.read(), pytest.raises(RowLockHeld, match="reads it"):
         rows.locks.write().__enter__()
     assert kinds(rows) == []
@@ -65,7 +65,7 @@ def test_a_writer_is_alone(rows: RowTable) -> None:
         pass
 
 
-def test_a_writer_that_waits_lets_no_other_in_and_leaves_readers_alone(rows: RowTable) -> None:
+def test_a_waiting_writer_keeps_new_readers_out_and_leaves_present_ones(rows: RowTable) -> None:
     granted = threading.Event()
 
     def write() -> None:
@@ -117,7 +117,7 @@ def test_a_reader_that_died_holds_a_writer_up_until_its_lease_is_over(rows: RowT
         pass
 
 
-def test_the_lock_of_a_table_that_is_gone_is_not_given(instance: Instance, rows: RowTable) -> None:
+def test_the_lock_of_a_dropped_table_is_not_granted(instance: Instance, rows: RowTable) -> None:
     instance.drop_table("people")
     with pytest.raises(TableNotFound), rows.locks.write():
         pass
@@ -125,7 +125,7 @@ def test_the_lock_of_a_table_that_is_gone_is_not_given(instance: Instance, rows:
 
 @pytest.mark.slow
 def test_readers_and_writers_never_meet(rows: RowTable) -> None:
-    """Each asks again and again; what they find is told by counters that only the locks protect."""
+    """Each retries again and again. Counters that only the locks protect show whether they meet."""
     inside = {"read": 0, "write": 0}
     guard, wrong, times = threading.Lock(), list[dict[str, int]](), {"read": 0, "write": 0}
     deadline = time.monotonic() + 2.5
@@ -153,7 +153,7 @@ def test_readers_and_writers_never_meet(rows: RowTable) -> None:
 
 
 def _frozen(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Its next change stands still once its files are written; no heartbeat tells that it lives."""
+    """Makes the next change freeze after its files are written, without renewals of its lease."""
     written, goes_on = threading.Event(), threading.Event()
     write = RowFiles.written
 
@@ -231,7 +231,7 @@ def test_changes_of_many_threads_are_one_after_the_other(instance: Instance, row
 
 
 def _untracked(rows: RowTable) -> list[str]:
-    """Objects below the table's prefix that are no file of it, nor the sketches of one."""
+    """Returns the objects below the table's prefix that are neither its files nor their sketches."""
     context = rows.table.context
     context.attempts.collect_abandoned(context.table.table_id)
     names = {name for name, _ in context.objects.list(context.table.object_prefix)}
@@ -240,7 +240,7 @@ def _untracked(rows: RowTable) -> list[str]:
 
 
 @pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan"), 1e18, "x", None])
-def test_a_wait_that_cannot_be_is_refused(instance: Instance, seconds: Any) -> None:
+def test_an_invalid_wait_is_refused(instance: Instance, seconds: Any) -> None:
     rows = instance.create_row_table("r", [dm.Column("n", "INTEGER")])
     with pytest.raises(InvalidInput, match="wait_seconds must be from 0 to 21,600"):
         rows.change([dm.Insert([{"n": 1}])], wait_seconds=seconds)

@@ -1,4 +1,4 @@
-"""Row tables against naive dicts: changes of any kind, refused ones, and all that maintains a table."""
+"""Row tables compared with naive dicts: changes of all kinds, refused changes, and maintenance."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RowMachine(RuleBasedStateMachine):
                 self.rows.change(changes, dry_run=dry_run)
             kinds = {type(raised.value), type(expected)}
             if kinds == {InvalidRow, RowConflict} and any(isinstance(c, dm.RetypeColumn) for c in changes):
-                return  # a row of the change that does not fit the new type is told at once
+                return  # a row of the change that does not fit the new type is refused at once
             assert len(kinds) == 1, (raised.value, expected)
             if isinstance(raised.value, RowConflict):
                 assert sorted(raised.value.rows) == sorted(expected.rows)
@@ -108,7 +108,7 @@ class RowMachine(RuleBasedStateMachine):
 
     @invariant()
     def has_ranges_of_its_rows(self) -> None:
-        """Disjoint, of every id, and none next to one that says the same."""
+        """Checks that ranges are disjoint, cover every id, and that equal neighbours are merged."""
         if hasattr(self, "rows"):
             ranges = self.rows.store.ranges([(1, len(self.model.rows) + 1)])
             spans = zip(ranges.first, ranges.last, strict=True)
@@ -166,7 +166,7 @@ def _a_change(data: st.DataObject, model: RowModel, columns: tuple[Known, ...]) 
 
 
 def _versions(model: RowModel, row_id: int) -> st.SearchStrategy[int]:
-    """Mostly that of now."""
+    """Returns versions to send, mostly the newest one."""
     now = max(model.newest(row_id), 1)
     return st.sampled_from([now] * 8 + [max(now - 1, 1), now + 1])
 
@@ -176,7 +176,7 @@ def _cells(columns: tuple[Known, ...]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def _after(columns: tuple[Known, ...], change: Any) -> tuple[Known, ...]:
-    """Roughly what columns there are then, so that most of what is drawn fits."""
+    """Returns roughly the columns after a change, so that most random changes fit."""
     if hasattr(change, "rows"):
         return columns
     try:
@@ -197,7 +197,5 @@ def test_each_version_of_each_row_is_that_of_a_naive_dict(instance: Instance) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_version_of_each_row_is_that_of_a_naive_dict_in_many_lives(
-    instance: Instance, layout: str
-) -> None:
+def test_each_version_of_each_row_is_that_of_a_naive_dict_for_long(instance: Instance, layout: str) -> None:
     run_machine(RowMachine, instance, layout, 3 * EXAMPLES, 2 * STEPS)

@@ -1,4 +1,4 @@
-"""Queries of older versions of row tables: in bounded memory and time, and ended by others."""
+"""Queries of older versions of row tables: bounded memory and time, and interruption."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_query_is_ended_by_another_thread() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_a_query_has_so_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_has_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(older, "MEMORY", "20MB")
     with pytest.raises(QueryTooLarge, match="needs more memory"):
         OlderRows(current, []).ask("select list(range || 'abcdefgh') from range(10000000)", {})

@@ -70,7 +70,7 @@ def test_frames_and_tables_are_inserted_and_upserted(rows: RowTable, data: Any) 
     assert rows.upsert(data, on=["name"]).changed["unchanged"] == 2
 
 
-def test_what_holds_no_rows_is_refused_with_what_to_give(rows: RowTable) -> None:
+def test_objects_without_rows_are_refused_with_an_alternative(rows: RowTable) -> None:
     for wrong in (5, "name", {"name": ["a"]}):
         with pytest.raises(InvalidRow, match="takes a list of rows, a DataFrame or a table of Arrow, not"):
             rows.change([dm.Insert(wrong)])

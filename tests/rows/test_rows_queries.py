@@ -1,4 +1,4 @@
-"""Queries of row tables against DuckDB, page by page; of the index, and of the files."""
+"""Queries of row tables compared with DuckDB, page by page, from the index and from the files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def instance(module_instance: Instance) -> Instance:
 
 @pytest.fixture(scope="module")
 def table(instance: Instance) -> RowTable:
-    """A table with a history: of 300 rows some were changed, and some deleted."""
+    """Returns a table with a history: of 300 rows some were changed and some deleted."""
     rows = instance.create_row_table("t", COLUMNS)
     rows.change([dm.Insert(rows_of(300))])
     rows.snapshot("first")
@@ -59,9 +59,9 @@ def _read(rows: RowTable, version: int | None) -> pa.Table:
 
 
 def judged(rows: RowTable, text: str, version: int | None = None) -> list[tuple[Any, ...]]:
-    """What DuckDB says of the same text over the rows of the files."""
+    """Returns DuckDB's answer to the same text, over the rows of the files."""
     with duckdb.connect() as judge:
-        # copied: filters that DuckDB hands to Arrow leave out NaN
+        # a copy, because filters that DuckDB hands to Arrow leave out NaN
         judge.register("given", _read(rows, version))
         judge.execute("create table t as select * from given")
         if text.startswith("select *"):
@@ -69,10 +69,10 @@ def judged(rows: RowTable, text: str, version: int | None = None) -> list[tuple[
         return judge.execute(text).fetchall()
 
 
-def shown(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Without JSON, which is text to DuckDB."""
+def shown(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Returns rows with JSON as text, as DuckDB has it."""
     return [
-        tuple(v for v in row if not isinstance(v, dict) and not str(v).startswith('{"i"')) for row in found
+        tuple(v for v in row if not isinstance(v, dict) and not str(v).startswith('{"i"')) for row in rows
     ]
 
 
@@ -125,7 +125,7 @@ def test_rows_are_ordered_by_a_column_that_is_also_selected_as_a_text(table: Row
     ]
 
 
-def test_text_is_found_as_it_is_whatever_it_means_elsewhere(rows: RowTable) -> None:
+def test_special_characters_in_texts_have_no_meaning(rows: RowTable) -> None:
     evil = [
         "'; drop table t; --",
         "%s",
@@ -180,7 +180,9 @@ def test_pages_give_each_row_once_while_others_write(instance: Instance, rows: R
     assert rows.version() > page.version
 
 
-def test_a_token_is_of_one_query_of_one_table(instance: Instance, table: RowTable, rows: RowTable) -> None:
+def test_a_token_belongs_to_one_query_of_one_table(
+    instance: Instance, table: RowTable, rows: RowTable
+) -> None:
     page = table.query("select n from t", 5).next_page
     assert page is not None
     older = table.query("select n from t", 5, version=1).next_page
@@ -201,7 +203,7 @@ def test_a_token_is_of_one_query_of_one_table(instance: Instance, table: RowTabl
 
 
 def test_values_are_given_as_parameters_on_each_page(table: RowTable) -> None:
-    """Also of an older version, which is read from the files."""
+    """Covers also an older version, which is read from the files."""
     hostile = "x'; drop table t; --"
     text = "select name from t where row_id > $least and (name <> $name or name is null) limit $most"
     literal = "where row_id > 40 and (name <> 'x''; drop table t; --' or name is null) limit 150"
@@ -223,7 +225,7 @@ def test_values_are_given_as_parameters_on_each_page(table: RowTable) -> None:
         assert reader.read_all().column("ROW_ID").to_pylist() == [299, 300]
 
 
-def test_what_cannot_be_asked_is_said_in_one_line(table: RowTable) -> None:
+def test_invalid_queries_give_an_error_of_one_line(table: RowTable) -> None:
     wrong: list[tuple[type[Exception], dict[str, Any]]] = [
         (InvalidQuery, {"sql": None}),
         (InvalidQuery, {"sql": "select * from t", "version": 9}),
@@ -282,10 +284,10 @@ def test_keys_are_located_among_the_rows(instance: Instance, table: RowTable) ->
     assert found.column_names[3:] == [column.name for column in table.columns()]
 
 
-def test_a_query_asked_again_for_long_costs_few_looks_for_its_job(
+def test_a_repeated_query_rarely_looks_for_its_job(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when it fails each time."""
+    """Covers a job that fails each time."""
     looks = 0
     status = JobStore.status
 
@@ -316,5 +318,5 @@ def test_a_query_asked_again_for_long_costs_few_looks_for_its_job(
             ids.add(ask())
         assert (len(ids), looks) == (10, 15)
         instance.jobs.worker({"row_query": fail}).run(drain=True)
-        assert ask() == ask() and ask() not in ids  # while it waits it is one
+        assert ask() == ask() and ask() not in ids  # there is one job while it waits
     instance.jobs.worker({"row_query": fail}).run(drain=True)

@@ -1,4 +1,4 @@
-"""Ranges of rows' versions against a dict of each row."""
+"""Ranges of row versions compared with a dict of all rows."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def rows_of(ranges: Ranges) -> dict[int, State]:
 
 
 @given(ROWS, ROWS)
-def test_what_changed_takes_the_place_of_what_was(
-    before: dict[int, State], changed: dict[int, State]
-) -> None:
+def test_changed_ranges_replace_old_ones(before: dict[int, State], changed: dict[int, State]) -> None:
     known, new = of(before), of(changed)
     made = replaced(known, new)
     assert rows_of(made) == {**before, **changed}

@@ -1,4 +1,4 @@
-"""Row tables over HTTP: the calls of the client, CSV in and out, tokens, jobs that are started once."""
+"""Row tables over HTTP: the client's calls, CSV in and out, tokens, and jobs that start once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def rows(client: Client) -> RemoteRowTable:
     return client.create_row_table("samples", COLUMNS)
 
 
-def test_a_table_is_made_changed_queried_and_told(client: Client, rows: RemoteRowTable) -> None:
+def test_a_table_is_made_changed_queried_and_described(client: Client, rows: RemoteRowTable) -> None:
     done = rows.change([dm.Insert([{"name": "a", "x": math.nan, "data": [1]}, {"name": "b", "n": 2}])])
     assert (done.row_ids, dict(done.changed)["inserted"]) == ([1, 2], 2)
     rows.change([dm.Patch([{"ROW_ID": 2, "ROW_VERSION": 1, "n": 3}]), dm.AddColumn(dm.Column("c", "DATE"))])
@@ -153,7 +153,7 @@ def test_a_file_that_is_sent_again_with_its_id_changes_once(rows: RemoteRowTable
 
 
 @pytest.mark.slow
-def test_what_was_sent_goes_when_it_was_read(
+def test_a_sent_file_is_deleted_when_it_was_loaded(
     rows: RemoteRowTable, instance: Instance, tmp_path: Path
 ) -> None:
     path = tmp_path / "rows.csv"
@@ -207,7 +207,7 @@ def test_errors_have_their_class_and_their_message(
 
 @pytest.mark.slow
 def test_tokens_of_pages(client: Client, rows: RemoteRowTable) -> None:
-    """Paging goes on at its version; a token that was tampered with, or of another table, is refused."""
+    """Pages go on at their version. A changed token, or one of another table, is refused."""
     rows.change([dm.Insert([{"name": f"row {n}", "n": n} for n in range(25)])])
     first = rows.query(ALL, 10, wait_seconds=60)
     rows.change([dm.Insert([{"n": -1}]), dm.Remove([(20, 1)])])
@@ -230,7 +230,7 @@ def test_tokens_of_pages(client: Client, rows: RemoteRowTable) -> None:
 
 
 @pytest.mark.slow
-def test_changes_wait_for_others_and_may_be_cancelled_meanwhile(
+def test_changes_wait_for_other_changes_and_may_be_cancelled(
     client: Client, rows: RemoteRowTable, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_verbs, "_LOCK_SECONDS", 0.05)
@@ -265,8 +265,8 @@ def test_the_same_query_as_a_job_is_the_same_job(client: Client, rows: RemoteRow
     assert len(client.jobs.result(again)["rows"]) == 2
 
 
-def start(client: Client, asked: dict[str, Any]) -> str:
-    body = {"kind": "row_query", "request": asked}
+def start(client: Client, request: dict[str, Any]) -> str:
+    body = {"kind": "row_query", "request": request}
     return str(client._http.json("POST", "/v1/jobs", body)["job_id"])
 
 
@@ -326,7 +326,7 @@ def put_file(url: str, **headers: str) -> httpx.Response:
 def test_a_file_of_another_media_type_is_not_put(
     url: str, rows: RemoteRowTable, instance: Instance, headers: dict[str, str]
 ) -> None:
-    """What a form can send, any page in a browser can send."""
+    """Any web page in a browser can send the media types of forms."""
     refused = put_file(url, **headers)
     assert (refused.status_code, refused.json()["type"]) == (415, "urn:dormouse:unsupported-media-type")
     assert list(instance.objects.list("row_files/")) == []
@@ -365,7 +365,7 @@ def test_with_a_token_pages_of_other_sites_may_ask(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_holders_may_what_their_tokens_say(instance: Instance, tmp_path: Path) -> None:
+def test_tokens_grant_their_rights_only(instance: Instance, tmp_path: Path) -> None:
     rows = instance.create_row_table("samples", COLUMNS)
     tokens = tmp_path / "tokens"
     tokens.write_text("reader row_query READER-0123456789abcdef\neditor * EDITOR-0123456789abcdef\n")
@@ -397,7 +397,7 @@ def test_a_service_that_takes_no_jobs_reads(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_what_there_is_is_described(url: str) -> None:
+def test_the_openapi_document_has_all_routes(url: str) -> None:
     found = http_get(f"{url}/openapi.json").json()["paths"]
     assert {path for path in found if path.startswith("/v1/rows")} == {
         "/v1/rows",

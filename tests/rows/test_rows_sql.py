@@ -1,4 +1,4 @@
-"""Queries of row tables: what is on the list is bound and written anew, and all else is refused."""
+"""Queries of row tables: allowed SQL is bound and written again, and all other SQL is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bound(text: str) -> Statement:
 
 
 def written(statement: Statement) -> list[tuple[str, dict[str, Any]]]:
-    """All that PostgreSQL is sent for it: first and later pages, counts."""
+    """Returns all statements that PostgreSQL gets for a query: first and later pages, and counts."""
     found = [pages.count_statement(statement, "source", POSTGRES)]
     if not statement.is_plain:
         return [*found, pages.grouped(statement, "source", POSTGRES, 11, statement.offset)]
@@ -43,14 +43,14 @@ def written(statement: Statement) -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_is_not_on_the_list_is_refused_in_one_line(text: str) -> None:
+def test_sql_that_is_not_allowed_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(InvalidQuery) as refused:
         bound(text)
     assert str(refused.value) and "\n" not in str(refused.value)
 
 
 @given(st.one_of(plain(), grouped()))
-def test_what_is_sent_are_words_of_ours_and_parameters(text: str) -> None:
+def test_statements_have_only_fixed_words_and_parameters(text: str) -> None:
     for sent, values in written(bound(text)):
         assert is_ours(sent), sent
         assert sent.count("%(") == sum(sent.count(f"%({name})s") for name in values)
@@ -61,7 +61,7 @@ def test_a_parameter_is_what_its_value_is_as_a_literal(text: str) -> None:
     asked, values = with_parameters(text)
     found = statement_of(asked, "t", COLUMNS, statements.given(values))
     assert found == bound(text)
-    # the tree of the text is remembered, and other values are bound in it
+    # the tree of the text is cached, and other values are bound in it
     others = {name: "other" if isinstance(value, str) else value for name, value in values.items()}
     assert "other" not in others.values() or found != statement_of(
         asked, "t", COLUMNS, statements.given(others)
@@ -72,7 +72,7 @@ def test_a_parameter_is_what_its_value_is_as_a_literal(text: str) -> None:
 
 
 def outcome(binding: Callable[..., Statement], text: str, values: Any) -> Statement | str:
-    """A statement, or what is said of it."""
+    """Returns a statement, or the error."""
     try:
         return binding(text, "t", tuple(COLUMNS), statements.given(values))
     except InvalidQuery as refused:
@@ -98,13 +98,13 @@ def outcome(binding: Callable[..., Statement], text: str, values: Any) -> Statem
         ("select n from t where $1", [(True,), (False,), (None,), (1,)], None),
     ],
 )
-def test_a_text_is_bound_once_for_all_values_of_which_its_meaning_is_independent(
+def test_a_text_is_bound_once_if_its_meaning_does_not_depend_on_values(
     text: str, each: list[tuple[Any, ...]], is_remembered: bool | None
 ) -> None:
     for values in each * 2:
         assert outcome(statement_of, text, list(values)) == outcome(statements._bound, text, list(values))
     kinds = tuple((name, one.kind) for name, one in statements.given(list(each[0])))
-    found = statements._of_kinds(text, "t", tuple(COLUMNS), kinds)
+    found = statements._template(text, "t", tuple(COLUMNS), kinds)
     assert is_remembered is None or (found is not None) == is_remembered
 
 
@@ -131,19 +131,21 @@ def test_a_text_is_bound_once_for_all_values_of_which_its_meaning_is_independent
         ("select n from t where d = $1", ["no day"], "is no DATE"),
     ],
 )
-def test_parameters_that_do_not_fit_are_said_in_one_line(text: str, values: Any, said: str | None) -> None:
-    def asked() -> Statement:
+def test_parameters_that_do_not_fit_give_an_error_of_one_line(
+    text: str, values: Any, said: str | None
+) -> None:
+    def bind() -> Statement:
         return statement_of(text, "t", COLUMNS, statements.given(values))
 
     if said is None:
-        assert asked() == bound("select n from t where n = 1")
+        assert bind() == bound("select n from t where n = 1")
         return
     with pytest.raises(InvalidQuery) as refused:
-        asked()
+        bind()
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_days_and_times_and_nothing_are_values() -> None:
+def test_dates_times_and_none_are_values() -> None:
     day = date(1970, 1, 2)
     for given_as in (day, datetime(1970, 1, 2, tzinfo=UTC), 86_400_000, "1970-01-02"):
         found = statement_of("select n from t where d = $1", "t", COLUMNS, statements.given([given_as]))
@@ -180,7 +182,7 @@ _several = st.lists(st.sampled_from(_FRAGMENTS), max_size=8)
         st.text(max_size=30).map(lambda x: f'select "{x}" from t where name = \'{x}\' order by "{x}"'),
     )
 )
-def test_whatever_is_sent_is_refused_or_written_anew(text: str) -> None:
+def test_any_text_is_refused_or_written_again(text: str) -> None:
     try:
         statement = bound(text)
     except InvalidQuery as error:
@@ -249,7 +251,7 @@ def test_values_travel_as_parameters_of_their_columns_types() -> None:
     ],
 )
 def test_what_is_bound_can_be_written_within_pythons_stack(text: str, is_taken: bool) -> None:
-    """Also on later pages, and where others have called."""
+    """Covers later pages, and calls from a deep stack."""
     if not is_taken:
         with pytest.raises(InvalidQuery, match="nested too deeply"):
             bound(text)
@@ -266,20 +268,20 @@ def test_a_number_that_python_makes_no_text_of_is_refused_as_a_parameter() -> No
         statements.given([10**5_000])
 
 
-def test_what_is_long_is_not_remembered() -> None:
-    """Other ids each time would fill the memory."""
+def test_long_texts_are_not_cached() -> None:
+    """Otherwise long lists of other ids each time would fill the memory."""
     listed = ", ".join(map(str, range(5_000)))
-    before = statements._remembered.cache_info().currsize
+    before = statements._cached.cache_info().currsize
     for text, values in (
         (f"select n from t where n in ({listed})", None),
         ("select n from t where name = $1", ["x" * 20_000]),
     ):
         statement_of(text, "t", COLUMNS, statements.given(values))
-        assert statements._remembered.cache_info().currsize == before
+        assert statements._cached.cache_info().currsize == before
     assert bound("select n + 17 from t") is bound("select n + 17 from t")
 
 
-def test_of_duckdb_the_same_is_written() -> None:
+def test_the_sql_of_duckdb_is_alike() -> None:
     found = bound("select n / 2 from t where name like 'a!%b\\' escape '!' and n % 2 = 1")
     text, values = pages.plain(found, pages.parts(found, None)[0], "source", DUCKDB, 5, 0, 1_000)
     assert values["p2" if "p2" in values else "p1"] is not None
@@ -297,7 +299,7 @@ TOKEN = PageToken(
 def test_a_token_comes_back_as_it_was_given() -> None:
     found = statements.read_page_token(TOKEN.written(KEY, TABLE), KEY, TABLE)
     assert repr(found) == repr(TOKEN)
-    # as the versions before gave them
+    # the form of earlier releases
     for older, length in (
         (replace(TOKEN, values=(), incarnation_id=None), 7),
         (replace(TOKEN, incarnation_id=None), 8),
@@ -305,7 +307,7 @@ def test_a_token_comes_back_as_it_was_given() -> None:
         body = zlib.compress(json.dumps(json.loads(zlib.decompress(_body(older)))[:length]).encode())
         token = base64.urlsafe_b64encode(statements._mac(KEY, TABLE, body) + body).rstrip(b"=").decode()
         assert repr(statements.read_page_token(token, KEY, TABLE)) == repr(older)
-    # and as they can read what goes on in an index
+    # earlier releases can read tokens of an index
     of_index = replace(TOKEN, database="1", build_id=17)
     assert len(json.loads(zlib.decompress(_body(of_index)))) == 8
     read = statements.read_page_token(of_index.written(KEY, TABLE), KEY, TABLE)
@@ -342,7 +344,7 @@ def test_a_token_is_of_one_table_and_one_instance() -> None:
 @pytest.mark.parametrize(
     "text", ["insert into t values (1)", "update t set n = 1", "DELETE FROM t", "truncate table t"]
 )
-def test_a_query_that_changes_rows_names_what_does(text: str) -> None:
+def test_a_query_that_changes_rows_is_refused_with_the_right_call(text: str) -> None:
     with pytest.raises(
         InvalidQuery, match=r"does not begin with SELECT.*dm\.Insert.*'dormouse rows change'$"
     ):
@@ -359,6 +361,6 @@ def test_a_query_that_changes_rows_names_what_does(text: str) -> None:
         ("iff(b, 1, 2)", "iff"),
     ],
 )
-def test_a_function_is_refused_by_the_name_that_it_was_given(item: str, name: str) -> None:
+def test_a_refused_function_has_its_name_of_the_text(item: str, name: str) -> None:
     with pytest.raises(InvalidQuery, match=rf"^the query has the function '{name}', which is not allowed"):
         statement_of(f"select {item} from t", "t", COLUMNS)

@@ -1,4 +1,4 @@
-"""Rows that are sent as they are: no change of rows gives them a version."""
+"""Rows that are sent unchanged: no change gives them a new version."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_download_that_is_uploaded_changes_nothing(rows: RowTable, tmp_path: P
     assert sorted(raised.value.rows) == [(2, 1, 3), (7, 1, 2), (9, 1, 2)]
 
 
-def test_of_a_change_only_rows_with_other_values_get_a_version(rows: RowTable) -> None:
+def test_only_rows_with_other_values_get_a_version(rows: RowTable) -> None:
     whole = {"ROW_ID": 3, "ROW_VERSION": 1, **CELLS[2]}
     done = rows.change([dm.Update([whole]), dm.Patch([(4, 1, {"n": None}), (1, 1, {"n": 1, "b": False})])])
     assert (done.changed, list(done.versions)) == (counts(updated=1, unchanged=2), [2])

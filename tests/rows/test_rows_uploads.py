@@ -1,4 +1,4 @@
-"""Rows over HTTP: CSV that was sent is loaded whole or not at all, and goes with its job; bounds of pages."""
+"""Rows over HTTP: sent CSV is loaded whole or not at all, and deleted with its job; bounds of pages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sent(instance: Instance) -> list[str]:
 def test_a_file_that_is_deleted_amid_its_copy_is_not_loaded(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in S3, whose objects are read a range at a time."""
+    """This can happen in S3, whose objects are read in ranges."""
 
     class Vanishing(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
@@ -55,7 +55,7 @@ def test_a_file_that_is_deleted_amid_its_copy_is_not_loaded(
     assert rows.version() == 0
 
 
-def test_a_file_is_there_for_a_backup_in_which_its_job_waits(instance: Instance, rows: RowTable) -> None:
+def test_a_backup_with_a_waiting_job_has_its_file(instance: Instance, rows: RowTable) -> None:
     instance.objects.put(upload_name("one"), CSV)
     with held(instance._supplier, "backup of now"):
         row_verbs._upload(instance, RowUploadRequest(table="samples"), Call(job=Progress("one")))
@@ -77,7 +77,7 @@ def test_a_worker_that_lost_its_lock_leaves_the_file_to_the_next(
     assert (rows.version(), sent(instance)) == (1, [])
 
 
-def test_a_job_whose_start_was_not_heard_of_has_its_file(
+def test_a_job_whose_start_lost_its_answer_has_its_file(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = JobStore.start
@@ -105,7 +105,7 @@ def test_an_id_of_another_kind_of_job_is_taken(instance: Instance, rows: RowTabl
 
 
 @pytest.mark.slow
-def test_a_file_of_a_service_that_died_before_its_job_is_in_no_ones_way_and_goes(
+def test_a_file_of_a_service_that_died_before_its_job_is_deleted(
     instance: Instance, rows: RowTable, tmp_path: Path
 ) -> None:
     left, new = upload_name("one", "upload-1"), upload_name("other", "upload-2")
@@ -123,7 +123,7 @@ def test_a_file_of_a_service_that_died_before_its_job_is_in_no_ones_way_and_goes
     for name in (left, lost, *foreign):
         os.utime(str(instance.objects.local_path(name)), (0, 0))
     instance.jobs.expire(30)
-    # that of a job that is there goes with it
+    # the file of an existing job is deleted with the job
     assert sorted(sent(instance)) == sorted([left, new, upload_name("one"), *foreign])
     instance.objects.delete(foreign)
     with instance._supplier.connection() as conn:
@@ -134,7 +134,7 @@ def test_a_file_of_a_service_that_died_before_its_job_is_in_no_ones_way_and_goes
 
 
 @pytest.mark.slow
-def test_a_page_keeps_to_the_limits_of_answers(instance: Instance, rows: RowTable) -> None:
+def test_a_page_respects_the_limits_of_answers(instance: Instance, rows: RowTable) -> None:
     rows.change([dm.Insert([{"name": name} for name in "abc"])])
     asked = {"sql": "select name from samples order by name", "wait_seconds": 60}
 

@@ -1,4 +1,4 @@
-"""Values of row tables: which fit, how each that does not is named, and that batches are as single values."""
+"""Values of row tables: checks, errors that name a value, and equal rules for arrays and single values."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ BAD: list[tuple[Column, Any, str]] = [
     (dm.Column("d", "DATE"), datetime(2024, 1, 1), "has no time zone: give it one"),
     (dm.Column("l", "LINK"), "x" * 1_001, "has 1,001 characters, and may have 1,000"),
     (dm.Column("x", "DOUBLE"), 2**53 + 1, "is not exact in a double"),
-    (dm.Column("j", "JSON"), {1}, "is no value of JSON"),
-    (dm.Column("j", "JSON"), [math.nan], "is no value of JSON"),
+    (dm.Column("j", "JSON"), {1}, "is not a JSON value"),
+    (dm.Column("j", "JSON"), [math.nan], "is not a JSON value"),
 ]
 GOOD: list[tuple[Column, Any, Any]] = [
     (dm.Column("n", "INTEGER"), -(1 << 63), -(1 << 63)),
@@ -132,7 +132,7 @@ def test_texts_of_csv_are_parsed(kind: Any, text: str, expected: Any) -> None:
     st.sampled_from(TYPES),
     st.lists(st.one_of(st.none(), st.text(max_size=8), st.from_regex(r"-?\d{1,6}|-?\de\d{3}"))),
 )
-def test_texts_are_parsed_at_once_as_they_are_one_by_one(kind: Any, texts: list[str | None]) -> None:
+def test_arrays_of_texts_are_parsed_like_single_texts(kind: Any, texts: list[str | None]) -> None:
     column = dm.Column("c", kind)
     texts = [None if text is None else text.replace("\0", "").strip() or None for text in texts]
     try:
@@ -144,7 +144,7 @@ def test_texts_are_parsed_at_once_as_they_are_one_by_one(kind: Any, texts: list[
     except InvalidRow:
         found = InvalidRow
     if kind in {"BOOLEAN", "DATE", "DOUBLE"} and expected is InvalidRow:
-        return  # Arrow knows some more ways to write them
+        return  # Arrow accepts some more forms
     assert str(found) == str(expected)
 
 
@@ -173,7 +173,7 @@ def test_an_explicit_null_is_the_default() -> None:
         (lambda: check_columns([dm.Column(f"c{n}", "JSON") for n in range(153)]), "at most 152 columns"),
     ],
 )
-def test_a_column_that_cannot_be_is_refused(make: Any, said: str) -> None:
+def test_an_invalid_column_is_refused(make: Any, said: str) -> None:
     with pytest.raises(InvalidColumn) as raised:
         make()
     assert said in str(raised.value)
@@ -216,7 +216,7 @@ def test_text_that_a_cell_would_not_keep_is_refused_with_its_row(kind: Any, text
         of_text(dm.Column("v", kind), texts)
 
 
-def test_doubles_of_text_are_those_that_it_says() -> None:
+def test_doubles_have_the_value_of_their_text() -> None:
     texts = [
         "1e23",
         "0.1",

@@ -1,4 +1,4 @@
-"""Which Java Spark gets, and the `bin/java` that it is handed."""
+"""The choice of a Java for Spark, and the `bin/java` that wraps it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOW_ARGUMENTS = 'for argument do printf "<%s>" "$argument"; done\n'
 
 
 def fake_java(home: Path, version: str, then: str = SHOW_ARGUMENTS) -> Path:
-    """A JAVA_HOME whose java says that it is of `version`, and otherwise shows its arguments."""
+    """Makes a JAVA_HOME whose java reports `version`, and otherwise prints its arguments."""
     java = home / "bin" / "java"
     java.parent.mkdir(parents=True)
     says = f"echo 'openjdk version \"{version}\" 2025-04-15' >&2"
@@ -61,7 +61,7 @@ def test_java_home_is_preferred_to_the_path(tmp_path: Path, environment: dict[st
 
 
 @pytest.mark.parametrize("version", ["11.0.2", "1.8.0_292", "25.0.1", "unknown"])
-def test_a_java_home_that_will_not_do_is_passed_over(
+def test_an_unsuitable_java_home_is_skipped(
     tmp_path: Path, environment: dict[str, str], version: str
 ) -> None:
     bad, good = fake_java(tmp_path / "a", version), fake_java(tmp_path / "b", "21.0.1")
@@ -99,7 +99,7 @@ def test_only_the_vector_module_is_dropped(
     assert run(java_home(environment), *arguments) == shown
 
 
-def test_nothing_found_says_what_was_looked_at_and_what_to_do(
+def test_the_error_without_java_names_the_candidates_and_a_fix(
     tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "find_spec", lambda _name: None)
@@ -112,7 +112,9 @@ def test_nothing_found_says_what_was_looked_at_and_what_to_do(
     assert "pip install 'dormouse-lake[spark]'" in message
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_without_a_writable_cache_a_temporary_folder_is_used(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     home = java_home(environment)
     assert not home.is_relative_to(tmp_path / "cache")
@@ -129,7 +131,7 @@ def test_the_folder_is_made_once_and_repaired(environment: dict[str, str]) -> No
 
 @pytest.mark.slow
 def test_processes_that_make_the_folder_at_once_agree(environment: dict[str, str]) -> None:
-    """Each finds a java that runs, and nothing unfinished stays."""
+    """Each process gets a java that runs, and no unfinished file is left."""
     script = (
         "import os; from dormouse.spark.session import java_home, java_version;"
         "home = java_home(os.environ); print(home, java_version(home / 'bin' / 'java'))"

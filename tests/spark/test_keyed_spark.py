@@ -70,7 +70,7 @@ def test_rows_that_the_shuffle_loses_fail_the_load(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("given", "listings"), [("files", 1), ("folder", 1), ("pattern", 2)])
-def test_of_files_at_urls_the_later_wins_whichever_is_larger(
+def test_the_later_file_of_urls_wins_even_if_it_is_smaller(
     spark: SparkSession,
     instance: Instance,
     tmp_path: Path,

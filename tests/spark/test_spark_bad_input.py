@@ -1,4 +1,4 @@
-"""What goes wrong under a running job of Spark: one clear line in the driver's error, nothing committed."""
+"""Failures during a Spark job: one clear line in the driver's error, and nothing committed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def instance(dsn: str, url: str) -> Iterator[Instance]:
 
 
 def meanwhile(frame: DataFrame, dsn: str, url: str, change: Change) -> DataFrame:
-    """The same rows; a task changes something before it gives the first. Only a lambda gets there."""
+    """Returns the same rows from tasks that first make a change. Only a lambda can be pickled to them."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with dm.connect(dsn, url) as opened:
@@ -113,7 +113,7 @@ def test_a_table_that_is_dropped_ends_the_stream(
 
 @pytest.fixture
 def unseen(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
-    """Of a folder that is another one for each process: the one that it works in."""
+    """Makes an object store whose folder is relative, so that each process has another one."""
     monkeypatch.chdir(tmp_path)
     with dm.connect(dsn, "file:///proc/self/cwd/lake") as opened:
         yield opened
@@ -139,15 +139,15 @@ def test_a_folder_that_workers_do_not_see(spark: SparkSession, unseen: Instance,
 
 
 def merged(spark: SparkSession, instance: Instance) -> DataFrame:
-    """Of a table whose rows are merged by tasks of ours."""
+    """Returns the rows of a table that tasks of Dormouse must merge."""
     properties = dm.TableProperties(keep="newest_row")
     table = instance.create_table("merged", SCHEMA, properties=properties)
     add(table, 0)
     return dormouse.spark.read(spark, table)
 
 
-def test_what_a_worker_wrote_elsewhere_is_not_committed(tmp_path: Path) -> None:
-    """It has made a folder of the same path of its own."""
+def test_files_in_a_folder_of_another_machine_are_not_committed(tmp_path: Path) -> None:
+    """The worker has made its own folder of the same path."""
     objects = open_store(tmp_path)
     reference = FileReference(filename="data/t1/a.v2.parquet", partition_id="root", row_count=1)
     with pytest.raises(ObjectStoreError, match=r"'data/t1/a\.v2\.parquet', which a worker wrote, is not"):
@@ -155,7 +155,7 @@ def test_what_a_worker_wrote_elsewhere_is_not_committed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_that_is_gone_is_not_left_out_whatever_the_session_ignores(
+def test_a_missing_file_is_an_error_with_any_setting_of_the_session(
     spark: SparkSession, instance: Instance
 ) -> None:
     table = made(instance)

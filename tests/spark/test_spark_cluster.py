@@ -1,4 +1,4 @@
-"""On a cluster, with PostgreSQL over TCP and objects in S3: what a death interrupts ends right."""
+"""Work on a Spark cluster, with PostgreSQL over TCP and objects in S3, which survives killed processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ POINTS = [ROWS // 4, ROWS // 2, 3 * ROWS // 4]
 
 @pytest.fixture(scope="module")
 def environment(s3_endpoint: str) -> dict[str, str]:
-    """Of drivers, workers and executors alike."""
+    """Returns the environment of drivers, workers and executors."""
     return {
         "PYTHONPATH": str(ROOT),
         "AWS_ENDPOINT_URL": s3_endpoint,
@@ -94,7 +94,7 @@ Run = Callable[..., Any]
 def run(
     environment: dict[str, str], of_two: Cluster, dsn: str, url: str, tmp_path: Path, instance: Instance
 ) -> Run:
-    """Does one work on the cluster; what has the task that is held there dies. Gives what the work found."""
+    """Does one work on the cluster, kills the process of the task that waits, and returns the result."""
     named = {"DORMOUSE_DSN": dsn, "DORMOUSE_OBJECTS": url, "DORMOUSE_SPARK_MASTER": of_two.url}
     ours = {**os.environ, **environment, **named, "SPARK_LOCAL_IP": "127.0.0.1"}
 
@@ -126,7 +126,7 @@ def run(
 
 
 def check_nothing_else(instance: Instance) -> None:
-    """What the dead left is collected; what is there is whole."""
+    """Checks that files of dead processes are deleted, and that all other files are whole."""
     live: set[str] = set()
     for table in instance.tables():
         for _ in range(2):
@@ -159,7 +159,7 @@ def test_a_read(table: Table, run: Run) -> None:
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_write(table: Table, run: Run, instance: Instance, reads: bool) -> None:
-    """Of a task that dies amid its rows, or when it has written them."""
+    """Kills a task in the middle of its rows, or after it has written them."""
     run("sink", "worker", reads=reads)
     assert keys(table) == list(range(ROWS))
     if not reads:
@@ -179,8 +179,8 @@ def test_a_stream_that_reads_and_one_that_writes(
 
 
 @pytest.fixture
-def told(environment: dict[str, str], dsn: str, tmp_path: Path) -> Callable[..., str]:
-    """What the driver of a work that fails says, with other variables than those that it needs."""
+def driver_error(environment: dict[str, str], dsn: str, tmp_path: Path) -> Callable[..., str]:
+    """Returns a function that runs failing work with other variables, and returns the driver's error."""
 
     def said(work: str, master: str, **other: str) -> str:
         named = {"DORMOUSE_DSN": dsn, "DORMOUSE_SPARK_MASTER": master, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -203,12 +203,12 @@ def test_workers_without_credentials(
     table: Table,
     instance: Instance,
     environment: dict[str, str],
-    told: Callable[..., str],
+    driver_error: Callable[..., str],
     url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The driver has them in its environment alone."""
+    """Only the driver has credentials in its environment."""
     keys_of_aws = {name for name in environment if name.endswith(("KEY", "KEY_ID"))}
     for name in keys_of_aws:
         monkeypatch.delenv(name, raising=False)
@@ -216,13 +216,13 @@ def test_workers_without_credentials(
     nowhere = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_METADATA_ENDPOINT": "http://127.0.0.1:1"}
     (tmp_path / "workers").mkdir()
     with cluster(tmp_path / "workers", {**without, **nowhere}, 1) as of_one:
-        line = told("sink", of_one.url, DORMOUSE_OBJECTS=url).splitlines()
+        line = driver_error("sink", of_one.url, DORMOUSE_OBJECTS=url).splitlines()
     assert any(f"in {url}: there are no AWS credentials: set AWS_" in one for one in line), line
     assert keys(table) == []
     check_nothing_else(instance)
 
 
-def test_a_bucket_that_is_not_there(table: Table, told: Callable[..., str]) -> None:
-    line = told("ingest", "local[1]", DORMOUSE_OBJECTS="s3://not-there/lake").splitlines()[-1]
+def test_a_missing_bucket(table: Table, driver_error: Callable[..., str]) -> None:
+    line = driver_error("ingest", "local[1]", DORMOUSE_OBJECTS="s3://not-there/lake").splitlines()[-1]
     assert line.startswith("dormouse.errors.ObjectStoreError: Cannot read object 'instance.json' in s3://not")
     assert line.endswith(": The specified bucket does not exist")

@@ -29,7 +29,7 @@ def compact_on(spark: SparkSession, table: TableContext, **options: Any) -> Comp
 
 
 def test_each_job_is_a_task_that_commits_by_itself(new_table: NewTable, spark: SparkSession) -> None:
-    """A job whose file is corrupt is tried again and given up; the others are not held up."""
+    """A job with a corrupt file is retried and given up, and does not hold up the others."""
     table = new_table(split_points=[100, 200], **PAIRS)
     leaves = [leaf.partition_id for leaf in table.partitions.leaves()]
     for number, leaf in enumerate(leaves):
@@ -60,7 +60,7 @@ def test_jobs_of_one_id_are_those_of_several_partitions(new_table: NewTable, spa
     assert {(one.partition_id, one.outcome) for one in results} == {(leaf, "committed") for leaf in leaves}
 
 
-def test_a_task_whose_process_dies_is_tried_again(
+def test_a_task_whose_process_dies_is_retried(
     new_table: NewTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, run_task = new_table(**PAIRS), tasks.run_task
@@ -83,7 +83,7 @@ def test_a_task_whose_process_dies_is_tried_again(
 def test_a_large_job_is_several_tasks(
     new_table: NewTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One dies at first: the job is tried again, and nothing of its first try is left."""
+    """One task dies at first. The job is retried, and leaves no file of its first try."""
     table, run_piece = new_table(compaction_task_bytes=1, **PAIRS), tasks.run_piece
     for name in "ab":
         add_file(table, name, range(1_000))
@@ -102,7 +102,7 @@ def test_a_large_job_is_several_tasks(
     monkeypatch.setattr(tasks, "run_tasks", counted)
     report = compact_on(spark, table)
     assert (report.jobs_run, report.jobs_failed, report.given_up) == (1, 1, 0)
-    # a check and two ranges, again, and the joining
+    # the check and two ranges, both again, and the joining of the results
     assert [number for number in ran if number] == [3, 3, 1]
     [reference] = table.store.file_references()
     assert keys_in(table, reference.filename) == sorted([*range(1_000)] * 2)
@@ -155,8 +155,8 @@ def test_an_interrupted_round_puts_its_jobs_back(
     assert sum(reference.row_count for reference in table.store.file_references()) == 60
 
 
-def test_jobs_tell_how_large_they_are(new_table: NewTable) -> None:
-    """By the bytes of the jobs' files, in proportion to the rows that the references tell."""
+def test_jobs_know_their_sizes(new_table: NewTable) -> None:
+    """The size is the bytes of the job's files, in proportion to the rows of the references."""
     table = new_table(Field("key", LONG), **PAIRS)
     for name in "ab":
         add_file(table, name, range(1000))

@@ -1,4 +1,4 @@
-"""How deep the conditions get that Spark is given: it walks down step by step, until its stack overflows."""
+"""The depth of conditions for Spark, which walks them recursively and so may overflow its stack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dormouse.spark.frames import SPARK
 
 
 class Deep(int):
-    """A condition, as deep as it is."""
+    """An engine that counts the depth of conditions."""
 
     def __and__(self, other: int) -> Deep:
         return Deep(max(self, other) + 1)
@@ -16,7 +16,7 @@ class Deep(int):
     __or__ = __and__
 
 
-def test_thousands_of_parts_are_no_chain_of_thousands() -> None:
+def test_thousands_of_parts_make_a_shallow_condition() -> None:
     parts: Any = [Deep(0)] * 5_000
     depths: Any = SPARK.any_of(parts), SPARK.all_of(parts)
     assert depths == (13, 13)

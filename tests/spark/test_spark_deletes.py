@@ -1,4 +1,4 @@
-"""Deletes on Spark: its compactions apply them, its ingests come after them, and it erases."""
+"""Deletions and Spark: compactions apply them, ingests come after them, and erasures work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task of Spark raised is told in its one line."""
+"""Errors of Spark tasks, which reach the caller in one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dormouse.spark.tasks import dormouse_error
         errors.FileNotFound("t", "data/a.parquet"),
     ],
 )
-def test_an_error_of_ours_keeps_its_line(raised: DormouseError) -> None:
+def test_an_error_of_dormouse_keeps_its_class_and_line(raised: DormouseError) -> None:
     spark = RuntimeError(
         f"Job aborted\n{type(raised).__module__}.{type(raised).__name__}: {raised}\n\tat java"
     )

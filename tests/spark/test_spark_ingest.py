@@ -71,7 +71,7 @@ def test_each_target_has_a_key_that_spark_sends_there(spark: SparkSession) -> No
 def test_rows_of_a_dataframe_and_of_files_reach_their_leaves(
     spark: SparkSession, new_flights: NewTable, files: Path, writing: str
 ) -> None:
-    """More leaves than tasks, divided on both row keys; most leaves are empty."""
+    """Uses more leaves than tasks, divided by both row keys; most leaves are empty."""
     points: list[KeyValue] = [f"Z{number:03}" for number in range(100)]
     table = new_flights(split_points=["B6", "DL", "UA", *points], ingest_file_writing=writing)
     leaf = table.partitions.leaves()[2].partition_id
@@ -108,9 +108,9 @@ def test_one_leaf_takes_all_rows_and_no_rows_are_fine(
 def test_an_empty_table_is_divided_where_its_rows_will_be(
     spark: SparkSession, new_flights: NewTable, files: Path
 ) -> None:
-    """By a sample, into leaves of about equal size; one that has leaves enough, or files, stays as it is."""
+    """A sample gives leaves of about equal size. Tables with enough leaves, or with files, stay undivided."""
     schema = Schema([Field("flight", LONG), Field("carrier", STRING)], SCHEMA.sort_keys, SCHEMA.values)
-    table = new_flights(schema=schema, split_points=[-49], bulk_ingest_leaves_min=8)  # far from all quantiles
+    table = new_flights(schema=schema, split_points=[-49], bulk_ingest_leaves_min=8)  # far from any quantile
     rows = flights(20_000, schema=schema)
     written(rows, files)
     points = split_points(str(files), schema, 8, spark=spark)
@@ -126,7 +126,7 @@ def test_an_empty_table_is_divided_where_its_rows_will_be(
     assert table.partitions.leaves() == leaves
 
 
-def test_a_task_draws_so_many_values_however_many_rows_it_has() -> None:
+def test_a_task_draws_a_fixed_number_of_values() -> None:
     batches = [pa.record_batch({"key": range(first, first + 100)}) for first in range(0, 20_000, 100)]
     [drawn] = Draw(Field("key", LONG)).run([pa.record_batch({"key": pa.array([], pa.int64())}), *batches])
     assert drawn.num_rows == len(set(drawn["value"].to_pylist())) == TASK_ROWS_DRAWN
@@ -151,7 +151,7 @@ def test_blobs_are_bounded(monkeypatch: pytest.MonkeyPatch, new_flights: NewTabl
 
 
 @pytest.mark.slow
-def test_what_repeated_tasks_wrote_is_removed(
+def test_files_of_repeated_tasks_are_deleted(
     spark: SparkSession, new_flights: NewTable, monkeypatch: pytest.MonkeyPatch, files: Path
 ) -> None:
     """A task attempt that Spark ran twice leaves files that the driver does not commit."""
@@ -174,7 +174,7 @@ def test_what_repeated_tasks_wrote_is_removed(
 def test_rows_that_the_shuffle_loses_fail_the_ingest(
     spark: SparkSession, new_flights: NewTable, monkeypatch: pytest.MonkeyPatch, files: Path, lost: str
 ) -> None:
-    """Each task of stage one tells how many rows it sent, beside the rows."""
+    """Each task of the first stage sends the number of its rows together with the rows."""
     table = new_flights(split_points=[])
     source = written(flights(1_000), files)
     blobs_of = ingest._blobs
@@ -213,10 +213,8 @@ def test_bad_data_is_one_clear_line_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_files_at_urls_are_looked_at_each_and_none_is_left_out(
-    spark: SparkSession, instance: Instance, files: Path
-) -> None:
-    """Whatever the session says; of a column that not all have Spark would have seen one file only."""
+def test_all_files_at_urls_are_inspected(spark: SparkSession, instance: Instance, files: Path) -> None:
+    """Spark by itself would take the columns of one file for all. No setting of a session may change this."""
     table = made(instance)
     for name, columns in (("a", ("k", "v")), ("b", ("k", "v", "w"))):
         pq.write_table(pa.table({column: [1, 2] for column in columns}), files / f"{name}.parquet")
@@ -236,7 +234,7 @@ def test_files_at_urls_are_looked_at_each_and_none_is_left_out(
 
 @pytest.mark.slow
 def test_whole_numbers_at_urls_are_as_wide_as_the_widest(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark by itself merges no INT32 with INT64."""
+    """Spark by itself does not merge INT32 with INT64."""
     for name, kind in (("1 [x]", pa.int32()), ("2", pa.int64())):
         pq.write_table(pa.table({"k": pa.array([int(name[0])], kind)}), tmp_path / f"{name}.parquet")
     frame = rows_at(spark, [f"file://{tmp_path}/*.parquet"])

@@ -1,4 +1,4 @@
-"""What spark-submit is given, with the session of the tests as the one that it has made."""
+"""The program for spark-submit, run with the Spark session of the tests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Run:
-    """Gives the exit code, and the JSON that was printed."""
+    """Runs the program, and returns its exit code and the printed JSON."""
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
     monkeypatch.setenv("DORMOUSE_OBJECTS", instance._tables.objects.url)
 
@@ -97,7 +97,7 @@ def test_points_divide_the_rows_evenly(run: Run, files: str) -> None:
         ),
     ],
 )
-def test_what_fails_is_one_line(
+def test_a_failure_is_one_line(
     table: Table,
     run: Run,
     files: str,
@@ -113,7 +113,7 @@ def test_what_fails_is_one_line(
 
 
 def test_spark_logs_no_dsn(spark: SparkSession) -> None:
-    """In sessions of ours, and of those that spark-submit starts; a regex of the user's stays."""
+    """Covers sessions of Dormouse and of spark-submit. A user's own regex stays."""
     name = "spark.sql.redaction.options.regex"
     assert spark.conf.get(name) == "(?i)url|dsn"
     try:

@@ -1,4 +1,4 @@
-"""The driver of a run: exactly its jobs, table by table, whatever becomes of a table meanwhile."""
+"""The driver of a run does exactly its jobs, table by table, even if a table is dropped or renamed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def objects(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def new(dsn: str, supplier: ConnectionSupplier, objects: ObjectStore) -> NewTable:
-    """Makes a table with so many pairs of files, of the keys 0 to 4."""
+    """Makes a table with so many pairs of files, with the keys 0 to 4."""
 
     def make(name: str, pairs: int, **properties: Any) -> TableContext:
         record = Catalog(supplier, WriteAttempts(supplier, objects)).create(
@@ -83,7 +83,7 @@ def test_a_run_compacts_exactly_its_jobs(
         assert keys_in(one, files[-1].filename) == sorted([*range(5)] * 2)
         assert one.jobs.count() == (1, 0)
     assert query(supplier, "select count(run_id) from compaction_job") == [(0,)]
-    # asked again, as EMR may, it finds nothing left of its own
+    # started again, as EMR may do, the run finds no job of its own
     assert start(run_id) == 0
     assert query(supplier, "select count(*) from compaction_job") == [(2,)]
 
@@ -102,7 +102,7 @@ def test_a_dropped_table_is_skipped_and_a_renamed_one_is_not(
     catalog.drop("gone")
     catalog.rename("before", "after")
     assert start(run_id) == 0
-    assert "table gone was dropped, and is skipped" in caplog.text
+    assert "skip table gone: it was dropped" in caplog.text
     assert [reference.row_count for reference in renamed.store.file_references()] == [10]
 
 
@@ -126,12 +126,12 @@ def test_a_table_dropped_while_it_is_compacted_is_skipped(
 
     monkeypatch.setattr(run, "_compact", dropping)
     assert start(run_id) == 0
-    assert "table first was dropped meanwhile, and is skipped" in caplog.text
+    assert "skip table first: it was dropped meanwhile" in caplog.text
     assert second.jobs.count() == (0, 0)
 
 
 @pytest.mark.slow
-def test_a_job_that_is_given_up_fails_the_run_and_holds_up_no_other(
+def test_a_job_that_is_given_up_fails_the_run_but_not_other_jobs(
     new: NewTable,
     supplier: ConnectionSupplier,
     objects: ObjectStore,
@@ -164,7 +164,7 @@ def test_sigterm_puts_back_what_is_not_finished(
     table = new("a", 4)
     run_id = created(supplier, objects)
     run_tasks = tasks.run_tasks
-    # one of the four that were taken is done when the signal comes
+    # one of the four taken jobs is done when the signal comes
     monkeypatch.setattr(
         tasks, "run_tasks", lambda spark, task, payloads, **_: run_tasks(spark, task, payloads[:1])
     )
@@ -190,7 +190,7 @@ def test_a_run_of_splits_divides_what_is_full(
     assert len(table.partitions.leaves()) == 2 and len(small.partitions.leaves()) == 1
 
 
-def test_a_leaf_that_cannot_be_divided_fails_the_run_and_holds_up_no_other(
+def test_a_leaf_that_cannot_be_divided_fails_the_run_but_not_other_leaves(
     new: NewTable, supplier: ConnectionSupplier, objects: ObjectStore, start: Callable[[str], int]
 ) -> None:
     full = {"split_threshold_rows": 7, "split_min_rows": 2}
@@ -218,7 +218,7 @@ def test_a_run_without_its_list_does_nothing(
     assert run_id in line and "reported already" in line
 
 
-def test_a_run_for_a_database_that_owns_the_store_no_more_does_nothing(
+def test_a_run_for_a_database_that_no_longer_owns_the_store_does_nothing(
     new: NewTable,
     supplier: ConnectionSupplier,
     objects: ObjectStore,
@@ -242,7 +242,7 @@ def test_a_list_of_another_store_is_refused(
     assert "--list must be below" in caplog.text
 
 
-def test_a_database_that_is_away_is_one_line(
+def test_an_unreachable_database_is_one_line(
     objects: ObjectStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "CONNECT_SECONDS_MAX", 0.1)
@@ -254,15 +254,15 @@ def test_a_database_that_is_away_is_one_line(
     assert run_id in line and "\n" not in line
 
 
-def test_tasks_know_the_address_and_no_token(new: NewTable) -> None:
-    """A token ends after 15 minutes: each connection of a task makes its own."""
+def test_tasks_get_the_address_but_no_token(new: NewTable) -> None:
+    """A token expires after 15 minutes, so that each connection of a task makes its own."""
     table = new("a", 0)
     dsn = "rds-iam://dormouse_run@db:5432/dormouse?region=eu-west-1"
     address = TableContext(dsn, table.supplier, table.objects, table.table).address
     assert pickle.loads(pickle.dumps(address)).dsn == dsn  # noqa: S301 our own bytes
 
 
-def test_as_many_jobs_at_once_as_executors_may_come(spark: SparkSession) -> None:
+def test_as_many_jobs_run_at_once_as_executors_may_start(spark: SparkSession) -> None:
     class Configured:
         defaultParallelism = 2  # noqa: N815
 

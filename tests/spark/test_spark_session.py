@@ -113,7 +113,7 @@ time.sleep(1000)
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """This machine's own, with a temporary folder that shows what is left in it."""
+    """Returns this machine's environment, with a temporary folder that the test can inspect."""
     (tmp_path / "temporary").mkdir()
     (tmp_path / "here").mkdir()
     return dict(os.environ) | {
@@ -124,7 +124,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def without_java(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """A PATH with what Spark's shell scripts call, and no Java; no JAVA_HOME."""
+    """Returns an environment without Java: a PATH with only the programs of Spark's scripts, no JAVA_HOME."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("bash", "sh", "env", "dirname", "ps"):
@@ -171,14 +171,14 @@ def interrupt_when(begun: Path, process: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize(
     ("java", "tasks"),
     [
-        ("of the machine", 7),  # on a machine without one, it is the wheel's
+        ("of the machine", 7),  # on a machine without Java, this is the Java of the wheel
         ("of the wheel", 2),
     ],
 )
 def test_spark_runs_python_quietly_is_interrupted_and_leaves_nothing(
     tmp_path: Path, environment: dict[str, str], start: Start, java: str, tasks: int
 ) -> None:
-    """Not a line on standard error, no file here or in the temporary folder, the environment as it was.
+    """Checks standard error, leftover files and the environment.
 
     Each Ctrl-C is a KeyboardInterrupt, after which the same session works. What a caller gives counts more
     than the environment.
@@ -218,8 +218,8 @@ def test_spark_runs_python_quietly_is_interrupted_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_the_environment_is_heeded_and_java_ends_when_we_are_killed(start: Start) -> None:
-    """The environment says the master and the memory; Java does not outlive us."""
+def test_the_environment_is_used_and_java_ends_with_its_process(start: Start) -> None:
+    """The environment sets the master and the memory. Java ends when the process is killed."""
     process = start(KILLED, **SETTINGS)
     assert process.stdout
     assert json.loads(process.stdout.readline()) == ["local[3]", "700m", "12", 3]
@@ -229,7 +229,7 @@ def test_the_environment_is_heeded_and_java_ends_when_we_are_killed(start: Start
     java.wait(timeout=WAIT_SECONDS_MAX)
 
 
-def test_a_master_that_is_none_is_refused_before_java_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_master_is_refused_before_java_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     monkeypatch.setenv("DORMOUSE_SPARK_MASTER", "everywhere")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The sinks, asked as Spark asks them, without it."""
+"""The sinks, called as Spark calls them, but without Spark."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def attempts(instance: Instance) -> list[Any]:
     return query(instance._supplier, "select attempt_id from write_attempt where table_id > 0")
 
 
-def test_rows_that_are_edited_are_changed_by_their_table_alone(instance: Instance, of: Of) -> None:
+def test_row_tables_refuse_the_sinks(instance: Instance, of: Of) -> None:
     instance.create_row_table("r", [dm.Column("n", "INTEGER")])
     context = instance.table("r").context
     columns = columns_of(context.schema)
@@ -58,10 +58,10 @@ def test_rows_that_are_edited_are_changed_by_their_table_alone(instance: Instanc
     assert attempts(instance) == []
 
 
-def test_a_write_into_a_folder_does_not_end_another_that_is_under_way(
+def test_a_write_into_a_folder_does_not_end_another_write(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between its tasks and its commit nobody has the folder open: each who opens it is the first."""
+    """Between its tasks and its commit no process has the folder open, so that each one starts the server."""
     server = SimpleNamespace(joined=False, start=lambda: dsn, stop=lambda: None, revive=lambda: False)
     monkeypatch.setattr("dormouse.embedded.postgres.EmbeddedPostgres", lambda folder: server)
     folder, columns = tmp_path / "lake", columns_of(SCHEMA)
@@ -80,7 +80,7 @@ def test_a_write_into_a_folder_does_not_end_another_that_is_under_way(
 def test_a_folder_whose_database_the_environment_names_is_opened_without_it(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As workers do, which may lack it."""
+    """Workers may lack the variable."""
     folder = tmp_path / "a lake"
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
     with dm.local(folder) as instance:
@@ -94,8 +94,8 @@ def test_a_folder_whose_database_the_environment_names_is_opened_without_it(
 
 
 @pytest.mark.parametrize("ingest_id", ["", "a\0", "é" * 101])
-def test_an_ingest_id_that_no_ingest_takes_is_refused(instance: Instance, of: Of, ingest_id: str) -> None:
-    """An empty one would be none: what Spark writes again would be there twice."""
+def test_an_invalid_ingest_id_is_refused(instance: Instance, of: Of, ingest_id: str) -> None:
+    """An empty id would mean none: rows that Spark writes again would be added twice."""
     instance.create_table("t", SCHEMA)
     with pytest.raises(InvalidInput, match=r"^ingest_id "):
         TableWriter.begun(WriteOptions(of("t"), ingest_id), columns_of(SCHEMA))

@@ -1,4 +1,4 @@
-"""`format("dormouse")` and the functions beside it: what Spark reads is what queries read."""
+"""`format("dormouse")` and `dormouse.spark`: Spark reads the same rows as queries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Load = Callable[..., DataFrame]
 
 
 def rows(first: int = 0, count: int = ROWS) -> pa.Table:
-    """Days and instants of before calendars changed, texts that break lines and end them."""
+    """Returns rows with dates before the calendar reform, and texts with line breaks and NUL characters."""
     numbers = range(first, first + count)
     return pa.table(
         {
@@ -71,14 +71,14 @@ def rows(first: int = 0, count: int = ROWS) -> pa.Table:
 
 @pytest.fixture
 def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    # a folder of such a name says nothing of its files' columns
+    # Spark must not take the name of such a folder for a column
     with dm.connect(dsn, (tmp_path / "k=7 a" / "objects").as_uri().replace("%20", " ")) as opened:
         yield opened
 
 
 @pytest.fixture
 def table(instance: Instance) -> Table:
-    """Files of one leaf and of several, deletions of keys and of values, a cut of before."""
+    """Makes a table with files of one leaf and of several, deletions by key and by value, and a cut."""
     made = instance.create_table(
         "t", SCHEMA, properties=dm.TableProperties(split_threshold_rows=60, split_min_rows=2)
     )
@@ -100,20 +100,20 @@ def load(spark: SparkSession, instance: Instance, dsn: str) -> Load:
 
 
 def exact(value: Any) -> Any:
-    """NaN as what equals itself, each zero as itself."""
+    """Returns a value in a form in which NaN equals itself, and 0.0 differs from -0.0."""
     if isinstance(value, float):
         return repr(value)
     return bytes(value) if isinstance(value, bytearray) else value
 
 
 def of_spark(frame: DataFrame) -> list[tuple[Any, ...]]:
-    """As Arrow has them: Python's datetime is of this machine's zone."""
+    """Returns Spark's rows as Arrow has them, because Python's datetime would have this machine's zone."""
     found = frame.toArrow()
     return ordered(found)
 
 
-def ordered(found: pa.Table) -> list[tuple[Any, ...]]:
-    plain = [column.to_pylist() for column in found.columns]
+def ordered(table: pa.Table) -> list[tuple[Any, ...]]:
+    plain = [column.to_pylist() for column in table.columns]
     return sorted((tuple(map(exact, row)) for row in zip(*plain, strict=True)), key=repr)
 
 
@@ -133,22 +133,22 @@ QUESTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("asked", QUESTIONS, ids=repr)
+@pytest.mark.parametrize("query", QUESTIONS, ids=repr)
 def test_spark_reads_what_a_query_reads(
-    spark: SparkSession, table: Table, load: Load, asked: dict[str, Any]
+    spark: SparkSession, table: Table, load: Load, query: dict[str, Any]
 ) -> None:
-    expected = ordered(table.query(**asked).read_all())
+    expected = ordered(table.query(**query).read_all())
     options = {
         **(
-            {"where": json.dumps({k: _json(v) for k, v in asked["where"].items()})}
-            if "where" in asked
+            {"where": json.dumps({k: _json(v) for k, v in query["where"].items()})}
+            if "where" in query
             else {}
         ),
-        **({"columns": ",".join(asked["columns"])} if "columns" in asked else {}),
-        **({"as_of": asked["as_of"]} if "as_of" in asked else {}),
+        **({"columns": ",".join(query["columns"])} if "columns" in query else {}),
+        **({"as_of": query["as_of"]} if "as_of" in query else {}),
     }
     assert of_spark(load(**options)) == expected
-    assert of_spark(dormouse.spark.read(spark, table, **asked)) == expected
+    assert of_spark(dormouse.spark.read(spark, table, **query)) == expected
 
 
 def _json(wanted: Any) -> Any:
@@ -188,7 +188,7 @@ def test_each_action_reads_the_newest_rows_and_a_moment_stays(
     table.ingest(rows(1_000, 10))
     table.compact()
     table.collect_garbage()
-    counts[0] += 10 * (spark.version < "4.1")  # which plans a frame once, at its first action
+    counts[0] += 10 * (spark.version < "4.1")  # Spark plans a frame once, at its first action
     assert [frame.count() for frame in (fresh, before, kept, later)] == [*counts, counts[2] + 10]
 
 
@@ -197,7 +197,7 @@ def test_each_action_reads_the_newest_rows_and_a_moment_stays(
 def test_a_query_has_its_own_filter_and_none_of_another(
     spark: SparkSession, table: Table, load: Load, pushes: str
 ) -> None:
-    """Spark 4.1 keeps what a filter was pushed into, and reads that for a later query without one, too."""
+    """Spark 4.1 caches a reader with its pushed filters, and uses it also for a later query without one."""
     frame, count = load(), table.query(columns=["k"]).read_all().num_rows
     spark.conf.set("spark.sql.python.filterPushdown.enabled", pushes)
     try:
@@ -263,11 +263,11 @@ def test_metadata_are_rows(instance: Instance, table: Table, load: Load) -> None
 
 
 @pytest.mark.slow
-def test_a_read_whose_file_was_collected_says_so(instance: Instance, table: Table, load: Load) -> None:
+def test_a_read_whose_file_was_collected_names_the_file(instance: Instance, table: Table, load: Load) -> None:
     frame = load(as_of="before")
     for name in [file.filename for file in table.file_page()]:
         instance._tables.objects.delete([name])
-    with pytest.raises(Exception, match=r"ObjectNotFound: file 'data/.*' of table 't' is gone"):
+    with pytest.raises(Exception, match=r"ObjectNotFound: file 'data/.*' of table 't' was deleted"):
         frame.collect()
 
 
@@ -311,7 +311,7 @@ def test_a_write_that_fails_leaves_nothing(
     with pytest.raises(Exception, match="no more"):
         writer(broken, instance, dsn).save()
     assert table.query({"k": dm.Range(1_000)}).read_all().num_rows == 0
-    # a task may still write when the others are given up
+    # a task may still write when Spark gives up the others
     tracker = spark.sparkContext._jsc.sc().statusTracker()
     wait_until(lambda: sum(one.numRunningTasks() for one in tracker.getExecutorInfos()) == 0)
     query(instance._supplier, "update write_attempt set finished_at = finished_at - interval '1 week'")
@@ -360,14 +360,17 @@ def test_bad_options_are_one_line(
 
 
 @pytest.mark.slow
-def test_what_cannot_be_written_is_refused_before_a_task_runs(
+def test_invalid_writes_are_refused_before_a_task_runs(
     spark: SparkSession, instance: Instance, dsn: str, table: Table
 ) -> None:
     frame = frame_of(spark, 0, 10)
     for save, message in [
         (lambda: writer(frame.drop("day"), instance, dsn).save(), "InvalidData: column 'day' .* is missing"),
         (lambda: writer(frame, instance, dsn, where="{}").save(), "InvalidInput: unknown option 'where'"),
-        (lambda: writer(frame, instance, dsn).mode("overwrite").save(), "InvalidInput: rows are only added"),
+        (
+            lambda: writer(frame, instance, dsn).mode("overwrite").save(),
+            "InvalidInput: a write only adds rows",
+        ),
         (lambda: writer(frame, instance, dsn).save("somewhere"), "InvalidInput: unknown option 'path'"),
     ]:
         with pytest.raises(Exception, match=message):
@@ -376,10 +379,10 @@ def test_what_cannot_be_written_is_refused_before_a_task_runs(
 
 
 @pytest.mark.slow
-def test_what_is_changed_or_not_there_is_one_line(
+def test_changed_tables_and_missing_folders_are_one_line(
     spark: SparkSession, instance: Instance, dsn: str, table: Table, load: Load, tmp_path: Path
 ) -> None:
-    """Between the making of a DataFrame and its use; and folders that there are not."""
+    """Covers changes between the making of a DataFrame and its use, and folders that do not exist."""
     frame, url = load(), instance._tables.objects.url
     given = spark.read.format("dormouse").schema("k long").options(dsn=dsn, objects=url, table="t")
     with pytest.raises(Exception, match=r"InvalidInput: the columns of the read are not those of table 't'"):

@@ -1,4 +1,4 @@
-"""Spark's streams of a table: each change once, each batch committed once, whatever is started again."""
+"""Spark's streams of a table: each change is read once and each batch committed once, over restarts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def writer(spark: SparkSession, instance: Instance, dsn: str, tmp_path: Path) ->
 
 @pytest.fixture
 def run(writer: Writer) -> Run:
-    """Reads what is new into the sink, and ends; as a query that goes on where its checkpoint stands."""
+    """Runs a query that continues from its checkpoint, copies all changes to the sink, and ends."""
 
     def once(*given: str, **options: str) -> None:
         assert writer(*given, **options).trigger(availableNow=True).start().awaitTermination(SECONDS_MAX)
@@ -86,7 +86,7 @@ def start(writer: Writer) -> Start:
 
 @pytest.mark.slow
 def test_each_change_is_copied_once_over_restarts(source: Table, sink: Table, run: Run) -> None:
-    """Whatever is split, compacted and collected between; deletions and restores are changes, too."""
+    """Splits, compacts and collects in between. Deletions and restores are changes, too."""
     run()
     assert keys(sink) == list(range(100))
     run()
@@ -109,7 +109,7 @@ def test_each_change_is_copied_once_over_restarts(source: Table, sink: Table, ru
 
 
 @pytest.mark.slow
-def test_a_stream_begins_where_it_is_told(source: Table, sink: Table, run: Run) -> None:
+def test_a_stream_begins_at_its_option(source: Table, sink: Table, run: Run) -> None:
     source.history.record_cut("then")
     add(source, 1_000, 20)
     run(changes_after="then")
@@ -120,7 +120,7 @@ def test_a_stream_begins_where_it_is_told(source: Table, sink: Table, run: Run) 
 def test_a_batch_that_was_committed_is_not_committed_again(
     source: Table, sink: Table, run: Run, tmp_path: Path
 ) -> None:
-    """As of a driver that died after the commit, and before it noted that."""
+    """Repeats a batch as a driver does that died after the commit, but before it recorded that."""
     run()
     files = sorted(tmp_path.rglob("objects/**/*.parquet"))
     for name in (tmp_path / "checkpoint" / "commits").iterdir():
@@ -131,10 +131,10 @@ def test_a_batch_that_was_committed_is_not_committed_again(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_is_made_anew_is_refused(
+def test_a_new_checkpoint_for_an_old_stream_is_refused(
     instance: Instance, source: Table, sink: Table, run: Run
 ) -> None:
-    """Its batches would be taken for those of the first; under another name it reads all again."""
+    """Its batch numbers would repeat those of the first. Under another name the stream reads all again."""
     run()
     with pytest.raises(Exception, match="the stream 'copy' of table 'copied' is of another checkpoint"):
         run(checkpoint="another")
@@ -151,7 +151,7 @@ def test_a_checkpoint_that_is_made_anew_is_refused(
 
 
 @pytest.mark.slow
-def test_what_cannot_go_on_says_so(
+def test_streams_that_cannot_go_on_raise_clear_errors(
     instance: Instance, source: Table, sink: Table, run: Run, tmp_path: Path
 ) -> None:
     run()
@@ -164,7 +164,7 @@ def test_what_cannot_go_on_says_so(
         run()
     instance.drop_table("t")
     add(made(instance, "t"), 0)
-    with pytest.raises(Exception, match="InvalidInput: the checkpoint is of another table than 't'"):
+    with pytest.raises(Exception, match="InvalidInput: the checkpoint belongs to another table than 't'"):
         run()
 
 
@@ -177,10 +177,10 @@ def test_what_cannot_go_on_says_so(
         ({"changes_after": "then"}, [55]),
     ],
 )
-def test_what_spark_is_told_that_there_is(
+def test_offsets_and_batches_of_a_stream(
     instance: Instance, source: Table, dsn: str, options: dict[str, str], counts: list[int]
 ) -> None:
-    """As Spark asks, batch after batch; it notes the positions as JSON."""
+    """Calls the reader as Spark does, batch after batch, with positions as JSON."""
     for first in range(100, 200, 20):
         if first == 180:
             source.history.record_cut("then")
@@ -200,7 +200,7 @@ def test_what_spark_is_told_that_there_is(
 
 @pytest.fixture
 def stream(instance: Instance, source: Table, dsn: str) -> Iterator[ChangesStream]:
-    """The changes of `source`, to be asked as Spark asks."""
+    """Returns the stream of the changes of `source`, to call as Spark does."""
     opened = changes_of(instance, dsn)
     yield opened
     opened.stop()
@@ -219,13 +219,13 @@ def source_of(instance: Instance, dsn: str, **options: str) -> DormouseSource:
 
 
 def batch(stream: ChangesStream, start: Offset) -> tuple[Offset, list[dict[str, Any]]]:
-    """The next position, as a checkpoint has it, and the rows up to it."""
+    """Returns the next position as a checkpoint has it, and the rows up to it."""
     end = json.loads(json.dumps(stream.latestOffset()))
     parts = stream.partitions(start, end)
     return end, [row for part in parts for found in stream.read(part) for row in found.to_pylist()]
 
 
-def test_a_stream_whose_table_rests_has_an_empty_batch_before_its_position_expires(
+def test_an_idle_stream_has_an_empty_batch_before_its_position_expires(
     instance: Instance, source: Table, stream: ChangesStream
 ) -> None:
     source.set_properties(history_retention_seconds=4 * 3_600)
@@ -243,7 +243,7 @@ def test_a_stream_whose_table_rests_has_an_empty_batch_before_its_position_expir
     assert [row["k"] for row in rows] == list(range(200, 205))
 
 
-def test_a_stream_keeps_its_columns_whichever_the_table_had_or_gets(
+def test_a_stream_keeps_its_columns_when_the_tables_columns_change(
     instance: Instance, source: Table, dsn: str
 ) -> None:
     add(source, 100, 1)
@@ -266,9 +266,7 @@ def test_a_stream_keeps_its_columns_whichever_the_table_had_or_gets(
     stream.stop()
 
 
-def test_a_stream_is_given_the_columns_that_its_table_has(
-    instance: Instance, source: Table, dsn: str
-) -> None:
+def test_a_stream_must_have_the_columns_of_its_table(instance: Instance, source: Table, dsn: str) -> None:
     of_table = source_of(instance, dsn)
     before = of_table.schema()
     source.rename_column("v", "x")
@@ -284,19 +282,19 @@ def add_row(table: Table, key: int) -> None:
     table.ingest({"k": [key], "v": [0], "z": [0]})
 
 
-def test_a_checkpoint_of_after_what_a_database_was_restored_to_is_refused(
+def test_a_checkpoint_ahead_of_a_restored_database_is_refused(
     instance: Instance, source: Table, stream: ChangesStream
 ) -> None:
-    """As of one that was put back: what it adopts the store by comes before what the checkpoint has read."""
+    """A restored and adopted database: the adoption lies before the position of the checkpoint."""
     start = json.loads(json.dumps(stream.initialOffset()))
     before, rows = batch(stream, start)
     query(instance._supplier, ADOPTED, 7)
     add(source, 100)
     after, rows = batch(stream, before)
     assert [row["k"] for row in rows] == list(range(100, 120)), "it was up to the adoption"
-    with pytest.raises(InvalidInput, match="does not have any more: it was restored to before; give the"):
+    with pytest.raises(InvalidInput, match="which was restored to an earlier time: give the"):
         stream.partitions({**after, "life": before["life"]}, after)
-    with pytest.raises(InvalidInput, match="does not have any more"):
+    with pytest.raises(InvalidInput, match="restored to an earlier time"):
         stream.partitions({**before, "life": "one that is not known"}, after)
 
 
@@ -319,7 +317,7 @@ def test_rows_of_a_later_task_win(instance: Instance, monkeypatch: pytest.Monkey
         assert keyed_tables.seen(table, instance) == {7: 1}
 
 
-def test_a_task_writes_the_columns_that_its_attempt_is_of(
+def test_a_task_writes_the_columns_of_its_attempt(
     instance: Instance, source: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given, begin = struct_of(arrow_schema(source.schema)), WriteAttempts.begin
@@ -339,10 +337,10 @@ def test_a_task_writes_the_columns_that_its_attempt_is_of(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [50, 1])
-def test_a_batch_has_no_more_rows_than_are_asked_for(
+def test_a_batch_has_at_most_the_rows_of_its_option(
     instance: Instance, source: Table, sink: Table, start: Start, run: Run, limit: int
 ) -> None:
-    """A commit stays whole; a deletion comes with the commits before it."""
+    """A batch has whole commits. A deletion comes together with the commits before it."""
     for first in range(100, 200, 20):
         add(source, first)
     source.delete({"k": dm.Range(0, 30)})
@@ -359,7 +357,7 @@ def test_a_batch_has_no_more_rows_than_are_asked_for(
     add(source, 300)
     add(source, 400)
     run(max_rows_per_batch=str(limit))
-    # Spark asks a query of what is there once
+    # for a trigger "once", Spark asks for the latest offset one time
     assert keys(sink)[-20:] == list(range(300, 320) if limit == 1 else range(400, 420))
 
 

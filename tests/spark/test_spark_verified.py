@@ -1,4 +1,4 @@
-"""Spark gives no rows of a damaged file of a table whose readers verify: its tasks compare the digests."""
+"""Spark refuses damaged files of a table whose readers verify, because tasks compare the digests."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def test_spark_gives_no_rows_of_a_damaged_file(spark: SparkSession, instance: In
             read().collect()
     with pytest.raises(Exception, match=path.name):
         reads[2]().collect()
-    damage(table)  # the bit flips back
+    damage(table)  # repairs the file by flipping the bit back
     assert dormouse.spark.read(spark, table).count() == ROWS
