@@ -181,9 +181,7 @@ class KnownFile:
 
 
 class Kept:
-    """A cache of the metadata of files and of their dictionaries; the least recently used item is dropped
-    first.
-    """
+    """A cache of what is known of files and of their dictionaries; drops least recently used items."""
 
     def __init__(self) -> None:
         self._items: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
@@ -317,9 +315,7 @@ def _pages_of(column: Pages, rows: _Rows) -> tuple[int, int]:
 
 
 class _Lookup:
-    """A look-up in one file; it reads the pages of the keys, then, if they have the key, those of other
-    columns.
-    """
+    """A look-up in one file: it reads the pages of the keys, then, if needed, those of other columns."""
 
     def __init__(
         self, file: KnownFile, source: OpenFile, key: Mapping[Field, Any], columns: Sequence[str]
@@ -404,9 +400,7 @@ class _Lookup:
         return found
 
     def _fetched(self, number: int, names: Sequence[str], rows: _Rows) -> dict[str, _Fetched]:
-        """Returns the pages of columns that have some rows; reads a remote object's dictionaries in the same
-        round trip.
-        """
+        """Returns the pages of columns that have some rows, and caches a remote object's dictionaries."""
         group, spans, wanted = self._file.groups[number], [], []
         for name in names:
             chunk = group.chunks[name]
@@ -556,9 +550,7 @@ def looked_up(
 
 
 def _key_of(schema: Schema, scan: Scan) -> dict[Field, Any]:
-    """Returns the values of the leading row keys of a file's wanted rows; empty when more than a key is
-    wanted.
-    """
+    """Returns the values of the leading row keys of a file's wanted rows, if only one key is wanted."""
     if len(scan.slices) != 1:
         return {}
     wanted = scan.slices[0]
