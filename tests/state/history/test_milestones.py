@@ -105,7 +105,10 @@ def test_a_postgres_that_is_put_back_is_a_copy(
     monkeypatch.undo()
     with dm.local(lake) as instance:
         assert keys(instance) == [1]
-        with pytest.raises(InstanceIsACopy, match=r"restored to an earlier state, .* 'dormouse adopt' makes this one the owner"):
+        with pytest.raises(
+            InstanceIsACopy,
+            match=r"restored to an earlier state, .* 'dormouse adopt' makes this one the owner",
+        ):
             add(instance, 3)
     assert files(lake / "objects" / "data") == before
     with dm.local(lake) as instance:
