@@ -114,7 +114,7 @@ def test_what_no_time_is_left_for_is_no_round_that_went_well(
     none = checking.checks(ledgers, seconds_left=lambda: 0.0)
     with pytest.raises(DormouseError, match="time limit reached: 0 of 8 tables checked"):
         none["check 0"]()
-    with pytest.raises(DormouseError, match="no time was left"):
+    with pytest.raises(DormouseError, match="the objects of no table were not checked"):
         none["check rest"]()
     with pytest.raises(DormouseError, match=lost):
         checking.checks(ledgers)["check 0"]()

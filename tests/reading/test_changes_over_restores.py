@@ -344,7 +344,7 @@ def test_a_restore_by_an_older_dormouse_is_refused_by_name(instance: Instance) -
         instance._supplier,
         "update restored set snapshot = null, number = null, deletion_id = null returning 1",
     )
-    with pytest.raises(InvalidCut, match=r"was restored at .*, by an old Dormouse, which noted"):
+    with pytest.raises(InvalidCut, match=r"was restored at .*, by an old Dormouse, which recorded"):
         table.changes(after=before)
     with pytest.raises(InvalidCut, match=r"consumer 'c' cannot go on: .* To go on: table.drop_consumer"):
         consumer.read()
