@@ -160,7 +160,7 @@ def test_what_was_refused_keeps_its_reason_when_it_is_delivered_again_without_it
     for receives in (2, 3):
         assert again(record("1", refused.body, receives), record("2", lost.body, receives)) == ["2"]
     assert instance.commit_status("refused") == why and why.state == "rejected" and why.error
-    assert "is gone" in str(instance.commit_status("lost").error)
+    assert "no longer exists" in str(instance.commit_status("lost").error)
     kept = query(instance._supplier, "select table_id from rejected_commit where commit_id = 'refused'")
     assert kept == [(known.table_id,)]
 

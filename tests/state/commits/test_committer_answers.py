@@ -74,7 +74,7 @@ def test_a_pointer_to_nothing_with_no_id_of_a_table_is_buried_and_harms_no_other
     send_raw(instance, f'{{"version":1,"type":"pointer",{about}}}')
     outcomes = drained(instance, add("t", "a"))
     assert states(outcomes) == {"forged": "rejected", "add a": "applied"}
-    assert "is gone" in instance.commits.dead_letters(1)[0].reason
+    assert "no longer exists" in instance.commits.dead_letters(1)[0].reason
 
 
 @pytest.mark.slow
