@@ -1,7 +1,7 @@
-"""All verbs, and those that are jobs: what a kind is asked with, checked before it starts, run by workers.
+"""The registry of all verbs, and the functions that check jobs before they start and run them in workers.
 
-Jobs are started by the query service or `Instance.jobs.start`, and run by `dormouse serve` and
-`dormouse jobs worker`. Queries as jobs write their answers as objects.
+Jobs are started by the query service or `Instance.jobs.start`, and run by `dormouse serve` and `dormouse jobs
+worker`. Queries that run as jobs write their answers as objects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VERBS: dict[str, Verb] = {
 
 
 def kinds() -> dict[str, list[Verb]]:
-    """Returns the kinds of jobs, and the verbs that each is of."""
+    """Returns the verbs of each kind of job, by kind."""
     found: dict[str, list[Verb]] = {}
     for verb in VERBS.values():
         if verb.job is not None:
@@ -40,7 +40,7 @@ def kinds() -> dict[str, list[Verb]]:
 
 
 def parsed(kind: str, request: object) -> tuple[Verb, Request]:
-    """Returns the verb of a job and what it is asked; `InvalidInput` says what is wrong with the request."""
+    """Returns the verb and the parsed request of a job. Raises `InvalidInput` if the request is not valid."""
     verbs = kinds().get(kind)
     if verbs is None:
         raise InvalidInput(f"kind {kind!r} is none of {', '.join(kinds())}")
@@ -55,16 +55,16 @@ def parsed(kind: str, request: object) -> tuple[Verb, Request]:
 
 
 def check_request(instance: Instance, kind: str, request: object, sessions: Sessions | None = None) -> None:
-    """Raises `InvalidInput`, or `TableNotFound`, for what would fail as soon as a worker takes it.
+    """Raises `InvalidInput` or `TableNotFound` for a request that a worker would fail on at once.
 
-    `sessions` say where a statement is parsed, if not in this process.
+    `sessions` parse a statement in other processes; by default this process does it.
     """
     verb, asked = parsed(kind, request)
     _job(verb).check(instance, asked, Call(sessions=sessions))
 
 
 def functions(instance: Instance, sessions: Sessions | None = None) -> dict[str, JobFunction]:
-    """Returns what workers of an instance run, by kind; statements run where `sessions` say."""
+    """Returns the functions by which workers run jobs, by kind; statements run in `sessions`."""
     return {kind: _function(instance, kind, sessions) for kind in kinds()}
 
 
@@ -87,7 +87,7 @@ def _function(instance: Instance, kind: str, sessions: Sessions | None) -> JobFu
         except JobError:
             raise
         except DormouseError:
-            progress.check()  # of a job that was cancelled, or is another worker's, no other error counts
+            progress.check()  # first raise that the job was cancelled or taken over: this caused the error
             raise
 
     return run
@@ -96,7 +96,9 @@ def _function(instance: Instance, kind: str, sessions: Sessions | None) -> JobFu
 def _as_object(
     instance: Instance, rows: Callable[[], pa.RecordBatchReader], progress: Progress
 ) -> dict[str, Any]:
-    """Writes the answer as an object: `object`, its `url` in S3, how many `rows` and `bytes`."""
+    """Writes the answer as an object; returns its `object` name, `url` in S3, and numbers of `rows` and
+    `bytes`.
+    """
     for name in answer_names(progress.job_id, progress.attempt, progress.attempt):
         with suppress(ObjectAlreadyExists):
             return _exported(instance, rows, progress, name)
@@ -113,7 +115,7 @@ def _exported(
         with objects.staged(name) as path, path.open("wb") as sink, rows() as reader:
             count = export(reader, sink, "parquet", progress)
     except Exception:
-        progress.check()  # of an interrupted reader nothing else is worth telling
+        progress.check()  # an interruption is the reason for any other error of the reader
         raise
-    url = objects.uri(name) if objects.url.startswith("s3:") else None  # a path of this machine is none
+    url = objects.uri(name) if objects.url.startswith("s3:") else None  # a local path is of no use to clients
     return {"object": name, "url": url, "rows": count, "bytes": objects.size(name)}

@@ -34,7 +34,7 @@ class LoadRequest(OfTable):
     else here."""
 
     evolve: Evolve | None = None
-    """What is done with columns that the table lacks: add adds them first; by default they are refused."""
+    """What to do with columns that the table lacks: add adds them first; without it they are refused."""
 
 
 class IngestRequest(LoadRequest):
@@ -44,20 +44,20 @@ class IngestRequest(LoadRequest):
     """Names of objects in the instance's own store, below incoming/."""
 
 
-def _ingest(instance: Instance, asked: IngestRequest, call: Call) -> Any:
-    table, job = instance.table(asked.table), call.its_job
-    objects, given = instance.objects, options(asked, "table", "objects")
+def _ingest(instance: Instance, request: IngestRequest, call: Call) -> Any:
+    table, job = instance.table(request.table), call.its_job
+    objects, given = instance.objects, options(request, "table", "objects")
     # a job that is run again, as its worker died, adds its rows once
-    given["ingest_id"] = asked.ingest_id or f"job:{job.job_id}"
-    names = dict.fromkeys(asked.objects)
+    given["ingest_id"] = request.ingest_id or f"job:{job.job_id}"
+    names = dict.fromkeys(request.objects)
     with _objects_named(objects) as paths, objects.pinned(_checked(names, job)) as files:
         paths.update({str(path): name for name, path in files.items()})
-        return table.ingest([str(files[name]) for name in asked.objects], **given, progress=job)
+        return table.ingest([str(files[name]) for name in request.objects], **given, progress=job)
 
 
-def _check_ingest(instance: Instance, asked: IngestRequest, call: Call) -> None:
-    instance.table(asked.table)
-    for name in asked.objects:
+def _check_ingest(instance: Instance, request: IngestRequest, call: Call) -> None:
+    instance.table(request.table)
+    for name in request.objects:
         _check_object(name)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dormouse.model.schema import Schema
 
 PLAN_SECONDS_MAX = 5.0
-"""How long the start of a job waits for a process that plans its statement."""
+"""The seconds that the start of a job waits for a process that plans its statement."""
 
 _WHERE = {
     "carrier": ["AA", "UA"],
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class OfMoment(Request):
-    """A request about the rows of a moment."""
+    """A request about the rows as of a moment."""
 
     as_of: Annotated[
         When,
@@ -53,8 +53,9 @@ class OfMoment(Request):
             "The rows of a moment: a time, in this machine's time zone if it names none, or a cut's name."
         ),
     ] = Field(default=None, examples=[_MOMENT])
-    """The moment whose rows are wanted: a time in ISO 8601 with its offset (all that was committed at or
-    before it), the name of a cut that each of the tables has, or a cut's number; now when left out."""
+    """The moment as of which rows are read: a time in ISO 8601 with its offset (all that was committed at or
+    before it), the name of a cut that each of the tables has, or a cut's number; now when left out.
+    """
 
 
 class Verified(Request):
@@ -75,9 +76,9 @@ class OfColumns(Request):
 
 
 class PlanRequest(OfTable, OfMoment):
-    """What a query would read.
+    """The partitions, files and bytes that a query would read.
 
-    Partitions, files and bytes; reads none of them.
+    Reads none of them.
     """
 
     where: dict[str, Any] | None = Field(default=None, examples=[_WHERE])
@@ -87,8 +88,9 @@ class PlanRequest(OfTable, OfMoment):
     "-Infinity"."""
 
     schema_id: Annotated[str | None, OfWire()] = None
-    """Which columns `where` is written for, as the table's description has it: where they are others now,
-    it is refused."""
+    """The version of the columns for which `where` is written, from the table's description. The request is
+    refused if the columns have changed since.
+    """
 
 
 class QueryRequest(PlanRequest, OfColumns, Verified):
@@ -98,19 +100,19 @@ class QueryRequest(PlanRequest, OfColumns, Verified):
     """
 
     limit: int | None = Field(default=None, ge=0, le=ROWS_MAX)
-    """At most so many rows, the first in key order."""
+    """The most rows to return, the first in key order."""
 
     offset: int = Field(default=0, ge=0, le=ROWS_MAX)
-    """How many rows are left out first."""
+    """The number of rows to skip first."""
 
     descending: bool = False
-    """The largest keys first."""
+    """Return the largest keys first."""
 
 
 class StatementPlanRequest(OfMoment):
-    """What a SELECT would read.
+    """The partitions, files and bytes that a SELECT would read.
 
-    Partitions, files and bytes of each table that the statement reads.
+    They are listed for each table that the statement reads.
     """
 
     statement: Statement = Field(
@@ -119,9 +121,10 @@ class StatementPlanRequest(OfMoment):
     """One SELECT, WITH, VALUES or EXPLAIN over the tables, by name."""
 
     parameters: Parameters = Field(default=None, examples=[["BOS"]])
-    """A list for $1, $2, … or ?, an object for $name. For what JSON has no word, an object: {"bytes":
-    base64}, {"timestamp": ISO 8601}, {"date": "2026-01-31"}, {"time": "12:00:00"}, {"interval":
-    "P1DT12H"}, {"uuid": "0198c0de-0000-7000-8000-000000000000"}, {"decimal": "0.10"}, {"double": "NaN"}."""
+    """A list for $1, $2, … or ?, an object for $name. Values that JSON lacks are objects: {"bytes": base64},
+    {"timestamp": ISO 8601}, {"date": "2026-01-31"}, {"time": "12:00:00"}, {"interval": "P1DT12H"}, {"uuid":
+    "0198c0de-0000-7000-8000-000000000000"}, {"decimal": "0.10"}, {"double": "NaN"}.
+    """
 
 
 class StatementRequest(StatementPlanRequest, Verified):
@@ -153,7 +156,7 @@ class ChangesRequest(OfTable, OfColumns):
 
 
 class Plan(Document):
-    """What a query reads: `files_pruned` hold no wanted row, as their smallest and largest keys tell."""
+    """The plan of a query; `files_pruned` counts files skipped because of their smallest and largest keys."""
 
     partitions: int
     partitions_total: int
@@ -163,70 +166,70 @@ class Plan(Document):
 
 
 class StatementPlan(Document):
-    """What a statement reads of each table that it reads."""
+    """The plans of a statement, one for each table that it reads."""
 
     tables: dict[str, Plan]
 
 
 def schema_of(table: Table, as_of: Any) -> Schema:
-    """Returns the columns of a table that was just looked up, now or at a moment in Python's form."""
+    """Returns the columns of a table that was just looked up, now or as of a moment (a Python value)."""
     return table.known_schema if as_of is None else table.schema_at(as_of)
 
 
-def _asked(instance: Instance, asked: PlanRequest) -> tuple[Table, dict[str, Any]]:
-    """Returns the table and the options of what is asked of it, with `where` in Python's values.
+def _asked(instance: Instance, request: PlanRequest) -> tuple[Table, dict[str, Any]]:
+    """Returns the table and the options of a request, with `where` as Python values.
 
-    Raises `InvalidInput` where the columns are others than those that `where` is written for.
+    Raises `InvalidInput` if the columns have changed since `where` was written.
     """
     from dormouse.reading.where import parse_where
 
-    table, given = instance.table(asked.table), options(asked, "table")
+    table, given = instance.table(request.table), options(request, "table")
     schema = schema_of(table, given["as_of"])
-    if asked.schema_id not in (None, table.context.schema_id(schema)):
+    if request.schema_id not in (None, table.context.schema_id(schema)):
         raise InvalidInput(f"the columns of table {table.known_name!r} were changed: look it up again")
-    return table, given | {"where": parse_where(schema, asked.where)}
+    return table, given | {"where": parse_where(schema, request.where)}
 
 
-def _query(instance: Instance, asked: QueryRequest, call: Call) -> Any:
-    table, given = _asked(instance, asked)
+def _query(instance: Instance, request: QueryRequest, call: Call) -> Any:
+    table, given = _asked(instance, request)
     # descending: a sort of any size, for which statements have processes of their own
     return table.query(**given, interruption=call.interruption, sessions=call.sessions)
 
 
-def _check_query(instance: Instance, asked: QueryRequest, call: Call) -> None:
+def _check_query(instance: Instance, request: QueryRequest, call: Call) -> None:
     from dormouse.reading.where import question
 
-    table, given = _asked(instance, asked)
-    question(schema_of(table, given["as_of"]), given["where"], asked.columns, asked.limit)
+    table, given = _asked(instance, request)
+    question(schema_of(table, given["as_of"]), given["where"], request.columns, request.limit)
 
 
-def _plan(instance: Instance, asked: PlanRequest, call: Call) -> Any:
-    table, given = _asked(instance, asked)
+def _plan(instance: Instance, request: PlanRequest, call: Call) -> Any:
+    table, given = _asked(instance, request)
     return table.explain(**given)
 
 
-def _changes(instance: Instance, asked: ChangesRequest, call: Call) -> Any:
-    return instance.table(asked.table).changes(**options(asked, "table"), interruption=call.interruption)
+def _changes(instance: Instance, request: ChangesRequest, call: Call) -> Any:
+    return instance.table(request.table).changes(**options(request, "table"), interruption=call.interruption)
 
 
-def _sql(instance: Instance, asked: StatementRequest, call: Call) -> Any:
-    return instance.sql(**options(asked), interruption=call.interruption, sessions=call.sessions)
+def _sql(instance: Instance, request: StatementRequest, call: Call) -> Any:
+    return instance.sql(**options(request), interruption=call.interruption, sessions=call.sessions)
 
 
-def _plan_sql(instance: Instance, asked: StatementPlanRequest, call: Call) -> Any:
-    given = options(asked, "verify")
+def _plan_sql(instance: Instance, request: StatementPlanRequest, call: Call) -> Any:
+    given = options(request, "verify")
     plans = instance.explain_sql(**given, interruption=call.interruption, sessions=call.sessions)
     return {"tables": plans}
 
 
-def _check_statement(instance: Instance, asked: StatementRequest, call: Call) -> None:
+def _check_statement(instance: Instance, request: StatementRequest, call: Call) -> None:
     from dormouse.reading.streams import Interruption
 
     interruption = Interruption()
     timer = threading.Timer(PLAN_SECONDS_MAX, interruption.set)
     timer.start()
     try:
-        _plan_sql(instance, asked, Call(interruption, call.sessions))
+        _plan_sql(instance, request, Call(interruption, call.sessions))
     except (InvalidInput, TableNotFound, CutExpired):
         raise
     except DormouseError:
@@ -244,7 +247,7 @@ QUERY = Verb(
     http=Http(
         "/v1/tables/{table}/query",
         "query",
-        lambda asked: "statements" if asked.descending else "queries",
+        lambda request: "statements" if request.descending else "queries",
         ("queries", "statements"),
     ),
 )
@@ -255,12 +258,12 @@ SQL = Verb(
     StatementRequest,
     _sql,
     job=Job("query", check=_check_statement),
-    http=Http("/v1/sql", "sql", lambda asked: "statements", ("statements",)),
+    http=Http("/v1/sql", "sql", lambda request: "statements", ("statements",)),
 )
 PLAN_SQL = Verb(
     "plan_sql",
     StatementPlanRequest,
     _plan_sql,
-    http=Http("/v1/sql/plan", "sql_plan", lambda asked: "statements", ("statements",), StatementPlan),
+    http=Http("/v1/sql/plan", "sql_plan", lambda request: "statements", ("statements",), StatementPlan),
 )
 VERBS = (QUERY, PLAN, CHANGES, SQL, PLAN_SQL)

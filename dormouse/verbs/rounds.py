@@ -18,7 +18,7 @@ class SplitRequest(OfTable):
 
 
 class CompactRequest(OfTable):
-    """One round of compaction: the jobs that are due are made, and run."""
+    """One round of compaction: makes the jobs that are due, and runs them."""
 
     engine: Engine = "auto"
     """Where the jobs run; auto: on Spark where it has a cluster, else here."""
@@ -31,19 +31,19 @@ class IndexRequest(OfTable):
     """The index of a row table, brought to its newest version."""
 
     columns: list[int] = Field(default_factory=list, max_length=100)
-    """The ids of columns that are to have an index of their own."""
+    """The ids of columns that get an index of their own."""
 
 
-def _compact(instance: Instance, asked: CompactRequest, call: Call) -> Any:
-    return instance.table(asked.table).compact(**options(asked, "table"), progress=call.progress)
+def _compact(instance: Instance, request: CompactRequest, call: Call) -> Any:
+    return instance.table(request.table).compact(**options(request, "table"), progress=call.progress)
 
 
-def _split(instance: Instance, asked: SplitRequest, call: Call) -> Any:
-    return instance.table(asked.table).split()
+def _split(instance: Instance, request: SplitRequest, call: Call) -> Any:
+    return instance.table(request.table).split()
 
 
-def _index(instance: Instance, asked: IndexRequest, call: Call) -> Any:
-    return instance.row_indexes.work(asked.model_dump(), call.its_job)
+def _index(instance: Instance, request: IndexRequest, call: Call) -> Any:
+    return instance.row_indexes.work(request.model_dump(), call.its_job)
 
 
 VERBS = (

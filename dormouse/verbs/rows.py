@@ -1,7 +1,7 @@
 """The verbs of row tables: changes, upserts, uploads of CSV, queries, snapshots.
 
-A change that is a job is made once, whatever worker dies: its id is the one that is given, or the job's.
-Tables and snapshots that a worker made before it died are found again.
+A change that runs as a job is applied once, even if workers die: its id is the given one, or the job's. If a
+worker created a table or snapshot and then died, the next attempt accepts it.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ if TYPE_CHECKING:
     from dormouse.api.instance import Instance
 
 QUERY_WAIT_SECONDS = 3_600.0
-"""How long a query as a job waits for the index of its table."""
+"""The seconds that a query as a job waits for the index of its table."""
 
 WAIT_SECONDS_MAX = 86_400
 SERVED_WAIT_SECONDS_MAX = 60.0
-"""How long the query service waits for an index."""
+"""The most seconds that the query service waits for an index."""
 
 _OF_CHANGE = ("table", "change_id", "wait_seconds")
 """Fields that `_made` passes on, or that name the table."""
@@ -97,16 +97,16 @@ class OfRowTable(Request):
 
 
 class MadeOnce(OfRowTable):
-    """A change of rows, which is made at most once for each id of a change of the table."""
+    """A change of rows, applied at most once for each change id of the table."""
 
     dry_run: bool = False
     """Say what it would do, and change nothing."""
 
     change_id: str | None = None
-    """The same change with the same id is made once; a job's id is that of the change by default."""
+    """The same change with the same id is applied once; the default of a job is its own id."""
 
     wait_seconds: float | None = Field(default=None, ge=0, le=LOCK_SECONDS_MAX)
-    """How long other changes of the table are waited for; a job waits 6 hours by default."""
+    """The seconds to wait for other changes of the table; a job waits 6 hours by default."""
 
 
 class RowCreateRequest(Request):
@@ -123,17 +123,17 @@ class RowChangeRequest(MadeOnce):
     """Change rows and columns: all changes, in their order, as one transaction, or none."""
 
     changes: Annotated[list[dict[str, Any]], Form(changes_json, parse_changes)] = Field(min_length=1)
-    """Objects that have what is done as `change`, such as insert, and what it is done with."""
+    """Objects whose `change` names the operation, such as insert; their other fields are its arguments."""
 
 
 class RowUpsertRequest(MadeOnce):
-    """Update rows that are found by the values of some columns, insert the others; all, or none."""
+    """Update rows that match in some columns, insert the others; all, or none."""
 
     rows: Annotated[list[dict[str, Any]], Form(_rows_json, list)]
     """The rows."""
 
     on: Annotated[list[str], Form(list, list)]
-    """The columns by which rows are found."""
+    """The columns by which rows are matched."""
 
 
 class RowUploadRequest(MadeOnce, TextFormat):
@@ -146,7 +146,7 @@ class RowUploadRequest(MadeOnce, TextFormat):
     """Insert all rows, without ROW_ID and ROW_VERSION of the file."""
 
     upload: Annotated[str, OfWire()] = Field(default="upload", pattern=r"^upload(-[0-9a-f]{32})?$")
-    """What the object is called that came with the request."""
+    """The name of the object that was uploaded with the request."""
 
     digest: Annotated[str | None, OfWire()] = None
     """The digest of the file."""
@@ -175,7 +175,7 @@ class RowQueryRequest(OfRows):
     """
 
     page_rows: int | None = None
-    """How many rows a page has at most."""
+    """The most rows on a page."""
 
     page: str | None = None
     """The `next_page` of the page before."""
@@ -184,18 +184,19 @@ class RowQueryRequest(OfRows):
     """Also count the rows of all pages."""
 
     wait_seconds: float | None = Field(default=None, ge=0, le=WAIT_SECONDS_MAX)
-    """How long the query waits for the index of the table: by default 10 seconds, as a job an hour. The query
-    service waits a minute at most; when the index is behind still, ask again."""
+    """The seconds to wait for the index of the table: by default 10, as a job an hour. The query service
+    waits a minute at most; if the index is still behind, ask again.
+    """
 
 
 class RowDownloadRequest(OfRows):
     """Rows as CSV, with ROW_ID and ROW_VERSION: edited and sent again, rows are updated."""
 
     separator: str = ","
-    """What stands between cells; tab for tabs."""
+    """The text between cells; tab for tabs."""
 
     header: bool = True
-    """Whether the first row has the names of the columns."""
+    """True if the first row has the names of the columns."""
 
 
 class SnapshotRequest(OfRowTable):
@@ -209,7 +210,9 @@ class SnapshotRequest(OfRowTable):
 
 
 class RowPage(Document):
-    """Rows of a query; `next_page` goes on as `page`, at the version of this one. Null at the end."""
+    """A page of a query's rows. Pass `next_page` as `page` for the next one, at the same version; null at the
+    end.
+    """
 
     columns: list[dict[str, Any]]
     rows: list[list[Any]]
@@ -222,16 +225,16 @@ class RowPage(Document):
     count: int | None = None
 
 
-def _create(instance: Instance, asked: RowCreateRequest, call: Call) -> Any:
-    columns = _columns(asked.columns)
+def _create(instance: Instance, request: RowCreateRequest, call: Call) -> Any:
+    columns = _columns(request.columns)
     try:
-        made = instance.create_row_table(asked.name, columns)
+        made = instance.create_row_table(request.name, columns)
     except TableAlreadyExists:
-        # a worker that died may have made it; not one of other columns
-        if not call.is_again or not _is_made(instance, asked.name, columns):
+        # an earlier attempt may have created it, but only with the same columns
+        if not call.is_again or not _is_made(instance, request.name, columns):
             raise
-        made = instance.row_table(asked.name)
-    return {"table": asked.name, "columns": _columns_json(made.columns(0))}
+        made = instance.row_table(request.name)
+    return {"table": request.name, "columns": _columns_json(made.columns(0))}
 
 
 def _is_made(instance: Instance, name: str, columns: list[Column]) -> bool:
@@ -242,29 +245,29 @@ def _is_made(instance: Instance, name: str, columns: list[Column]) -> bool:
     return False
 
 
-def _check_create(instance: Instance, asked: RowCreateRequest, call: Call) -> None:
-    _columns(asked.columns)
+def _check_create(instance: Instance, request: RowCreateRequest, call: Call) -> None:
+    _columns(request.columns)
 
 
-def _change(instance: Instance, asked: RowChangeRequest, call: Call) -> Any:
-    return _made(asked, call, instance.row_table(asked.table).change, options(asked, *_OF_CHANGE))
+def _change(instance: Instance, request: RowChangeRequest, call: Call) -> Any:
+    return _made(request, call, instance.row_table(request.table).change, options(request, *_OF_CHANGE))
 
 
-def _upsert(instance: Instance, asked: RowUpsertRequest, call: Call) -> Any:
-    return _made(asked, call, instance.row_table(asked.table).upsert, options(asked, *_OF_CHANGE))
+def _upsert(instance: Instance, request: RowUpsertRequest, call: Call) -> Any:
+    return _made(request, call, instance.row_table(request.table).upsert, options(request, *_OF_CHANGE))
 
 
 def _made(
-    asked: MadeOnce, call: Call, change: Callable[..., Changed], given: Mapping[str, Any]
+    request: MadeOnce, call: Call, change: Callable[..., Changed], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Makes a change with the options given. A job waits while others load files for hours."""
-    by: dict[str, Any] = {**given, "change_id": asked.change_id, "progress": call.progress}
+    """Applies a change with the given options. A job waits while other changes hold the lock."""
+    by: dict[str, Any] = {**given, "change_id": request.change_id, "progress": call.progress}
     if call.job is None:
-        waits = {} if asked.wait_seconds is None else {"wait_seconds": asked.wait_seconds}
+        waits = {} if request.wait_seconds is None else {"wait_seconds": request.wait_seconds}
         return change(**by, **waits).to_json()
     by |= {} if call.job.owner is None else {"changed_by": call.job.owner}
-    by |= {"change_id": call.job.job_id if asked.change_id is None else asked.change_id}
-    for this in tries(_seconds(asked.wait_seconds, LOCK_SECONDS_MAX), pause=0.0):
+    by |= {"change_id": call.job.job_id if request.change_id is None else request.change_id}
+    for this in tries(_seconds(request.wait_seconds, LOCK_SECONDS_MAX), pause=0.0):
         try:
             return change(**by, wait_seconds=min(this.seconds_left, _LOCK_SECONDS)).to_json()
         except RowLockHeld as error:
@@ -273,13 +276,13 @@ def _made(
     raise failure
 
 
-def _upload(instance: Instance, asked: RowUploadRequest, call: Call) -> Any:
+def _upload(instance: Instance, request: RowUploadRequest, call: Call) -> Any:
     from dormouse.jobs.job import upload_name
 
     job = call.its_job
-    table, objects = instance.row_table(asked.table), instance.objects
-    name = upload_name(job.job_id, asked.upload)
-    given = options(asked, *_OF_CHANGE)
+    table, objects = instance.row_table(request.table), instance.objects
+    name = upload_name(job.job_id, request.upload)
+    given = options(request, *_OF_CHANGE)
     with tempfile.TemporaryDirectory(prefix="dormouse-upload-") as folder:
         path = objects.local_path(name)
         if path is None:
@@ -288,15 +291,15 @@ def _upload(instance: Instance, asked: RowUploadRequest, call: Call) -> Any:
                 with objects.reader(name) as source, path.open("wb") as target:
                     shutil.copyfileobj(source, target, 1 << 20)
             except ObjectNotFound:
-                # the change was made, and its worker died before it told so; a part is no file
+                # an earlier attempt applied the change and deleted the file; drop a partial copy
                 path.unlink(missing_ok=True)
         try:
-            done = _made(asked, call, table.upload_csv, {"path": path, **given})
+            done = _made(request, call, table.upload_csv, {"path": path, **given})
         except DormouseError as error:
-            # whose file it was knows no path of here
+            # the client that sent the file does not know the path on this machine
             error.args = tuple(str(one).replace(f"file {str(path)!r}", "the file") for one in error.args)
             job.check()
-            # a worker that was frozen is told of its lock first: another reads the file by now
+            # after a lost lock another worker may be reading the file, so keep it
             if not isinstance(error, JobError | RowLockLost):
                 _forget(instance, name)
             raise
@@ -305,45 +308,45 @@ def _upload(instance: Instance, asked: RowUploadRequest, call: Call) -> Any:
 
 
 def _forget(instance: Instance, name: str) -> None:
-    """But for a backup that is being taken: in its copy of the database the job may wait."""
-    with suppress(DormouseError):  # it goes with its job
+    """Deletes an uploaded file, unless a backup is being taken: the job may still wait in its copy."""
+    with suppress(DormouseError):  # otherwise it is deleted with its job
         if not any(hold.holder.startswith("backup ") for hold in instance.holds()):
             instance.objects.delete([name])
 
 
-def _check_change(instance: Instance, asked: MadeOnce, call: Call) -> None:
-    if asked.change_id is not None:
-        check_change_id(asked.change_id)
-    if isinstance(asked, RowChangeRequest):
-        parse_changes(asked.changes)
-    instance.row_table(asked.table)
+def _check_change(instance: Instance, request: MadeOnce, call: Call) -> None:
+    if request.change_id is not None:
+        check_change_id(request.change_id)
+    if isinstance(request, RowChangeRequest):
+        parse_changes(request.changes)
+    instance.row_table(request.table)
 
 
-def _query(instance: Instance, asked: RowQueryRequest, call: Call) -> Any:
+def _query(instance: Instance, request: RowQueryRequest, call: Call) -> Any:
     from dormouse.rows.pages import INDEX_WAIT_SECONDS, PAGE_ROWS
 
-    given = options(asked, "table", "count") | {"interruption": call.interruption}
-    given["wait_seconds"] = wait_seconds = _seconds(asked.wait_seconds, INDEX_WAIT_SECONDS)
+    given = options(request, "table", "count") | {"interruption": call.interruption}
+    given["wait_seconds"] = wait_seconds = _seconds(request.wait_seconds, INDEX_WAIT_SECONDS)
     if wait_seconds > SERVED_WAIT_SECONDS_MAX:
         raise InvalidInput(
             f"wait_seconds must be at most {SERVED_WAIT_SECONDS_MAX:g}, not {wait_seconds:g}: "
             "the query service waits no longer, so ask again"
         )
-    if asked.page_rows is None and asked.page is None and call.rows_max is not None:
+    if request.page_rows is None and request.page is None and call.rows_max is not None:
         given["page_rows"] = min(PAGE_ROWS, call.rows_max)
-    page = instance.row_table(asked.table).query(**given)
+    page = instance.row_table(request.table).query(**given)
     call.check_rows(len(page.rows))
-    return page.to_json(count=asked.count)
+    return page.to_json(count=request.count)
 
 
-def _query_patiently(instance: Instance, asked: RowQueryRequest, call: Call) -> Any:
-    """Waits for the index as a job, which is asked to end meanwhile."""
+def _query_patiently(instance: Instance, request: RowQueryRequest, call: Call) -> Any:
+    """Runs a query as a job, which waits for the index and can be cancelled meanwhile."""
     job = call.its_job
-    table, given = instance.row_table(asked.table), options(asked, "table", "count", "wait_seconds")
-    for _ in tries(_seconds(asked.wait_seconds, QUERY_WAIT_SECONDS), pause=0.0):
+    table, given = instance.row_table(request.table), options(request, "table", "count", "wait_seconds")
+    for _ in tries(_seconds(request.wait_seconds, QUERY_WAIT_SECONDS), pause=0.0):
         job(message="waits for the index")
         try:
-            return table.query(**given, wait_seconds=_WAIT_SECONDS).to_json(count=asked.count)
+            return table.query(**given, wait_seconds=_WAIT_SECONDS).to_json(count=request.count)
         except IndexNotReady as error:
             failure = error
     raise failure
@@ -353,63 +356,63 @@ def _seconds(given: float | None, default: float) -> float:
     return default if given is None else given
 
 
-def _check_query(instance: Instance, asked: RowQueryRequest, call: Call) -> None:
+def _check_query(instance: Instance, request: RowQueryRequest, call: Call) -> None:
     from dormouse.rows.statements import given, statement_of
 
-    table = instance.row_table(asked.table)
-    if asked.page is not None:
+    table = instance.row_table(request.table)
+    if request.page is not None:
         return
-    if asked.sql is None:
+    if request.sql is None:
         raise InvalidQuery("a query is a text of SQL, or the token of a next page: give sql or page")
-    version = asked.version
-    if asked.snapshot is not None:
-        version = table.store.snapshot(asked.snapshot).version
-    statement_of(asked.sql, table.name, table.columns(version), given(options(asked)["parameters"]))
+    version = request.version
+    if request.snapshot is not None:
+        version = table.store.snapshot(request.snapshot).version
+    statement_of(request.sql, table.name, table.columns(version), given(options(request)["parameters"]))
 
 
 def start_query(instance: Instance, request: Mapping[str, Any], owner: str | None) -> str:
-    """Starts a query as a job; the same again, of the same version, is the same job, unless that failed.
+    """Starts a query as a job, and returns its id. The same query of the same version shares one job.
 
-    Only for so long that the next page has not expired: then it is another one.
+    A failed job is started again, and so is one whose pages may have expired.
     """
-    asked = RowQueryRequest.model_validate(request)
-    table = instance.row_table(asked.table)
-    if asked.snapshot is not None and asked.version is None:
-        # another version may have that name later
-        version = table.store.snapshot(asked.snapshot).version
-        asked = asked.model_copy(update={"snapshot": None, "version": version})
-    told = json.dumps([table.table_id, table.version(), owner, asked.model_dump(exclude_none=True)])
-    digest = hashlib.sha256(told.encode()).hexdigest()[:32]
+    query = RowQueryRequest.model_validate(request)
+    table = instance.row_table(query.table)
+    if query.snapshot is not None and query.version is None:
+        # the name may later stand for another version
+        version = table.store.snapshot(query.snapshot).version
+        query = query.model_copy(update={"snapshot": None, "version": version})
+    question = json.dumps([table.table_id, table.version(), owner, query.model_dump(exclude_none=True)])
+    digest = hashlib.sha256(question.encode()).hexdigest()[:32]
     job_id = f"rows:{digest}:{int(time.time() // (instance.row_page_seconds / 2))}"
     with suppress(JobNotFound):
-        # others that ask again, too, get one job a minute, unless that failed as well
+        # repeated requests share one new job a minute, unless that failed as well
         for again in (int(time.time() // 60), uuid4().hex):
             if instance.jobs.status(job_id, owner).state in ("PROCESSING", "COMPLETE"):
                 return job_id
             job_id = f"{job_id}:{again}"
-    return instance.jobs.start("row_query", asked.model_dump(exclude_none=True), owner, job_id=job_id)
+    return instance.jobs.start("row_query", query.model_dump(exclude_none=True), owner, job_id=job_id)
 
 
-def _snapshot(instance: Instance, asked: SnapshotRequest, call: Call) -> Any:
-    table = instance.row_table(asked.table)
-    if asked.drop:
+def _snapshot(instance: Instance, request: SnapshotRequest, call: Call) -> Any:
+    table = instance.row_table(request.table)
+    if request.drop:
         with suppress(SnapshotNotFound) if call.is_again else nullcontext():
-            table.drop_snapshot(asked.name)  # which a worker that died may have done
-        return {"dropped": asked.name}
+            table.drop_snapshot(request.name)  # an earlier attempt may have dropped it
+        return {"dropped": request.name}
     try:
-        return table.snapshot(asked.name)
+        return table.snapshot(request.name)
     except SnapshotExists:
-        # a worker that died may have taken it; not one that is older than the job
+        # an earlier attempt may have taken it, but not before the job started
         if call.job is None or not call.is_again:
             raise
-        taken = table.store.snapshot(asked.name)
+        taken = table.store.snapshot(request.name)
         if taken.taken_at < instance.jobs.status(call.job.job_id, call.job.owner).started_at:
             raise
         return taken
 
 
-def _check_table(instance: Instance, asked: OfRowTable, call: Call) -> None:
-    instance.row_table(asked.table)
+def _check_table(instance: Instance, request: OfRowTable, call: Call) -> None:
+    instance.row_table(request.table)
 
 
 CREATE = Verb("rows create", RowCreateRequest, _create, Job("row_create", check=_check_create), changes=True)

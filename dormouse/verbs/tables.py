@@ -1,7 +1,7 @@
-"""The verbs of tables and their columns: of the command line, which calls them here or through a lambda.
+"""The verbs of tables and their columns, which the command line runs here or through a lambda.
 
 As an event of a lambda a request has `do`, the name of the verb without "table"; its answer is what `--json`
-prints. They need none of the libraries that read or write rows.
+prints. The verbs need none of the libraries that read or write rows.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ class ListRequest(Request):
     """The tables, by name."""
 
     marked: bool = False
-    """Give with each name whether it is that of a row table."""
+    """Return with each name whether it is a row table."""
 
 
 class DescribeRequest(OfTable):
-    """A table's columns, properties and what it consists of; quick, however many partitions it has."""
+    """A table's columns, properties and counts; quick, even with many partitions."""
 
 
 class ShowRequest(OfTable):
-    """A table's columns, properties, partitions and what it consists of."""
+    """A table's columns, properties, partitions and counts."""
 
     drawn: bool = False
-    """Give as much of the partition tree as a picture has; else all leaves."""
+    """Return as much of the partition tree as a picture shows; else all leaves."""
 
 
 class CreateRequest(OfTable):
@@ -96,7 +96,7 @@ class CreateRequest(OfTable):
     """Properties by name; the others have their defaults."""
 
     def parts(self) -> tuple[Schema, list[KeyValue], TableProperties]:
-        """Returns the schema, the split points and the properties; `InvalidInput`."""
+        """Returns the schema, the split points and the properties. Raises `InvalidInput`."""
         schema = Schema.from_json(self.columns)
         points = parse_split_points(schema, self.split_points)
         return schema, points, TableProperties(**self.properties)
@@ -109,14 +109,14 @@ class SetRequest(OfTable):
     """Change properties of a table."""
 
     properties: Annotated[Properties, AsText("name=value; without a value, the default is back.")]
-    """Properties by name; null gives one its default back."""
+    """Properties by name; null restores a default."""
 
 
 class DropRequest(OfTable):
     """Drop a table and delete its files."""
 
     dry_run: bool = False
-    """Say what would go, and change nothing."""
+    """Report what would be deleted, and change nothing."""
 
 
 class RenameRequest(OfTable):
@@ -127,17 +127,17 @@ class RenameRequest(OfTable):
 
 
 class ConvertLayoutRequest(OfTable):
-    """Change how a table's files are tracked, in one transaction. What uses the table waits meanwhile."""
+    """Change how a table's files are tracked, in one transaction, for which users of the table wait."""
 
     layout: Layout
-    """The layout to have: file_table, salted_counts or dummy_reference."""
+    """The new layout: file_table, salted_counts or dummy_reference."""
 
     dry_run: bool = False
-    """Say what would be converted, and change nothing."""
+    """Report what would be converted, and change nothing."""
 
 
 class AddColumnRequest(OfTable):
-    """Add a value column. Rewrites no file; rows that are there have the default, or null."""
+    """Add a value column. Rewrites no file; existing rows get the default, or null."""
 
     column: Annotated[
         dict[str, Any], Form(of_text=_column_of_text), AsText("name:type, with ? when it may be null.")
@@ -145,10 +145,10 @@ class AddColumnRequest(OfTable):
     """Its name and type, and whether it may be null."""
 
     default: str | None = None
-    """What rows that are there have, as text; without it they have null."""
+    """The value for existing rows, as text; null without it."""
 
     def parts(self) -> tuple[Column, Any]:
-        """Returns the column and the default; `InvalidSchema`."""
+        """Returns the column and the default. Raises `InvalidSchema`."""
         column = Column.from_json(self.column)
         try:
             return column, None if self.default is None else value_of_text(column, self.default)
@@ -184,87 +184,87 @@ class WidenColumnRequest(OfColumn):
 
 
 class DropColumnRequest(OfColumn):
-    """Drop a value column. Values do not come back."""
+    """Drop a value column. Its values cannot be brought back."""
 
     dry_run: bool = False
-    """Say whether it can be dropped, and change nothing."""
+    """Check that it can be dropped, and change nothing."""
 
 
-def _list(instance: Instance, asked: ListRequest, call: Call) -> Any:
-    if asked.marked:
+def _list(instance: Instance, request: ListRequest, call: Call) -> Any:
+    if request.marked:
         return [(table.known_name, table.is_row_table) for table in instance.tables()]
     return [table.known_name for table in instance.tables()]
 
 
-def _describe(instance: Instance, asked: DescribeRequest, call: Call) -> Any:
-    return description(instance.table(asked.table))
+def _describe(instance: Instance, request: DescribeRequest, call: Call) -> Any:
+    return description(instance.table(request.table))
 
 
-def _show(instance: Instance, asked: ShowRequest, call: Call) -> Any:
-    return (_drawn if asked.drawn else _whole)(instance.table(asked.table))
+def _show(instance: Instance, request: ShowRequest, call: Call) -> Any:
+    return (_drawn if request.drawn else _whole)(instance.table(request.table))
 
 
-def _create(instance: Instance, asked: CreateRequest, call: Call) -> Any:
-    schema, points, properties = asked.parts()
+def _create(instance: Instance, request: CreateRequest, call: Call) -> Any:
+    schema, points, properties = request.parts()
     return _whole(
         instance.create_table(
-            asked.table, schema, layout=asked.layout, split_points=points, properties=properties
+            request.table, schema, layout=request.layout, split_points=points, properties=properties
         )
     )
 
 
-def _set(instance: Instance, asked: SetRequest, call: Call) -> Any:
-    now = instance.table(asked.table).set_properties(**asked.properties).model_dump()
-    return {key: now[key] for key in asked.properties}
+def _set(instance: Instance, request: SetRequest, call: Call) -> Any:
+    now = instance.table(request.table).set_properties(**request.properties).model_dump()
+    return {key: now[key] for key in request.properties}
 
 
-def _drop(instance: Instance, asked: DropRequest, call: Call) -> Any:
-    status = instance.table(asked.table).status()
-    if not asked.dry_run:
-        instance.drop_table(asked.table)
+def _drop(instance: Instance, request: DropRequest, call: Call) -> Any:
+    status = instance.table(request.table).status()
+    if not request.dry_run:
+        instance.drop_table(request.table)
     counts = {"rows": status.row_count, "files": status.files}
-    return {"table": asked.table, **counts, "dropped": not asked.dry_run}
+    return {"table": request.table, **counts, "dropped": not request.dry_run}
 
 
-def _rename(instance: Instance, asked: RenameRequest, call: Call) -> Any:
-    instance.rename_table(asked.table, asked.new_name)
-    return {"table": asked.new_name, "was": asked.table}
+def _rename(instance: Instance, request: RenameRequest, call: Call) -> Any:
+    instance.rename_table(request.table, request.new_name)
+    return {"table": request.new_name, "was": request.table}
 
 
-def _convert(instance: Instance, asked: ConvertLayoutRequest, call: Call) -> Any:
-    table = instance.table(asked.table)
+def _convert(instance: Instance, request: ConvertLayoutRequest, call: Call) -> Any:
+    table = instance.table(request.table)
     before, files = table.layout, table.status().files
-    converted = not asked.dry_run and table.convert_layout(asked.layout)
-    layouts = {"was": before, "layout": asked.layout}
-    return {"table": asked.table, **layouts, "files": files, "converted": converted}
+    converted = not request.dry_run and table.convert_layout(request.layout)
+    layouts = {"was": before, "layout": request.layout}
+    return {"table": request.table, **layouts, "files": files, "converted": converted}
 
 
-def _add_column(instance: Instance, asked: AddColumnRequest, call: Call) -> Any:
-    column, default = asked.parts()
-    return _columns(asked, instance.table(asked.table).add_column(column, default))
+def _add_column(instance: Instance, request: AddColumnRequest, call: Call) -> Any:
+    column, default = request.parts()
+    return _columns(request, instance.table(request.table).add_column(column, default))
 
 
-def _rename_column(instance: Instance, asked: RenameColumnRequest, call: Call) -> Any:
-    return _columns(asked, instance.table(asked.table).rename_column(asked.column, asked.new_name))
+def _rename_column(instance: Instance, request: RenameColumnRequest, call: Call) -> Any:
+    return _columns(request, instance.table(request.table).rename_column(request.column, request.new_name))
 
 
-def _widen_column(instance: Instance, asked: WidenColumnRequest, call: Call) -> Any:
-    kind = DataType.from_json(asked.type)
-    return _columns(asked, instance.table(asked.table).widen_column(asked.column, kind))
+def _widen_column(instance: Instance, request: WidenColumnRequest, call: Call) -> Any:
+    kind = DataType.from_json(request.type)
+    return _columns(request, instance.table(request.table).widen_column(request.column, kind))
 
 
-def _drop_column(instance: Instance, asked: DropColumnRequest, call: Call) -> Any:
-    schema = instance.table(asked.table).drop_column(asked.column, dry_run=asked.dry_run)
-    return {**_columns(asked, schema), "column": asked.column, "dropped": not asked.dry_run}
+def _drop_column(instance: Instance, request: DropColumnRequest, call: Call) -> Any:
+    schema = instance.table(request.table).drop_column(request.column, dry_run=request.dry_run)
+    return {**_columns(request, schema), "column": request.column, "dropped": not request.dry_run}
 
 
-def _columns(asked: OfTable, schema: Schema) -> dict[str, Any]:
-    """Returns what the columns are now."""
-    return {"table": asked.table, "schema_version": schema.version, "schema": schema.to_json()}
+def _columns(request: OfTable, schema: Schema) -> dict[str, Any]:
+    """Returns the current columns of a table."""
+    return {"table": request.table, "schema_version": schema.version, "schema": schema.to_json()}
 
 
 def description(table: Table) -> dict[str, Any]:
-    """A table's columns, properties and what it consists of; quick, however many partitions it has."""
+    """Returns a table's columns, properties and counts; quick, even with many partitions."""
     schema = table.schema
     ids = [column.column_id for column in schema.shape.columns]
     return {
@@ -290,9 +290,9 @@ def _whole(table: Table) -> dict[str, Any]:
 
 
 def _drawn(table: Table) -> dict[str, Any]:
-    """`drawn` has a line for each partition: its parent's number, how it was divided off, rows of leaves.
+    """Returns the description and `drawn`, a line for each partition: its parent's line, its side, its rows.
 
-    Of a row table these are versions of rows.
+    For a row table the rows are versions of rows.
     """
     branches = outline(table.partitions.tree(), LEAVES_SHOWN_MAX)
     leaves = [one.partition.partition_id for one in branches if one.partition and one.partition.is_leaf]
@@ -309,7 +309,7 @@ def _drawn(table: Table) -> dict[str, Any]:
 
 
 def parse_split_points(schema: Schema, texts: Sequence[Any]) -> list[KeyValue]:
-    """Of the first row key, each as text."""
+    """Parses split points of the first row key from texts. Raises `InvalidRange`."""
     try:
         return [value_of_text(schema.row_keys[0], str(text)) for text in texts]
     except InvalidQuery as error:
@@ -317,9 +317,9 @@ def parse_split_points(schema: Schema, texts: Sequence[Any]) -> list[KeyValue]:
 
 
 def parse_event(event: Any, verbs: Iterable[Verb] | None = None) -> tuple[Verb, Request]:
-    """Returns the verb of an event, by default one of all, and what it is asked.
+    """Returns the verb and the request of an event.
 
-    Raises `InvalidInput`, one line that names what the event lacks.
+    Raises `InvalidInput` with one line that names the faulty field.
     """
     from dormouse.settings.lambdas import field
 
@@ -331,15 +331,15 @@ def parse_event(event: Any, verbs: Iterable[Verb] | None = None) -> tuple[Verb, 
     given = {
         name: value
         for name, value in event.items()
-        # what must be there, and is empty, is not there
+        # a required field that is empty counts as missing
         if name != "do" and value is not None and not (name in needed and value in ("", [], {}))
     }
     return verb, parse(verb.request, given, EVENT)
 
 
-def answer(instance: Instance, verb: Verb, asked: Request) -> Any:
+def answer(instance: Instance, verb: Verb, request: Request) -> Any:
     """Returns the answer of a verb as JSON."""
-    return json_value(verb.handler(instance, asked, Call()))
+    return json_value(verb.handler(instance, request, Call()))
 
 
 def _verb(do: str, request: type[Request], handler: Handler, *, changes: bool = True) -> Verb:

@@ -1,4 +1,4 @@
-"""How values of requests are written as texts: parameters, columns, types, properties."""
+"""The parsers of request values that are written as text: parameters, columns, types, properties."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPOUND = re.compile(r"(\w+)\s*(?:<(?=.*>)|\((?=.*\)))(.*)[>)]", re.DOTALL)
 
 
 def parse_parameters(items: Sequence[str]) -> list[str] | dict[str, str]:
-    """`name=value` each, of `$name`; or `1=value`, of `$1`."""
+    """Parses `name=value` for `$name`, or `1=value` for `$1`, into a dict or a list."""
     found: dict[str, str] = {}
     for item in items:
         name, equals, value = item.partition("=")
@@ -38,7 +38,7 @@ def parse_parameters(items: Sequence[str]) -> list[str] | dict[str, str]:
 
 
 def parse_field(text: str) -> Field:
-    """`name:type`, with `?` at the end when it may be null: `delay:long?`, `tags:list<string>`."""
+    """Parses `name:type`; a `?` at the end means it may be null: `delay:long?`, `tags:list<string>`."""
     name, colon, type_text = text.partition(":")
     if not colon:
         raise InvalidSchema(f"field {text!r}: write name:type, like {text}:long")
@@ -47,7 +47,9 @@ def parse_field(text: str) -> Field:
 
 
 def parse_type(text: str) -> DataType:
-    """`long`, `decimal(15,2)`, `list<string>`, `map<string,list<double>>`, `struct<x:double,y:double?>`."""
+    """Parses `long`, `decimal(15,2)`, `list<string>`, `map<string,list<double>>`,
+    `struct<x:double,y:double?>`.
+    """
     found = _COMPOUND.fullmatch(text.strip())
     if found is None:
         return DataType.from_json(text.strip().lower())
@@ -67,7 +69,7 @@ def parse_type(text: str) -> DataType:
 
 
 def _parts(text: str) -> list[str]:
-    """What stands between the commas that no bracket encloses."""
+    """Splits a text at commas that are not within brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "<(") - (character in ">)")
@@ -79,7 +81,7 @@ def _parts(text: str) -> list[str]:
 
 
 def parse_properties(texts: Sequence[str]) -> dict[str, Any]:
-    """`name=value` each; `name=` gives the property its default back."""
+    """Parses `name=value` for each property; `name=` restores the default."""
     properties: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -1,8 +1,8 @@
-"""A verb: an operation described once, of which every door is made.
+"""An operation described once, from which each interface (door) is made.
 
 To add an option to a verb, add a field with a docstring to its request, and an argument to the method of the
 Python facade that its handler calls. `options` passes the field on; jobs, events, HTTP, the client and the
-command line find it in the request.
+command line read it from the request.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _JSON_TYPES = {
     "missing": object, "string_type": str, "int_type": int, "bool_type": bool, "list_type": list,
     "dict_type": dict,
 }  # fmt: skip
-"""The types of JSON that a field may have to be, by the error of pydantic."""
+"""The Python types that a JSON field must have, by pydantic's error type."""
 
 Place = Literal["lookups", "queries", "statements"]
-"""Where the query service runs a verb: among short questions, queries by key, or SQL statements."""
+"""The pool of the query service that runs a verb: look-ups, queries by key, or SQL statements."""
 
 
 class Request(BaseModel):
-    """What a verb is asked with, in JSON. The docstring of a field is its help text at every door."""
+    """The arguments of a verb, in JSON. The docstring of a field is its help text at every door."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
@@ -65,10 +65,10 @@ class Document(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a field is written, where JSON, Python or a text write it in different ways. Stands in `Annotated`.
+    """The conversions of a field between JSON, Python and text, where these differ. Used in `Annotated`.
 
-    None is written as it is. Doors that have texts, the command line and Spark, read them by `of_text`, which
-    returns what JSON has; without it they read a field as its type tells. It may take a list of `texts`.
+    None is never converted. The command line and Spark parse texts with `of_text`, which returns the JSON
+    form; without it they parse by the field's type. If `texts` is true, it takes a list of texts.
     """
 
     to_json: Callable[[Any], Any] = lambda value: value
@@ -79,14 +79,14 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class AsText:
-    """How a field is written as a text: help in place of its docstring, which says how JSON has it."""
+    """The help of a field at doors that take texts, in place of its docstring, which is about JSON."""
 
     help: str
 
 
 @dataclass(frozen=True, slots=True)
 class OfWire:
-    """Stands in `Annotated` of a field that programs send for themselves; no person and no facade has it."""
+    """A mark in `Annotated` of a field that only programs send: no help, facade or command shows it."""
 
 
 def _python_when(when: Any) -> Any:
@@ -123,25 +123,25 @@ Parameters = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a door gives to a handler beside the request."""
+    """The arguments that a door passes to a handler besides the request."""
 
     interruption: Interruption | None = None
     """Ends the reading, when another thread sets it."""
 
     sessions: Sessions | None = None
-    """Where statements run, if not in this process."""
+    """The sessions in which statements run; by default in this process."""
 
     progress: Progress = no_progress
-    """Called with what is done, and of how much."""
+    """Called with the amounts of work done and in all."""
 
     job: JobProgress | None = None
-    """The job that the work is, if it is one."""
+    """The running job, if the work is one."""
 
     rows_max: int | None = None
-    """How many rows the door may answer with."""
+    """The most rows that the door may return."""
 
     check_rows: Callable[[int], object] = lambda rows: None
-    """Raises the door's error for more rows than that."""
+    """Raises the door's error if there are more rows than that."""
 
     @property
     def its_job(self) -> JobProgress:
@@ -157,11 +157,11 @@ class Call:
 
 
 Handler = Callable[[Any, Any, Call], Any]
-"""Does what a request asks of an instance: returns rows (a reader of Arrow) or what `json_value` takes."""
+"""Function that runs a request on an instance; returns rows (an Arrow reader) or a value for `json_value`."""
 
 
-def _table_is_there(instance: Any, asked: Any, call: Call) -> None:
-    instance.table(asked.table)
+def _table_is_there(instance: Any, request: Any, call: Call) -> None:
+    instance.table(request.table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +169,13 @@ class Job:
     """The verb as a job, started at every door that has jobs."""
 
     kind: str
-    """What the job is called; verbs of one kind are told apart by the fields that their requests must
-    have."""
+    """The kind of job; verbs that share a kind are distinguished by their required fields."""
 
     work: Handler | None = None
-    """Does the work in place of the verb's handler; its result is an object of JSON."""
+    """Replaces the verb's handler in jobs; its result is a JSON object."""
 
     check: Handler = _table_is_there
-    """Raises what the job would fail with as soon as a worker takes it."""
+    """Raises the error with which the job would fail at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,17 +183,17 @@ class Http:
     """The verb as a path of the query service: POST, with the request's other fields as the body."""
 
     path: str
-    """With fields of the request in braces."""
+    """The path, with fields of the request in braces."""
 
     kind: str
-    """What metrics call its queries."""
+    """The name of its queries in metrics."""
 
-    place: Callable[[Any], Place] = lambda asked: "queries"
+    place: Callable[[Any], Place] = lambda request: "queries"
     places: tuple[Place, ...] = ("queries",)
-    """Those that `place` may choose for a request."""
+    """The pools that `place` may choose for a request."""
 
     answer: type[Document] | None = None
-    """The document that it answers with; None: rows, in the format that the client accepts."""
+    """The document that it answers with; None means rows, in the format that the client accepts."""
 
     handler: Handler | None = None
     """Answers in place of the verb's handler."""
@@ -205,21 +204,21 @@ class Verb:
     """An operation: its request, its handler, and the doors that have it."""
 
     name: str
-    """As the command line has it, such as "table drop"."""
+    """The name on the command line, such as "table drop"."""
 
     request: type[Request]
     handler: Handler
     job: Job | None = None
     http: Http | None = None
     event: str | None = None
-    """What an event of the lambdas for tables calls it, in its field `do`."""
+    """The value of the field `do` in events for the table lambdas."""
 
     changes: bool = field(default=False, kw_only=True)
-    """Whether it changes the instance: then only the lambda that may change tables has it."""
+    """True if it changes the instance: then only the lambda that may change tables offers it."""
 
 
 def options(request: Request, *without: str) -> dict[str, Any]:
-    """Returns the fields of a request by name, as Python takes them, `without` some."""
+    """Returns the fields of a request by name, as Python values, except those in `without`."""
     model, given = type(request), dict(request)
     forms = {name: form_of(model, name) or Form() for name in fields_of(model, *without) if name in given}
     return {
@@ -228,15 +227,15 @@ def options(request: Request, *without: str) -> dict[str, Any]:
 
 
 def fields_of(model: type[BaseModel], *without: str) -> list[str]:
-    """Returns the names of the fields that people write, `without` some."""
+    """Returns the names of the fields that people write, except those in `without`."""
     fields = model.model_fields.items()
     return [name for name, field in fields if name not in without and OfWire() not in field.metadata]
 
 
 def json_of(model: type[Request], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what Python's values are in JSON, without those that are the default of their field.
+    """Returns Python's values as JSON, omitting those equal to their field's default.
 
-    So a service of before, which knows nothing of a new option, takes requests that do without it.
+    Thus an older service, which does not know a new option, still takes requests without it.
     """
     found = {}
     for name, value in given.items():
@@ -249,12 +248,12 @@ def json_of(model: type[Request], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_call(arguments: Mapping[str, Any], *without: str) -> dict[str, Any]:
-    """Returns the arguments of a method, its `locals()` as it begins, without `self` and some others."""
+    """Returns the arguments of a method, from its `locals()`, without `self` and those in `without`."""
     return {name: value for name, value in arguments.items() if name not in ("self", *without)}
 
 
 def form_of(model: type[BaseModel], name: str) -> Form | None:
-    """Returns how a field of a model is written, if it is not as JSON has its type."""
+    """Returns the conversions of a field, if JSON's form is not its own."""
     return next((one for one in model.model_fields[name].metadata if isinstance(one, Form)), None)
 
 
@@ -264,7 +263,7 @@ def required(model: type[BaseModel]) -> list[str]:
 
 
 def parse(model: type[R], given: object, what: str) -> R:
-    """Returns a request; `InvalidInput` says what is wrong with it, `what` what it is."""
+    """Parses a request. Raises `InvalidInput` with the faults, in which `what` names the request."""
     try:
         return model.model_validate(given)
     except ValidationError as error:
@@ -272,7 +271,7 @@ def parse(model: type[R], given: object, what: str) -> R:
     for one in faults:
         if isinstance(reason := one.get("ctx", {}).get("error"), DormouseError):
             raise reason from None
-        # what reads the fields of an event names them, and the types of JSON
+        # for events, `field_of` raises an error that names the field and the JSON type
         if what == EVENT and one["type"] in _JSON_TYPES:
             from dormouse.settings.lambdas import field as field_of
 
@@ -281,7 +280,7 @@ def parse(model: type[R], given: object, what: str) -> R:
 
 
 def _texts(faults: Iterable[Any], known: Iterable[str]) -> list[str]:
-    """Returns what is wrong with a request, a text for each field, the first five."""
+    """Returns the faults of a request as texts, at most the first five."""
     found = []
     for one in list(faults)[:FAULTS_SHOWN_MAX]:
         said = one["msg"].removeprefix("Value error, ")
