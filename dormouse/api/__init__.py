@@ -1,1 +1,1 @@
-"""The facade: the instance, its tables, row tables and history, one class a file."""
+"""The classes that users work with: instances, tables and row tables, one class a file."""

@@ -1,4 +1,4 @@
-"""An instance: a database, an object store, any number of tables. One call each; rooms below do the work."""
+"""An instance: a database, an object store and any number of tables. Its methods only delegate."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ OLDER_THAN = timedelta(days=7)
 
 @names_what_is_missing
 class Instance:
-    """One deployed Dormouse; a context manager. Made by `connect` and `local`."""
+    """One deployed Dormouse: a database and an object store. A context manager."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Instance:
     def open(self, *, writers_are_dead: bool = False) -> Self:
         """Migrates the database, and checks that it and the object store belong together.
 
-        A copy of the database that owns the store is opened read-only, and so is a standby.
+        Opens read-only a copy of the database that owns the store, and a PostgreSQL standby.
         """
         migrate(self._supplier)
         if self._durability.open(writers_are_dead=writers_are_dead):
@@ -123,12 +123,12 @@ class Instance:
             from dormouse.rows.cluster import Placements
 
             roll(self._supplier)
-            with suppress(InstanceForbidden):  # of a role that writes other tables
+            with suppress(InstanceForbidden):  # this role may have no right to the table of keys
                 Placements(self._supplier).make_key()
         return self
 
     def close(self) -> None:
-        """Ends committers in bounded time, and connections; an embedded database stops with its last user."""
+        """Stops committers and closes connections; the last process also stops an embedded database."""
         first, self._closed = not self._closed, True
         if "row_indexes" in self.__dict__:
             self.row_indexes.close()
@@ -168,7 +168,7 @@ class Instance:
 
     @property
     def refusal(self) -> InstanceReadOnly | None:
-        """Why nothing may be written, however it was opened: a copy, or taken over."""
+        """The error that every write raises, if any: the database is a copy, or no longer the owner."""
         return self._ownership.refusal
 
     @property
@@ -188,10 +188,10 @@ class Instance:
         properties: TableProperties | None = None,
         exist_ok: bool = False,
     ) -> Table:
-        """Makes a table; `split_points` divide it from the start, on the first row key, ascending.
+        """Creates a table; `split_points` divide it from the start: ascending values of the first row key.
 
-        In place of a schema, `like` is files or data with such columns, and the keys are named. `exist_ok`
-        takes a table that is there with the same columns. Raises `TableAlreadyExists`, `InvalidName`,
+        In place of a schema, `like` takes files or data with the wanted columns; name the keys. `exist_ok`
+        returns an existing table of the same columns. Raises `TableAlreadyExists`, `InvalidName`,
         `InvalidSchema`, `InvalidData`, `InvalidRange` and `InvalidProperties`.
         """
         self._check_writable()
@@ -207,22 +207,22 @@ class Instance:
         return self._table(record)
 
     def table(self, name: str) -> Table:
-        """The table of this name; `name$versions` shows every version of a row table. `TableNotFound`."""
+        """Returns a table; `name$versions` has every version of its rows. Raises `TableNotFound`."""
         return self._table(*self._catalog.shown(name))
 
     __getitem__ = table
 
     def tables(self) -> list[Table]:
-        """All tables, by name."""
+        """Returns all tables, ordered by name."""
         return [self._table(record) for record in self._catalog.tables()]
 
     def drop_table(self, name: str) -> None:
-        """Drops a table and deletes its files; `TableNotFound`."""
+        """Drops a table and deletes its files. Raises `TableNotFound`."""
         self._check_writable()
         self._clear_up(self._catalog.drop(name))
 
     def drop_unused(self, table: Table) -> None:
-        # for commands that made it for rows which then did not come: others may have added theirs
+        # for a command that created the table and then loaded nothing; another process may have used it
         self._clear_up(self._catalog.drop_unused(table.context.table))
 
     def _clear_up(self, record: TableRecord) -> None:
@@ -231,7 +231,7 @@ class Instance:
         self._tables.note_activity()
 
     def rename_table(self, name: str, new_name: str) -> Table:
-        """Gives a table another name, in one transaction; handles that are open follow, by its id.
+        """Gives a table another name, in one transaction; open handles keep working.
 
         Raises `TableNotFound`, `InvalidName`, and `TableAlreadyExists` when the new name is taken.
         """
@@ -249,27 +249,27 @@ class Instance:
         sessions: Sessions | None = None,
         verify: bool = False,
     ) -> Answer:
-        """The answer of one statement of DuckDB's dialect over the instance's tables, by name, streamed.
+        """Runs one SQL statement of DuckDB's dialect over the instance's tables, by name; streams the answer.
 
-        SELECT, WITH, VALUES, SHOW TABLES, DESCRIBE, SUMMARIZE, EXPLAIN and EXPLAIN ANALYZE; `parameters` are
-        a list for `$1`, `$2`, … or `?`, or a dict for `$name`. Columns of one name are numbered. `as_of`
-        reads every table as it was then: an aware time, or the name of a cut that each has. Another thread
-        ends it by `interruption.set()`; `sessions` say where it runs, if not in this process. `verify` is
-        that of `Table.query`. Raises `InvalidQuery`, `InvalidCut` and `CutExpired`, and what that does.
+        It may be SELECT, WITH, VALUES, SHOW TABLES, DESCRIBE, SUMMARIZE, EXPLAIN or EXPLAIN ANALYZE.
+        `parameters` are a list for `$1`, `$2`, … or `?`, or a dict for `$name`. Columns with equal names get
+        numbers. `as_of` reads every table as of one moment: an aware datetime, or a cut's name that each
+        table has. Another thread ends it with `interruption.set()`; `sessions` run it in other processes.
+        `verify` is that of `Table.query`. Raises `InvalidQuery`, `InvalidCut`, `CutExpired`, `ObjectDamaged`.
         """
         return self._tables.sql(statement, parameters, interruption, sessions, as_of, verify)
 
     def duckdb(
         self, as_of: When | None = None, where: Mapping[str, Where] | None = None, *, verify: bool = False
     ) -> DuckDBPyConnection:
-        """Returns a DuckDB connection with a view of each table, by name, all as they are at one moment.
+        """Returns a DuckDB connection with a view of each table, by name, all as of one moment.
 
-        `as_of` is another moment than now: an aware time, or the name of a cut. `where` bounds what is seen
-        of a table: `{table: …}`, each as in `table.query`. The moment stands until files that were replaced
-        since are collected, `history_retention_seconds` later; then the views raise errors about missing
-        files. On S3 it reads with the credentials of now. Close it after use. `verify` compares the digests
-        of all files now. The view of a table that has more than 10,000 files, or has a damaged file, raises
-        an error when it is used. Raises `InvalidQuery`.
+        `as_of` is that moment, by default now: an aware datetime, or a cut's name. `where` limits the rows of
+        tables: `{table: …}`, each as in `Table.query`. The views read files: after
+        `history_retention_seconds` these may be collected, and the views raise errors about missing files. On
+        S3 they use the credentials of the time of the call. `verify` compares the digests of all files at
+        once. The view of a table with more than 10,000 files, or with a damaged file, raises an error when it
+        is used. Close the connection after use. Raises `InvalidQuery`.
         """
         return self._tables.duckdb({} if where is None else where, as_of, verify)
 
@@ -282,13 +282,13 @@ class Instance:
         interruption: Interruption | None = None,
         sessions: Sessions | None = None,
     ) -> dict[str, PlanSummary]:
-        """What a statement would read of each table that it reads. Raises `InvalidQuery`."""
+        """Returns what a statement would read of each table, by table name. Raises `InvalidQuery`."""
         return self._tables.explain_sql(statement, parameters, interruption, sessions, as_of)
 
     def sql_workers(self, limits: WorkerLimits, ended: Callable[[str], object] = lambda why: None) -> Workers:
-        """Processes that run SQL, for `sessions`; what a statement exhausts or crashes is one of them.
+        """Returns processes that run SQL, for `sessions`; a statement that crashes ends only its process.
 
-        Start them, and close them before the instance. `ended` is told why one ended.
+        Start them, and close them before the instance. `ended` is called with the reason when a process ends.
         """
         from dormouse.reading.sql.workers import Workers
 
@@ -297,7 +297,7 @@ class Instance:
     def create_row_table(
         self, name: str, columns: Sequence[Column], *, properties: TableProperties | None = None
     ) -> RowTable:
-        """Makes a table whose rows have ids and versions, and are edited by many; `drop_table` drops it.
+        """Creates a table whose rows have ids and versions and are edited; `drop_table` drops it.
 
         Raises `InvalidColumn`, `TableAlreadyExists` and `InvalidName`.
         """
@@ -309,7 +309,7 @@ class Instance:
         return self._row_table(made)
 
     def row_table(self, name: str) -> RowTable:
-        """The row table of this name. `TableNotFound`, `NotARowTable`."""
+        """Returns the row table of this name. Raises `TableNotFound` and `NotARowTable`."""
         found = self._catalog.get(name)
         if not is_edited(found.properties):
             why = f"table {name!r} is no row table: its rows have no ids and versions"
@@ -317,8 +317,8 @@ class Instance:
         return self._row_table(found)
 
     def row_tables(self) -> list[RowTable]:
-        """All row tables, by name."""
-        return [self._row_table(one) for one in self._catalog.tables() if is_edited(one.properties)]
+        """Returns all row tables, ordered by name."""
+        return [self._row_table(each) for each in self._catalog.tables() if is_edited(each.properties)]
 
     @cached_property
     def row_indexes(self) -> RowIndexes:
@@ -335,12 +335,12 @@ class Instance:
 
     @property
     def row_page_seconds(self) -> float:
-        """For so long a page's `next_page` can be asked for."""
+        """The seconds for which the `next_page` token of a page is valid."""
         return self._settings.row_page_seconds
 
     @property
     def payloads(self) -> PayloadStore:
-        """JSON documents, hot in PostgreSQL for a day, and cold in the object store after it."""
+        """The store of JSON documents, which are in PostgreSQL for a day and then in the object store."""
         with self._making:
             if self._payloads is None:
                 from dormouse.payloads.copying import PayloadOptions
@@ -355,7 +355,7 @@ class Instance:
 
     @property
     def jobs(self) -> JobStore:
-        """Jobs, which workers run sooner or later, and what rounds did."""
+        """The store of jobs, which workers run in the background, and of reports on rounds."""
         payloads = self.payloads
         with self._making:
             if self._jobs is None:
@@ -369,11 +369,10 @@ class Instance:
     ) -> None:
         """Sends commit requests (`dormouse.commits.requests`) to the queue; a committer applies them.
 
-        A table is known by its id from here on, whatever its name will be. Waits while the queue is above its
-        high mark, and tells `waiting` why. When it raises, some may have been sent: sending all of them again
-        applies each once.
-
-        Raises `TableNotFound`, `InvalidCommitRequest`, `CommitQueueFull` and `CommitQueueError`.
+        Requests name a table by its id, so renaming it changes nothing. Waits while the queue is above its
+        high mark, and calls `waiting` with the reason. After an error some requests may have been sent: send
+        all again, and each is applied once. Raises `TableNotFound`, `InvalidCommitRequest`, `CommitQueueFull`
+        and `CommitQueueError`.
         """
         self._check_writable()
         self._commits.submit(requests, waiting)
@@ -385,47 +384,47 @@ class Instance:
         seconds_max: float = 60,
         waiting: Callable[[str], object] | None = None,
     ) -> list[CommitStatus]:
-        """Applies commit requests now, and gives what became of each, in their order.
+        """Applies commit requests now, and returns the outcome of each, in the same order.
 
-        What threads commit at once is one statement for each table. Those whose inputs are not there yet go
-        to the queue, and are waited for: `pending` is what may still be applied when the time is over. When
-        it raises, commit the same again, or ask `commit_status`: each is applied once.
+        Commits of several threads share one statement for each table. A request whose inputs are missing goes
+        to the queue, and the call waits for it: after `seconds_max` its outcome is `pending`, and it may
+        still be applied. After an error, commit the same again or ask `commit_status`: each is applied once.
 
-        Raises what `submit` does.
+        Raises the errors of `submit`.
         """
         self._check_writable()
         return self._commits.commit(requests, seconds_max, waiting)
 
     def committer(self, *, concurrency: int = 2, batch_max: int = 500, receives_max: int = 10) -> Committer:
-        """What applies requests: `run()` until it is stopped, or `drain()` until the queue is empty.
+        """Returns a committer: `run()` applies requests until stopped, `drain()` until the queue is empty.
 
-        It takes at most `batch_max` requests at once (more where many wait for many tables), works on
-        `concurrency` batches at a time, and rejects a request whose inputs were not there at `receives_max`
+        It takes at most `batch_max` requests at once (more when requests for many tables wait), works on
+        `concurrency` batches at a time, and rejects a request whose inputs were missing at `receives_max`
         tries.
         """
         self._check_writable()
         return self._commits.committer(concurrency, batch_max, receives_max)
 
     def commit_status(self, commit_id: str) -> CommitStatus:
-        """What became of a commit."""
+        """Returns the outcome of a commit."""
         return self._commits.statuses([commit_id])[0]
 
     def wait_for_commits(self, commit_ids: Sequence[str], *, seconds_max: float = 60) -> list[CommitStatus]:
-        """What became of commits, when each is applied or rejected, or the time is over."""
+        """Waits until each commit is applied or rejected, at most `seconds_max`, and returns the outcomes."""
         return self._commits.wait_for(commit_ids, seconds_max)
 
     @property
     def objects(self) -> ObjectStore:
-        """Where its objects are."""
+        """The object store of the instance."""
         return self._objects
 
     @property
     def commits(self) -> CommitQueues:
-        """The commit queues: how deep they are, and what could not be handled."""
+        """The commit queues, with their lengths and dead letters."""
         return self._commits
 
     def check_reachable(self) -> None:
-        """Asks the database and the object store for a little. `InstanceError`, `ObjectStoreError`."""
+        """Checks that database and object store answer. Raises `InstanceError` and `ObjectStoreError`."""
         check_mark(self._catalog.instance_id(), self._objects)
 
     def backup(
@@ -436,14 +435,14 @@ class Instance:
         despite_damage: bool = False,
         progress: Progress = no_progress,
     ) -> Backup:
-        """Takes a backup into a folder, or s3://bucket/prefix, while everything runs.
+        """Writes a backup into a folder, or `s3://bucket/prefix`, while everything runs.
 
-        It is whole or absent, whatever happens. Objects of the backup `since`, in the same place, are not
-        copied again: `last` is the instance's latest there, if any. `progress` is called with the objects
-        done. `dm.restore` makes an instance of it.
+        A backup that is interrupted leaves none. `since` names an earlier backup in the same place, whose
+        objects are not copied again; `last` is the latest one, if any. `progress` is called with the number
+        of objects done. `dm.restore` makes an instance of a backup.
 
-        Raises `InvalidInput`, `BackupDamaged` for an object that is missing, or is not what was written: with
-        `despite_damage` the backup's `damaged` names it instead. Raises `ObjectStoreError`.
+        Raises `InvalidInput` and `ObjectStoreError`; `BackupDamaged` for an object that is missing or has
+        changed. With `despite_damage` the backup lists such objects as `damaged` instead.
         """
         return self._durability.backup(target, since, despite_damage, progress)
 
@@ -456,17 +455,16 @@ class Instance:
         tell: Callable[[str], object] = lambda line: None,
         metrics: Path | None = None,
     ) -> Maintenance:
-        """Splits, compacts and collects all tables until `stop` is set, or `once`; returns what was done.
+        """Splits, compacts and collects all tables until `stop` is set, or `once`; returns a report.
 
-        Once a day it writes a backup of the metadata of an instance in a folder into the object store, and
-        keeps the last `DORMOUSE_METADATA_BACKUPS` (0: takes none); their files are not collected before the
-        next one. Once a day it also checks tables (of more than seven a seventh), and deletes records of jobs
-        that ended `DORMOUSE_JOBS_RETENTION_DAYS` ago. A failure is recorded, passed to `tell`, and holds up
-        nothing else. After each cycle the file `metrics` has what is left to do and what fails, also of
-        payloads, jobs and indexes of rows, as Prometheus reads it.
+        Once a day it also backs up an embedded database's metadata into the object store (it keeps the last
+        `DORMOUSE_METADATA_BACKUPS`; 0: none), checks all tables, or a seventh of more than seven, and deletes
+        records of jobs that ended `DORMOUSE_JOBS_RETENTION_DAYS` ago. Failures are recorded and passed to
+        `tell`; other work goes on. After each cycle the file `metrics` gets backlogs and failures, as
+        Prometheus reads it.
 
-        Raises `InstanceLocked` when another process does it, and `MaintenanceTakenOver`, whose `report` is
-        what was done, when this process lost its session of the database and another one took over.
+        Raises `InstanceLocked` while another process maintains the instance, and `MaintenanceTakenOver`, with
+        a `report`, when this process lost its database session and another process took over.
         """
         numbers = partial(shown.numbers, self)
         return self._durability.maintain(
@@ -482,28 +480,26 @@ class Instance:
         after: str | None = None,
         finished: Callable[[str], object] = lambda table: None,
     ) -> CheckReport:
-        """Checks that database and object store have what was written; only reads, while everything runs.
+        """Compares the database's records with a listing of the store; only reads, while everything runs.
 
-        Compares the database's records with a listing of the store; `deep` also reads every byte, and gives
-        files a digest that have none. Checks one `table`, or all, or those that come `after` one by name, to
-        go on with an interrupted check. `progress` is called with the files done, `finished` with each table
-        that is done. Raises `TableNotFound`.
+        `deep` also reads every byte, and records digests for files without one. Checks one `table`, all, or
+        those with names greater than `after`, to resume a check. `progress` is called with the number of
+        files done, `finished` with the name of each checked table. Raises `TableNotFound`.
         """
         return self._durability.check(deep, table, progress, after, finished)
 
     def accept_differences(self, table: str) -> int:
-        """Takes what a table has for right from now on, though references of it are lost; gives how much was.
+        """Accepts that references of a table are lost, and returns how many; first counts all again.
 
-        What is lost is looked for first. `check` tells of it no more, and collection deletes files again.
-        Raises `TableNotFound`.
+        Then `check` no longer reports them, and collection deletes files again. Raises `TableNotFound`.
         """
         return self._durability.accept_differences(table)
 
     def orphans(self, older_than: timedelta = OLDER_THAN) -> Iterator[Orphan]:
-        """The objects that the database does not know, and that were written so long ago; streamed.
+        """Yields the objects older than `older_than` that the database does not know.
 
-        They are of no table, no writer at work, no table that was dropped and waits for collection, and no
-        record of the instance.
+        They belong to no table, to no running writer and to no dropped table that waits for collection, and
+        are no record of the instance.
         """
         return iter(self._durability.orphans(older_than))
 
@@ -512,15 +508,15 @@ class Instance:
         older_than: timedelta = OLDER_THAN,
         progress: Progress = no_progress,
     ) -> Swept:
-        """Deletes what `orphans` gives, for ever; then there is no way back to another timeline.
+        """Deletes the objects that `orphans` yields; this cannot be undone, nor another timeline restored.
 
-        `progress` is called with the objects done. Raises `InstanceIsACopy` and `InstanceTakenOver`; and
-        `CheckFailed` when tables miss files, as an orphan may be the last copy of their rows.
+        `progress` gets the number of objects done. Raises `InstanceIsACopy`, `InstanceTakenOver`, and
+        `CheckFailed` when tables miss files, because an orphan may be the last copy of their rows.
         """
         return self._durability.delete_orphans(older_than, progress)
 
     def rounds(self) -> list[InstanceRound]:
-        """How the last rounds ended that are of the instance: backups of the metadata, checks."""
+        """Returns the results of the last backups of the metadata and the last checks."""
         return InstanceRounds(self._supplier).read()
 
     def clock_jumps(self) -> list[ClockJump]:
@@ -535,28 +531,28 @@ class Instance:
         force: bool = False,
         tell: Callable[[str], object] = lambda line: None,
     ) -> int:
-        """Makes this database, a copy or a former owner, the owner of the object store; gives its number.
+        """Makes this database, a copy or a former owner, the owner of the object store; returns its number.
 
-        The owner before gets an error at its next write. Objects of other timelines stay in the store, and so
-        does for `keep_days` all that this database knows, so that going back misses nothing (`holds` lists
-        it). Waits at most `wait_seconds` for deletions that the owner before has begun, and reports them to
-        `tell`; `force` then takes them for ended, and what they delete later is lost. Pointers of payloads
-        whose objects are gone are changed to other objects with the same contents; `tell` gets the rest.
+        The former owner gets an error at its next write. Objects of other timelines stay, and for `keep_days`
+        so do all files that this database refers to, in case you go back (`holds` lists this). Waits at most
+        `wait_seconds` for deletions that the former owner has begun, and reports them to `tell`. `force` then
+        goes on without waiting: what these delete later is lost. Payload pointers to missing objects are
+        moved to objects with the same contents; `tell` gets those without.
 
-        Raises `InvalidInput` when this database is the owner, `InstanceTakenOver` when another was faster,
-        and `InstanceLocked` when a deletion may go on: then neither may write until `adopt` is called again.
+        Raises `InvalidInput` if this database is the owner, `InstanceTakenOver` if another one was faster,
+        `InstanceLocked` if a deletion may still run: then neither may write until `adopt` is called again.
         """
         return self._durability.adopt(keep_days, wait_seconds, force, tell)
 
     def holds(self) -> list[Hold]:
-        """Who needs files that collection would delete: readers and backups at work, adoptions for some days.
+        """Returns the holds, which keep files from collection: of readers, backups and recent adoptions.
 
-        Named cuts and consumers, which belong to their tables, are in `Table.status`.
+        Named cuts and consumers also keep files; they belong to tables, and are in `Table.status`.
         """
         return self._durability.holds()
 
     def release(self, holder: str) -> None:
-        """Ends a hold, whoever needs it; of an adoption, going back may miss files from then on.
+        """Ends a hold, even if it is in use. Without an adoption's hold, going back may miss files.
 
         Raises `InvalidInput` when there is none of this name.
         """
@@ -568,7 +564,7 @@ class Instance:
         )
 
     def _row_table(self, record: TableRecord) -> RowTable:
-        # lambdas open instances, too, and have no numpy
+        # imported here: lambdas open instances without numpy
         from dormouse.api.row_table import RowTable
 
         return RowTable(self._table(record, every_version=True), lambda: self.row_indexes)
@@ -579,7 +575,7 @@ class Instance:
         return {"jobs": jobs, "rows": self._keep_row_indexes, "commit bodies": self._commits.sweep_bodies}
 
     def _keep_row_indexes(self) -> None:
-        """Drops indexes that are idle, and what is left of others, if there are any."""
+        """Drops idle indexes, and the remains of other indexes, if there are any."""
         from dormouse.rows.cluster import Placements
 
         if Placements(self._supplier).all() or "row_indexes" in self.__dict__:
@@ -587,9 +583,10 @@ class Instance:
 
 
 def connect(dsn: str, objects_url: str, *, read_only: bool = False, **objects_options: Any) -> Instance:
-    """The instance of a PostgreSQL database and an object store (`s3://bucket/prefix`, `file:///path`).
+    """Opens the instance of a PostgreSQL database and an object store, and creates it when both are new.
 
-    Made when both are new. `InstanceError`: unreachable, of a newer Dormouse, or halves of two instances.
+    The store is `s3://bucket/prefix` or `file:///path`. Raises `InstanceError` when either cannot be reached,
+    belongs to a newer Dormouse, or when the two belong to different instances.
     """
     instance = Instance(dsn, open_store(objects_url, **objects_options), load_settings(), read_only=read_only)
     try:

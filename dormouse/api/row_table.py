@@ -1,4 +1,4 @@
-"""A row table, as users hold it: rows with ids and versions, changed by many at once, every version kept."""
+"""A row table as users hold it: rows with ids and versions that many edit; every version is kept."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class RowTable(Container):
     def __init__(self, table: Table, indexes: Callable[[], RowIndexes]) -> None:
         self._indexes_of = indexes
         self.table = table
-        """The table below it: its files, partitions, history, changes; it reads every version of the rows."""
+        """The underlying table, with files, partitions, history and changes; it reads every version of the
+        rows.
+        """
         context = table.context
         self.store = RowStore(context.supplier, context.table)
         self.locks = RowLocks(context.supplier, context.table)
@@ -77,15 +79,17 @@ class RowTable(Container):
         return self.store.table.table_id
 
     def state(self) -> TableState:
-        """The newest version and the columns, of one moment. `TableNotFound`."""
+        """Returns the newest version and its columns, read together. Raises `TableNotFound`."""
         return self.store.state()
 
     def version(self) -> int:
-        """The newest version; 0 of a table that was never changed."""
+        """Returns the newest version; 0 for a table that was never changed."""
         return self.state().version
 
     def columns(self, version: int | None = None) -> tuple[Column, ...]:
-        """The columns of now, or as of a version. `InvalidQuery` for one that the table does not have."""
+        """Returns the columns now, or as of a version. Raises `InvalidQuery` for a version that does not
+        exist.
+        """
         state = self.store.state()
         if version is None:
             return state.columns
@@ -104,18 +108,19 @@ class RowTable(Container):
         wait_seconds: float = INDEX_WAIT_SECONDS,
         interruption: Interruption | None = None,
     ) -> Page:
-        """A page of the rows of a query: SELECT … FROM the table, with WHERE, GROUP BY, ORDER BY, LIMIT.
+        """Returns a page of a query: SELECT … FROM the table, with WHERE, GROUP BY, ORDER BY, LIMIT.
 
-        `parameters` are the values of $1, $2, … as a list, of $name as a dict: they need no quoting.
+        `parameters` are the values of $1, $2, … as a list, or of $name as a dict; they need no quoting.
 
-        `page` is the `next_page` of another page, whose query goes on at the version that it began on,
-        whatever is changed meanwhile. Rows of the newest version come from an index of the table. While that
-        is behind, or its database is away, the query waits for it, at most `wait_seconds`. Another thread
-        ends the query by `interruption.set()`. A snapshot or an older version is read from the files.
+        `page` is the `next_page` of another page; the query continues at the version that it began on, even
+        if rows change meanwhile. Rows of the newest version come from an index of the table. While the index
+        is behind, or its database cannot be reached, the query waits for it, at most `wait_seconds`. Another
+        thread ends the query with `interruption.set()`. A snapshot or an older version is read from the
+        files.
 
-        Raises `IndexNotReady` when the index is not up to date by then: the work on it goes on, ask again.
-        Raises `InvalidQuery` for anything else than such a query, `InvalidPage` for a token that this table
-        did not give for this query, `PageExpired`, `SnapshotNotFound`.
+        Raises `IndexNotReady` when the index is not up to date by then: work on it continues, so ask again.
+        Raises `InvalidQuery` for any other statement, `InvalidPage` for a token that this table did not
+        return for this query, `PageExpired`, `SnapshotNotFound`.
         """
         if snapshot is not None and version is not None:
             raise InvalidInput("give a version, or the name of a snapshot")
@@ -138,19 +143,19 @@ class RowTable(Container):
         wait_seconds: float = LOCK_WAIT_SECONDS,
         progress: Progress = no_progress,
     ) -> Changed:
-        """Makes all of the changes in their order, as one transaction, or none.
+        """Applies all of the changes in their order, as one transaction, or none.
 
-        Rows are applied in blocks of at most 25,000, of which each is the next version of its rows; so is
-        each change of the columns. Rows that get no other value are counted as "unchanged", and get no
-        version. `dry_run` tells exactly what it would do, and does nothing. `changed_by`
-        is who the history says it was, by default the user of the process; the same `change_id` again changes
-        nothing, and tells what it did then. Another change with that id is `CommitIdReused`: rows in lists
-        and the content of files are compared, rows of iterators are not. `progress` is called with the rows
-        done. Other changes of the table are waited for, for `wait_seconds`.
+        Rows are applied in blocks of at most 25,000; each block, and each change of the columns, is a new
+        version. Rows whose values stay the same count as "unchanged", and get no version. `dry_run` reports
+        exactly what would be done, and does nothing. `changed_by` is the name in the history, by default the
+        process's user. The same `change_id` again changes nothing and returns the first result; with another
+        change it raises `CommitIdReused`. Rows in lists and contents of files are compared, rows of iterators
+        are not. `progress` is called with the number of rows done. Waits at most `wait_seconds` for other
+        changes of the table.
 
-        Raises `InvalidRow` and `InvalidColumn` for what does not fit, `RowConflict` for rows that have newer
-        versions than those that were sent, `RowLockHeld`, `RowLockLost`, `CommitFailed`: then nothing is
-        changed; and `CommitOutcomeUnknown`.
+        Raises `InvalidRow` and `InvalidColumn` for values that do not fit, `RowConflict` for rows with newer
+        versions than the ones sent, `RowLockHeld`, `RowLockLost`, `CommitFailed`: then nothing is changed;
+        and `CommitOutcomeUnknown`.
         """
         listed = checked_changes(changes)
         digest = None if change_id is None else digest_of_changes(listed)
@@ -168,14 +173,15 @@ class RowTable(Container):
         wait_seconds: float = LOCK_WAIT_SECONDS,
         progress: Progress = no_progress,
     ) -> Changed:
-        """Updates the rows that have the values of the columns `on`, where they differ; inserts the others.
+        """Updates the rows that match in the columns `on`, where they differ; inserts the other rows.
 
-        One transaction, under the table's lock; cells that a row does not bring are left untouched. Rows that
-        are as they are wanted are counted as "unchanged", and get no version. The rest is as for `change`.
+        It is one transaction, under the table's lock; cells that a row lacks stay as they are. Rows that
+        already have the values count as "unchanged", and get no version. The other options are as for
+        `change`.
 
-        Raises `AmbiguousRows` when two rows, of the table or of these, have the same values, and what
-        `change` does; `IndexNotReady` when the index cannot be brought to the newest version, `InvalidQuery`
-        when the rows are not found in 300 seconds.
+        Raises what `change` does, and `AmbiguousRows` when two rows, of the table or of these, have the same
+        values in `on`. Raises `IndexNotReady` when the index cannot reach the newest version, and
+        `InvalidQuery` when looking up the rows takes more than 300 seconds.
         """
 
         def prepare(held: HeldLock, columns: tuple[Column, ...]) -> PreparedChanges:
@@ -183,7 +189,7 @@ class RowTable(Container):
             batches, unchanged = upserts(rows, on, columns, locate)
             return PreparedChanges([LookedUp(batches)] if batches else [], unchanged)
 
-        self._indexes.bring(self)  # or the lock would be held while an index is built
+        self._indexes.bring(self)  # before the lock is taken, as building an index takes long
         digest = None if change_id is None else digest_of_upsert(rows, on)
         return self._changed(
             prepare, ChangeOptions(dry_run, changed_by, change_id, digest, wait_seconds, progress)
@@ -196,14 +202,16 @@ class RowTable(Container):
             return self._changes.make(prepare, options)
 
     def row(self, row_id: int, version: int | None = None) -> dict[str, Any]:
-        """A row as it is now, or that version of it, with the columns of then. `RowNotFound`."""
+        """Returns a row as it is now, or a version of it, with the columns of that time. Raises
+        `RowNotFound`.
+        """
         return self._row(row_id, version)[1]
 
     def rows(self, wanted: Iterable[Sequence[object]]) -> list[dict[str, Any]]:
-        """Returns rows by their ids and versions, in the order given, each with the columns of its version.
+        """Returns rows by ids and versions, in the order given, each with the columns of its version.
 
-        Rows of one version are read together. Raises `RowNotFound` for a row that has not that version, or
-        was deleted by it, and `InvalidRow` for what is no pair of an id and a version.
+        Rows of one version are read together. Raises `RowNotFound` for a row that lacks the version or was
+        deleted by it, and `InvalidRow` for an item that is no pair of an id and a version.
         """
         import numpy as np
 
@@ -239,7 +247,7 @@ class RowTable(Container):
             said = f"table {self.name!r} has no row of {ROW_ID} {row_id}"
             raise RowNotFound(said, table=self.name, row_id=row_id)
         wanted = int(ranges.version[0]) if version is None else checked_number(ROW_VERSION, version)
-        # a change may have come between, and the row has the columns of before it, or of after it
+        # another change may have committed in between: then look up the columns of the row's own version
         if state is not None and wanted <= state.version:
             columns = state.columns
         else:
@@ -255,10 +263,10 @@ class RowTable(Container):
         return columns, {ROW_ID: ids, ROW_VERSION: wanted, **cells}
 
     def put_file(self, path: str | PathLike[str], name: str | None = None) -> str:
-        """Copies a file of this machine to the object store; gives what a FILE cell is to hold of it.
+        """Copies a file of this machine to the object store; returns the value for a FILE cell.
 
-        It stays as long as the table, as older versions of rows refer to it. `name` is what it is called.
-        Raises `InvalidInput`, `InvalidName`, and `ObjectStoreError`.
+        The object is kept as long as the table, as older versions of rows refer to it. `name` is the file's
+        name in the cell. Raises `InvalidInput`, `InvalidName`, and `ObjectStoreError`.
         """
         from dormouse.rows.cell_files import put
 
@@ -266,7 +274,9 @@ class RowTable(Container):
             return put(self.files, path, name)
 
     def file(self, row_id: int, column: str, version: int | None = None) -> CellFile:
-        """What a FILE cell refers to: `files.chunks` of it are its bytes. `RowNotFound`, `InvalidColumn`."""
+        """Returns the file of a FILE cell; `files.chunks` reads its bytes. Raises `RowNotFound`,
+        `InvalidColumn`.
+        """
         columns, row = self._row(row_id, version)
         found = column_named(columns, column)
         if found.type != "FILE":
@@ -276,7 +286,7 @@ class RowTable(Container):
     def save_file(
         self, row_id: int, column: str, path: str | PathLike[str], version: int | None = None
     ) -> Path:
-        """Writes the bytes that a FILE cell refers to, whole or not at all. As `file`, `ObjectDamaged`."""
+        """Writes the bytes of a FILE cell's file, whole or not at all. Raises as `file`, `ObjectDamaged`."""
         from dormouse.rows.cell_files import save
 
         return save(self.files.chunks(self.file(row_id, column, version)), path)
@@ -293,10 +303,11 @@ class RowTable(Container):
     def current(
         self, version: int | None = None, columns: Sequence[str] | None = None
     ) -> pa.RecordBatchReader:
-        """The rows as of a version, by default the newest, by ids: ROW_ID, ROW_VERSION, and the columns.
+        """Returns the rows as of a version, by default the newest, by id: ROW_ID, ROW_VERSION and the
+        columns.
 
-        The columns are those of that version, called and typed as they were then. `InvalidQuery` for one that
-        the table does not have yet.
+        The columns have the names and types of that version. Raises `InvalidQuery` for a version that does
+        not exist.
         """
         state = self.state()
         if version is not None:
@@ -306,22 +317,22 @@ class RowTable(Container):
         return self._reader.current(wanted, _chosen(known, columns))
 
     def count(self) -> int:
-        """Returns how many rows there are now, which reads the ids of all."""
+        """Returns the current number of rows; reads the ids of all of them."""
         return sum(batch.num_rows for batch in self.current(columns=()))
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """Gives the current rows to what takes Arrow's streams, like `pa.table(rows)`."""
+        """Exports the current rows as an Arrow stream, for example to `pa.table(rows)`."""
         return self.current().__arrow_c_stream__(requested_schema)
 
     def sql(self, statement: str, parameters: Parameters | None = None) -> Answer:
-        """The answer of a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
+        """Runs a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
         return self.table.sql(statement, parameters)
 
     def changed(self, after: int, till: int | None = None) -> pa.RecordBatchReader:
-        """Every version of rows that came after a version and up to another, by default the newest.
+        """Returns the row versions after one version and up to another, by default the newest.
 
-        By ids and versions: ROW_ID, ROW_VERSION, ROW_DELETED, and the columns as of `till`. It reads what
-        changed, and not the table.
+        They come by id and version: ROW_ID, ROW_VERSION, ROW_DELETED, and the columns as of `till`. Reads
+        only what changed, not the whole table.
         """
         state = self.state()
         till = state.version if till is None else min(till, state.version)
@@ -336,11 +347,11 @@ class RowTable(Container):
         whole: bool = False,
         **how: Unpack[TextOptions],
     ) -> CsvPreview:
-        """What a CSV or TSV file seems to hold: columns, first rows. Raises `InvalidData` and `InvalidInput`.
+        """Returns the columns and first rows of a CSV or TSV file. Raises `InvalidData` and `InvalidInput`.
 
-        `how` is it written: separator (by default as the file's name tells), quote, escape, header,
-        skip_lines, null, a text that stands for nothing, or several, and encoding. A file whose header is a
-        single cell, of which nothing is said, is looked at for another separator, as files of tables are.
+        `how` describes the format: separator (by default from the file's name), quote, escape, header,
+        skip_lines, null (one text or several that stand for null) and encoding. If the header is a single
+        cell and no separator is given, other separators are tried, as for files of tables.
         """
         return preview_csv(path, text_format(path, **how), rows=rows, whole=whole)
 
@@ -357,12 +368,12 @@ class RowTable(Container):
         progress: Progress = no_progress,
         **how: Unpack[TextOptions],
     ) -> Changed:
-        """Makes the change that a CSV or TSV file says, all of it or nothing.
+        """Applies the change that a CSV or TSV file describes, all of it or nothing.
 
-        Rows without ROW_ID are inserted, others updated in the columns that the file has, those of only
-        ROW_ID and ROW_VERSION deleted. With `as_new` all are inserted, without ROW_ID and ROW_VERSION of the
-        file: a download becomes new rows. `columns` names the file's columns, in place of its header; `how`
-        is as for `preview_csv`. Raises what `change` does, and `InvalidData`, naming the row.
+        Rows without ROW_ID are inserted. Others are updated in the file's columns; those with only ROW_ID and
+        ROW_VERSION are deleted. `as_new` ignores ROW_ID and ROW_VERSION and inserts every row, so a download
+        becomes new rows. `columns` names the file's columns, in place of its header; `how` is as for
+        `preview_csv`. Raises what `change` does, and `InvalidData`, which names the row.
         """
         load = LoadCsv(path, columns=columns, as_new=as_new, **text_format(path, **how).to_json())
         by: dict[str, Any] = {"changed_by": changed_by, "change_id": change_id, "wait_seconds": wait_seconds}
@@ -381,11 +392,11 @@ class RowTable(Container):
         wait_seconds: float = DOWNLOAD_WAIT_SECONDS,
         progress: Progress = no_progress,
     ) -> int:
-        """Writes the rows, of the table or of a query, as CSV or TSV; gives how many there were.
+        """Writes the rows of the table or of a query as CSV or TSV; returns their number.
 
-        With ROW_ID and ROW_VERSION of each, unless a query groups rows: edited and uploaded again, rows are
-        updated. The rows are of one version: of now, that given, or a snapshot's. The file is there when it
-        is whole. Raises `InvalidInput` and what `query` does.
+        Each has its ROW_ID and ROW_VERSION, unless a query groups rows; an edited file can be uploaded to
+        update them. All rows are of one version: the current one, `version`, or a snapshot's. The file
+        appears once it is complete. Raises `InvalidInput` and what `query` does.
         """
         from dormouse.rows.csv_loads import save_csv
 
@@ -404,9 +415,9 @@ class RowTable(Container):
         wait_seconds: float = DOWNLOAD_WAIT_SECONDS,
         interruption: Interruption | None = None,
     ) -> pa.RecordBatchReader:
-        """All rows of the table or of a query, of one version, with ROW_ID and ROW_VERSION, streamed.
+        """Returns all rows of the table or of a query, of one version, with ROW_ID and ROW_VERSION, streamed.
 
-        A query waits for the table's index for `wait_seconds`; `interruption` is as for `query`.
+        A query waits for the table's index for at most `wait_seconds`; `interruption` is as for `query`.
         """
         from dormouse.rows.csv_loads import rows_of_pages
         from dormouse.rows.pages import PAGE_ROWS_MAX
@@ -428,30 +439,30 @@ class RowTable(Container):
         return self.current(version)
 
     def snapshot(self, name: str) -> RowSnapshot:
-        """Names the newest version. `SnapshotExists`."""
+        """Creates a snapshot, a name for the newest version. Raises `SnapshotExists`."""
         with self.table.changing():
             return self.store.add_snapshot(name)
 
     def snapshots(self) -> list[RowSnapshot]:
-        """By name."""
+        """Returns the snapshots, ordered by name."""
         return self.store.snapshots()
 
     def drop_snapshot(self, name: str) -> None:
-        """Forgets a name; the versions stay. `SnapshotNotFound`."""
+        """Deletes a snapshot's name; the versions stay. Raises `SnapshotNotFound`."""
         with self.table.changing():
             self.store.drop_snapshot(name)
 
     def history(self, before: int = INTEGER_MAX, limit: int = HISTORY_PAGE) -> list[RowChange]:
-        """Who changed what, and when: the changes of before a version, the newest first."""
+        """Returns the changes before a version, the newest first, with time, author and what changed."""
         return self.store.history(before, limit)
 
     @property
     def _indexes(self) -> RowIndexes:
-        """Made when they are first needed: they need DuckDB and sqlglot."""
+        """The instance's row indexes, made on first use because they need DuckDB and sqlglot."""
         return self._indexes_of()
 
     def _check_version(self, version: object, state: TableState) -> None:
-        """`InvalidQuery` for one that the table does not have yet."""
+        """Raises `InvalidQuery` for a version that the table does not have."""
         if type(version) is not int or not 0 <= version <= state.version:
             raise InvalidQuery(
                 f"table {self.name!r} has no version {version!r}; the newest is {state.version}"

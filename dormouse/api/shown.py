@@ -1,4 +1,4 @@
-"""Tables and instances as Python, a notebook and Prometheus show them."""
+"""Texts and HTML of tables and instances, for Python's `repr`, notebooks and Prometheus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TABLES_SHOWN = 50
 
 
 def table_text(table: Any) -> str:
-    """Returns a table in a line: as it is now, or as it was known where that cannot be asked."""
+    """Returns a table as one line, with its row count; without it when the database cannot be read."""
     schema, rows = _known(table)
     columns = [f"{column} {kind}{part}" for column, kind, part in _columns(schema)]
     about = "" if rows is None else f"; {rows}"
@@ -26,21 +26,21 @@ def table_text(table: Any) -> str:
 
 
 def table_html(table: Any) -> str:
-    """Returns a table for a notebook, as `table_text` does."""
+    """Returns a table as HTML for a notebook."""
     schema, rows = _known(table)
     about = "" if rows is None else f": {rows}"
     return _html(f"table {shown_name(table)}{about}", ("column", "type", ""), _columns(schema))
 
 
 def instance_text(instance: Any) -> str:
-    """Returns an instance and its tables in a line."""
+    """Returns an instance and its tables as one line."""
     names = [shown_name(table) for table in _tables(instance)]
     about = f": {shown_list(names, TABLES_SHOWN)}" if names else ""
     return f"Instance({instance.objects.url!r}, {plural(len(names), 'table')}{about})"
 
 
 def instance_html(instance: Any) -> str:
-    """Returns an instance and its tables for a notebook."""
+    """Returns an instance and its tables as HTML for a notebook."""
     rows = [(shown_name(table), _known(table)[1] or "") for table in _tables(instance)[:TABLES_SHOWN]]
     return _html(f"instance {instance.objects.url}", ("table", "rows"), rows)
 
@@ -55,12 +55,12 @@ def numbers(instance: Any) -> Iterator[Number]:
         yield Number("jobs_waiting", "Jobs that wait; at most 10,000 are counted.", one.waiting, of)
         yield Number("jobs_running", "Jobs that run.", one.running, of)
         yield Number("job_workers", "Workers that take jobs of a kind.", one.workers, of)
-        what = "For how long the oldest job that waits has waited; 0: none waits."
+        what = "Seconds for which the oldest waiting job has waited; 0: none waits."
         yield Number("job_oldest_waiting_seconds", what, one.oldest_waiting_seconds or 0, of)
         what = "Jobs that ended within a day, by state; at most 10,000 are counted."
         for state, count in one.ended.items():
             yield Number("jobs_ended", what, count, {**of, "state": state})
-    if Placements(instance._supplier).all():  # else no database of indexes is looked for
+    if Placements(instance._supplier).all():  # without indexes, do not connect to their database
         what = "Versions of a row table that its index lacks; +Inf: the index cannot be asked."
         for table, behind in instance.row_indexes.indexing.lags():
             yield Number("row_index_versions_behind", what, behind, {"table": table})
@@ -71,7 +71,7 @@ def shown_name(table: Any) -> str:
 
 
 def _tables(instance: Any) -> list[Any]:
-    """Returns the tables; none where the instance cannot be asked any more."""
+    """Returns the tables; none when the database cannot be read, for example once the instance is closed."""
     try:
         return list(instance.tables())
     except DormouseError:
@@ -79,7 +79,7 @@ def _tables(instance: Any) -> list[Any]:
 
 
 def _known(table: Any) -> tuple[Schema, str | None]:
-    """The columns, and the rows in words."""
+    """Returns the columns, and the number of rows as a text, None when the database cannot be read."""
     try:
         found = table.status()
     except DormouseError:

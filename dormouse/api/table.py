@@ -1,4 +1,4 @@
-"""A table, as users hold it: load, query, change, maintain. One call each; rooms below do the work."""
+"""A table as users hold it: loads, queries, changes and maintenance. Its methods only delegate."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
     from dormouse.writing.splitting import MergeReport, SplitReport
 
 Waiting = Callable[[str], object] | None
-"""What is told why a round waits for the commit queue."""
+"""Called with the reason why a round waits for the commit queue."""
 
 
 @names_what_is_missing
 class Table(Container):
     """One table of an instance; made by `Instance.create_table` and `Instance.table`.
 
-    A handle follows its table by id: it sees new names and columns, also those that other processes gave.
+    A handle follows its table by id: it sees new names and columns, also those that other processes set.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Table(Container):
         self._tables = tables
         self._read_only = read_only
         self.every_version = every_version
-        """Whether readers of a row table see every version of its rows."""
+        """True if readers of a row table see every version of its rows."""
 
     def __repr__(self) -> str:
         return shown.table_text(self)
@@ -81,12 +81,12 @@ class Table(Container):
 
     @property
     def known_name(self) -> str:
-        """As `name`, of when the table was looked up last; of many tables that were just listed."""
+        """The name when the table was last looked up; reads nothing from the database."""
         return self.context.table.name
 
     @property
     def is_row_table(self) -> bool:
-        """Whether its rows are edited: `instance.row_table` opens it as such."""
+        """True if the table's rows are edited: then open it with `instance.row_table`."""
         return is_edited(self.context.properties)
 
     @property
@@ -95,12 +95,12 @@ class Table(Container):
 
     @property
     def layout(self) -> str:
-        """How its files are tracked, as far as is known here."""
+        """The layout that tracks the table's files, as last known to this process."""
         return self.files.table.layout
 
     @property
     def files(self) -> FileReferenceStore:
-        """Which files hold the table, and which partitions refer to them."""
+        """The files that hold the table's rows, and the partitions' references to them."""
         return self.context.store
 
     @property
@@ -110,49 +110,49 @@ class Table(Container):
 
     @property
     def context(self) -> TableContext:
-        """The table's services, as newly as this process knows them."""
+        """The table's services, in the newest version that this process knows."""
         self._known = self._known.newest_known
         return self._known
 
     @property
     def history(self) -> History:
-        """What the table was: its epochs, who became whom."""
+        """The table's past: its epochs, and the lineage of its partitions."""
         from dormouse.state.history.history import History
 
         return History(self.context, self._tables.check_writable)
 
     @property
     def schema(self) -> Schema:
-        """The columns of now; what another process changed is seen at once."""
+        """The current columns, including changes by other processes."""
         return self._reading_of(self._followed()).schema
 
     @property
     def known_schema(self) -> Schema:
-        """As `schema`, of when the table was looked up last."""
+        """The columns when the table was last looked up; reads nothing from the database."""
         return self.reading.schema
 
     def schema_at(self, when: When) -> Schema:
-        """The columns that it had at a moment: a cut, a cut's name, or an aware time; as `query` raises."""
+        """Returns the columns at a moment: a cut, a cut's name, an aware datetime. Raises as `query` does."""
         return self.reading.as_of(position_of(self.context, when)).schema
 
     def schema_changes(self) -> list[SchemaChange]:
-        """What was done to the columns since the table was made, in its order."""
+        """Returns all changes of the columns since the table was created, the oldest first."""
         return self.context.shapes.changes()
 
     def add_column(self, field: Field, default: Any = None) -> Schema:
-        """Adds a value column: one row in the database, at once, for every reader; rewrites nothing.
+        """Adds a value column for every reader at once, as one row in the database; rewrites no file.
 
-        Rows that are there have the `default`, a value of the field's type as Python has it, or null. So have
-        rows of writers that began before and commit later. A column that must not be null needs a default.
-        Gives the schema of now, as do all changes of columns.
+        Existing rows get `default`, a Python value of the field's type, or null. So do rows of writers that
+        began before and commit later. A column that must not be null needs a default. Returns the new schema,
+        as do all changes of columns.
 
-        Raises `InvalidSchema` for a name that is taken, or a default that does not fit, `TableNotFound`,
-        `TableBusy`; then nothing is changed.
+        Raises `InvalidSchema` for a name that is taken or a default that does not fit, `TableNotFound`, and
+        `TableBusy`; then nothing has changed.
         """
         return self._reshaped(lambda to: to.add_column(self.context, field, default))
 
     def rename_column(self, name: str, new_name: str) -> Schema:
-        """Gives a column another name, which may be a key's; properties and deletions follow.
+        """Renames a column, which may be a key; properties and deletions follow.
 
         Raises `InvalidSchema` for an unknown column and a name that is taken, `TableNotFound`, `TableBusy`.
         """
@@ -161,17 +161,17 @@ class Table(Container):
     def widen_column(self, name: str, to_type: DataType) -> Schema:
         """Gives a value column a wider type: LONG for INT, DOUBLE for FLOAT, a DECIMAL of more digits.
 
-        Raises `InvalidSchema` for an unknown column, a key, and a type that has not all values of the one of
-        now; `TableNotFound`, `TableBusy`.
+        Raises `InvalidSchema` for an unknown column, a key, and a type that lacks values of the old one;
+        `TableNotFound`, `TableBusy`.
         """
         return self._reshaped(lambda to: to.widen_column(self.context, name, to_type))
 
     def drop_column(self, name: str, *, dry_run: bool = False) -> Schema:
-        """Drops a value column. Moments before still have it; one of its name that is added is another.
+        """Drops a value column. Earlier moments still have it; a later column of the same name is a new one.
 
-        Its values stay in the files until these are compacted, and collected. `dry_run` only says whether it
-        can be. Raises `InvalidSchema` for an unknown column, a key, and one that properties or pending
-        deletions name; `TableNotFound`, `TableBusy`.
+        Its values stay in the files until these are compacted and collected. `dry_run` only checks that it
+        can be dropped. Raises `InvalidSchema` for an unknown column, a key, and a column that properties or
+        pending deletions name; `TableNotFound`, `TableBusy`.
         """
         if dry_run:
             from dormouse.reading import schemas
@@ -191,18 +191,18 @@ class Table(Container):
         """Adds rows: all of them, in one commit, or none.
 
         `data` is a pyarrow Table, RecordBatch or RecordBatchReader, a DataFrame of pandas, Polars or Spark, a
-        dict of columns, a list of dicts, or the paths of Parquet, CSV or JSON files; `dm.Files` says how to
-        read these. The same `ingest_id` with the same data again adds nothing. `auto` uses Spark for
-        DataFrames, for files of 256 MiB and more where Spark has a cluster, and without one for more than
-        this machine's memory. `progress` is called with the rows done, and with all rows if known.
+        dict of columns, a list of dicts, or paths of Parquet, CSV or JSON files; `dm.Files` sets how files
+        are read. The same `ingest_id` with the same data again adds nothing. `auto` uses Spark for
+        DataFrames, for files of 256 MiB and more if Spark has a cluster, else for more than this machine's
+        memory. `progress` is called with the number of rows done, and of all rows if known.
 
-        A column that the data lacks has the default that it was added with, or is null if it may be. A column
-        that the table lacks is refused; `evolve="add"` adds it first, as a value that may be null. Added
-        columns stay if the rows then do not fit.
+        A column that the data lacks gets the default it was added with, or null if allowed. A column that the
+        table lacks is refused; `evolve="add"` adds it first, as a nullable value, and keeps it even if the
+        load fails.
 
-        Raises `InvalidData` when the data does not fit the schema, `CommitIdReused` for an id that was used
-        for other data (streams and Spark's DataFrames are not compared), `JobFailed` and `CommitFailed` when
-        nothing was added, `CommitOutcomeUnknown` when it cannot be told yet: then try the same id again.
+        Raises `InvalidData` when the data does not fit the schema, and `CommitIdReused` for an id that was
+        used with other data (streams and Spark's DataFrames are not compared). `JobFailed` and `CommitFailed`
+        mean that nothing was added; `CommitOutcomeUnknown`, that this is unknown yet: try the same id again.
         """
         return self._load(data, evolve, ingest_id=ingest_id, engine=engine, progress=progress)
 
@@ -216,12 +216,12 @@ class Table(Container):
         progress: Progress | None = None,
         evolve: Evolve | None = None,
     ) -> IngestReport:
-        """Brings rows to a table that keeps the newest row of each key, as `ingest` does there, too.
+        """Loads rows into a table that keeps the newest row of each key; `ingest` does the same there.
 
-        `deletes` names a boolean column that the data has and the table has not: rows where it is true delete
-        their key; of them only the row keys and `newest_by` count. Of rows of equal key one stays: by
-        `newest_by` the largest; among equals, and without it, of the load that began last, in which the last.
-        Raises as `ingest` does, and `InvalidInput` on a table that keeps every row.
+        `deletes` names a boolean column of the data that the table lacks: a row with true deletes its key;
+        only its row keys and `newest_by` matter. Of rows with equal keys, the largest by `newest_by` stays.
+        Among equals, or without `newest_by`, the load that began last wins, and its last row. Raises as
+        `ingest` does, and `InvalidInput` on a table that keeps every row.
         """
         check_upsert(self.name, self.properties)
         return self._load(
@@ -253,18 +253,18 @@ class Table(Container):
     ) -> Answer:
         """Returns the rows of a region, in key order, streamed.
 
-        The first `offset` of them are left out. `descending` gives the rows of the largest keys first; DuckDB
-        sorts them, where `sessions` say, if not in this process.
+        `where` maps columns to a value, a `Range` or a list of them; `columns` are the columns to read.
+        Conditions on row keys choose the files that are read. NaN is the largest double. The first `offset`
+        rows are skipped. `descending` returns the largest keys first: DuckDB sorts them, in `sessions`, by
+        default in this process.
 
-        `where` maps columns to a value, a `Range` or a list of them; `columns` names what to read. Row keys
-        choose the files that are read; NaN is the largest double. `as_of` reads the rows of another moment: a
-        cut, a cut's name, or an aware time, and includes what was committed at it. `interruption.set()` in
-        another thread ends the reading. Raises `InvalidQuery`, `InvalidRange`, `InvalidCut`, and `CutExpired`
-        for a moment that cannot be read any more.
+        `as_of` reads the rows of another moment, including what was committed at it: a cut, a cut's name, or
+        an aware datetime. `interruption.set()` in another thread ends the reading. Raises `InvalidQuery`,
+        `InvalidRange`, `InvalidCut`, and `CutExpired` for a moment whose files are no longer kept.
 
-        `verify` reads each file whole before the process first uses it, and compares its digest: a file with
-        other bytes than were written raises `ObjectDamaged`, and gives no row. It raises `InvalidQuery` for a
-        file that has no digest. The table's property `verify_reads` makes every reader do so.
+        `verify` reads each file whole before its first use by this process, and compares its digest. A file
+        with other bytes raises `ObjectDamaged` and returns no row; a file without a digest raises
+        `InvalidQuery`. The table's property `verify_reads` turns this on for every reader.
         """
         reading = self.reading.verifying(verify)
         return self._tables.query(
@@ -272,7 +272,7 @@ class Table(Container):
         )
 
     def explain(self, where: Where = None, *, as_of: When | None = None) -> PlanSummary:
-        """What a query would read: partitions, files, bytes. Raises as `query` does."""
+        """Returns which partitions, files and bytes a query would read. Raises as `query` does."""
         from dormouse.reading.table_view import explain
 
         return explain(self.reading, where, as_of)
@@ -280,35 +280,35 @@ class Table(Container):
     def head(
         self, rows: int = 10, columns: Sequence[str] | None = None, *, as_of: When | None = None
     ) -> pa.Table:
-        """The first rows in key order, at most so many. Raises as `query` does."""
+        """Returns the first `rows` rows in key order. Raises as `query` does."""
         return self.query(columns=columns, limit=rows, as_of=as_of).read_all()
 
     def to_pandas(self, where: Where = None, columns: Sequence[str] | None = None, **how: Any) -> Any:
-        """The rows of `query` as a DataFrame of pandas. Raises as it does, and `DependencyMissing`."""
+        """Returns the rows of `query` as a pandas DataFrame. Raises as it does, and `DependencyMissing`."""
         from dormouse.reading.streams import pandas_of
 
         return pandas_of(lambda: self.query(where, columns, **how))
 
     def to_polars(self, where: Where = None, columns: Sequence[str] | None = None, **how: Any) -> Any:
-        """The rows of `query` as a DataFrame of Polars. Raises as it does, and `DependencyMissing`."""
+        """Returns the rows of `query` as a Polars DataFrame. Raises as it does, and `DependencyMissing`."""
         from dormouse.reading.streams import polars_of
 
         return polars_of(lambda: self.query(where, columns, **how))
 
     def count(self, where: Where = None, *, as_of: When | None = None, verify: bool = False) -> int:
-        """Returns how many rows there are, exactly, of those that `where` asks for. Raises as `query` does.
+        """Returns the exact number of rows that match `where`. Raises as `query` does.
 
-        For all rows, mostly the footers of the files are read, unless `verify`; for the rows that a row table
-        has now, only the database.
+        Counting all rows reads mostly the files' footers, unless `verify`; counting the current rows of a row
+        table reads only the database.
         """
         return self._tables.count(self.reading, where, as_of, verify)
 
     def live_files(self, as_of: When | None = None) -> list[LiveFile]:
         """Returns the Parquet files that hold the table's rows, now or at a moment, to read without Dormouse.
 
-        Each has a `path`, and a `condition` in SQL where not all of its rows count. Compacted files are kept
-        for `gc_delay_seconds`. Raises `InvalidQuery` where no condition can say it, `InvalidCut` and
-        `CutExpired`.
+        Each has a `path`, and a `condition` in SQL if some of its rows do not count. Compacted files are kept
+        for `gc_delay_seconds`. Raises `InvalidQuery` where no SQL condition can express this, `InvalidCut`
+        and `CutExpired`.
         """
         from dormouse.reading.sql.views import live_files
 
@@ -323,21 +323,21 @@ class Table(Container):
         interruption: Interruption | None = None,
         verify: bool = False,
     ) -> Answer:
-        """The answer of a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
+        """Runs a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
         return self._tables.sql(statement, parameters, interruption, as_of=as_of, verify=verify)
 
     def delete(self, where: DeleteWhere, dry_run: bool = False) -> DeleteReport:
-        """Deletes the rows that match, at once and for every reader, by one row in the database.
+        """Deletes the matching rows at once and for every reader, by one row in the database.
 
-        `where` is as for `query`; `dm.ALL` means all rows. Rows that were committed before are deleted, also
-        those that a `filter` hides; rows that are committed later stay, and so do rows at moments before. A
-        null matches only where null is asked for. `dry_run` counts what `query` would give. On a keyed table
-        a delete is a load: it deletes rows of loads that began before it, whenever these commit. By values,
-        it writes a mark for each key whose newest row matches.
+        `where` is as for `query`; `dm.ALL` means all rows. Deletes rows that were committed before, also
+        those that a `filter` hides. Later rows stay, and so do rows read as of earlier moments. A null
+        matches only a condition on null. `dry_run` counts the rows that `query` would return. On a keyed
+        table a delete is a load: it deletes rows of loads that began before it, even if they commit later.
+        With conditions on values, it writes a mark for each key whose newest row matches.
 
         Raises `InvalidQuery` for a condition that does not fit the schema or bounds nothing (a range that is
-        open at both ends), and for one on values where the property `aggregate` merges rows; `TableBusy` when
-        others change the table all the time.
+        open at both ends), or is on values that the property `aggregate` merges; `TableBusy` while other
+        changes of the table keep overtaking it.
         """
         from dormouse.writing.deleting import delete
 
@@ -356,21 +356,21 @@ class Table(Container):
         backups: Sequence[str] = (),
         progress: Progress = no_progress,
     ) -> EraseReport:
-        """Deletes the rows that match for ever, also from the history and the object store.
+        """Deletes the matching rows permanently, also from the history and the object store.
 
-        First deletes them as `delete` does. Then merges each file that has such rows without them, and
-        deletes the old files whatever the history keeps: reading a moment before raises `CutExpired` for
-        these keys. If it is interrupted, the same call goes on. It waits, for `wait_seconds` in all, for jobs
-        that hold such files, consumers that have not read the deletion, and writers that began before. After
-        that, jobs lose the files, consumers get `CutExpired`, and writers are in the report as `open`, or,
-        with `abandon_writers`, can commit nothing any more. `backups` are places where backups are searched,
-        besides the known ones. `progress` is called with the files searched. Returns the proof, which
-        `erasures` keeps. `dry_run` reads the files of the table and its history, reports what it finds, and
-        changes nothing.
+        First deletes them as `delete` does. Then rewrites each file that has such rows without them, and
+        deletes the old files, even if the history keeps them: reading these keys as of an earlier moment
+        raises `CutExpired`. To resume after an interruption, repeat the call. It waits at most `wait_seconds`
+        in all for jobs that hold such files, consumers that have not read the deletion, and writers that
+        began before. Then jobs lose the files, consumers get `CutExpired`, and the report lists writers as
+        `open`; with `abandon_writers` these can no longer commit. `backups` are further places to search for
+        backups. `progress` is called with the number of files searched. Returns the proof, which `erasures`
+        keeps. `dry_run` reads the files of the table and its history, reports what matches, and changes
+        nothing.
 
-        Raises `InvalidQuery` as `delete` does; and `JobFailed` for a file that cannot be merged,
-        `CheckFailed` while references are lost, `TableBusy` while a backup is taken, `ObjectStoreError`: then
-        the rows are deleted, and not erased until the same call succeeds.
+        Raises `InvalidQuery` as `delete` does. Raises `JobFailed` for a file that cannot be merged,
+        `CheckFailed` while references are lost, `TableBusy` during a backup, and `ObjectStoreError`: then the
+        rows are deleted, but not erased until the same call succeeds.
         """
         from dormouse.durability.erasing import erase, would_erase
 
@@ -390,13 +390,13 @@ class Table(Container):
             )
 
     def erasures(self) -> list[EraseReport]:
-        """The proofs of the table's erasures, the oldest first."""
+        """Returns the proofs of the table's erasures, the oldest first."""
         from dormouse.durability.erasing import EraseReport
 
         return [EraseReport.from_json(text) for text in erasure_proofs(self.context.store)]
 
     def deletions(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
-        """The deletions by their numbers: those that readers apply, or all that the history has."""
+        """Returns the deletions by number: those that readers must apply, or all in the history."""
         return self.context.deletions.list(pending_only=pending_only)
 
     def changes(
@@ -407,15 +407,14 @@ class Table(Container):
         *,
         interruption: Interruption | None = None,
     ) -> Answer:
-        """Returns the rows that came and went between two moments, each once, streamed; up to now by default.
+        """Returns the rows that came and went between two moments, each once, streamed; until now by default.
 
         A moment is a Cut, a cut's name, or an aware datetime, and includes what was committed at it; `after`
-        None is the table's beginning. Rows have the columns asked for and `_change`: "insert" for rows that
-        were ingested, "delete" for rows that a deletion took, as they were just before it. Rows are as
-        ingested, without the table's filter and aggregation, and have no order between two deletions. Splits,
-        merges, compactions and collections neither lose nor repeat a row. A keyed table gives each key once
-        whose row is another at the later moment: "upsert" with the row, or "delete" with its row keys and
-        nulls.
+        None is the table's beginning. Rows have the wanted `columns` and `_change`: "insert" for ingested
+        rows, "delete" for rows that a deletion removed, as they were just before it. The table's filter and
+        aggregation do not apply, and rows between two deletions have no order. Splits, merges, compactions
+        and collections neither lose nor repeat a row. A keyed table returns each key whose row differs at the
+        later moment, once: "upsert" with the row, or "delete" with its row keys and nulls.
 
         Raises `InvalidCut` for an impossible moment, and `CutExpired` before the first row when some rows are
         no longer kept.
@@ -427,11 +426,11 @@ class Table(Container):
         return Answer(changes(self.context, start, end, columns, interruption=interruption))
 
     def consumer(self, name: str, from_: When | None = None) -> Consumer:
-        """Returns a named position from which changes are read and acknowledged; makes it if there is none.
+        """Returns a consumer, a named position in the table's changes; creates it if needed.
 
-        A new one begins now, or at the moment `from_`, which an existing one ignores. It keeps the table's
-        files from its position on, and expires when it acknowledges nothing for `consumer_expiry_seconds`.
-        Raises `InvalidName`, `InvalidCut` and `CutExpired`.
+        A new one begins now, or at the moment `from_`, which is ignored if the consumer exists. It keeps the
+        table's files from its position on, and expires after `consumer_expiry_seconds` without an
+        acknowledgement. Raises `InvalidName`, `InvalidCut` and `CutExpired`.
         """
         from dormouse.reading.changes import Consumer
 
@@ -442,21 +441,20 @@ class Table(Container):
         return Consumer(self.context, name, self._tables.check_writable)
 
     def consumers(self) -> list[ConsumerStatus]:
-        """All by name, and how far each is behind; costs what was ingested since their positions."""
+        """Returns the consumers by name, and how far each is behind; reads what they have not read."""
         return Consumers(self.context).statuses()
 
     def drop_consumer(self, name: str) -> None:
-        """Deletes a consumer, and keeps nothing for it any more. `InvalidInput` when there is none."""
+        """Deletes a consumer, so that no files are kept for it. Raises `InvalidInput` when there is none."""
         self._tables.check_writable()
         Consumers(self.context).drop(name)
 
     def restore(self, to: When, *, dry_run: bool = False) -> RestoreReport:
         """Makes the rows what they were at a moment, in one commit; partitions and columns stay as they are.
 
-        Rows that were ingested since are no longer in the table, and can be restored in turn. Running
-        compactions are given up. `dry_run` reports what would change. Raises `InvalidCut`, `CutExpired`,
-        `NotWhole` when since a merge the files of the moment cannot be told from others, and `TableBusy`;
-        then nothing has changed.
+        Rows that were ingested since leave the table, and can be restored in turn. Running compactions are
+        given up. `dry_run` reports what would change. Raises `InvalidCut`, `CutExpired`, `TableBusy`, and
+        `NotWhole` when a later merge mixed the files of the moment with others; then nothing has changed.
         """
         from dormouse.state.history.moments import restore
 
@@ -474,9 +472,10 @@ class Table(Container):
     ) -> CompactionReport:
         """Runs one round of compaction: makes jobs, runs those that are due, and reports what it did.
 
-        `full` makes each leaf one file, whatever the table's strategy: it rewrites all rows of each leaf that
-        has several files. `progress` is called with the jobs done and all jobs of the round. Waits first
-        while the commit queue is above its high mark, tells `waiting` why, and raises `CommitQueueFull`.
+        `full` makes each leaf one file, whatever the table's strategy: it rewrites all rows of each leaf with
+        several files. `progress` is called with the number of jobs done and of all jobs. First waits while
+        the commit queue is above its high mark: calls `waiting` with the reason, and at last raises
+        `CommitQueueFull`.
         """
         from dormouse.writing.compaction import compact
 
@@ -484,18 +483,18 @@ class Table(Container):
             return compact(context, engine=engine, full=full, progress=progress, on_spark=_compact_on_spark)
 
     def split(self, *, waiting: Waiting = None) -> SplitReport:
-        """Splits leaves over the threshold, pushes references down by one level; waits as `compact` does."""
+        """Splits leaves over the threshold and pushes references down one level; waits as `compact` does."""
         from dormouse.writing.splitting import split
 
         with self._tables.maintaining(self.context, waiting):
             return split(self._followed())
 
     def merge(self, *, rest_seconds: float = 0.0, waiting: Waiting = None) -> MergeReport:
-        """One round of merges: two small leaves that are halves of one partition become one.
+        """Runs one round of merges: two small leaves that are halves of one partition become one.
 
-        By the property `merge_threshold_rows`; files that they share with others are compacted first. Leaves
-        that were made less than `rest_seconds` ago are left alone. Waits for the commit queue as `compact`
-        does. Raises `InvalidProperties` when the property is not set.
+        The property `merge_threshold_rows` defines small. Files that the leaves share with others are
+        compacted first. Leaves made less than `rest_seconds` ago are skipped. Waits for the commit queue as
+        `compact` does. Raises `InvalidProperties` when the property is not set.
         """
         from dormouse.writing.splitting import merge
 
@@ -503,35 +502,36 @@ class Table(Container):
             return merge(self._followed(), rest_seconds=rest_seconds, on_spark=_compact_on_spark)
 
     def mergeable(self) -> Iterator[SmallPair]:
-        """The pairs of leaves that `merge` would merge now; streamed. Raises `InvalidProperties`, too."""
+        """Yields the pairs of leaves that `merge` would merge now. Raises `InvalidProperties` as it does."""
         from dormouse.writing.splitting import mergeable
 
         return mergeable(self.context)
 
     def collect_garbage(self, *, progress: Progress = no_progress, waiting: Waiting = None) -> GarbageReport:
-        """Runs one round of garbage collection: deletes files a while after their last reference.
+        """Runs one round of garbage collection: deletes files some time after their last reference.
 
-        Also forgets what the history has from before its truncation, for half a minute at most; `progress`
-        gets the number of epochs done and of all. Waits for the commit queue as `compact` does.
+        Also deletes history from before its truncation, for half a minute at most; `progress` is called with
+        the number of epochs done and of all. Waits for the commit queue as `compact` does.
         """
         self._tables.check_writable()
         self._tables.commits.wait_for_room(self.context.table.table_id, waiting)
         return self.context.garbage.collect(progress=progress)
 
     def garbage_ready(self) -> Iterator[str]:
-        """The files that `collect_garbage` would delete now, of those that an earlier round saw; streamed."""
+        """Yields the files that `collect_garbage` would delete now, of those that an earlier round listed."""
         return self.context.garbage.ready()
 
     def set_properties(self, **changes: Any) -> TableProperties:
-        """Changes some properties; None gives one its default back. Raises `InvalidProperties`."""
+        """Changes some properties; None restores a default. Raises `InvalidProperties`."""
         self._known = self._tables.change_properties(self.context, changes)
         return self.properties
 
     def convert_layout(self, layout: str) -> bool:
         """Changes how the files are tracked: `file_table`, `salted_counts` or `dummy_reference`.
 
-        One transaction, which waits until no other uses the table; other processes' tables follow. Returns
-        False when they are tracked so already. Raises `InvalidInput` for an unknown layout, `TableBusy`.
+        It is one transaction, which waits until no other uses the table; tables open elsewhere follow.
+        Returns False when the layout was this one already. Raises `InvalidInput` for an unknown layout,
+        `TableBusy`.
         """
         self._tables.check_writable()
         before = self.layout
@@ -539,20 +539,22 @@ class Table(Container):
         return self.layout != before
 
     def partition_page(self, after: str = "", limit: int = 100, *, leaves: bool = False) -> list[Partition]:
-        """At most `limit` partitions by id, whose id is greater than `after`; all, or the leaves alone."""
+        """Returns at most `limit` partitions with ids above `after`, by id: all, or only the leaves."""
         return self.partitions.page(after, limit, leaves=leaves)
 
     def file_page(self, after: str | None = None, limit: int = 100) -> list[FileFacts]:
-        """At most `limit` files with their facts, after a file's name, in an order that stays."""
+        """Returns at most `limit` files with their facts, after the file named `after`, in a stable order."""
         return self.files.page(after, limit)
 
     def status(self) -> TableStatus:
-        """Returns what the table consists of, and how its rounds ended; costs what changed since the last."""
+        """Returns what the table consists of, and the results of its rounds; reads what changed since the
+        last call.
+        """
         return status_of(self._reading_of(self._followed()), read_only=self._read_only)
 
     @property
     def reading(self) -> TableContext:
-        """The services that readers have, with the current rows of a row table."""
+        """The services that readers use; for a row table they see only current rows."""
         return self._reading_of(self.context)
 
     def _reading_of(self, context: TableContext) -> TableContext:
@@ -571,11 +573,11 @@ class Table(Container):
         return self.context.schema
 
     def changing(self) -> AbstractContextManager[None]:
-        """Encloses a change: notes it at the end, also when it raises, as something may have changed."""
+        """Runs a change as a context manager; records it at the end, also when it raises."""
         return self._tables.changing()
 
     def _check_not_edited(self, instead: str) -> None:
-        """Raises `NotARowTable` for what rows of a row table do not survive."""
+        """Raises `NotARowTable` if this is a row table, whose rows would not survive the operation."""
         check_not_edited(self.known_name, self.context.properties, instead)
 
 

@@ -1,4 +1,4 @@
-"""The tables of one instance: what works on each, what changes them, and SQL over several."""
+"""The services that all tables of an instance share: opening, changing, loading, and SQL over several."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tables:
-    """What a `Table` needs of the instance that it belongs to."""
+    """The services of an instance that its `Table` objects share."""
 
     dsn: str = field(repr=False)
     supplier: ConnectionSupplier
@@ -69,13 +69,13 @@ class Tables:
     _closed: Event = field(default_factory=Event, repr=False, compare=False)
 
     def context(self, record: TableRecord) -> TableContext:
-        """The services of a table."""
+        """Returns the services of a table."""
         return TableContext(
             self.dsn, self.supplier, self.objects, record, self.job_commits, self.trees, self.reports
         )
 
     def followed(self, context: TableContext) -> TableContext:
-        """Returns the services of the table as it is now; of an instance that is closed, as it was known."""
+        """Returns the services for the table as it is now; those last known if the instance is closed."""
         context = context.newest_known
         if not self.is_closed:
             context.followed()
@@ -83,7 +83,7 @@ class Tables:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Notes a change of a table at the end, also of work that raises: it may have changed something."""
+        """Records at the end that a table changed, even when the work raises: it may have changed some."""
         self.check_writable()
         try:
             yield
@@ -94,13 +94,13 @@ class Tables:
     def maintaining(
         self, context: TableContext, waiting: Callable[[str], object] | None
     ) -> Iterator[TableContext]:
-        """As `changing`, when the commit queue has room; tells `waiting` why it waits."""
+        """Waits until the commit queue has room, calling `waiting` with the reason; then as `changing`."""
         with self.changing():
             self.commits.wait_for_room(context.table.table_id, waiting)
             yield context.newest_known
 
     def change_properties(self, context: TableContext, changes: Mapping[str, Any]) -> TableContext:
-        """Changes some properties of a table; None gives one its default back. Raises `InvalidProperties`."""
+        """Changes some properties of a table; None restores a default. Raises `InvalidProperties`."""
         from dormouse.data.transform import Transform
 
         self.check_writable()
@@ -113,7 +113,7 @@ class Tables:
             changed = TableProperties(**{name: value for name, value in values.items() if value is not None})
             check_kept(now, changed)
             if changed.aggregate and not now.aggregate:
-                # a delete waits for the change, or the change for it
+                # a delete cannot run at the same time: both take the same lock
                 context.deletions.check_mergeable()
             return changed
 
@@ -128,7 +128,7 @@ class Tables:
         return self.context(self.catalog.convert_layout(table, layout))
 
     def note_activity(self) -> None:
-        """Tells the schedules of a deployed instance that a table has changed, and the instance."""
+        """Notes for a deployed instance's schedules, and for the owner's record, that a table changed."""
         note_if_shared(self.objects)
         self.changed()
 
@@ -141,7 +141,7 @@ class Tables:
         deletes: str | None,
         on_spark: Callable[[Any], dict[str, DataType] | None],
     ) -> tuple[Any, TableContext]:
-        """Adds the columns that the data has and the table lacks; returns the data to be read then."""
+        """Adds the columns that the data has and the table lacks; returns the data and the new services."""
         from dormouse.reading.schemas import add_missing
 
         check_evolve(evolve)
@@ -150,7 +150,7 @@ class Tables:
         context = self.followed(context)
         # a DataFrame may have a column of this name
         schema, given = context.schema, {*columns, getattr(data, "row_number", None)}
-        # what cannot be loaded for another reason adds nothing
+        # add no column when the load fails anyway, because a required column is missing
         if all(name in given or schema.is_optional(name) for name in schema.names):
             missing = {name: kind for name, kind in columns.items() if name != deletes}
             context = add_missing(context, missing)
@@ -158,7 +158,9 @@ class Tables:
 
     @contextmanager
     def numbered(self, context: TableContext, data: Any) -> Iterator[tuple[TableContext, Any]]:
-        """Gives files whose rows get running numbers their first one, and no other load numbers meanwhile."""
+        """Yields the data with the first of its row numbers set, under a lock that other numbering loads wait
+        for.
+        """
         from dormouse.sources.data_files import Files
         from dormouse.state.files.attempts import numbering
 
@@ -170,7 +172,7 @@ class Tables:
             yield context, replace(data, first_row_number=self.next_number(context, data.row_number))
 
     def next_number(self, context: TableContext, column: str) -> int:
-        """Returns one more than the largest number in a column, also of rows that a filter hides."""
+        """Returns one more than the largest number in a column, counting rows that a filter hides."""
         from dormouse.data.transform import quoted
         from dormouse.reading.executor import parts
         from dormouse.reading.sql.views import value
@@ -189,7 +191,7 @@ class Tables:
         some = parts(shown, question(shown.schema, None, [column], None), at)
         with kept(shown, at):
             numbers = (batch[0].drop_null().to_numpy() for part in some for batch in part.rows(shown))
-            return max((int(one.max()) for one in numbers if len(one)), default=-1) + 1
+            return max((int(array.max()) for array in numbers if len(array)), default=-1) + 1
 
     def query(
         self,
@@ -239,7 +241,7 @@ class Tables:
         as_of: When | None = None,
         verify: bool = False,
     ) -> Answer:
-        from dormouse.reading.sql.statements import sql  # first: the extra that it needs is named
+        from dormouse.reading.sql.statements import sql  # before sessions(): its error names the extra
 
         sessions = sessions or self.sessions()
         from dormouse.reading.streams import Answer
@@ -256,11 +258,11 @@ class Tables:
             try:
                 return opened(self.objects, self._with_versions(tables, verify), where, as_of)
             except SchemaMoved:
-                continue  # of one since it was listed
+                continue  # a table's columns changed since the tables were listed
             except TableNotFound:
                 if self.catalog.tables() == tables:
                     raise
-                # one was dropped since it was listed
+                # a table was dropped since the tables were listed
 
     def explain_sql(
         self,
@@ -276,7 +278,7 @@ class Tables:
         return explain_sql(sessions, self._named(), statement, parameters, interruption, as_of)
 
     def close(self) -> None:
-        """Gives back what SQL holds, and refuses more of it."""
+        """Closes the SQL engine; later statements raise `InstanceError`."""
         self._closed.set()
         self.reports.close()
         if "_engine" in self.__dict__:
@@ -287,7 +289,7 @@ class Tables:
         return self._closed.is_set()
 
     def sessions(self) -> Sessions:
-        """Where statements run in this process."""
+        """Returns a session of this process in which statements run."""
         if self._closed.is_set():
             raise InstanceError("the instance is closed")
         return self._engine.session
@@ -316,7 +318,7 @@ class Tables:
         return {record.name: self.context(record).shown.verifying(verify) for record in records}
 
     def _with_versions(self, records: Iterable[TableRecord], verify: bool) -> dict[str, TableContext]:
-        """Returns the services by name, and those for every version of row tables by theirs."""
+        """Returns the tables' services by name, and for row tables also those with every version."""
         listed = list(records)
         edited = [record for record in listed if is_edited(record.properties)]
         return {
@@ -328,20 +330,20 @@ class Tables:
 def schema_asked(
     schema: Schema | None, like: Any, row_keys: Sequence[str], sort_keys: Sequence[str]
 ) -> Schema:
-    """The schema that is given, or that of what `like` is, of which the keys are named; `InvalidSchema`."""
+    """Returns the given schema, or derives it from `like` and the named keys; raises `InvalidSchema`."""
     if like is not None and schema is None:
         from dormouse.sources.infer import schema_like
 
         return schema_like(like, row_keys, sort_keys)
     if like is not None or row_keys or sort_keys:
-        raise InvalidSchema("give a schema, or like, row_keys and sort_keys: either says everything")
+        raise InvalidSchema("give either a schema, or like with row_keys and sort_keys")
     if not isinstance(schema, Schema):
         raise InvalidSchema(f"schema must be dm.Schema(...), not {schema!r}")
     return schema
 
 
 def properties_asked(name: str, schema: Schema, properties: TableProperties | None) -> TableProperties:
-    """Those that are given, or none but defaults, for a table of the schema; `InvalidProperties`."""
+    """Returns the properties, or the defaults, checked against the schema. Raises `InvalidProperties`."""
     from dormouse.data.transform import Transform
 
     properties = TableProperties() if properties is None else properties
@@ -355,7 +357,7 @@ def properties_asked(name: str, schema: Schema, properties: TableProperties | No
 def columns_of(
     data: Any, engine: str, on_spark: Callable[[Any], dict[str, DataType] | None]
 ) -> tuple[Any, dict[str, DataType]]:
-    """Returns the data to be read, and the types of all its columns, by Spark only if Spark reads it."""
+    """Returns the data to read and the types of all its columns; Spark reads them if it loads the data."""
     from dormouse.sources import infer
     from dormouse.writing.ingest import is_dataframe
 
@@ -364,12 +366,12 @@ def columns_of(
 
 
 def there_already(catalog: Catalog, name: str, schema: Schema) -> TableRecord:
-    """The table of this name, if it has these columns; else `TableAlreadyExists`."""
-    found = catalog.get(name)
-    if list(found.schema.fields) != list(schema.fields) or found.schema.key_names != schema.key_names:
+    """Returns the table of this name if it has these columns; else raises `TableAlreadyExists`."""
+    record = catalog.get(name)
+    if list(record.schema.fields) != list(schema.fields) or record.schema.key_names != schema.key_names:
         raise TableAlreadyExists(
             f"table {name!r} exists already, with other columns: "
-            f"{', '.join(f'{one.name} {one.type}' for one in found.schema.fields)}",
+            f"{', '.join(f'{field.name} {field.type}' for field in record.schema.fields)}",
             table=name,
         )
-    return found
+    return record

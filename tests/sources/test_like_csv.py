@@ -93,7 +93,7 @@ def test_a_file_that_is_no_table_is_one_line(
 def test_a_schema_and_a_file_are_not_both_given(instance: Instance, path: Path) -> None:
     schema = OF_K
     for given in ({"like": path}, {"row_keys": ["k"]}):
-        with pytest.raises(InvalidSchema, match="either says everything"):
+        with pytest.raises(InvalidSchema, match="give either a schema, or like"):
             instance.create_table("t", schema, **given)  # type: ignore[arg-type]
     with pytest.raises(InvalidSchema, match=r"schema must be dm.Schema\(...\), not None"):
         instance.create_table("t")
