@@ -250,7 +250,7 @@ def test_a_hold_keeps_what_was_there(tmp_path: Path) -> None:
         instance._attempts.collect_abandoned(0)
         assert not before & names(objects)
         with (
-            pytest.raises(InstanceError, match="files that it needs may be gone"),
+            pytest.raises(InstanceError, match="files that it needs may have been deleted"),
             held(instance._supplier, "x"),
         ):
             query(instance._supplier, "update hold set until = '-infinity'")

@@ -46,7 +46,7 @@ def test_a_backup_that_was_frozen_for_longer_than_its_hold_is_none(tmp_path: Pat
             table.collect_garbage()
 
         instance._durability.base_backup = freeze
-        with pytest.raises(InstanceError, match="files that it needs may be gone"):
+        with pytest.raises(InstanceError, match="files that it needs may have been deleted"):
             instance.backup(tmp_path / "backups")
         assert dm.backups(tmp_path / "backups") == []
         instance._durability.base_backup = take

@@ -102,7 +102,7 @@ def lost(lake: Instance) -> list[Problem]:
 
 def collect(lake: Instance) -> None:
     a_day_passes(lake)
-    with pytest.raises(CheckFailed, match="dormouse check --table t --accept"):
+    with pytest.raises(CheckFailed, match="until 'dormouse check --table t --accept' accepts"):
         lake.table("t").collect_garbage()
 
 
