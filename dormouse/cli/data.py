@@ -40,7 +40,7 @@ app = group()
 @command(app, example="flights --where carrier=UA --where flight=1:100 --columns flight,delay")
 def query(
     session: Session,
-    asked: QueryRequest,
+    request: QueryRequest,
     where: Annotated[
         list[str] | None,
         "column=value, column=min:max (without the maximum; column=: is not null), or JSON, like "
@@ -52,26 +52,26 @@ def query(
 ) -> None:
     """The rows that meet conditions, in key order. Values with a colon: write it as \\:."""
     format = check_output(session, format, output, explain=explain)
-    given = options(asked, "table")
-    given["columns"] = columns = asked.columns or None
+    given = options(request, "table")
+    given["columns"] = columns = request.columns or None
     with session.open(read_only=True) as instance:
-        table, moment = instance.table(asked.table), given["as_of"]
+        table, moment = instance.table(request.table), given["as_of"]
         schema = table.schema if moment is None else table.schema_at(moment)
         condition = parse_where(schema, where or [])
         if explain:
             from dormouse.reading.where import question
 
-            question(schema, condition, columns, asked.limit)  # its columns are there
-            show_plans(session, {asked.table: table.explain(condition, as_of=moment)})
+            question(schema, condition, columns, request.limit)  # its columns are there
+            show_plans(session, {request.table: table.explain(condition, as_of=moment)})
             return
         reader = table.query(**given | {"where": condition})
-        write(session, reader, format, output, limited=asked.limit is not None)
+        write(session, reader, format, output, limited=request.limit is not None)
 
 
 @command(app, example='"select carrier, avg(delay) from flights group by 1 order by 1"')
 def sql(
     session: Session,
-    asked: StatementRequest,
+    request: StatementRequest,
     statement: Annotated[str | None, "A SELECT over the tables, by name; - reads it from stdin."] = None,
     /,
     file: Annotated[Path | None, "A file with the statement."] = None,
@@ -85,7 +85,7 @@ def sql(
     if (statement is None) == (file is None):
         raise InvalidInput("give a statement, - to read it from stdin, or --file FILE")
     text = str(statement) if file is None and statement != "-" else read_text(file or Path("-"))
-    given = options(asked)
+    given = options(request)
     with session.open(read_only=True) as instance:
         if explain:
             del given["verify"]
@@ -105,7 +105,7 @@ def sql(
 @command(app, example="flights --consumer etl --format parquet -o new.parquet")
 def changes(
     session: Session,
-    asked: ChangesRequest,
+    request: ChangesRequest,
     consumer: Annotated[
         str | None, "What is new to this consumer; acknowledged when all of it is written."
     ] = None,
@@ -127,23 +127,23 @@ def changes(
     A new consumer begins now, or at --from.
     """
     form = check_output(session, format or format_of(output, "lines"), output)
-    if (asked.after is None) == (consumer is None):
+    if (request.after is None) == (consumer is None):
         raise InvalidInput("give --after, or --consumer NAME, which knows where it stands")
-    if consumer is not None and asked.till is not None:
+    if consumer is not None and request.till is not None:
         raise InvalidInput("a consumer reads up to now: leave --till out")
     if consumer is None and from_ is not None:
         raise InvalidInput("--from is where a new consumer begins: give --consumer NAME, or --after instead")
-    if asked.till == BEGINNING:
+    if request.till == BEGINNING:
         raise InvalidInput("nothing is before the beginning: give --till another moment, or leave it out")
-    given = options(asked, "table")
+    given = options(request, "table")
     with session.open(read_only=consumer is None) as instance:
-        table = instance.table(asked.table)
+        table = instance.table(request.table)
         if consumer is None:
-            given["after"] = None if asked.after == BEGINNING else given["after"]
+            given["after"] = None if request.after == BEGINNING else given["after"]
             write(session, table.changes(**given), form, output, limited=False)
             return
         etl = table.consumer(consumer, None if from_ is None else parse_moment(from_))
-        write(session, etl.read(asked.columns), form, output, limited=False)
+        write(session, etl.read(request.columns), form, output, limited=False)
         etl.acknowledge()
 
 

@@ -109,30 +109,30 @@ def _settings(session: Session, config: Path) -> DeploymentSettings:
         raise typer.Exit(BAD_USAGE) from None
 
 
-def _confirm(found: Doomed) -> None:
+def _confirm(parts: Doomed) -> None:
     if not sys.stdin.isatty():
         raise InvalidInput(
-            f"nobody can be asked here: give --yes to destroy {found.id}, or --dry-run to look"
+            f"nobody can be asked here: give --yes to destroy {parts.id}, or --dry-run to look"
         )
-    sys.stderr.write(f"{_doom(found)}\nType {found.id} to delete all of this: ")
+    sys.stderr.write(f"{_doom(parts)}\nType {parts.id} to delete all of this: ")
     sys.stderr.flush()
-    if sys.stdin.readline().strip() != found.id:
-        raise InvalidInput(f"that is not {found.id}: nothing is deleted")
+    if sys.stdin.readline().strip() != parts.id:
+        raise InvalidInput(f"that is not {parts.id}: nothing is deleted")
 
 
-def _doom(found: Doomed) -> str:
+def _doom(parts: Doomed) -> str:
     from dormouse.aws.destroy import COUNTED_MAX
 
-    lines = [f"{found.id}, account {found.account}, {found.region}"]
-    lines += [f"  stack    {name}" for name in found.stacks]
-    for bucket in found.buckets:
+    lines = [f"{parts.id}, account {parts.account}, {parts.region}"]
+    lines += [f"  stack    {name}" for name in parts.stacks]
+    for bucket in parts.buckets:
         more = " or more" if bucket.objects >= COUNTED_MAX else ""
         lines.append(f"  bucket   {bucket.name}: {plural(bucket.objects, 'object')}{more}, with versions")
-    lines += [f"  cluster  {name}" for name in found.clusters]
-    if found.kept:
-        lines += [f"  stays    {name}" for name in found.kept]
+    lines += [f"  cluster  {name}" for name in parts.clusters]
+    if parts.kept:
+        lines += [f"  stays    {name}" for name in parts.kept]
         lines.append("           each key costs 1 USD a month: delete it when the backups have expired")
-    lines += ["before that:", *(f"  {step_line(step)}" for step in found.steps)]
+    lines += ["before that:", *(f"  {step_line(step)}" for step in parts.steps)]
     return "\n".join(lines)
 
 
@@ -147,30 +147,30 @@ def _findings(checks: list[Check]) -> str:
     return "\n".join(lines)
 
 
-def _bill(found: Estimate) -> Any:
+def _bill(parts: Estimate) -> Any:
     from rich.console import Group
 
-    naps = found.auto_paused is not None
+    naps = parts.auto_paused is not None
     columns = ["stack", "resource", "running", *(["pausing itself"] if naps else []), "paused"]
     rows = [
         [line.stack, line.resource, *map(_usd, _columns(line.running, line.auto_paused, line.paused, naps))]
-        for line in sorted(found.lines, key=lambda line: -line.running)
+        for line in sorted(parts.lines, key=lambda line: -line.running)
     ]
-    total = _columns(found.running, found.auto_paused, found.paused, naps)
+    total = _columns(parts.running, parts.auto_paused, parts.paused, naps)
     rows.append(["", "a month, in USD", *map(_usd, total)])
-    table = grid(columns, rows, title=f"A month in {found.region}, in USD")
+    table = grid(columns, rows, title=f"A month in {parts.region}, in USD")
     for column in table.columns[2:]:
         column.justify = "right"
-    return Group(table, "", _bars(found), "", _fine_print(found))
+    return Group(table, "", _bars(parts), "", _fine_print(parts))
 
 
 def _columns(running: float, auto: float | None, paused: float, naps: bool) -> list[float]:
     return [running, *([auto or 0.0] if naps else []), paused]
 
 
-def _bars(found: Estimate) -> str:
-    totals = {"running": found.running, "pausing itself": found.auto_paused, "paused": found.paused}
-    most = max(found.running, found.paused, 0.01)
+def _bars(parts: Estimate) -> str:
+    totals = {"running": parts.running, "pausing itself": parts.auto_paused, "paused": parts.paused}
+    most = max(parts.running, parts.paused, 0.01)
     return "\n".join(
         f"{name:>14}  {'█' * max(1, round(BAR_CHARACTERS * usd / most))} {_usd(usd)}"
         for name, usd in totals.items()
@@ -178,14 +178,14 @@ def _bars(found: Estimate) -> str:
     )
 
 
-def _fine_print(found: Estimate) -> str:
-    assumed = ", ".join(f"{name} {value:g}" for name, value in asdict(found.assumptions).items())
+def _fine_print(parts: Estimate) -> str:
+    assumed = ", ".join(f"{name} {value:g}" for name, value in asdict(parts.assumptions).items())
     lines = [
         f"Assumed: {assumed} (each is an option).",
-        f"Prices as of {found.prices_of}, on demand: {found.source}.",
+        f"Prices as of {parts.prices_of}, on demand: {parts.source}.",
         "Without taxes, free tiers, discounts and data transfer. AWS starts a paused database every week.",
     ]
-    lines += [f"There is no price of {name}: it is counted as nothing." for name in found.unpriced]
+    lines += [f"There is no price of {name}: it is counted as nothing." for name in parts.unpriced]
     return "\n".join(lines)
 
 

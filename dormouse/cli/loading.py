@@ -80,15 +80,15 @@ AddColumns = Annotated[
 
 
 def _load(
-    session: Session, asked: LoadRequest, load: Callable[..., IngestReport], data: Any, **more: Any
+    session: Session, request: LoadRequest, load: Callable[..., IngestReport], data: Any, **more: Any
 ) -> None:
     """Loads the rows, with a bar of progress, and shows what was added; `more` are options of the door."""
-    with progress(f"{load.__name__} into {asked.table}", unit="rows") as moved:
-        report = load(data, **options(asked, "table") | more, progress=moved)
+    with progress(f"{load.__name__} into {request.table}", unit="rows") as moved:
+        report = load(data, **options(request, "table") | more, progress=moved)
     done = (
         f"added {plural(report.rows, 'row')} in {plural(report.files, 'file')}"
         if report.applied
-        else f"nothing was added to {asked.table}: an ingest with the id {report.ingest_id!r} is there "
+        else f"nothing was added to {request.table}: an ingest with the id {report.ingest_id!r} is there "
         "already"
     )
     session.show(report, f"{done} ({report.seconds:.1f} s)")
@@ -97,7 +97,7 @@ def _load(
 @command(app, example="flights january.csv --create --key carrier,flight")
 def ingest(
     session: Session,
-    asked: LoadRequest,
+    request: LoadRequest,
     paths: Paths,
     /,
     how: TextOption,
@@ -114,7 +114,7 @@ def ingest(
     With --create the columns and their types are those of the files' beginning; they are shown, and on a
     terminal asked for. Without --key the key is a running number.
     """
-    table, keys, sort_keys = asked.table, _names(key), _names(sort_key)
+    table, keys, sort_keys = request.table, _names(key), _names(sort_key)
     wanted = "add" if evolve else None
     if not create and (keys or sort_keys):
         raise InvalidInput("--key and --sort-key go with --create: this table has its columns")
@@ -127,19 +127,19 @@ def ingest(
     opened, inferred = session.open_or_make(agreed) if create else (session.open(), None)
     with opened as instance:
         if not create:
-            _load(session, asked, instance.table(table).ingest, files, evolve=wanted)
+            _load(session, request, instance.table(table).ingest, files, evolve=wanted)
             return
         made = _made(
             instance, table, files, (keys, sort_keys), lambda: inferred or agreed(), add_columns=evolve
         )
         with made as known:
-            _load(session, asked, instance.table(table).ingest, known, evolve=wanted)
+            _load(session, request, instance.table(table).ingest, known, evolve=wanted)
 
 
 @command(app, example="accounts changes.parquet --deletes is_deleted")
 def upsert(
     session: Session,
-    asked: LoadRequest,
+    request: LoadRequest,
     paths: Paths,
     /,
     how: TextOption,
@@ -151,7 +151,7 @@ def upsert(
     files = given_files(paths, type, how, with_types=False)
     with session.open() as instance:
         wanted = "add" if evolve else None
-        _load(session, asked, instance.table(asked.table).upsert, files, evolve=wanted, deletes=deletes)
+        _load(session, request, instance.table(request.table).upsert, files, evolve=wanted, deletes=deletes)
 
 
 def parse_types(texts: list[str]) -> tuple[dict[str, DataType], dict[str, str]]:

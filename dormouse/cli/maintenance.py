@@ -33,9 +33,11 @@ _ONE_KEY_SHOWN = 3
 
 
 @command(app, example="flights")
-def compact(session: Session, asked: CompactRequest) -> None:
-    with session.work(f"compact {asked.table}", "jobs") as (instance, moved):
-        report = instance.table(asked.table).compact(**options(asked, "table"), progress=moved, waiting=say)
+def compact(session: Session, request: CompactRequest) -> None:
+    with session.work(f"compact {request.table}", "jobs") as (instance, moved):
+        report = instance.table(request.table).compact(
+            **options(request, "table"), progress=moved, waiting=say
+        )
     if report.jobs_run:
         done = (
             f"{plural(report.jobs_run, 'job')} merged {plural(report.files_in, 'file')} into "
@@ -50,16 +52,16 @@ def compact(session: Session, asked: CompactRequest) -> None:
     if report.given_up:
         jobs = plural(report.given_up, "job")
         raise JobFailed(
-            f"given up: {jobs}; the first: {report.errors[0]}. {_advice('compaction', asked.table)}"
+            f"given up: {jobs}; the first: {report.errors[0]}. {_advice('compaction', request.table)}"
         )
 
 
 @command(app, example="flights")
-def split(session: Session, asked: SplitRequest) -> None:
+def split(session: Session, request: SplitRequest) -> None:
     from dormouse.model.text import of_one_key
 
     with session.open() as instance:
-        report = instance.table(asked.table).split(waiting=say)
+        report = instance.table(request.table).split(waiting=say)
     done = (
         f"split {plural(len(report.partitions_split), 'partition')}, "
         f"pushed down {plural(report.references_pushed, 'reference')}"
@@ -68,7 +70,7 @@ def split(session: Session, asked: SplitRequest) -> None:
     if report.errors:
         partitions = plural(len(report.errors), "partition")
         raise JobFailed(
-            f"not divided: {partitions}; the first: {report.errors[0]}. {_advice('split', asked.table)}"
+            f"not divided: {partitions}; the first: {report.errors[0]}. {_advice('split', request.table)}"
         )
 
 

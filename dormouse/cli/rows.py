@@ -50,17 +50,17 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMN = re.compile(r"(?P<name>[^:]+):(?P<type>[A-Za-z]+)(\((?P<size>\d+)\))?(=(?P<default>.*))?", re.DOTALL)
 
 
-def show_changed(session: Session, asked: MadeOnce, done: Changed) -> None:
+def show_changed(session: Session, request: MadeOnce, done: Changed) -> None:
     """Shows what a change did, or would do."""
     counted = [f"{count:,} {what}" for what, count in done.changed.items() if count]
     versions = f"; {versions_text(done.versions)}" if done.versions else ""
-    did = f"{'would change' if asked.dry_run else 'changed'} {asked.table}"
+    did = f"{'would change' if request.dry_run else 'changed'} {request.table}"
     session.show(done.to_json(), f"{did}: {', '.join(counted) or 'no rows'}{versions}")
 
 
-def given(asked: Request, *without: str) -> dict[str, Any]:
+def given(request: Request, *without: str) -> dict[str, Any]:
     """Returns the options that a method of the table is called with, but those that have its defaults."""
-    return {name: value for name, value in options(asked, "table", *without).items() if value is not None}
+    return {name: value for name, value in options(request, "table", *without).items() if value is not None}
 
 
 def versions_text(versions: Sequence[int]) -> str:
@@ -168,16 +168,16 @@ def get(session: Session, table: TableName, row_id: RowId, /, version: RowVersio
 @command(rows, example='samples "select * from samples where n > 3 order by n"')
 def query(
     session: Session,
-    asked: RowQueryRequest,
+    request: RowQueryRequest,
     sql: Annotated[str | None, "A SELECT from the table."] = None,
     /,
     page_rows: Annotated[int, "How many rows a page has.", bounds(1, 100_000)] = 20,
     wait_seconds: Annotated[float, "How long the index is waited for.", bounds(0, WAIT_SECONDS_MAX)] = 600.0,
 ) -> None:
     """A page of a query's rows. --page goes on, at the version that the query began on."""
-    of_page = {"page_rows": None if asked.page else page_rows, "wait_seconds": wait_seconds}
+    of_page = {"page_rows": None if request.page else page_rows, "wait_seconds": wait_seconds}
     with session.open() as instance:
-        page = instance.row_table(asked.table).query(sql, **given(asked) | of_page)
+        page = instance.row_table(request.table).query(sql, **given(request) | of_page)
         shown = page.to_json(count=True)
     session.show(shown, lambda: _page(page, shown["count"]))
 
@@ -220,7 +220,7 @@ def _told(kind: str, value: Any) -> Any:
 @command(rows, example="samples changes.json --dry-run")
 def change(
     session: Session,
-    asked: RowChangeRequest,
+    request: RowChangeRequest,
     changes: Annotated[
         Path,
         typer.Argument(
@@ -234,15 +234,15 @@ def change(
     from dormouse.rows.changes import parse_changes
 
     made = parse_changes(read_json(changes), path_of=str)
-    with session.work(f"change {asked.table}", "rows") as (instance, moved):
-        done = instance.row_table(asked.table).change(made, **given(asked), progress=moved)
-    show_changed(session, asked, done)
+    with session.work(f"change {request.table}", "rows") as (instance, moved):
+        done = instance.row_table(request.table).change(made, **given(request), progress=moved)
+    show_changed(session, request, done)
 
 
 @command(rows, example="samples rows.json --on name")
 def upsert(
     session: Session,
-    asked: RowUpsertRequest,
+    request: RowUpsertRequest,
     rows: Annotated[Path, typer.Argument(help="JSON, a list of rows; - for stdin.")],
     on: Annotated[str, "The columns whose values say which row it is, with commas."],
 ) -> None:
@@ -252,8 +252,8 @@ def upsert(
         raise InvalidInput(f"{rows} must have a list of rows")
     names = [name.strip() for name in on.split(",")]
     with session.open() as instance:
-        done = instance.row_table(asked.table).upsert(listed, names, **given(asked))
-    show_changed(session, asked, done)
+        done = instance.row_table(request.table).upsert(listed, names, **given(request))
+    show_changed(session, request, done)
 
 
 @command(rows, example="samples v1")
@@ -320,7 +320,7 @@ _COLUMNS_BESIDE, _ROWS_BESIDE = 12, 3
 def upload(
     session: Session,
     how: TextOption,
-    asked: RowUploadRequest,
+    request: RowUploadRequest,
     file: FileOption,
     /,
     create: Annotated[bool, "Make the table, of columns as all rows of the file need."] = False,
@@ -331,8 +331,8 @@ def upload(
     """
     from dormouse.rows.csv_preview import preview_csv
 
-    table, names = asked.table, asked.columns
-    if create and (names or asked.dry_run):
+    table, names = request.table, request.columns
+    if create and (names or request.dry_run):
         raise InvalidInput("--create takes the columns from the file: leave --columns and --dry-run out")
     with _file(file) as path, ExitStack() as made:
 
@@ -349,9 +349,9 @@ def upload(
             made.enter_context(dropped_if_it_fails(instance, new.table))
             names = list(look.names)
         with progress(f"upload to {table}", unit="rows") as moved:
-            options = given(asked, *TextFormat.model_fields) | {"columns": names}
+            options = given(request, *TextFormat.model_fields) | {"columns": names}
             done = instance.row_table(table).upload_csv(path, **options, progress=moved, **how)
-    show_changed(session, asked, done)
+    show_changed(session, request, done)
 
 
 @command(rows, example='flights late.csv --sql "select * from flights"')

@@ -102,15 +102,15 @@ def show(session: Session, name: TableName, /) -> None:
 
 
 @command(table, example="flights", on="any")
-def describe(session: Session, asked: DescribeRequest) -> None:
-    shown = ask_tables(session, asked, read_only=True)
+def describe(session: Session, request: DescribeRequest) -> None:
+    shown = ask_tables(session, request, read_only=True)
     session.show(shown, lambda: _summary(shown))
 
 
 @command(table, example="flights --yes", on="any")
-def drop(session: Session, asked: DropRequest, yes: Yes = False) -> None:
+def drop(session: Session, request: DropRequest, yes: Yes = False) -> None:
     """Drop a table and delete its files. Asks first on a terminal; elsewhere it needs --yes."""
-    _drop(session, asked, yes=yes)
+    _drop(session, request, yes=yes)
 
 
 @command(table, example="flights")
@@ -129,18 +129,17 @@ def deletions(
 
 
 @command(table, example="flights flights_2013", on="any")
-def rename(session: Session, asked: RenameRequest) -> None:
-    session.show(ask_tables(session, asked), f"table {asked.table} is now {asked.new_name}")
+def rename(session: Session, request: RenameRequest) -> None:
+    session.show(ask_tables(session, request), f"table {request.table} is now {request.new_name}")
 
 
 @command(table, example="flights salted_counts", on="any")
-def convert_layout(session: Session, asked: ConvertLayoutRequest) -> None:
-    now = ask_tables(session, asked, read_only=asked.dry_run)
+def convert_layout(session: Session, request: ConvertLayoutRequest) -> None:
+    now = ask_tables(session, request, read_only=request.dry_run)
     before, target, files = now["was"], now["layout"], now.pop("files")
-    did = (
-        f"{'would convert' if asked.dry_run else 'converted'} table {asked.table} of {plural(files, 'file')}"
-    )
-    same = f"table {asked.table} has the layout {target} already; nothing is changed"
+    verb = "would convert" if request.dry_run else "converted"
+    did = f"{verb} table {request.table} of {plural(files, 'file')}"
+    same = f"table {request.table} has the layout {target} already; nothing is changed"
     session.show(now, same if before == target else f"{did} from {before} to {target}")
 
 
@@ -157,42 +156,44 @@ def _properties() -> Iterator[str]:
     on="any",
     more="".join(f"\n\n{line}" for line in _properties()),
 )
-def set_(session: Session, asked: SetRequest) -> None:
-    now = ask_tables(session, asked)
+def set_(session: Session, request: SetRequest) -> None:
+    now = ask_tables(session, request)
     session.lines(now, (f"{key}={value}" for key, value in now.items()))
 
 
 @command(table, example="flights gate:string --default unknown", on="any")
-def add_column(session: Session, asked: AddColumnRequest) -> None:
-    _change_columns(session, asked, f"added {asked.column['name']} to table {asked.table}")
+def add_column(session: Session, request: AddColumnRequest) -> None:
+    _change_columns(session, request, f"added {request.column['name']} to table {request.table}")
 
 
 @command(table, example="flights delay delay_minutes", on="any")
-def rename_column(session: Session, asked: RenameColumnRequest) -> None:
-    _change_columns(session, asked, f"column {asked.column} of table {asked.table} is now {asked.new_name}")
+def rename_column(session: Session, request: RenameColumnRequest) -> None:
+    _change_columns(
+        session, request, f"column {request.column} of table {request.table} is now {request.new_name}"
+    )
 
 
 @command(table, example="flights delay long", on="any")
-def widen_column(session: Session, asked: WidenColumnRequest) -> None:
-    kind = DataType.from_json(asked.type)
-    _change_columns(session, asked, f"column {asked.column} of table {asked.table} is now {kind}")
+def widen_column(session: Session, request: WidenColumnRequest) -> None:
+    kind = DataType.from_json(request.type)
+    _change_columns(session, request, f"column {request.column} of table {request.table} is now {kind}")
 
 
 @command(table, example="flights delay --yes", on="any")
-def drop_column(session: Session, asked: DropColumnRequest, yes: Yes = False) -> None:
+def drop_column(session: Session, request: DropColumnRequest, yes: Yes = False) -> None:
     """Drop a value column. Asks first on a terminal; elsewhere it needs --yes. Values do not come back."""
-    _drop(session, asked, yes=yes)
+    _drop(session, request, yes=yes)
 
 
-def _drop(session: Session, asked: DropRequest | DropColumnRequest, *, yes: bool) -> None:
+def _drop(session: Session, request: DropRequest | DropColumnRequest, *, yes: bool) -> None:
     """Drops a table or a column, after a question; or shows what would go."""
-    if asked.dry_run or not yes:
-        would = ask_tables(session, asked.model_copy(update={"dry_run": True}), read_only=True)
-        if asked.dry_run:
+    if request.dry_run or not yes:
+        would = ask_tables(session, request.model_copy(update={"dry_run": True}), read_only=True)
+        if request.dry_run:
             session.show(would, f"would drop {_dropped(would)}{_version(would)}")
             return
         ask(yes, f"drop {_dropped(would)}", done="dropped")
-    gone = ask_tables(session, asked)
+    gone = ask_tables(session, request)
     session.show(gone, f"dropped {_dropped(gone)}{_version(gone)}")
 
 
@@ -202,8 +203,8 @@ def _dropped(of: Mapping[str, Any]) -> str:
     return f"table {of['table']}: {plural(of['rows'], 'row')} in {plural(of['files'], 'file')}"
 
 
-def _change_columns(session: Session, asked: Request, done: str) -> None:
-    now = ask_tables(session, asked)
+def _change_columns(session: Session, request: Request, done: str) -> None:
+    now = ask_tables(session, request)
     session.show(now, f"{done}{_version(now)}")
 
 
@@ -212,16 +213,16 @@ def _version(now: Mapping[str, Any]) -> str:
     return "" if columns is None else f"; version {columns} of its columns"
 
 
-def ask_tables(session: Session, asked: Request, *, read_only: bool = False, create: bool = False) -> Any:
+def ask_tables(session: Session, request: Request, *, read_only: bool = False, create: bool = False) -> Any:
     """Returns the answer of the instance, which is here, or deployed and asked through its lambdas."""
-    verb = next(verb for verb in VERBS if verb.request is type(asked))
+    verb = next(verb for verb in VERBS if verb.request is type(request))
     if (instance_there := deployed(session, makes=create)) is not None:
         from dormouse.aws.tables import ask
 
-        event = {"do": verb.event, **asked.model_dump(by_alias=True, exclude_defaults=True)}
+        event = {"do": verb.event, **request.model_dump(by_alias=True, exclude_defaults=True)}
         return ask(instance_there, event, changes=verb.changes)
     with session.open(read_only=read_only, create=create) as instance:
-        return answer(instance, verb, asked)
+        return answer(instance, verb, request)
 
 
 def _changes(found: Mapping[str, Any]) -> str:

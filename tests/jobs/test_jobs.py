@@ -162,7 +162,7 @@ def test_a_result_that_is_too_large_fails_its_job(jobs: JobStore, monkeypatch: p
     monkeypatch.setattr("dormouse.payloads.keys.CONTENT_BYTES_MAX", 1_000)
     job_id = jobs.start("work", None)
     drain(jobs, lambda request, progress: "x" * 1_000)
-    assert "1,002 bytes of JSON, and 1,000 are the most" in (jobs.status(job_id).error or "")
+    assert "1,002 bytes of JSON; the limit is 1,000" in (jobs.status(job_id).error or "")
 
 
 def test_what_the_database_refuses_of_one_result_keeps_no_other_from_its_end(

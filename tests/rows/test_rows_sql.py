@@ -119,7 +119,7 @@ def test_a_text_is_bound_once_if_its_meaning_does_not_depend_on_values(
         ("select n from t where n = $1", [float("nan")], "parameter $1 is nan"),
         ("select n from t where n = $1", [b"x"], "parameter $1 is b'x'"),
         ("select n from t where n = $1", [[1, 2]], "parameter $1 is"),
-        ("select n from t where n = $1", ["\ud800"], "parameter $1 can have neither NUL"),
+        ("select n from t where n = $1", ["\ud800"], "parameter $1 must have no NUL"),
         ("select n from t where n = $1", ["1 or true"], "'1 or true' is no INTEGER"),
         ("select n from t where n = $1", "1", "parameters must be a list"),
         ("select n from t where $1", [1], "a condition is true or false"),

@@ -85,7 +85,7 @@ def test_a_variable_that_is_no_setting_is_refused_with_the_nearest(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "secret")
-    with pytest.raises(dm.errors.InvalidInput, match=f"^{name} is no setting .* DORMOUSE_SERVICE_TOKEN$"):
+    with pytest.raises(dm.errors.InvalidInput, match=f"^{name} is not a setting .* DORMOUSE_SERVICE_TOKEN$"):
         load_service_settings()
 
 

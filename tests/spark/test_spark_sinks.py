@@ -53,7 +53,7 @@ def test_row_tables_refuse_the_sinks(instance: Instance, of: Of) -> None:
         lambda: Load.begun(context, columns),
     ]
     for begin in begins:
-        with pytest.raises(NotARowTable, match="table 'r' is a row table"):
+        with pytest.raises(NotARowTable, match="table 'r' belongs to a row table"):
             begin()
     assert attempts(instance) == []
 

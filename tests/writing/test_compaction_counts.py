@@ -44,7 +44,7 @@ DAMAGES = pytest.mark.parametrize(
     [
         (gone, "does not exist"),
         (emptied, "has 0 bytes, and was written with"),
-        (truncated, "and was written with 317: 'dormouse check --deep' lists what is damaged"),
+        (truncated, "and was written with 317: 'dormouse check --deep' lists all damaged files"),
     ],
 )
 KINDS = pytest.mark.parametrize(

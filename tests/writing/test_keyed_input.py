@@ -22,7 +22,7 @@ from tests.support.api import Instance
         ({"newest_by": "x"}, "newest_by: 'x' is not a value column"),
         ({"newest_by": "s"}, "newest_by: 's' may be null"),
         ({"aggregate": "sum(v), max(s)"}, "aggregate: with keep='newest_row'"),
-        ({"deletion_marks_seconds": 5.0}, "deletion_marks_seconds: without newest_by"),
+        ({"deletion_marks_seconds": 5.0}, "deletion_marks_seconds needs newest_by"),
         ({"keep": "every_row", "newest_by": "v"}, "newest_by: only a table with keep='newest_row'"),
         ({"keep": "last"}, "keep must be every_row or newest_row, not 'last'"),
     ],

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dormouse.data.transform import quoted
-from dormouse.model.reshaping import added, dropped
+from dormouse.model.reshaping import with_added_column, without_column
 from dormouse.reading.planner import Scan
 from dormouse.reading.sql import selects as together
 from dormouse.reading.sql.conditions import all_of
@@ -113,7 +113,11 @@ def _rows(parts: Sequence[Sequence[Scan]]) -> list[tuple[Any, ...]]:
 def test_files_that_may_have_a_column_of_the_index_s_name_are_read_apart() -> None:
     scans = [Scan(f"{n}.v2.parquet", (KeyRanges({"k": [Range(n, n + 1)]}),), "p", None) for n in range(200)]
     column = Field("File_Index", LONG, nullable=True)
-    with_column = added(SCHEMA, column, None)
+    with_column = with_added_column(SCHEMA, column, None)
     assert len(list(together.read_together(SCHEMA, scans))) <= together.SCANS_MAX
-    for schema in (with_column, dropped(with_column, "File_Index"), Schema([Field("k", LONG)], [], [column])):
+    for schema in (
+        with_column,
+        without_column(with_column, "File_Index"),
+        Schema([Field("k", LONG)], [], [column]),
+    ):
         assert len(list(together.read_together(schema, scans))) == 200

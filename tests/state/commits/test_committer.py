@@ -215,7 +215,7 @@ def test_a_table_dropped_while_its_requests_wait_refuses_them_alone(instance: In
     instance.drop_table("t")
     outcomes = {o.commit_id: o for o in committer.drain()}
     assert states(outcomes) == {"add a": "rejected", "add b": "applied"}
-    assert "table 't' does not exist" in str(outcomes["add a"].error)
+    assert "table 't' no longer exists" in str(outcomes["add a"].error)
     status = instance.commit_status("add a")
     assert (status.state, status.error) == ("rejected", outcomes["add a"].error)
 

@@ -139,7 +139,7 @@ def test_a_serialization_failure_at_commit_is_tried_again(
 
 def test_a_death_during_commit_leaves_the_outcome_unknown(counted: ConnectionSupplier) -> None:
     at_commit(counted, "perform pg_terminate_backend(pg_backend_pid())")
-    with pytest.raises(CommitOutcomeUnknown, match="between COMMIT and its answer: add files"):
+    with pytest.raises(CommitOutcomeUnknown, match="between COMMIT and its answer: whether add files"):
         run_transaction(counted, increment, operation="add files")
     assert value(counted) == 0
 
@@ -265,7 +265,7 @@ def test_an_instance_is_opened_while_the_server_ends_its_sessions(
 def test_a_death_during_a_statement_leaves_the_outcome_unknown(
     counted: ConnectionSupplier, retries: Retries
 ) -> None:
-    with pytest.raises(CommitOutcomeUnknown, match="between the statement and its answer: add files"):
+    with pytest.raises(CommitOutcomeUnknown, match="between the statement and its answer: whether add files"):
         run_statement(
             counted,
             lambda conn: conn.execute("select pg_terminate_backend(pg_backend_pid()), pg_sleep(20)"),

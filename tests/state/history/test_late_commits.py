@@ -232,7 +232,7 @@ def test_a_commit_that_comes_later_still_is_refused_by_name(table: TableContext)
     assert table.store.add_files_with_references(early, commit_id="early")
     (a, b, *_), tree = forgotten(table)
     left, right = (leaf.partition_id for leaf in tree.leaves)
-    with pytest.raises(PartitionForgotten, match=f"plan it anew.*file 'late', partition '{b}'"):
+    with pytest.raises(PartitionForgotten, match=f"plan it again.*file 'late', partition '{b}'"):
         table.store.add_files_with_references([file("late", ref("late", left), ref("late", b))])
     assert not table.store.add_files_with_references(early, commit_id="early")
     commits = [
@@ -247,7 +247,7 @@ def test_a_commit_that_comes_later_still_is_refused_by_name(table: TableContext)
     above = tree.root.partition_id
     table.store.add_files_with_references([file("above", ref("above", above))])
     late = [split(ref("above", above), a, b), split(ref("early", above), left, right)]
-    with pytest.raises(SplitRequestsFailed, match="what took its place is forgotten") as raised:
+    with pytest.raises(SplitRequestsFailed, match="its successor is no longer known") as raised:
         table.store.split_file_references(late)
     assert raised.value.succeeded == (late[1],)
     names = [(partition, name) for partition, name, _, _ in live(table.store)]
