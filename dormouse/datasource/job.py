@@ -22,7 +22,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from dormouse.datasource.options import TableOptions
+from dormouse.datasource.options import TableOptions, parsed
 from dormouse.errors import DormouseError, InvalidInput
 from dormouse.model.json_values import json_value
 from dormouse.spark.frames import rows_at
@@ -133,8 +133,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _arguments(given: argparse.Namespace, model: type[Request]) -> dict[str, Any]:
-    """Returns the arguments of a verb, except the table and the engine."""
-    return {name: getattr(given, name) for name in fields_of(model, "table", "engine")}
+    """Returns the arguments of a verb as Python values, except the table and the engine."""
+    values = {name: getattr(given, name) for name in fields_of(model, "table", "engine")}
+    texts = {name: str(value) for name, value in values.items() if value not in (None, False)}
+    return {name: value for name, value in parsed(model, texts).items() if name in values}
 
 
 def _options(given: argparse.Namespace) -> TableOptions:

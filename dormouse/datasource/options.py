@@ -252,7 +252,7 @@ def parsed(model: type[Request], given: Mapping[str, str], prefix: str = "") -> 
     check_evolve(given.get("evolve"))
     texts = {name: given[prefix + name] for name in fields_of(model, "table") if prefix + name in given}
     values = {name: _value(model, name, prefix + name, text) for name, text in texts.items()}
-    return options(parse(model, {"table": "t", **values}, "the read"), "table")
+    return options(parse(model, {"table": "t", **values}, "the options"), "table")
 
 
 def _value(model: type[Request], name: str, option: str, text: str) -> Any:

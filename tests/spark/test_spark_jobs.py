@@ -15,6 +15,8 @@ from pyspark.sql import SparkSession
 
 import dormouse as dm
 from dormouse.datasource import job
+from dormouse.errors import InvalidInput
+from dormouse.verbs.rounds import CompactRequest
 from tests.small_tables import keys
 from tests.standard import OF_K_AND_NUMBERS
 from tests.support.api import Instance, Table
@@ -122,3 +124,14 @@ def test_spark_logs_no_dsn(spark: SparkSession) -> None:
             assert job._session(Namespace(name="compact")).conf.get(name) == kept
     finally:
         spark.conf.set(name, "(?i)url|dsn")
+
+
+def test_options_have_the_types_of_their_fields() -> None:
+    class Probe(CompactRequest):
+        rows_min: int = 3
+
+    given = Namespace(full=True, rows_min="5")
+    assert job._arguments(given, Probe) == {"full": True, "rows_min": 5}
+    assert job._arguments(Namespace(full=False, rows_min=None), Probe) == {"full": False, "rows_min": 3}
+    with pytest.raises(InvalidInput, match="rows_min"):
+        job._arguments(Namespace(full=False, rows_min="many"), Probe)
