@@ -184,7 +184,8 @@ def check(
     after: Annotated[str | None, "Only tables that come after this one by name: to go on."] = None,
     note_digests: Annotated[bool, "Files that have no digest get one; with --deep."] = False,
     accept: Annotated[
-        bool, "With --table: lost references are told no more, and files are collected again."
+        bool,
+        "With --table: accept lost references; checks stop reporting them, and files are collected again.",
     ] = False,
 ) -> None:
     """Check that database and object store have what was written, while everything runs.
@@ -226,7 +227,7 @@ def check(
 @command(app, example="--older-than 30d")
 def orphans(
     session: Session,
-    delete: Annotated[bool, "Delete them, for ever."] = False,
+    delete: Annotated[bool, "Delete them permanently."] = False,
     older_than: Annotated[str, "Leave younger objects alone: 7d, 12h, 30m."] = "7d",
     yes: Yes = False,
 ) -> None:
@@ -257,7 +258,7 @@ def orphans(
             return
         if not (yes or objects):
             raise InvalidInput("there is nothing to delete")
-        what = f"Delete {plural(objects, 'object')}, {byte_size(byte_count)}, for ever?"
+        what = f"Delete {plural(objects, 'object')}, {byte_size(byte_count)}, permanently?"
         ask(yes, "delete them", done="deleted", question=what)
         with progress("delete orphans", unit="objects") as moved:
             done = instance.delete_orphans(age, moved)

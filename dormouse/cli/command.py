@@ -1,4 +1,4 @@
-"""What all commands share: which instance, their options, questions, text or JSON, and how errors end."""
+"""The base of all commands: their instance, common options, questions, text or JSON output, and errors."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def ask(yes: bool, doing: str, *, done: str, question: str | None = None) -> Non
 def agreed(doing: str, question: str) -> bool:
     """Returns whether a person wants it done; raises `InvalidInput` where there is no terminal to ask on."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise InvalidInput(f"--yes is needed to {doing}, as nobody can be asked here")
+        raise InvalidInput(f"--yes is needed to {doing}, because there is no terminal to ask on")
     return confirmed(question)
 
 

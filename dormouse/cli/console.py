@@ -1,4 +1,4 @@
-"""What a person sees: tables, progress, the tree of partitions; on a terminal with colour, piped without."""
+"""Output for people: tables, progress, the tree of partitions; with colour only on a terminal."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def grid(
     title: str | None = None,
     cell_characters_max: int = CELL_CHARACTERS_MAX,
 ) -> RichTable:
-    """A table; numbers stand right, with separators."""
+    """Returns a table with numbers aligned right and with separators."""
     return _table(columns, [list(row) for row in rows], partial(_cell, most=cell_characters_max), title)
 
 
 def rows_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> RichTable:
-    """Query results: values as `--where` reads them, null as an empty cell."""
+    """Returns a table of query results: values as `--where` reads them, and empty cells for null."""
     return _table(columns, [[row[column] for column in columns] for row in rows], _plain)
 
 
@@ -95,7 +95,7 @@ def byte_size(number: float) -> str:
 
 
 def branches(lines: Iterable[tuple[int | None, str, str | None]]) -> Tree:
-    """A picture of lines, each below the one whose number is given; those that hold something say what."""
+    """Returns a tree of lines, each below its parent's number, with the contents of those that have some."""
     from rich.markup import escape
     from rich.tree import Tree
 
@@ -111,7 +111,7 @@ def branches(lines: Iterable[tuple[int | None, str, str | None]]) -> Tree:
 
 @contextmanager
 def progress(description: str, *, unit: str) -> Iterator[Progress]:
-    """A bar on stderr, when that is a terminal; gives the function that moves it."""
+    """Shows a progress bar on stderr if that is a terminal; yields the function that moves it."""
     if not stderr().is_terminal:
         yield no_progress
         return
@@ -146,7 +146,7 @@ def _cell(value: Any, most: int) -> str:
 
 
 def _plain(value: Any, most: int = CELL_CHARACTERS_MAX) -> str:
-    """Text for a cell, which neither rich nor the terminal must take for commands; cut off on a terminal."""
+    """Returns the text of a cell, escaped for rich and the terminal, and cut off on a terminal."""
     from rich.markup import escape
 
     text = printable(shown_value(value))

@@ -195,13 +195,13 @@ def erase(
         typer.Option(help="A place to look for backups in, beside those that are known.", metavar="PLACE"),
     ] = None,
 ) -> None:
-    """Delete rows for ever: also from the history, and what the store keeps of deleted objects. Run again,
-    it goes on where it was ended. Asks first on a terminal; elsewhere it needs --yes."""
+    """Delete rows permanently: also from the history, and from deleted objects that the store keeps. An
+    interrupted erasure continues when it is run again. Asks first on a terminal; elsewhere it needs --yes."""
     _check_said("erase", where, all)
     with session.open(read_only=dry_run) as instance:
         of = instance.table(table)
         condition, what = _rows_to_go(of, table, where)
-        question = f"Erase {what} for ever, also from the history?"
+        question = f"Erase {what} permanently, also from the history?"
         ask(dry_run or yes, f"erase {what}", done="erased", question=question)
         with progress(f"erase rows of {table}", unit="files") as moved:
             report = of.erase(
@@ -289,7 +289,7 @@ def _erased(what: str, report: EraseReport) -> str:
         "may have rows still": report.open,
         "could not be looked at": report.unreadable,
         "still hold rows or keys": report.backups,
-        "consumers that are told that changes were erased": report.consumers,
+        "consumers that learn that changes were erased": report.consumers,
     }
     for title, names in lists.items():
         lines += [f"{title}:", *(f"  {name}" for name in names)] if names else []

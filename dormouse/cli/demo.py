@@ -59,7 +59,7 @@ class DemoScreen:
 
     @contextmanager
     def working(self, text: str) -> Iterator[Any]:
-        """A spinner while something runs, on a terminal; gives the function that changes its text."""
+        """Shows a spinner on a terminal while something runs; yields the function that changes its text."""
         console = next((console for console in (self._out, stderr()) if console.is_terminal), None)
         if console is None or self._out.quiet:
             yield lambda _: None

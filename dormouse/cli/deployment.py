@@ -13,7 +13,7 @@ from dormouse.aws.cost import Assumptions, Estimate, estimate
 from dormouse.cli.command import Profile, Session, command, group, plural
 from dormouse.cli.console import grid
 from dormouse.cli.failures import BAD_USAGE, FAILED, say
-from dormouse.cli.system import step_line, told
+from dormouse.cli.system import step_line, step_printers
 from dormouse.errors import InvalidInput, NotAnInstance
 
 if TYPE_CHECKING:
@@ -90,13 +90,13 @@ def destroy(
     system.cdk_command()
     if not yes:
         _confirm(found)
-    ended, _ = told(session)
+    ended, _ = step_printers(session)
     steps = system.destroy(found, config, aws, tell=say, ended=ended)
     session.show({**asdict(found), "steps": steps, "destroyed": True}, lambda: f"{found.id} is destroyed")
 
 
 def _settings(session: Session, config: Path) -> DeploymentSettings:
-    """With a line on stderr for each problem of the file, or one document."""
+    """Returns the settings; prints each problem of the file as a line on stderr, or all as one document."""
     from dormouse.settings.config_file import load
 
     try:
@@ -112,7 +112,7 @@ def _settings(session: Session, config: Path) -> DeploymentSettings:
 def _confirm(parts: Doomed) -> None:
     if not sys.stdin.isatty():
         raise InvalidInput(
-            f"nobody can be asked here: give --yes to destroy {parts.id}, or --dry-run to look"
+            f"there is no terminal to ask on: give --yes to destroy {parts.id}, or --dry-run to look"
         )
     sys.stderr.write(f"{_doom(parts)}\nType {parts.id} to delete all of this: ")
     sys.stderr.flush()

@@ -25,7 +25,7 @@ FAILED, BAD_USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 
 def printable(text: str) -> str:
-    """The text with what a terminal would obey escaped, like \\x1b."""
+    """Returns a text with control characters escaped, such as \\x1b."""
     return text.translate(_ESCAPED)
 
 
@@ -74,7 +74,7 @@ _AGAIN_SECONDS = 0.1
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Bad usage is what another command line would put right; bad data is a failure."""
+    """Returns the exit code of an error: bad usage if another command line would help, else failure."""
     if isinstance(error, KeyboardInterrupt):
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
     if isinstance(error, ReaderGone):
@@ -102,7 +102,7 @@ def report(error: BaseException, *, debug: bool, as_json: bool = False) -> int:
 
 
 def complain(error: Any) -> int:
-    """About a command line that typer could not read."""
+    """Reports a command line that typer could not parse; returns the exit code."""
     if not error.format_message().strip():
         return int(error.exit_code)
     if type(error).__name__ == "NoArgsIsHelpError":
@@ -117,13 +117,13 @@ def complain(error: Any) -> int:
 
 @contextmanager
 def interrupts_once() -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM interrupts; others must not interrupt the tidying up, nor Python's exit.
+    """Ensures that only the first Ctrl-C or SIGTERM interrupts: a second one must not break the cleanup.
 
-    SIGINT that is ignored stays so: a shell's background job is not ended by the Ctrl-C of another.
+    An ignored SIGINT stays ignored: a shell's background job is not ended by the Ctrl-C for another job.
 
-    A library may lose the exception that a signal raises in it (extensions clear errors that they did not
-    expect), and the command would go on. So it is raised again, until it gets through; not while Python
-    handles an exception, for that is the tidying up.
+    A library can lose the exception that a signal raises within it (extensions clear unexpected errors), and
+    the command would continue. So the exception is raised again until it gets through, but not while Python
+    handles an exception, because that is the cleanup.
     """
     raised: dict[int, type[KeyboardInterrupt]] = {signal.SIGTERM: Terminated}
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -160,7 +160,7 @@ def interrupts_once() -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """Ctrl-C, unless it is ignored, and SIGTERM end it in order; a second one at once."""
+    """Yields an event that Ctrl-C (unless ignored) or SIGTERM sets; a second signal ends at once."""
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
@@ -208,7 +208,7 @@ def _fail(
 
 
 def say(message: str) -> None:
-    """One line on stderr."""
+    """Prints one line on stderr."""
     _write(f"dormouse: {printable(' '.join(message.split()))}")
 
 

@@ -1,4 +1,4 @@
-"""`dormouse history …`: what a table was, what became of its partitions, what is kept and for whom."""
+"""`dormouse history …`: past states of a table, changes of its partitions, and what retention keeps."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def show(
     limit: LimitOption = None,
     html: Annotated[Path | None, "Draw it as a page, in this file: one that needs nothing else."] = None,
 ) -> None:
-    """What was divided and merged, the newest first: who became whom, when, with rows and bytes."""
+    """List splits and merges of partitions, the newest first, with times, rows and bytes."""
     with session.open(read_only=True) as instance:
         table = instance.table(name)
         first, last = _range(table, from_, to, limit or (EPOCHS_SHOWN if html is None else EPOCHS_DRAWN))
@@ -130,7 +130,7 @@ def retain(
     bytes: Annotated[int | None, "Keep at least the last so many bytes that were ingested."] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Let the history go beyond limits; without any, by the property history_retention_seconds."""
+    """Drop the history beyond limits; by default beyond the property history_retention_seconds."""
     if for_ is not None and seconds is not None:
         raise InvalidInput("--for and --seconds say the same: give one")
     wanted = seconds if for_ is None else parse_duration(for_).total_seconds()
@@ -187,7 +187,7 @@ def drop_cut(session: Session, table: TableName, name: Name, /) -> None:
 
 
 def _range(table: Table, from_: str | None, to: str | None, limit: int) -> tuple[int, int]:
-    """The first and the last epoch that are wanted."""
+    """Returns the first and the last epoch to show."""
     first = table.history.first_epoch() if from_ is None else _epoch(table, from_)
     last = table.history.epoch_at(_LATEST) if to is None else _epoch(table, to)
     if first > last:
@@ -196,7 +196,7 @@ def _range(table: Table, from_: str | None, to: str | None, limit: int) -> tuple
 
 
 def _epoch(table: Table, text: str) -> int:
-    """That of a time, or of a cut's name."""
+    """Returns the epoch of a number, a time or the name of a cut."""
     moment = parse_moment(text)
     return table.history.cut(moment).epoch if isinstance(moment, str) else table.history.epoch_at(moment)
 
@@ -213,7 +213,7 @@ def _bounds(region: Region) -> dict[str, Any]:
 
 
 def _described(record: EpochRecord, lives: Mapping[str, Life]) -> dict[str, Any]:
-    """An epoch with its partitions, as JSON has it."""
+    """Returns an epoch with its partitions in JSON."""
 
     def partitions(ids: Sequence[str]) -> list[dict[str, Any]]:
         return [

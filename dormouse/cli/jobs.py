@@ -49,7 +49,7 @@ def list_(
 
 
 def _listing() -> None:
-    """Without a command `dormouse jobs` lists, with the options of `list`."""
+    """Makes `dormouse jobs` without a command list jobs, with the options of `list`."""
     [listing] = [each.callback for each in jobs.registered_commands]
     assert listing is not None  # noqa: S101  # it stands above
     options = list(inspect.signature(listing).parameters.values())
@@ -108,7 +108,7 @@ def limit(
     running_max: Annotated[int, "How many run at once; 0: any number.", bounds(0)],
     /,
 ) -> None:
-    """How many jobs of a kind run at once, whatever workers there are."""
+    """Limit how many jobs of a kind run at once, across all workers."""
     with session.open() as instance:
         instance.jobs.limit(kind, running_max or None)
     said = f"at most {running_max:,} jobs" if running_max else "any number of jobs"
@@ -204,11 +204,11 @@ def _lines(job: Job, more: dict[str, Any]) -> Sequence[str]:
         "error": job.error,
         **more,
     }
-    lines = [f"{name}: {_shown(value)}" for name, value in fields.items() if value not in (None, "")]
+    lines = [f"{name}: {_short_text(value)}" for name, value in fields.items() if value not in (None, "")]
     return [*lines, *([] if job.traceback is None else ["", job.traceback.rstrip()])]
 
 
-def _shown(value: Any) -> str:
+def _short_text(value: Any) -> str:
     return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if isinstance(value, datetime) else str(value)
 
 
@@ -252,7 +252,7 @@ def commit_status(
     commit_id: Annotated[str, "The id that the request was sent with; that of an ingest is ingest:ID."],
     /,
 ) -> None:
-    """What became of a commit: applied, rejected and why, pending, or unknown.
+    """Show the state of a commit: applied, rejected with the reason, pending or unknown.
 
     Exit code 1 when it is rejected or unknown.
     """
@@ -270,7 +270,7 @@ def queue(
         int, "How many dead letters are shown.", bounds(0, DEAD_LETTERS_MAX)
     ] = DEAD_LETTERS_SHOWN,
 ) -> None:
-    """How deep the commit queue is, and which messages could not be handled, and why."""
+    """Show the depth of the commit queue, and its dead letters with their reasons."""
     with session.open(read_only=True) as instance:
         depths, letters = instance.commits.depths(), instance.commits.dead_letters(dead)
     session.show({"queues": depths, "dead_letters": letters}, lambda: _picture(depths, letters))

@@ -155,7 +155,7 @@ def upsert(
 
 
 def parse_types(texts: list[str]) -> tuple[dict[str, DataType], dict[str, str]]:
-    """`column=type` each, and of times `column=type:format`; the column may have an = itself."""
+    """Returns types and time formats from `column=type` or `column=type:format`; a name may have an =."""
     types: dict[str, DataType] = {}
     formats: dict[str, str] = {}
     for text in texts:
@@ -229,7 +229,7 @@ def _made(
 
 @contextmanager
 def dropped_if_it_fails(instance: Instance, made: Table) -> Iterator[None]:
-    """A table that was made for a load goes if that fails, unless it has rows by then: those of others."""
+    """Drops a table created for a load if the load fails and no other load has added rows."""
     try:
         yield
     except CommitOutcomeUnknown:
@@ -243,7 +243,7 @@ def dropped_if_it_fails(instance: Instance, made: Table) -> Iterator[None]:
 def _as_before(
     before: Table, files: Files, keys: tuple[list[str], list[str]]
 ) -> tuple[Files, tuple[list[str], list[str]]]:
-    """The files and the keys of a table that is there, which may not be asked for with others."""
+    """Returns the files to load and the keys of an existing table; refuses other keys."""
     schema = before.schema
     has = [field.name for field in schema.row_keys], [field.name for field in schema.sort_keys]
     if ROW_NUMBER not in schema:
@@ -256,11 +256,11 @@ def _as_before(
     return files, has
 
 
-def _show_inferred(table: str, found: Inferred) -> None:
-    """What the table will be, and how the first rows look, beside the answer."""
+def _show_inferred(table: str, inferred: Inferred) -> None:
+    """Prints the inferred columns and the first rows on stderr."""
     from dormouse.sources.infer import shown_sample
 
-    schema, sample = found.schema, shown_sample(found)
+    schema, sample = inferred.schema, shown_sample(inferred)
     columns = [
         (
             field.name,
@@ -272,8 +272,8 @@ def _show_inferred(table: str, found: Inferred) -> None:
     ]
     heads = ("column", "type", "", *(f"row {number + 1}" for number in range(len(sample[:3]))))
     stderr().print(grid(heads, columns, cell_characters_max=24))
-    if found.written:
-        stderr().print(f"read as: {found.written}", highlight=False, markup=False)
+    if inferred.written:
+        stderr().print(f"read as: {inferred.written}", highlight=False, markup=False)
     if schema.key_names == (ROW_NUMBER,):
         stderr().print(
             f"table {table} is sorted by a running number; --key COLUMN,… sorts it by columns, so that they "

@@ -188,7 +188,7 @@ def _rows(status: TableStatus) -> str:
 
 
 def _history(status: TableStatus) -> Iterator[str]:
-    """A line for each named cut and consumer: what it keeps; and for each that is expired."""
+    """Yields a line for each named cut and consumer with what it keeps, also for expired ones."""
     for holder in status.history_held_by:
         yield f"{status.name}: {holder} keeps the history from {minute(holder.since)} on"
     for consumer in status.consumers:
@@ -200,19 +200,19 @@ def _history(status: TableStatus) -> Iterator[str]:
             )
 
 
-def _held(one: Hold) -> str:
-    return f"collection waits for {one.holder}, until {minute(one.until)} at most ('dormouse holds')"
+def _held(hold: Hold) -> str:
+    return f"collection waits for {hold.holder}, until {minute(hold.until)} at most ('dormouse holds')"
 
 
-def _last_of(one: InstanceRound) -> str:
-    well = "it never went well" if one.well_at is None else f"it went well last at {minute(one.well_at)}"
-    if one.error is None:
-        return f"last {one.kind}: {minute(one.well_at)}"
-    return f"! the {one.kind} of {minute(one.ended_at)} failed: {one.error}; {well}"
+def _last_of(hold: InstanceRound) -> str:
+    well = "it never went well" if hold.well_at is None else f"it went well last at {minute(hold.well_at)}"
+    if hold.error is None:
+        return f"last {hold.kind}: {minute(hold.well_at)}"
+    return f"! the {hold.kind} of {minute(hold.ended_at)} failed: {hold.error}; {well}"
 
 
 def _attention(status: TableStatus) -> Iterator[str]:
-    """What deletions wait for; a line for each kind of rounds that fails: why, since when, and what to do."""
+    """Yields lines about pending deletions and failing rounds: the reason, since when, and the remedy."""
     from dormouse.model.text import of_one_key
 
     if status.deletions:
@@ -235,7 +235,7 @@ def _attention(status: TableStatus) -> Iterator[str]:
 
 def _advice(kind: RoundKind, table: str) -> str:
     _, command, effect = _ROUNDS[kind]
-    return f"{effect}: mend what it names, then run: dormouse {command} {table}"
+    return f"{effect}: fix what it names, then run: dormouse {command} {table}"
 
 
 def _given_up(status: TableStatus, error: str) -> str:

@@ -16,7 +16,7 @@ OTHERWISE = {
 """Fields of requests that are called otherwise on a command line."""
 
 WHOLE_MAX = (1 << 63) - 1
-"""A larger number than a person means: no bound to be told of."""
+"""The largest 64-bit number: a bound of this size is left out of help texts."""
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -26,12 +26,11 @@ def bounds(least: float | None, most: float | None = None) -> dict[str, Any]:
 
 
 class Taken:
-    """What a function takes, as options for typer.
+    """The parameters of a function as arguments and options for typer.
 
-    What it takes by position alone are arguments, all else options; a text in an annotation is the help.
-    What is annotated for typer stays as it is. For a dataclass or the model of a request there is an option
-    for each field that the function does not take otherwise; of `Annotated[dict, model]` the function gets
-    the fields that are given.
+    Positional-only parameters are arguments, all others options; a text in an annotation is the help.
+    Annotations for typer stay as they are. A dataclass or request model gives an option for each field that
+    is no parameter itself. For `Annotated[dict, model]`, the function gets the given fields.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

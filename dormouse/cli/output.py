@@ -1,4 +1,4 @@
-"""Where rows go that a command answers with: a table on the terminal, a format on stdout, a file."""
+"""The output of rows: a table on the terminal, a format on stdout, or a file."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ OutputOption = Annotated[
 
 
 def is_plan(reader: pa.RecordBatchReader) -> bool:
-    """Whether it is the answer of EXPLAIN."""
+    """Returns whether rows are the answer of EXPLAIN."""
     return list(reader.schema.names) == ["plan_type", "plan"]
 
 
 def print_plan(reader: pa.RecordBatchReader) -> None:
-    """Each part of a plan under its name: in a table, its lines would be cut off."""
+    """Prints each part of a plan below its name; a table would cut its lines off."""
     for batch in reader:
         for row in batch.to_pylist():
             sys.stdout.write(f"{row['plan_type']}\n{indent(row['plan'].rstrip(), '  ')}\n")
@@ -99,7 +99,7 @@ def format_of(output: Path | None, otherwise: Format) -> Format:
 def write(
     session: Session, reader: pa.RecordBatchReader, file_format: Format, output: Path | None, *, limited: bool
 ) -> None:
-    """Rows on stdout, or in a file with a line about it on stdout."""
+    """Writes rows to stdout, or to a file and a line about it to stdout."""
     from dormouse.sources.export import export
 
     if output is not None:
@@ -118,7 +118,7 @@ def show_written(session: Session, file: str, rows: int) -> None:
 
 
 def _to_file(reader: pa.RecordBatchReader, file_format: str, output: Path, moved: Progress) -> int:
-    """Whole, or not at all; devices and pipes are written to as they are."""
+    """Writes a file that is complete or absent; devices and pipes are written directly."""
     from dormouse.sources.export import compressed, export
 
     if not output.exists() or output.is_file():

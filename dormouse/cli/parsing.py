@@ -1,4 +1,4 @@
-"""What is written on a command line, as values: fields, properties, keys, ranges."""
+"""Parsers for values on a command line: fields, properties, keys, ranges."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _called(file: Path) -> str:
 
 
 def parse_duration(text: str) -> timedelta:
-    """`7d`, `12h`, `30m`, `45s`."""
+    """Returns a duration from a text such as `7d`, `12h`, `30m` or `45s`."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
         raise InvalidInput(f"duration {text!r}: write 7d, 12h, 30m or 45s")
@@ -79,7 +79,7 @@ def _parsed(kind: type[T], what: str, text: str, like: str) -> T:
 
 
 def parse_moment(text: str) -> str | datetime:
-    """A time, which without an offset is one of this machine's time zone; or else a cut's name."""
+    """Returns a time (in this machine's time zone unless it has an offset), or else the name of a cut."""
     found = when_of_text(text)
     if not isinstance(found, datetime) or found.tzinfo is not None:
         return found
@@ -92,7 +92,7 @@ def parse_moment(text: str) -> str | datetime:
 def parse_schema(
     file: Path | None, like: Any, row_keys: list[str], sort_keys: list[str], values: list[str]
 ) -> Schema:
-    """The schema of `--schema`, of `--like` with its keys, or of fields written out."""
+    """Returns the schema from `--schema`, from `--like` with its keys, or from fields."""
     if file is not None and (like or row_keys or sort_keys or values):
         raise InvalidInput("--schema says everything: leave --like, --row-key, --sort-key and --value out")
     if file is not None:
@@ -109,10 +109,10 @@ def parse_schema(
 
 
 def parse_where(schema: Schema, texts: Sequence[str]) -> dict[str, Any]:
-    """`column=value`, or `column=min:max` with the minimum in, the maximum out, and either left open.
+    """Returns conditions from `column=value` or `column=min:max` (maximum excluded; either may be empty).
 
-    A column that comes several times with values means any of them. `\\:` is a colon of the value itself.
-    An object of JSON has conditions on any number of columns, as the query service takes them.
+    A column with several values matches any of them. `\\:` is a colon within a value. A JSON object has
+    conditions on any number of columns, as in the query service.
     """
     from dormouse.reading.where import parse_where as of_json
     from dormouse.reading.where import unknown

@@ -82,7 +82,7 @@ def days(session: Session, expired: Annotated[bool, "Also those that were droppe
 
 @command(payloads)
 def status(session: Session) -> None:
-    """What waits to be cooled down, how the last days went, and what is to be deleted."""
+    """Show the payloads that wait for offload, the state of the last days, and days to be deleted."""
     with session.open(read_only=True) as instance:
         now = instance.payloads.status()
     rows = ((name.replace("_", " "), figure(name, value)) for name, value in asdict(now).items())
@@ -167,7 +167,7 @@ def expire(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Drop the payloads of the days before one, for ever, and delete their objects."""
+    """Delete the payloads of all days before one permanently, with their objects."""
     day = parse_day(before)
     with session.open(read_only=dry_run) as instance:
         due, _ = instance.payloads.expire(day, dry_run=True)
@@ -175,7 +175,7 @@ def expire(
             listed = [day.isoformat() for day in due]
             session.lines({"would_drop": listed}, listed, empty="nothing would be dropped")
             return
-        ask(yes or not due, f"drop the payloads of {plural(len(due), 'day')} for ever", done="dropped")
+        ask(yes or not due, f"drop the payloads of {plural(len(due), 'day')} permanently", done="dropped")
         gone, busy = instance.payloads.expire(day)
     told = {"dropped": [day.isoformat() for day in gone], "busy": [day.isoformat() for day in busy]}
     session.show(told, f"dropped {plural(len(gone), 'day')}; busy, for another time: {len(busy)}")
@@ -195,9 +195,9 @@ def figure(name: str, value: Any) -> str:
     return str(value)
 
 
-def _doing(one: PayloadDay) -> str:
-    by = f" by {one.worker}" if one.worker else ""
-    return f"{one.work}: {one.phase}{by}" if one.work else ""
+def _doing(day: PayloadDay) -> str:
+    by = f" by {day.worker}" if day.worker else ""
+    return f"{day.work}: {day.phase}{by}" if day.work else ""
 
 
 def _show_done(session: Session, reports: list[OffloadReport]) -> None:

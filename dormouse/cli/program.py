@@ -49,7 +49,7 @@ _SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 
 
 def width() -> int:
-    """How many columns help may take: those of the terminal, and where there is none 80."""
+    """Returns the width of help texts: that of the terminal, or 80 columns without one."""
     return shutil.get_terminal_size((80, 24)).columns
 
 
@@ -74,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def whole() -> typer.Typer:
-    """The program with all commands."""
+    """Returns the program with all commands."""
     return _program(None)
 
 
@@ -118,7 +118,7 @@ def _root(
 def completion(
     shell: Annotated[str, typer.Argument(help=f"The shell: {', '.join(_SHELLS)}.", show_default=False)],
 ) -> None:
-    """Print what has a shell complete commands and options; --install-completion keeps it for good."""
+    """Print the completion script for a shell; --install-completion installs it permanently."""
     if shell not in _SHELLS:
         raise InvalidInput(f"there is no completion for {shell!r}: name one of {', '.join(_SHELLS)}")
     script = get_completion_script(prog_name="dormouse", complete_var="_DORMOUSE_COMPLETE", shell=shell)

@@ -64,7 +64,7 @@ def given(request: Request, *without: str) -> dict[str, Any]:
 
 
 def versions_text(versions: Sequence[int]) -> str:
-    """The first and the last of some that follow each other."""
+    """Returns a text for consecutive versions: the first and the last."""
     first, last = versions[0], versions[-1]
     return f"version {first}" if first == last else f"versions {first} to {last}"
 
@@ -197,7 +197,7 @@ def _page(page: Page, count: int) -> Any:
     )
     kinds = [page.columns[number].type for number in numbers]
     rows = [
-        dict(zip(names, (*key, *map(_told, kinds, (row[number] for number in numbers))), strict=True))
+        dict(zip(names, (*key, *map(_readable, kinds, (row[number] for number in numbers))), strict=True))
         for key, row in zip(ids, page.rows, strict=True)
     ]
     told = f"{len(rows):,} of {plural(count, 'row')}, version {page.version}"
@@ -205,8 +205,8 @@ def _page(page: Page, count: int) -> Any:
     return Group(rows_table(names, rows), told, *more)
 
 
-def _told(kind: str, value: Any) -> Any:
-    """A value as a person reads it: a DATE as a moment, if a calendar has it."""
+def _readable(kind: str, value: Any) -> Any:
+    """Returns a value for people: a DATE as a date and time, if a calendar has it."""
     if kind != "DATE" or value is None:
         return value
     try:
@@ -290,7 +290,7 @@ def history(
     limit: Annotated[int, "How many at most.", bounds(1, 10_000)] = 30,
     before: Annotated[int | None, "Only those of before a version.", bounds(1)] = None,
 ) -> None:
-    """Who changed what, and when: the newest first."""
+    """List the changes with their authors and times, the newest first."""
     with session.open(read_only=True) as instance:
         which = {} if before is None else {"before": before}
         commits = instance.row_table(table).history(limit=limit, **which)
@@ -408,7 +408,7 @@ def put_file(
     /,
     name: Annotated[str | None, "What it is called, by default as it is."] = None,
 ) -> None:
-    """Put a file beside the table; what is told is for a cell of a FILE column."""
+    """Upload a file, and print the value for a cell of a FILE column."""
     with session.open() as instance:
         reference = instance.row_table(table).put_file(file, name)
     session.show({"file": reference}, reference)
@@ -445,19 +445,19 @@ def preview(
 
     with _file(file) as path:
         look = preview_csv(path, text_format(path, **how), rows=rows, whole=whole)
-    session.show(look.to_json(), lambda: _shown(look))
+    session.show(look.to_json(), lambda: _preview_table(look))
 
 
-def _shown(found: CsvPreview) -> object:
+def _preview_table(preview: CsvPreview) -> object:
     from rich.console import Group
 
-    kinds = {column.name: str(column).removeprefix(f"{column.name} ") for column in found.columns}
-    heads = [f"{name} {kinds.get(name, '')}".rstrip() for name in found.names]
-    cells = [["" if cell is None else cell for cell in row] for row in found.rows]
+    kinds = {column.name: str(column).removeprefix(f"{column.name} ") for column in preview.columns}
+    heads = [f"{name} {kinds.get(name, '')}".rstrip() for name in preview.names]
+    cells = [["" if cell is None else cell for cell in row] for row in preview.rows]
     rows = [[*row, *[""] * (len(heads) - len(row))] for row in cells]
-    read = plural(found.row_count, "row")
-    told = f"{read} in all" if found.is_whole else f"the first {read} were looked at; --whole looks at all"
-    ids = ["its rows have ids: an upload updates them"] if found.has_row_ids else []
+    read = plural(preview.row_count, "row")
+    told = f"{read} in all" if preview.is_whole else f"the first {read} were looked at; --whole looks at all"
+    ids = ["its rows have ids: an upload updates them"] if preview.has_row_ids else []
     if len(heads) > _COLUMNS_BESIDE:
         beside = rows[:_ROWS_BESIDE]
         if len(beside) < len(rows):
@@ -470,7 +470,7 @@ def _shown(found: CsvPreview) -> object:
 
 @contextmanager
 def _file(name: str) -> Iterator[Path]:
-    """A file by its name; what comes from stdin as one, as it may be read twice."""
+    """Yields the path of a file; copies stdin to a file, because it may be read twice."""
     if name != "-":
         yield Path(name)
         return

@@ -71,7 +71,7 @@ def _supervise(session: Session, settings: ServiceSettings) -> None:
 
 
 def serve_as_worker() -> None:
-    """The program of one of several processes that serve."""
+    """Runs one of several serving processes."""
     from dormouse.service.supervisor import worker_given, worker_ready
 
     session, settings = worker_given()
@@ -83,7 +83,7 @@ def serve_as_worker() -> None:
 
 
 def _end_although_queries_run() -> None:
-    """Python waits at its exit for threads, of which one may still be in the middle of a join."""
+    """Ends the process although queries run: at exit, Python would wait for their threads."""
     from dormouse.reading.streams import end_idle
 
     end_idle()

@@ -45,7 +45,7 @@ def pause(
     """Put a deployed instance to sleep: nothing runs, messages are kept. It may be run again at any time."""
     from dormouse.aws import pause as system
 
-    ended, tell = told(session)
+    ended, tell = step_printers(session)
     report = system.pause(
         find(session), wait=wait, dry_run=dry_run, drain_seconds=drain_seconds, tell=tell, ended=ended
     )
@@ -61,7 +61,7 @@ def resume(
     """Wake a deployed instance, and wait until it works. It may be run again at any time."""
     from dormouse.aws import pause as system
 
-    ended, tell = told(session)
+    ended, tell = step_printers(session)
     report = system.resume(find(session), wait=wait, dry_run=dry_run, tell=tell, ended=ended)
     session.show(report, _end_of_resume(report))
 
@@ -70,9 +70,9 @@ def resume(
 def status(
     session: Session, table: Annotated[str | None, "One table; all when not given."] = None, /
 ) -> None:
-    """What the tables consist of: partitions, files, references, rows, bytes.
+    """Show the partitions, files, references, rows and bytes of all tables.
 
-    With the id of a deployed instance for --instance: what runs, what sleeps, and what it costs an hour now.
+    With the id of a deployed instance as --instance, show what runs, what sleeps, and the cost of an hour.
     """
     if not _is_deployed(session):
         from dormouse.cli.maintenance import show_status
@@ -139,15 +139,15 @@ def find(session: Session) -> DeployedInstance:
     return system.find(str(session.instance), open_session(session.region, session.profile))
 
 
-def told(session: Session) -> tuple[Callable[[StepReport], None], Callable[[str], None]]:
-    """What is told of a step when it has ended, and while it waits; nothing with --json."""
+def step_printers(session: Session) -> tuple[Callable[[StepReport], None], Callable[[str], None]]:
+    """Returns functions that print a step when it has ended, and while it waits; none print with --json."""
     if session.as_json:
         return lambda report: None, lambda line: None
     return lambda report: session.show(None, step_line(report)), say
 
 
 def step_line(report: StepReport) -> str:
-    """Of a step that has ended, or would be done."""
+    """Returns the line about a step that has ended, or would be done."""
     shown = {"done": "", "already": ": nothing to do", "would": f": {'; '.join(report.what)}"}[report.outcome]
     seconds = f" ({report.seconds:.0f} s)" if report.seconds >= 1 else ""
     return f"{_MARKS[report.outcome]} {report.step}{shown}{seconds}"
@@ -169,19 +169,21 @@ def _end_of_resume(report: Report) -> str:
     )
 
 
-def _picture(found: Status) -> Any:
+def _picture(shown_status: Status) -> Any:
     from rich.console import Group
 
-    rows: list[tuple[str, str]] = [("database", found.database)]
-    rows += [(f"schedule {name}", state.lower()) for name, state in found.schedules.items()]
-    rows += [(f"mapping {uuid}", state.lower()) for uuid, state in found.mappings.items()]
-    rows += [] if found.spark is None else [("EMR", found.spark.lower())]
-    if found.query is not None:
-        where = f", {found.query_url}" if found.query == "running" else ""
-        rows.append(("query service", f"{found.query}{where}"))
-    rows += [] if found.access is None else [("host for access", found.access)]
-    rows += [(what.partition(", ")[0], what.partition(", ")[2] or "running") for what in found.runs]
-    parts: list[Any] = [f"{found.instance} in {found.account}, {found.region}: {found.summary}"]
+    rows: list[tuple[str, str]] = [("database", shown_status.database)]
+    rows += [(f"schedule {name}", state.lower()) for name, state in shown_status.schedules.items()]
+    rows += [(f"mapping {uuid}", state.lower()) for uuid, state in shown_status.mappings.items()]
+    rows += [] if shown_status.spark is None else [("EMR", shown_status.spark.lower())]
+    if shown_status.query is not None:
+        where = f", {shown_status.query_url}" if shown_status.query == "running" else ""
+        rows.append(("query service", f"{shown_status.query}{where}"))
+    rows += [] if shown_status.access is None else [("host for access", shown_status.access)]
+    rows += [(what.partition(", ")[0], what.partition(", ")[2] or "running") for what in shown_status.runs]
+    parts: list[Any] = [
+        f"{shown_status.instance} in {shown_status.account}, {shown_status.region}: {shown_status.summary}"
+    ]
     parts.append(grid(("what", "state"), rows))
     queues = [
         (
@@ -193,14 +195,16 @@ def _picture(found: Status) -> Any:
             one.delayed,
             one.dead,
         )
-        for one in found.queues
+        for one in shown_status.queues
     ]
     heads = ("queue", "waiting", "oldest", "lost on", "in flight", "delayed", "dead")
     parts += [grid(heads, queues)] if queues else []
-    parts += [found.offer] if found.offer else []
-    parts += [f"cluster {one}, which it no longer uses, costs on: delete it" for one in found.left_behind]
-    usd = [(what, UNKNOWN if price is None else f"{price:,.4f}") for what, price in found.usd_hour]
-    known = [price for _, price in found.usd_hour if price is not None]
+    parts += [shown_status.offer] if shown_status.offer else []
+    parts += [
+        f"cluster {one}, which it no longer uses, costs on: delete it" for one in shown_status.left_behind
+    ]
+    usd = [(what, UNKNOWN if price is None else f"{price:,.4f}") for what, price in shown_status.usd_hour]
+    known = [price for _, price in shown_status.usd_hour if price is not None]
     total = f"{sum(known):,.4f}" + ("" if len(known) == len(usd) else " and more") if known else UNKNOWN
     parts.append(grid(("costs", "USD an hour"), [*usd, ("in all", total)]))
     return Group(*parts)
@@ -297,7 +301,7 @@ def restore_deployed(session: Session, to: str, commits: Commits, *, dry_run: bo
     moment, instance = parse_time(to), find(session)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    ended, tell = told(session)
+    ended, tell = step_printers(session)
     with progress("restore objects", unit="objects") as moved:
         report = restore_deployment(
             instance, moment, commits=commits, dry_run=dry_run, tell=tell, ended=ended, progress=moved

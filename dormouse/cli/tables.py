@@ -225,50 +225,50 @@ def ask_tables(session: Session, request: Request, *, read_only: bool = False, c
         return answer(instance, verb, request)
 
 
-def _changes(found: Mapping[str, Any]) -> str:
-    return "; ".join(one["change"] for one in found.get("schema_changes", ()))
+def _changes(described: Mapping[str, Any]) -> str:
+    return "; ".join(one["change"] for one in described.get("schema_changes", ()))
 
 
-def _picture(found: Mapping[str, Any]) -> Any:
+def _picture(described: Mapping[str, Any]) -> Any:
     from rich.console import Group
 
     # an instance of another version may have none
-    what = "rows" if found.get("stored_versions") is None else "stored versions"
+    what = "rows" if described.get("stored_versions") is None else "stored versions"
     lines = [
         (
             one["above"],
             one["where"],
             None if one["rows"] is None else f"{count(one['rows'], exact=one['exact'])} {what}",
         )
-        for one in found["drawn"]
+        for one in described["drawn"]
     ]
-    return Group(_summary(found), branches(lines))
+    return Group(_summary(described), branches(lines))
 
 
-def _summary(found: Mapping[str, Any]) -> Any:
+def _summary(described: Mapping[str, Any]) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    schema = Schema.from_json(found["schema"])
+    schema = Schema.from_json(described["schema"])
     parts = {"row key": schema.row_keys, "sort key": schema.sort_keys, "value": schema.values}
     # an instance of another version may have others, or lack some
-    ids, version = found.get("column_ids", {}), found.get("schema_version", 1)
+    ids, version = described.get("column_ids", {}), described.get("schema_version", 1)
     columns = [
         (str(ids.get(field.name, "")), field.name, f"{field.type}{'?' if field.nullable else ''}", part)
         for part, fields in parts.items()
         for field in fields
     ]
     defaults = {name: field.default for name, field in TableProperties.model_fields.items()}
-    versions = found.get("stored_versions")
+    versions = described.get("stored_versions")
     stored = "" if versions is None else f" ({plural(versions, 'stored version')})"
-    changed = {key: item for key, item in found["properties"].items() if item != defaults.get(key)}
+    changed = {key: item for key, item in described["properties"].items() if item != defaults.get(key)}
     return Group(
-        f"{found['name']}: {count(found['row_count'], exact=found['rows_exact'])} rows{stored}, "
-        f"{byte_size(found['byte_count'])} in {plural(found['files'], 'file')}, "
-        f"{plural(found['references'], 'reference')}; {plural(found['leaves'], 'leaf partition')}; "
-        f"layout {found['layout']}",
+        f"{described['name']}: {count(described['row_count'], exact=described['rows_exact'])} rows{stored}, "
+        f"{byte_size(described['byte_count'])} in {plural(described['files'], 'file')}, "
+        f"{plural(described['references'], 'reference')}; {plural(described['leaves'], 'leaf partition')}; "
+        f"layout {described['layout']}",
         grid(("id", "column", "type", "part"), columns),
         # no markup: a column's name may have brackets
-        *[Text(printable(f"version {version} of its columns: {_changes(found)}"))] * (version > 1),
+        *[Text(printable(f"version {version} of its columns: {_changes(described)}"))] * (version > 1),
         *[Text(printable(f"{name}={value}")) for name, value in changed.items()],
     )

@@ -43,7 +43,7 @@ def test_a_job_that_is_given_up_says_what_to_do(command: Cli, instance: dm.Insta
     code, out, err = command("compact", "t")
     assert (code, out) == (1, "no job could be finished\n")
     assert err.startswith("dormouse: given up: 1 job; the first: ") and bad in err
-    assert err.endswith(". Files stay unmerged: mend what it names, then run: dormouse compact t\n")
+    assert err.endswith(". Files stay unmerged: fix what it names, then run: dormouse compact t\n")
 
 
 def test_deletes_that_fail_are_not_said_to_wait_for_the_delay(
@@ -58,7 +58,7 @@ def test_deletes_that_fail_are_not_said_to_wait_for_the_delay(
         code, out, err = command("gc", "t")
     assert (code, out) == (1, "deleted 0 files\n")
     assert err.startswith(f"dormouse: 2 objects could not be deleted, first {name}: no. ")
-    assert err.endswith(". Garbage stays: mend what it names, then run: dormouse gc t\n")
+    assert err.endswith(". Garbage stays: fix what it names, then run: dormouse gc t\n")
     assert command("gc", "t") == (0, "deleted 1 file\n", "")
 
 

@@ -319,7 +319,7 @@ def test_the_command_line_adopts_when_it_is_told_to(
     assert "dormouse adopt" in cli("gc", "t", *where)[2]
     assert cli("adopt", *where)[::2] == (
         2,
-        "dormouse: --yes is needed to adopt, as nobody can be asked here\n",
+        "dormouse: --yes is needed to adopt, because there is no terminal to ask on\n",
     )
     assert "incarnation 2" in cli("adopt", "--yes", *where)[1]
     assert cli("gc", "t", *where)[0] == 0

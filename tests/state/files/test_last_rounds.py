@@ -334,7 +334,7 @@ def test_the_command_line_says_what_fails_since_when_and_what_to_do(
     assert str(status.given_up_reason) in line
     assert "1 job given up in all, the last 20" in line
     assert line.count(str(status.given_up_reason)) == 1
-    assert ". Files stay unmerged: mend what it names, then run: dormouse compact t" in line
+    assert ". Files stay unmerged: fix what it names, then run: dormouse compact t" in line
     assert line.endswith("then run: dormouse compact t")
     with pytest.raises(InvalidData), table.context.last_rounds.round("collection"):
         raise InvalidData("[red]bad[/red]")
