@@ -215,7 +215,8 @@ def test_the_command_lists_and_deletes_when_it_is_told_to(
     assert cli("orphans", *where, "--older-than", "9d")[1] == "0 orphans, 0 B\n"
     assert cli("orphans", *where, "--older-than", "week")[0] == 2
     code, _, err = cli("orphans", *where, "--delete")
-    assert (code, err) == (2, "dormouse: --yes is needed to delete them, because there is no terminal to ask on\n")
+    said = "dormouse: --yes is needed to delete them, because there is no terminal to ask on\n"
+    assert (code, err) == (2, said)
     assert set(FOREIGN) <= files(objects)
     assert cli("orphans", *where, "--delete", "--yes")[:2] == (0, "deleted 3 objects, 21 B\n")
     assert not set(FOREIGN) & files(objects)
