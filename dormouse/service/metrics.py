@@ -47,14 +47,17 @@ class Metrics:
             "Payloads that were read and differ from what was written.",
             registry=registry,
         )
-        self.planning = self._seconds("dormouse_query_planning_seconds", "Seconds until the plan was made.")
-        self.first_row = self._seconds("dormouse_query_first_row_seconds", "Seconds until the first row was ready.")
-        self.whole = self._seconds("dormouse_query_seconds", "Seconds until the last row was sent.")
+        self.planning = self._seconds("dormouse_query_planning_seconds", "Seconds to the plan.")
+        self.first_row = self._seconds("dormouse_query_first_row_seconds", "Seconds to the first row.")
+        self.whole = self._seconds("dormouse_query_seconds", "Seconds to the last row.")
         self.running = self._now("dormouse_queries_running", "Queries that run now.")
         self.waiting = self._now("dormouse_queries_waiting", "Queries that wait for a slot.")
         self.workers = self._now("dormouse_sql_workers", "Processes that run SQL.")
         self.workers_ended = Counter(
-            "dormouse_sql_workers_ended", "Processes for SQL that ended, by reason.", ["why"], registry=registry
+            "dormouse_sql_workers_ended",
+            "SQL processes that ended, by reason.",
+            ["why"],
+            registry=registry,
         )
 
         self._behind = {
@@ -70,7 +73,7 @@ class Metrics:
         self._consumers: dict[str, set[str]] = {}
 
     def tell_consumers(self, table: str, consumers: Iterable[ConsumerStatus]) -> None:
-        """Sets the gauges of how far each consumer of a table is behind, and drops those of removed consumers.
+        """Sets the gauges of how far a table's consumers are behind; drops those of removed consumers.
 
         The caller supplies the values: a request for metrics must not wake a sleeping database.
         """

@@ -32,9 +32,7 @@ _WRITES = problems(400, 401, 408, 410, 413, 415, 503)
 
 Tenant = Annotated[str, Path(description="the tenant that owns the payload"), SEGMENT]
 Id = Annotated[str, Path(description="the payload's id"), SEGMENT]
-At = Annotated[
-    str, Path(description="the time of its insertion", examples=["2026-03-05T12:00:00Z"]), SEGMENT
-]
+At = Annotated[str, Path(description="the time of its insertion", examples=["2026-03-05T12:00:00Z"]), SEGMENT]
 Kind = Annotated[str, Path(description="the payload's kind", examples=["request"]), SEGMENT]
 
 payloads = APIRouter(prefix="/v1/payloads", tags=["payloads"], route_class=JsonRoute)

@@ -211,8 +211,8 @@ class ProblemDocument(Document):
 
 _WHEN = dict(REFUSALS.values()) | {
     400: "The request is not valid; `detail` says what to change.",
-    403: "The token's holder may not start this kind of job; or, without tokens, the request comes from a page "
-    "of another site.",
+    403: "The token's holder may not start this kind of job; or, without tokens, the request comes from a "
+    "page of another site.",
     404: "The table or job does not exist.",
     409: "The job has no result: it runs, has failed or was cancelled; or its id is that of another job "
     "or request.",

@@ -69,7 +69,7 @@ class _Begun:
     """The monotonic time at which the plan was ready, in seconds."""
 
     def broken_off(self, problem: str) -> bytes:
-        """Returns the last bytes of an answer that an error cuts short; `pieces` may still run in its thread."""
+        """Returns the last bytes of an answer that an error cuts short; `pieces` may still be running."""
         return b""
 
 
@@ -199,7 +199,7 @@ class Making:
         self.ended = in_thread(self._make)
 
     def next(self) -> asyncio.Future[Piece | None]:
-        """Returns a future of the next piece, or of None after the last. Call it again only when it is done."""
+        """Returns a future of the next piece, or of None after the last. Wait for it before the next call."""
         self._waiting = self._loop.create_future()
         self._give()
         return self._waiting
