@@ -1,4 +1,4 @@
-"""The app: paths, errors as problem documents, what stands around every request; the server of a process."""
+"""The service's app, with its middlewares, error handlers and API description, and the server of a process."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ from dormouse.service.work import Limits
 from dormouse.settings.service import ServiceSettings, read_holders
 from dormouse.verbs.jobs import VERBS, kinds
 
-# HEAD where GET is served: the same answer without its body, which the server's protocol leaves out.
+# HEAD is answered like GET. The server's protocol leaves out the body.
 
 
 class Heads:
-    """Has the app within answer HEAD as GET; `is_head` of the state says that no body is wanted."""
+    """A middleware that turns HEAD into GET, and sets `is_head` in the state, so that no body is made."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -81,19 +81,19 @@ class Heads:
 
 
 def methods_of(routers: Iterable[APIRouter], scope: Scope) -> list[str]:
-    """Returns the methods that a path takes; each of them is a route of its own."""
+    """Returns the methods that a request's path allows, sorted. Each method has its own route."""
     routes = (route for router in routers for route in router.routes if isinstance(route, APIRoute))
-    found = {
+    methods = {
         method for route in routes if route.matches(scope)[0] != Match.NONE for method in route.methods or ()
     }
-    return sorted(found | ({"HEAD"} if "GET" in found else set()))
+    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
-# /docs: a form for the API. Its scripts come from here: a page that takes a token has no others.
+# /docs is Swagger UI. Its scripts are served from here, as a page that takes a token must load no others.
 
 _FOLDER = Path(fastapi_offline.__file__).parent / "static"
 _HEADERS = {
-    # Swagger UI sets the style of elements that it makes, and has pictures of its own
+    # Swagger UI needs inline styles, and has its images as data: URLs
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -119,7 +119,7 @@ docs = APIRouter(include_in_schema=False, route_class=Served)
 @docs.get("/openapi.json")
 @served(Right.PUBLIC, Place.LOOP)
 async def description(request: Request) -> Response:
-    """Returns the API's description."""
+    """Returns the API's OpenAPI description."""
     return JSONResponse(request.app.openapi())
 
 
@@ -152,15 +152,16 @@ docs.add_api_route("/docs/swagger-ui.css", _file("swagger-ui.css", "text/css"))
 docs.add_api_route("/docs/swagger-ui-bundle.js", _file("swagger-ui-bundle.js", "text/javascript"))
 
 
-# A line for each request: method, path, status, rows, milliseconds; no query, no header, no secret.
+# The access log has a line for each request: method, path, status, rows, milliseconds. It leaves out queries and
+# headers, which may have secrets.
 
 PATH_LENGTH_MAX = 200
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-"""Which metrics name: anybody can invent more."""
+"""The methods that metrics name. Others count as "other", since a client could invent any number of them."""
 
 
 class AccessLog:
-    """Logs and counts what the app within answers."""
+    """A middleware that logs and counts the answers of the app."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -182,7 +183,7 @@ class AccessLog:
         try:
             await self._app(scope, receive, noting)
         except Exception:
-            status = status or 500  # which is sent outside of this
+            status = status or 500  # an outer middleware sends it
             raise
         finally:
             self._note(scope, status, time.monotonic() - started)
@@ -192,7 +193,7 @@ class AccessLog:
         method = scope["method"] if route != "other" and scope["method"] in METHODS else "other"
         self._metrics.requests.labels(method, route, str(status or "none")).inc()
         self._metrics.refresh()
-        # as it came: printable ASCII, with everything else percent-encoded
+        # the raw path is printable ASCII, with all other characters percent-encoded
         path = scope.get("raw_path", b"").decode("ascii", "backslashreplace").partition("?")[0]
         access_logger.info(
             "%s %s %s rows=%d ms=%.1f",
@@ -206,21 +207,22 @@ class AccessLog:
 
 logger = logging.getLogger("dormouse.service")
 access_logger = logging.getLogger("dormouse.service.access")
-"""One line a request: other levels and places than those of errors can be set for it."""
+"""The logger of one line a request. Its level and target can be set apart from those of errors."""
 LOOKUPS_MAX = 16
-"""How many requests that are no queries (tables, partitions, jobs) ask the database at once."""
+"""The number of short requests (for tables, partitions, jobs) that use the database at once."""
 
 _EXPECTED = (DormouseError, RequestValidationError, HTTPException)
 _DESCRIPTION = (
-    "Queries over the tables of a Dormouse instance. They see what was committed before they start. Rows are "
+    "Queries over the tables of a Dormouse instance. A query sees all commits from before its start. Rows are "
     "streamed as JSON lines, Arrow or CSV; errors are problem documents (RFC 9457)."
 )
 
 
 def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
-    """The app that answers queries of an instance, which stays open as long as the app runs.
+    """Returns an app that answers queries of an instance. The caller keeps the instance open while it runs.
 
-    With `job_threads` it takes jobs; the instance must be writable then.
+    With `job_threads` in the settings, the app also accepts and runs jobs, for which the instance must be
+    writable.
     """
     metrics = Metrics()
     holders = read_holders(settings.job_tokens_file, (*kinds(), PAYLOADS)) if settings.job_tokens_file else {}
@@ -277,7 +279,7 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
         ],
     )
     app.state.service, app.state.settings, app.state.routers = here, settings, routers
-    # routes are tried one after another: those that are asked for most come first
+    # routes are tried in this order, so the most frequent come first
     app.router.route_class = Served
     for router in routers:
         app.include_router(router)
@@ -288,7 +290,7 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
 
 
 def _runners(settings: ServiceSettings, metrics: Metrics) -> dict[Place, Runner]:
-    """Returns what runs the work of each place; statements run among queries without workers of their own."""
+    """Returns the runner of each place. Without SQL workers, statements share the runner of queries."""
     queries_here = Runner(settings, metrics, settings.queries_here)
     count = settings.statements_max
     statements = Runner(settings, metrics, count) if count else queries_here
@@ -304,7 +306,7 @@ def _runners(settings: ServiceSettings, metrics: Metrics) -> dict[Place, Runner]
 
 
 def _workers(instance: Instance, settings: ServiceSettings, metrics: Metrics) -> Workers:
-    found = instance.sql_workers(
+    sql_workers = instance.sql_workers(
         WorkerLimits(
             settings.statements_max,
             settings.sql_memory_bytes_max,
@@ -314,8 +316,8 @@ def _workers(instance: Instance, settings: ServiceSettings, metrics: Metrics) ->
         ),
         lambda why: metrics.workers_ended.labels(why).inc(),
     )
-    metrics.follow(metrics.workers, lambda: len(found.process_ids))
-    return found
+    metrics.follow(metrics.workers, lambda: len(sql_workers.process_ids))
+    return sql_workers
 
 
 async def _problem(request: Request, error: Exception) -> Response:
@@ -327,32 +329,32 @@ async def _problem(request: Request, error: Exception) -> Response:
 
 
 def _described(app: FastAPI, *, secured: bool) -> dict[str, Any]:
-    """FastAPI's description, without its own 422 and with our problems and token."""
+    """Returns FastAPI's OpenAPI description, with problem documents instead of its 422, and the token."""
     if app.openapi_schema is None:
-        found = get_openapi(
+        description = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
-        components = found.setdefault("components", {})
+        components = description.setdefault("components", {})
         schemas = components.setdefault("schemas", {})
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         schemas[ProblemDocument.__name__] = ProblemDocument.model_json_schema()
-        for path, operations in found["paths"].items():
+        for path, operations in description["paths"].items():
             for operation in operations.values():
                 operation["responses"].pop("422", None)
                 if secured and path != "/health":
                     operation["security"] = [{"token": []}]
         if secured:
             components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        app.openapi_schema = found
+        app.openapi_schema = description
     return app.openapi_schema
 
 
-# The server: one process, which may share its address with others, until SIGTERM or Ctrl-C.
+# The server is one process, which may share its address with other processes. It runs until SIGTERM or Ctrl-C.
 
 
 def check(settings: ServiceSettings) -> None:
-    """Reads the files that the settings name; `InvalidInput` names the one that cannot be used."""
+    """Reads the files that the settings name. Raises `InvalidInput`, which names the file, if one is unusable."""
     _ = settings.secret
     if settings.job_tokens_file is not None:
         read_holders(settings.job_tokens_file, (*kinds(), PAYLOADS))
@@ -361,16 +363,16 @@ def check(settings: ServiceSettings) -> None:
 
 
 class Server:
-    """Serves an instance; `run` does until `stop`, which a signal or another thread calls."""
+    """A server of an instance. `run` serves until a signal or another thread calls `stop`."""
 
     def __init__(self, instance: Instance, settings: ServiceSettings) -> None:
-        """Raises `InvalidInput` for TLS files that cannot be used, `InstanceError` when it cannot listen."""
+        """Raises `InvalidInput` for unusable TLS files, and `InstanceError` if it cannot listen."""
         certificate, key = settings.tls_certificate, settings.tls_key
         tls = tls_context(certificate, key) if certificate and key else None
         connections_max = connections_possible(-(-settings.connections_max // settings.workers))
         self._socket = listening(settings.host, settings.port, shared=settings.workers > 1)
         self._socket.listen(min(connections_max, CONNECTIONS_WAITING_MAX))
-        # asyncio does it only for sockets that name their protocol; an answer would wait to be acknowledged
+        # asyncio sets it only on sockets that name their protocol; without it, answers wait for an ACK
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         port = self._socket.getsockname()[1]
         self.url = url_of(settings, port)
@@ -397,28 +399,28 @@ class Server:
         config.load()
         config.ssl = tls
         self._server = _Uvicorn(config)
-        # it complains of each answer that breaks off, which is logged as what it is
+        # uvicorn logs an error for each answer that breaks off, which the service logs already
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
     def run(self, started: Callable[[str], object] = lambda url: None) -> None:
-        """Serves, after telling `started` the URL; returns when it was stopped."""
+        """Serves until `stop` is called. Calls `started` with the URL when the server is ready."""
         with self._socket, stopped_by_signals(self.stop):
             self._server.on_start = lambda: started(self.url)
             self._server.run([self._socket])
 
     def stop(self) -> None:
-        """Takes no more requests; what runs may go on for a while. A second time: at once."""
+        """Takes no more requests, and lets running ones finish in time. A second call ends them at once."""
         self._server.force_exit = self._server.should_exit
         self._server.should_exit = True
 
 
 def url_of(settings: ServiceSettings, port: int) -> str:
-    """Where a service is asked."""
+    """Returns the URL of a service."""
     return f"{'https' if settings.tls_certificate else 'http'}://{shown_host(settings.host)}:{port}"
 
 
 class _Uvicorn(uvicorn.Server):
-    """Without signal handlers of its own, which end a process by the signal that they caught."""
+    """A uvicorn server without uvicorn's signal handlers, which end the process by the signal they caught."""
 
     on_start: Callable[[], object] = staticmethod(lambda: None)
 

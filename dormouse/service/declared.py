@@ -1,6 +1,6 @@
-"""Routes that keep their terms: a right, slots and a deadline each; one without them cannot be made.
+"""Routes that enforce their terms: a right, slots and a time limit. A route without terms cannot be made.
 
-Bodies of requests are bounded while they are read, and JSON that means one thing.
+Request bodies are limited in size and time while they are read, and must be unambiguous JSON.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from dormouse.service.work import ReplyWork
 
 
 class Served(APIRoute):
-    """A route of an endpoint that `served` declares.
+    """A route whose endpoint was declared with `served`.
 
-    An endpoint that is no coroutine runs in a thread of its place. A coroutine gives an `Answer` of its
-    place, which takes a slot and has a deadline; only that of the event loop gives another response.
+    - An endpoint that is a plain function runs in a thread of its place.
+    - A coroutine returns an `Answer` of one of its places, which takes a slot and has a time limit.
+    - Only a coroutine of the place LOOP may return another response.
     """
 
     terms: Terms
@@ -53,7 +54,7 @@ class Served(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle, terms = super().get_route_handler(), self.terms
 
-        known = {one.alias: one for one in _query_parameters(self.dependant)}
+        known = {parameter.alias: parameter for parameter in _query_parameters(self.dependant)}
         is_of_api = self.path.startswith("/v1/")
 
         async def handler(request: Request) -> Response:
@@ -68,21 +69,23 @@ class Served(APIRoute):
                     raise Refused(
                         "query-time-over", f"there was no answer within {LOOP_SECONDS_MAX:g} s"
                     ) from None
-            found = await handle(request)
-            if not isinstance(found, Answer) or found.place not in terms.places:
-                raise TypeError(f"{self.path} was to answer in {terms.places}, and gave {found!r}")
-            return found
+            response = await handle(request)
+            if not isinstance(response, Answer) or response.place not in terms.places:
+                raise TypeError(
+                    f"{self.path} must return an Answer of {terms.places}, but returned {response!r}"
+                )
+            return response
 
         return handler
 
 
 def _query_parameters(needed: Dependant) -> list[ModelField]:
-    """Returns the query parameters of an endpoint and of what it depends on."""
+    """Returns the query parameters of an endpoint and of its dependencies."""
     return [*needed.query_params, *chain.from_iterable(map(_query_parameters, needed.dependencies))]
 
 
 def _check_query(request: Request, known: Mapping[str, ModelField]) -> None:
-    """Raises `InvalidInput` for a parameter that the path lacks, or that comes twice and is no list."""
+    """Raises `InvalidInput` for an unknown parameter, or a repeated one that is not a list."""
     given = [name for name, _ in request.query_params.multi_items()]
     for name in given:
         if name not in known:
@@ -104,7 +107,7 @@ class JsonRequest(Request):
     """A request whose body is JSON."""
 
     async def body(self) -> bytes:
-        """The body, if it is of JSON, small and quick enough."""
+        """Returns the body. Raises `Refused` if it is not JSON by its media type, too large or too slow."""
         if not hasattr(self, "_body"):
             self._body = await self._bounded()
         return self._body
@@ -118,7 +121,7 @@ class JsonRequest(Request):
         if media_type != "application/json":
             raise _unsupported("the body must be JSON, with content-type: application/json")
         if self.headers.get("content-encoding", "").strip().lower() not in {"", "identity"}:
-            raise _unsupported("the body must come as it is, without content-encoding")
+            raise _unsupported("the body must not have a content-encoding")
         too_large = Refused(
             "body-too-large",
             f"the body is larger than the {settings.body_bytes_max:,} bytes that are allowed",
@@ -152,7 +155,7 @@ class JsonRoute(Served):
             try:
                 return await handle(JsonRequest(request.scope, request.receive))
             except HTTPException as error:
-                # FastAPI takes an error of the body for one of its own
+                # FastAPI wraps an error of the body in an HTTPException
                 if isinstance(error.__cause__, DormouseError):
                     raise error.__cause__ from None
                 raise
@@ -161,7 +164,10 @@ class JsonRoute(Served):
 
 
 def parse_json(body: bytes, what: str = "the body") -> Any:
-    """JSON as RFC 8259 has it: no NaN, no name twice, only texts that UTF-8 can have, exact numbers."""
+    """Parses JSON strictly (RFC 8259). Raises `InvalidInput` otherwise.
+
+    Refuses NaN and infinities, repeated names, and texts that UTF-8 cannot encode. Numbers stay exact.
+    """
     try:
         found = exact_json(body.decode("utf-8"), _refuse_constant)
         json.dumps(found, ensure_ascii=False).encode("utf-8")

@@ -1,4 +1,4 @@
-"""What requests and answers look like, and the answers of each kind of path: for the API's description."""
+"""The schemas of requests and answers, and the possible answers of each kind of path, for OpenAPI."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from dormouse.state.files.store import FileFacts
 from dormouse.state.history.history import TableStatus
 from dormouse.verbs.verb import Document, Request
 
-# Tables, partitions and files as JSON: values of keys as rows have them.
+# Tables, partitions and files as JSON. Key values have the same form as in rows.
 
 
-def table(found: Table, schema: TableSchema, status: TableStatus | None) -> dict[str, Any]:
+def table(described_table: Table, schema: TableSchema, status: TableStatus | None) -> dict[str, Any]:
     described = {
-        "name": found.name,
-        "layout": found.layout,
+        "name": described_table.name,
+        "layout": described_table.layout,
         "schema": schema.to_json(),
-        "schema_id": found.context.schema_id(schema),
-        "properties": found.properties.model_dump(),
+        "schema_id": described_table.context.schema_id(schema),
+        "properties": described_table.properties.model_dump(),
     }
     return described if status is None else {**described, "counts": json_value(status)}
 
 
-def partition(found: Partition) -> dict[str, Any]:
-    return {**json_value(found), "is_leaf": found.is_leaf}
+def partition(node: Partition) -> dict[str, Any]:
+    return {**json_value(node), "is_leaf": node.is_leaf}
 
 
-def file(schema: TableSchema, found: FileFacts) -> dict[str, Any]:
-    keys = {"min_key": _key(schema, found.min_key), "max_key": _key(schema, found.max_key)}
-    return {**json_value(found), **keys}
+def file(schema: TableSchema, facts: FileFacts) -> dict[str, Any]:
+    keys = {"min_key": _key(schema, facts.min_key), "max_key": _key(schema, facts.max_key)}
+    return {**json_value(facts), **keys}
 
 
 def _key(schema: TableSchema, encoded: bytes | None) -> Any:
@@ -49,7 +49,7 @@ def _key(schema: TableSchema, encoded: bytes | None) -> Any:
 
 
 class Health(Document):
-    """That the process answers, or that it can answer queries."""
+    """The state of the service: `ok` if the process answers, `ready` if it can answer queries."""
 
     status: str = Field(examples=["ok"])
 
@@ -59,18 +59,18 @@ class TableName(Document):
 
     name: str
     layout: str
-    row_table: bool = Field(description="its rows are edited: /v1/rows/{table} has their ids and versions")
+    row_table: bool = Field(description="true for a row table, which is served under /v1/rows/{table}")
 
 
 class TableList(Document):
-    """Tables by name; `next` goes on from here as `after`, null at the end."""
+    """Tables in the order of their names. Give `next` as `after` to get the next page; null at the end."""
 
     tables: list[TableName]
     next: str | None
 
 
 class Schema(Document):
-    """What a table is sorted and partitioned by, sorted by, and holds; as `Schema.from_json` reads it."""
+    """The columns of a table: row keys, sort keys and values, in the form that `Schema.from_json` reads."""
 
     row_keys: list[dict[str, Any]]
     sort_keys: list[dict[str, Any]]
@@ -78,14 +78,14 @@ class Schema(Document):
 
 
 class TableDescription(Document):
-    """A table; `counts` when they were asked for."""
+    """A table, with `counts` if they were requested."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     name: str
     layout: str
     table_schema: Schema = Field(alias="schema")
-    schema_id: str = Field(description="another once the columns are others")
+    schema_id: str = Field(description="an id that changes whenever the columns change")
     properties: dict[str, Any]
     counts: dict[str, Any] | None = None
 
@@ -100,7 +100,7 @@ class KeyRange(Document):
 
 
 class PartitionSplit(Document):
-    """How a partition was divided: rows whose `field` is below `point` went left."""
+    """The split of a partition: rows whose `field` is below `point` went to the left child."""
 
     field: str
     point: Any
@@ -118,14 +118,14 @@ class PartitionDocument(Document):
 
 
 class PartitionPage(Document):
-    """Partitions by id; `next` goes on from here as `after`, null at the end."""
+    """Partitions in the order of their ids. Give `next` as `after` to get the next page; null at the end."""
 
     partitions: list[PartitionDocument]
     next: str | None
 
 
 class FileDocument(Document):
-    """What is known of a file; `digest` is the XXH3-128 of its bytes, in base64."""
+    """The recorded facts of a file. `digest` is the XXH3-128 hash of its bytes, in base64."""
 
     filename: str
     byte_count: int | None
@@ -138,20 +138,20 @@ class FileDocument(Document):
 
 
 class FilePage(Document):
-    """Files in an order that stays; `next` goes on from here as `after`, null at the end."""
+    """Files in a stable order. Give `next` as `after` to get the next page; null at the end."""
 
     files: list[FileDocument]
     next: str | None
 
 
 class Body(Request):
-    """The body of a request, which the framework needs built."""
+    """The body of a request. Its model is built at once, as FastAPI requires."""
 
     model_config = ConfigDict(defer_build=False)
 
 
 class JobDocument(Document):
-    """A job; what has not happened yet is null."""
+    """A job. Fields of events that have not happened yet are null."""
 
     job_id: str
     kind: str
@@ -172,14 +172,17 @@ class JobDocument(Document):
 
 
 class JobList(Document):
-    """Jobs that have not ended, newest first, then those that ended last; `next` goes on as `after`."""
+    """Jobs: those that have not ended, newest first, then the ended ones, most recently ended first.
+
+    Give `next` as `after` to get the next page; null at the end.
+    """
 
     jobs: list[JobDocument]
     next: str | None
 
 
 class JobResult(Document):
-    """What a job gave; of a query the answer's object, its URL, and how many rows and bytes it has."""
+    """The result of a job. A query's result has the answer's object, its URL, and its row and byte counts."""
 
     result: Any
 
@@ -207,8 +210,8 @@ STREAMS: dict[int | str, dict[str, Any]] = {
     **problems(406),
 }
 PARTS: dict[int | str, dict[str, Any]] = {
-    206: {"description": "The range of bytes that the header Range asks for."},
-    304: {"description": "If-None-Match has its ETag."},
+    206: {"description": "The range of bytes that the Range header requests."},
+    304: {"description": "If-None-Match contains the ETag: the client has the bytes already."},
 }
 LOOKS = problems(400, 401, 408, 413, 415, 503)
 CSV_ROWS: dict[int | str, dict[str, Any]] = {
@@ -220,18 +223,18 @@ CSV_BODY: dict[str, Any] = {
 }
 
 
-# What requests and answers about row tables look like.
+# The requests and answers of row tables.
 
 
 class RowTableList(Document):
-    """Row tables by name; `next` goes on from here as `after`, null at the end."""
+    """Row tables in the order of their names. Give `next` as `after` for the next page; null at the end."""
 
     tables: list[dict[str, Any]]
     next: str | None
 
 
 class RowTableDescription(Document):
-    """A row table: its columns and its newest version, 0 when it was never changed; its snapshots."""
+    """A row table: its columns, its newest version (0 if it was never changed) and its snapshots."""
 
     name: str
     version: int
@@ -241,20 +244,20 @@ class RowTableDescription(Document):
 
 
 class RowHistory(Document):
-    """Changes of a row table, the newest first."""
+    """The changes of a row table, newest first. Give `next` as `before` to get the next page."""
 
     changes: list[dict[str, Any]]
     next: int | None
 
 
 class PutFile(Document):
-    """What a FILE cell is to hold."""
+    """The reference to a stored file, to be used as the value of a FILE cell."""
 
     file: str
 
 
 class CsvLook(Document):
-    """What a CSV file seems to hold: columns for a table, the names of its cells, its first rows."""
+    """A preview of a CSV file: inferred table columns, the names in its header, and its first rows."""
 
     columns: list[dict[str, Any]]
     names: list[str]

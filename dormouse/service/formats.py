@@ -1,4 +1,4 @@
-"""Answers as they are sent: Arrow IPC stream, JSON lines, CSV; and which of them a client likes best."""
+"""The formats of answers (JSON lines, Arrow IPC stream, CSV, JSON), and the choice by `Accept` and `Range`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dormouse.model.text import narrow_id
 from dormouse.service.problems import Refused
 from dormouse.sources.export import ArrowStream, Csv, JsonArray, JsonLines, Writer, WriterOfArrow
 
-# Which part of an object a request wants: all of it, one range of its bytes, or nothing that it has already.
+# A request can ask for a whole object, for one range of its bytes, or only for an object that it has not yet.
 
 _RANGE = re.compile(r"bytes=\s*(\d*)-(\d*)\s*", re.IGNORECASE)
 _DIGITS_MAX = 19
@@ -21,7 +21,7 @@ _DIGITS_MAX = 19
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The bytes from `start` to before `end`, and how the answer begins."""
+    """The bytes from `start` up to, not including, `end`, with the status and headers of the answer."""
 
     start: int
     end: int
@@ -30,23 +30,26 @@ class Part:
 
 
 def entity_tag(name: str) -> str:
-    """Returns the ETag of an object, which is never overwritten."""
+    """Returns the ETag of an object. It depends on the name alone, as objects are never overwritten."""
     return f'"{narrow_id(name).hex}"'
 
 
-def wanted_part(asked: Mapping[str, str], tag: str, size: int) -> Part:
-    """Returns what the headers of a request ask of an object; several ranges are answered with all of it.
+def wanted_part(request_headers: Mapping[str, str], tag: str, size: int) -> Part:
+    """Returns the part of an object that a request's headers ask for. Several ranges give the whole object.
 
-    Raises `Refused` for a range that begins behind its end.
+    Raises `Refused` for a range that begins after the object's last byte.
     """
     headers = {"etag": tag, "accept-ranges": "bytes"}
-    known = [one.strip().removeprefix("W/") for one in asked.get("if-none-match", "").split(",")]
+    known = [
+        tag_text.strip().removeprefix("W/")
+        for tag_text in request_headers.get("if-none-match", "").split(",")
+    ]
     if tag in known or known == ["*"]:
         return Part(0, 0, 304, headers)
-    found = _RANGE.fullmatch(asked.get("range", ""))
-    if found is None or not any(found.groups()) or asked.get("if-range", tag) != tag:
+    match = _RANGE.fullmatch(request_headers.get("range", ""))
+    if match is None or not any(match.groups()) or request_headers.get("if-range", tag) != tag:
         return Part(0, size, 200, headers | {"content-length": str(size)})
-    first, last = (int(digits[:_DIGITS_MAX]) if digits else None for digits in found.groups())
+    first, last = (int(digits[:_DIGITS_MAX]) if digits else None for digits in match.groups())
     if first is not None and last is not None and last < first:
         return Part(0, size, 200, headers | {"content-length": str(size)})
     start = max(0, size - (last or 0)) if first is None else first
@@ -55,8 +58,8 @@ def wanted_part(asked: Mapping[str, str], tag: str, size: int) -> Part:
         raise Refused(
             "range-not-satisfiable", f"the answer has {size:,} bytes", {"content-range": f"bytes */{size}"}
         )
-    told = {"content-length": str(end - start), "content-range": f"bytes {start}-{end - 1}/{size}"}
-    return Part(start, end, 206, headers | told)
+    range_headers = {"content-length": str(end - start), "content-range": f"bytes {start}-{end - 1}/{size}"}
+    return Part(start, end, 206, headers | range_headers)
 
 
 JSON = "application/json"
@@ -65,23 +68,23 @@ ARROW = "application/vnd.apache.arrow.stream"
 CSV = "text/csv"
 
 PROBLEM_KEY = b"dormouse.problem"
-"""Under it, an Arrow stream that breaks off has the problem, as metadata of its last, empty batch."""
+"""The metadata key of the problem document in the last, empty batch of an Arrow stream that breaks off."""
 
 PIECE_BYTES_MAX = 1024 * 1024
 
 
 class Format(Writer, Protocol):
-    """Writes one answer."""
+    """A writer of one answer."""
 
     content_type: str
 
     def broken_off(self, problem: str) -> bytes:
-        """What comes in place of the rows that are missing."""
+        """Returns the bytes to send instead of the missing rows."""
         ...
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A batch in slices of about a megabyte, so that little has to be held while a client is slow."""
+    """Yields slices of a batch of about PIECE_BYTES_MAX each, so that a slow client keeps little in memory."""
     rows = max(batch.num_rows * PIECE_BYTES_MAX // max(batch.nbytes, 1), 1)
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)
@@ -105,7 +108,8 @@ class _Arrow(ArrowStream):
     content_type = ARROW
 
     def broken_off(self, problem: str) -> bytes:
-        # by a writer of its own, since the other may be in use; it begins with the schema, which is there
+        # uses a second writer, since the first may be in use in its thread; the first batch that the second
+        # writes comes with the schema, which the client has already, so only the second batch is returned
         nothing = pa.RecordBatch.from_pylist([], schema=self._schema)
         ending = WriterOfArrow(lambda file: pa.ipc.new_stream(file, self._schema))
         ending.write_batch(nothing)
@@ -116,7 +120,7 @@ class _Json(JsonArray):
     content_type = JSON
 
     def broken_off(self, problem: str) -> bytes:
-        return b""  # an array without its end is no JSON
+        return b""  # an array without its end is invalid JSON, so the client notices
 
 
 # the first is the default
@@ -129,15 +133,15 @@ _FORMATS: dict[str, Callable[[], Format]] = {
 
 
 def preferred_format(accept: str) -> Format:
-    """Writes the media type that `Accept` gives the most weight, the first of equals; `Refused`.
+    """Returns a writer of the media type with the most weight in `Accept`, the first of several equal ones.
 
-    RFC 9110, section 12.5.1.
+    Raises `Refused` if none is accepted. RFC 9110, section 12.5.1.
     """
     ranges = [_parsed(item) for item in accept.split(",") if item.strip()] or [("*/*", 1.0)]
     best = max(_FORMATS, key=lambda media_type: _weight(media_type, ranges))
     if not _weight(best, ranges):
         offered = ", ".join(_FORMATS)
-        raise Refused("not-acceptable", f"there is {offered}; none of them is accepted by {accept[:200]!r}")
+        raise Refused("not-acceptable", f"available are {offered}; {accept[:200]!r} accepts none of them")
     return _FORMATS[best]()
 
 
@@ -152,7 +156,7 @@ def _parsed(item: str) -> tuple[str, float]:
 
 
 def _number(text: str) -> float:
-    """A weight that is none counts as none."""
+    """Returns a weight from 0 to 1. Invalid text gives 0."""
     try:
         return min(max(float(text), 0.0), 1.0) if text not in {"nan", "inf"} else 0.0
     except ValueError:
@@ -160,10 +164,10 @@ def _number(text: str) -> float:
 
 
 def _weight(media_type: str, ranges: Sequence[tuple[str, float]]) -> float:
-    """That of the most specific range which has it."""
+    """Returns the weight of the most specific media range that contains the media type, or 0."""
     group = media_type.partition("/")[0]
     for pattern in (media_type, f"{group}/*", "*/*"):
-        found = [weight for media_range, weight in ranges if media_range == pattern]
-        if found:
-            return max(found)
+        weights = [weight for media_range, weight in ranges if media_range == pattern]
+        if weights:
+            return max(weights)
     return 0.0

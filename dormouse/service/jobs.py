@@ -1,4 +1,4 @@
-"""The paths of jobs, and the worker that runs them within the service."""
+"""The HTTP paths of jobs, and the worker that runs jobs within the service."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from dormouse.verbs.verb import Verb
 PARQUET = "application/vnd.apache.parquet"
 CHUNK_BYTES = 1 << 20
 WITH_ROWS = "row_query"
-"""The kind of jobs whose results have rows, which are what they are; the others have texts of the service."""
+"""The kind of jobs whose results contain rows of users. Local paths are hidden in all other results."""
 AGAIN_SECONDS = 10.0
-"""After the end of a worker, before another is made."""
+"""The pause before a worker that failed is replaced."""
 
 logger = logging.getLogger("dormouse.service")
 
@@ -65,7 +65,7 @@ _REQUESTS_TEXT = "; ".join(f"of {kind} {fields}" for kind, fields in _KINDS.item
 
 
 class JobRequest(Body):
-    """What is to be done, sooner or later."""
+    """A job to start: its kind, and the request of that kind."""
 
     kind: str = Field(description=_KINDS_TEXT, examples=["query", "ingest", "compact", "row_change"])
     request: dict[str, Any] = Field(
@@ -74,8 +74,8 @@ class JobRequest(Body):
     )
     job_id: str | None = Field(
         default=None,
-        description="the same request started again with the same id is the same job, another is refused; "
-        "a new one if left out. The header Idempotency-Key says the same",
+        description="an id chosen by the client. The same request with the same id is the same job; another "
+        "request with it is refused. A new id if left out. The header Idempotency-Key has the same effect",
     )
 
 
@@ -84,7 +84,7 @@ class JobRequest(Body):
 )
 @served(Right.STARTS, Place.LOOKUPS)
 def start(here: Here, parsing: Parsing, holder: By, body: JobRequest, key: IdempotencyKey = None) -> Response:
-    """A query whose answer becomes an object, an ingest of objects, a round of compaction or splits."""
+    """Starts a job, such as a query whose answer becomes an object, an ingest, or a round of compaction."""
     started = [kind for kind in kinds() if kind not in SENT]
     if body.kind not in started:
         known = ", ".join(started)
@@ -104,12 +104,12 @@ def start(here: Here, parsing: Parsing, holder: By, body: JobRequest, key: Idemp
 def list_jobs(
     here: Here,
     holder: By,
-    kind: Annotated[str | None, Query(description="only of this kind")] = None,
-    state: Annotated[str | None, Query(description="only in this state")] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="how many at most")] = 100,
+    kind: Annotated[str | None, Query(description="only jobs of this kind")] = None,
+    state: Annotated[str | None, Query(description="only jobs in this state")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="the largest number of jobs")] = 100,
     after: Annotated[str | None, Query(description="the `next` of the page before")] = None,
 ) -> Response:
-    """Of the token's holder; the service's own token sees all, and the rounds of its tables."""
+    """Lists the jobs of the token's holder. The service's own token sees all jobs, also rounds of tables."""
     place = None if after is None else JobPlace.parse(after)
     page = partial(here.jobs.list, kind, state, owner=holder.owner)  # type: ignore[arg-type]
     found = page(limit=limit, after=place)
@@ -122,21 +122,23 @@ def list_jobs(
 @jobs.get("/{job_id}", response_model=documents.JobDocument, responses=ANSWERS, summary="One job")
 @served(Right.HOLDER, Place.LOOKUPS)
 def status(here: Here, holder: By, job_id: JobId) -> Response:
-    """What has become of it."""
+    """Returns the state of a job."""
     return job_answer(here, here.jobs.status(job_id, holder.owner))
 
 
 @jobs.delete("/{job_id}", response_model=documents.JobDocument, responses=ANSWERS, summary="Cancel a job")
 @served(Right.HOLDER, Place.LOOKUPS)
 def cancel(here: Here, holder: By, job_id: JobId) -> Response:
-    """One that waits ends at once, one that runs soon; one that has ended stays as it is."""
+    """Cancels a job. A waiting job ends at once, a running one soon. Does nothing if it has ended."""
     return job_answer(here, here.jobs.cancel(job_id, holder.owner))
 
 
-@jobs.get("/{job_id}/result", response_model=documents.JobResult, responses=RESULTS, summary="What it gave")
+@jobs.get(
+    "/{job_id}/result", response_model=documents.JobResult, responses=RESULTS, summary="The result of a job"
+)
 @served(Right.HOLDER, Place.LOOKUPS)
 def result(here: Here, holder: By, job_id: JobId) -> Response:
-    """When it is complete."""
+    """Returns the result of a complete job."""
     found = here.jobs.result(job_id, holder.owner)
     if here.jobs.status(job_id, holder.owner).kind in kinds().keys() - {WITH_ROWS}:
         found = without_paths(found, hiding(here.objects.url))
@@ -159,7 +161,7 @@ def result(here: Here, holder: By, job_id: JobId) -> Response:
 )
 @served(Right.HOLDER, Place.FILES)
 async def answer(here: Here, holder: By, request: Request, job_id: JobId) -> Response:
-    """The object that its result names, or one range of its bytes. It never changes: its name is its ETag."""
+    """Returns the object that the job's result names, or one range of its bytes. The object never changes."""
 
     def open_rows() -> Opened:
         if (job := here.jobs.status(job_id, holder.owner)).kind not in ANSWERING:
@@ -177,7 +179,7 @@ def _chunks(instance: Instance, name: str, part: Part) -> Generator[bytes]:
 
 
 class JobWorker:
-    """The worker of a service, in a thread of its own; another takes the place of one that an error ends."""
+    """The job worker of a service, in its own thread. A worker that an error ends is replaced."""
 
     def __init__(self, instance: Instance, sessions: Sessions | None, threads: int) -> None:
         self._made = partial(instance.jobs.worker, functions(instance, sessions), threads)
@@ -189,7 +191,7 @@ class JobWorker:
         self._thread.start()
 
     def close(self, seconds_max: float) -> None:
-        """Finishes what runs, for so long; others run what is left."""
+        """Stops the worker. Running jobs have `seconds_max` to finish; other workers take over the rest."""
         self._is_closed.set()
         self._worker.stop()
         self._thread.join(seconds_max)
@@ -202,7 +204,7 @@ class JobWorker:
             try:
                 self._worker.run()
             except Exception:
-                logger.exception("the worker of jobs has ended, and another takes its place")
+                logger.exception("the job worker failed, and is replaced")
             else:
                 return
             while not self._is_closed.wait(AGAIN_SECONDS):
@@ -210,4 +212,4 @@ class JobWorker:
                     self._worker = self._made()
                     break
                 except Exception:
-                    logger.exception("no worker of jobs can be made yet")
+                    logger.exception("cannot start a job worker yet; trying again")

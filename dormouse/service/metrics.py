@@ -1,4 +1,7 @@
-"""What Prometheus is told, in a registry of the app's own; names have their unit last."""
+"""The metrics of the service for Prometheus, in a registry of the app's own.
+
+A metric's name ends with its unit.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from dormouse.state.history.consumers import ConsumerStatus
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-"""Names a folder in which processes of one service have their metrics, so that each tells those of all."""
+"""The environment variable that names the folder in which the processes of one service share their metrics.
+
+Each process then reports the metrics of all of them.
+"""
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -38,23 +44,26 @@ class Metrics:
         self.bytes = Counter("dormouse_query_bytes", "Bytes of answers sent.", ["kind"], registry=registry)
         self.mismatches = Counter(
             "dormouse_payload_mismatches",
-            "Payloads that were asked for and were not what was written.",
+            "Payloads that were read and differ from what was written.",
             registry=registry,
         )
-        self.planning = self._seconds("dormouse_query_planning_seconds", "Until the plan was made.")
-        self.first_row = self._seconds("dormouse_query_first_row_seconds", "Until the first row was there.")
-        self.whole = self._seconds("dormouse_query_seconds", "Until the last row was sent.")
+        self.planning = self._seconds("dormouse_query_planning_seconds", "Seconds to the plan.")
+        self.first_row = self._seconds("dormouse_query_first_row_seconds", "Seconds to the first row.")
+        self.whole = self._seconds("dormouse_query_seconds", "Seconds to the last row.")
         self.running = self._now("dormouse_queries_running", "Queries that run now.")
-        self.waiting = self._now("dormouse_queries_waiting", "Queries that wait for others.")
+        self.waiting = self._now("dormouse_queries_waiting", "Queries that wait for a slot.")
         self.workers = self._now("dormouse_sql_workers", "Processes that run SQL.")
         self.workers_ended = Counter(
-            "dormouse_sql_workers_ended", "Processes for SQL that ended, by why.", ["why"], registry=registry
+            "dormouse_sql_workers_ended",
+            "SQL processes that ended, by reason.",
+            ["why"],
+            registry=registry,
         )
 
         self._behind = {
             unit: Gauge(
                 f"dormouse_consumer_{unit}_behind",
-                f"{unit} that a consumer was behind when the table was counted last; +Inf: expired.",
+                f"{unit} by which a consumer was behind when the table was last counted; +Inf: expired.",
                 ["table", "consumer"],
                 registry=registry,
                 multiprocess_mode="mostrecent",
@@ -64,33 +73,40 @@ class Metrics:
         self._consumers: dict[str, set[str]] = {}
 
     def tell_consumers(self, table: str, consumers: Iterable[ConsumerStatus]) -> None:
-        """How far a table's consumers are behind; it is not asked for here, so that no database is woken."""
-        found = {one.name: one for one in consumers}
-        for name in self._consumers.get(table, set()) - found.keys():
+        """Sets the gauges of how far a table's consumers are behind; drops those of removed consumers.
+
+        The caller supplies the values: a request for metrics must not wake a sleeping database.
+        """
+        by_name = {consumer.name: consumer for consumer in consumers}
+        for name in self._consumers.get(table, set()) - by_name.keys():
             for gauge in self._behind.values():
-                if self._is_shared:  # no label can be taken away
+                if self._is_shared:  # Prometheus cannot remove a label from metrics that processes share
                     gauge.labels(table, name).set(math.nan)
                 else:
                     gauge.remove(table, name)
-        for name, one in found.items():
-            for unit, behind in (("rows", one.rows_behind), ("seconds", one.seconds_behind)):
+        for name, consumer in by_name.items():
+            for unit, behind in (("rows", consumer.rows_behind), ("seconds", consumer.seconds_behind)):
                 self._behind[unit].labels(table, name).set(math.inf if behind is None else behind)
-        self._consumers[table] = set(found)
+        self._consumers[table] = set(by_name)
 
     def _seconds(self, name: str, what: str) -> Histogram:
-        text = f"{what} Since the query was admitted."
+        text = f"{what} Counted from the moment the query was admitted."
         return Histogram(name, text, ["kind"], buckets=_SECONDS, registry=self._registry)
 
     def _now(self, name: str, what: str) -> Gauge:
-        """Of what is there now, in all processes that are."""
+        """Returns a new gauge whose value is the sum over all live processes of the service."""
         return Gauge(name, what, registry=self._registry, multiprocess_mode="livesum")
 
     def follow(self, gauge: Gauge, value: Callable[[], int]) -> None:
-        """The gauge has the value whenever metrics are told, or with the last request of another process."""
+        """Registers `value` as the source of a gauge.
+
+        This process reads it whenever it reports metrics. Another process reports the value that this
+        process had at its last request.
+        """
         self._refreshed.append(lambda: gauge.set(value()))
 
     def refresh(self) -> None:
-        """After a request: what another process will tell of this one."""
+        """Updates the gauges that other processes report for this one; called after each request."""
         if self._is_shared:
             self._follow_all()
 
@@ -99,7 +115,7 @@ class Metrics:
             follow()
 
     def text(self) -> bytes:
-        """In the Prometheus text format."""
+        """Returns the metrics in the Prometheus text format."""
         self._follow_all()
         if not self._is_shared:
             return bytes(generate_latest(self._registry))
@@ -109,5 +125,5 @@ class Metrics:
 
 
 def forget_process(folder: str, process_id: int) -> None:
-    """What was there in a process that has ended is there no more; what it counted stays."""
+    """Removes the gauges of a process that has ended. Its counters stay."""
     mark_process_dead(process_id, folder)  # type: ignore[no-untyped-call]

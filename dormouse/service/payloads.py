@@ -1,4 +1,4 @@
-"""The paths of payloads: one at a time by its key, or many. The documents of jobs are not among them."""
+"""The HTTP paths of payloads: one payload by its key, or many. The documents of jobs cannot be read here."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from dormouse.service.work import ReplyWork
 from dormouse.verbs.verb import Document
 
 MANY_MAX = 1_000
-"""How many payloads a request may name."""
+"""The largest number of payloads that a request may name."""
 
 _ONE = "/{tenant}/{id}/{inserted_at}/{kind}"
 _JSON: dict[str, Any] = {"content": {"application/json": {"schema": {}}}}
 _READS = problems(400, 401, 404, 410, 413, 503)
 _WRITES = problems(400, 401, 408, 410, 413, 415, 503)
 
-Tenant = Annotated[str, Path(description="whose it is"), SEGMENT]
-Id = Annotated[str, Path(description="its id"), SEGMENT]
-At = Annotated[str, Path(description="when it was inserted", examples=["2026-03-05T12:00:00Z"]), SEGMENT]
-Kind = Annotated[str, Path(description="its kind", examples=["request"]), SEGMENT]
+Tenant = Annotated[str, Path(description="the tenant that owns the payload"), SEGMENT]
+Id = Annotated[str, Path(description="the payload's id"), SEGMENT]
+At = Annotated[str, Path(description="the time of its insertion", examples=["2026-03-05T12:00:00Z"]), SEGMENT]
+Kind = Annotated[str, Path(description="the payload's kind", examples=["request"]), SEGMENT]
 
 payloads = APIRouter(prefix="/v1/payloads", tags=["payloads"], route_class=JsonRoute)
 payload_writes = APIRouter(prefix="/v1/payloads", tags=["payloads"], route_class=JsonRoute)
@@ -42,22 +42,22 @@ payload_writes = APIRouter(prefix="/v1/payloads", tags=["payloads"], route_class
 class KeyDocument(Body):
     """The key of a payload."""
 
-    tenant: str = Field(description="whose it is")
-    id: str = Field(description="its id")
+    tenant: str = Field(description="the tenant that owns the payload")
+    id: str = Field(description="the payload's id")
     inserted_at: str = Field(
         description="a time in ISO 8601 with its offset", examples=["2026-03-05T12:00:00Z"]
     )
-    kind: str = Field(description="its kind", examples=["request"])
+    kind: str = Field(description="the payload's kind", examples=["request"])
 
 
 class PutDocument(KeyDocument):
-    """A payload."""
+    """A payload: its key and its content."""
 
-    content: Any = Field(description="any JSON value, null too")
+    content: Any = Field(description="any JSON value, including null")
 
 
 class PutManyRequest(Body):
-    """Payloads, of which all are kept or none; of one key, the last."""
+    """Payloads to write in one step: all or none. If several have the same key, the last one wins."""
 
     payloads: list[PutDocument] = Field(max_length=MANY_MAX)
 
@@ -69,13 +69,13 @@ class GetManyRequest(Body):
 
 
 class Kept(Document):
-    """How many payloads were sent, and are kept."""
+    """The number of payloads that were sent and are now stored."""
 
     kept: int
 
 
 class PayloadList(Document):
-    """For each key, in order, its `content`, or the `problem` in place of it."""
+    """The payloads in the order of the requested keys: each has its `content`, or a `problem` instead."""
 
     payloads: list[dict[str, Any]]
 
@@ -83,11 +83,14 @@ class PayloadList(Document):
 @payloads.get(_ONE, responses={200: _JSON, **_READS}, response_class=Response, summary="One payload")
 @served(Right.PAYLOADS, Place.LOOKUPS)
 def get_payload(here: Here, tenant: Tenant, id: Id, inserted_at: At, kind: Kind) -> Response:
-    """Its content, wherever it is kept. 404: there is none; 410: its day was dropped."""
-    [found] = _found(here, [_key(tenant, id, inserted_at, kind)])
-    if isinstance(found, DormouseError):
-        raise found
-    return _answer(here, found)
+    """Returns a payload's content, from PostgreSQL or the object store.
+
+    Answers 404 if the payload does not exist, and 410 if its day was dropped.
+    """
+    [content] = _contents(here, [_key(tenant, id, inserted_at, kind)])
+    if isinstance(content, DormouseError):
+        raise content
+    return _answer(here, content)
 
 
 @payloads.post(
@@ -95,44 +98,47 @@ def get_payload(here: Here, tenant: Tenant, id: Id, inserted_at: At, kind: Kind)
 )
 @served(Right.PAYLOADS, Place.LOOKUPS)
 def get_payloads(here: Here, body: GetManyRequest) -> Response:
-    """In one look-up, which reads what lies together in one request to the store."""
-    keys = [_key(one.tenant, one.id, one.inserted_at, one.kind) for one in body.keys]
+    """Returns many payloads with one lookup.
+
+    Payloads that are stored next to each other are read with one request to the object store.
+    """
+    keys = [_key(key.tenant, key.id, key.inserted_at, key.kind) for key in body.keys]
     listed = [
-        one.model_dump() | _content(here, found)
-        for one, found in zip(body.keys, _found(here, keys), strict=True)
+        key.model_dump() | _content_or_problem(here, content)
+        for key, content in zip(body.keys, _contents(here, keys), strict=True)
     ]
     return _answer(here, {"payloads": listed})
 
 
-@payload_writes.put(_ONE, responses={204: {}, **_WRITES}, status_code=204, summary="Keep a payload")
+@payload_writes.put(_ONE, responses={204: {}, **_WRITES}, status_code=204, summary="Write a payload")
 @served(Right.PAYLOADS, Place.LOOKUPS)
 async def put_payload(
     here: Here, tenant: Tenant, id: Id, inserted_at: At, kind: Kind, request: Request
 ) -> Response:
-    """In place of the one of the same key. The body is its content, any JSON value."""
+    """Writes a payload, and replaces the one with the same key. The body is its content: any JSON value."""
     content = await request.json()
     key = _key(tenant, id, inserted_at, kind)
     return Answer(Place.LOOKUPS, None, ReplyWork(partial(_put, here, [(*key, content)], Response(None, 204))))
 
 
-@payload_writes.post("", responses=_WRITES, response_model=Kept, summary="Keep many payloads")
+@payload_writes.post("", responses=_WRITES, response_model=Kept, summary="Write many payloads")
 @served(Right.PAYLOADS, Place.LOOKUPS)
 def put_payloads(here: Here, body: PutManyRequest) -> Response:
-    """All or none, each in place of the one of the same key."""
-    given = [(*_key(one.tenant, one.id, one.inserted_at, one.kind), one.content) for one in body.payloads]
-    return _put(here, given, JSONResponse({"kept": len(given)}))
+    """Writes all payloads or none. Each replaces the one with the same key."""
+    rows = [(*_key(row.tenant, row.id, row.inserted_at, row.kind), row.content) for row in body.payloads]
+    return _put(here, rows, JSONResponse({"kept": len(rows)}))
 
 
 @payload_writes.delete(_ONE, responses={204: {}, **_WRITES}, status_code=204, summary="Delete a payload")
 @served(Right.PAYLOADS, Place.LOOKUPS)
 def delete_payload(here: Here, tenant: Tenant, id: Id, inserted_at: At, kind: Kind) -> Response:
-    """If it is there."""
+    """Deletes a payload. Does nothing if it does not exist."""
     here.instance.payloads.delete(*_key(tenant, id, inserted_at, kind))
     return Response(None, 204)
 
 
-def _put(here: Service, given: Iterable[tuple[str, str, datetime, str, Any]], answer: Response) -> Response:
-    here.instance.payloads.put_many(given)
+def _put(here: Service, rows: Iterable[tuple[str, str, datetime, str, Any]], answer: Response) -> Response:
+    here.instance.payloads.put_many(rows)
     return answer
 
 
@@ -145,19 +151,20 @@ def _key(tenant: str, id_: str, inserted_at: str, kind: str) -> PayloadKey:
     return checked((tenant, id_, at, kind))
 
 
-def _found(here: Service, keys: list[PayloadKey]) -> list[Any]:
-    found = here.instance.payloads.get_many(keys)
-    here.metrics.mismatches.inc(sum(isinstance(one, PayloadCorrupt) for one in found.values()))
-    return [found[key] for key in keys]
+def _contents(here: Service, keys: list[PayloadKey]) -> list[Any]:
+    """Returns the content of each key, or the error that reading it gave, in the order of `keys`."""
+    by_key = here.instance.payloads.get_many(keys)
+    here.metrics.mismatches.inc(sum(isinstance(content, PayloadCorrupt) for content in by_key.values()))
+    return [by_key[key] for key in keys]
 
 
-def _content(here: Service, found: Any) -> dict[str, Any]:
-    if not isinstance(found, DormouseError):
-        return {"content": found}
-    return {"problem": problem_of(found, here.hide).document}
+def _content_or_problem(here: Service, content: Any) -> dict[str, Any]:
+    if not isinstance(content, DormouseError):
+        return {"content": content}
+    return {"problem": problem_of(content, here.hide).document}
 
 
-def _answer(here: Service, found: Any) -> Response:
-    answer = JSONResponse(found)
+def _answer(here: Service, document: Any) -> Response:
+    answer = JSONResponse(document)
     here.limits.check(0, len(answer.body))
     return answer

@@ -1,4 +1,4 @@
-"""Errors as problem documents (RFC 9457): what each kind of error is called, and its status."""
+"""The problem documents (RFC 9457) that report errors: the name and the HTTP status of each kind of error."""
 
 from __future__ import annotations
 
@@ -85,30 +85,30 @@ _STATUSES: tuple[tuple[type[DormouseError], int], ...] = (
     (ConnectionsExhausted, 503),
     (TooManyRetries, 503),
     (CommitOutcomeUnknown, 503),
-    (ObjectDamaged, 500),  # it stays so: a client that tries again is answered the same
+    (ObjectDamaged, 500),  # not 503: the damage is permanent, so a retry gets the same answer
     (ObjectStoreError, 503),
 )
 
 
 REFUSALS = {
     "answer-too-large": (413, "The answer has more rows or bytes than are allowed."),
-    "body-broken-off": (400, "The body of the request ended before its end."),
+    "body-broken-off": (400, "The body of the request ended too early."),
     "body-too-large": (413, "The body of the request is larger than is allowed."),
     "body-too-slow": (408, "The body of the request did not come in time."),
-    "cross-site-request": (403, "The request is of a page of another site."),
+    "cross-site-request": (403, "The request comes from a page of another site."),
     "misdirected-request": (421, "The request is for another host."),
-    "not-acceptable": (406, "There is no answer in any of the media types that are accepted."),
+    "not-acceptable": (406, "The answer is not available in any of the accepted media types."),
     "query-time-over": (504, "The query took too long."),
-    "range-not-satisfiable": (416, "The answer does not have the range of bytes that was asked for."),
-    "service-ends": (503, "The service is being stopped."),
+    "range-not-satisfiable": (416, "The answer does not have the requested range of bytes."),
+    "service-ends": (503, "The service is stopping."),
     "too-many-queries": (429, "Too many queries run at once."),
     "unauthorized": (401, "The request has no valid token."),
-    "unsupported-media-type": (415, "The body of the request is not of the media type that it must be."),
+    "unsupported-media-type": (415, "The body of the request does not have the required media type."),
 }
 
 
 class Refused(DormouseError):
-    """What the service refuses by itself; `kind` is one of the table above."""
+    """A request that the service itself refuses. `kind` is a key of `REFUSALS`."""
 
     def __init__(self, kind: str, detail: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         self.kind = kind
@@ -129,12 +129,12 @@ class ProblemDetails:
 
     @property
     def document(self) -> dict[str, Any]:
-        said = {"title": self.title, "status": self.status, "detail": self.detail}
-        return {**self.data, "type": f"urn:dormouse:{self.kind}", **said}
+        standard = {"title": self.title, "status": self.status, "detail": self.detail}
+        return {**self.data, "type": f"urn:dormouse:{self.kind}", **standard}
 
     @property
     def text(self) -> str:
-        # ASCII: also lone surrogates of the input can be told
+        # ASCII, because the detail may quote lone surrogates, which UTF-8 cannot encode
         return json.dumps(self.document)
 
     def response(self) -> Response:
@@ -142,9 +142,10 @@ class ProblemDetails:
 
 
 def problem_of(error: BaseException, hide: Callable[[str], str] = lambda text: text) -> ProblemDetails:
-    """What a client is told of an error; of one that is not ours, nothing but that there was one.
+    """Returns the problem document that reports an error to a client.
 
-    `hide` takes out of the detail what the client must not read.
+    An unexpected error gives a document without details: they are only in the service's log. `hide` removes
+    from the detail what the client must not read, such as local paths.
     """
     headers: Mapping[str, str] = {}
     match error:
@@ -168,14 +169,14 @@ def problem_of(error: BaseException, hide: Callable[[str], str] = lambda text: t
 def http_problem(
     status: int, detail: str | None = None, headers: Mapping[str, str] | None = None
 ) -> ProblemDetails:
-    """Of a status that HTTP itself asks for, such as 404 for a path that leads nowhere."""
+    """Returns the problem document of a status that HTTP itself requires, such as 404 for an unknown path."""
     phrase = HTTPStatus(status).phrase
     kind = phrase.lower().replace(" ", "-")
     return ProblemDetails(status, kind, f"{phrase}.", shortened(detail or phrase), headers or {})
 
 
 def _unfit(errors: Sequence[Any]) -> str:
-    """Where a request does not fit its description, and what is wrong there."""
+    """Describes the first five places where a request does not fit its schema, and what is wrong there."""
     details = [f"{'.'.join(str(part)[:80] for part in error['loc'])}: {error['msg']}" for error in errors[:5]]
     return "; ".join(details + ([f"and {len(errors) - 5} more"] if len(errors) > 5 else []))
 
@@ -196,7 +197,7 @@ def _headers(status: int) -> dict[str, str]:
     return {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in {429, 503} else {}
 
 
-# How problems look in the API's description.
+# The problem documents in the API's OpenAPI description.
 
 
 class ProblemDocument(Document):
@@ -210,15 +211,16 @@ class ProblemDocument(Document):
 
 _WHEN = dict(REFUSALS.values()) | {
     400: "The request is not valid; `detail` says what to change.",
-    403: "The token's holder may not start this kind of job; or, without tokens, another site's page asks.",
-    404: "There is no such table, or job.",
+    403: "The token's holder may not start this kind of job; or, without tokens, the request comes from a "
+    "page of another site.",
+    404: "The table or job does not exist.",
     409: "The job has no result: it runs, has failed or was cancelled; or its id is that of another job "
     "or request.",
-    410: "The job's result, the page of a query, or the moment that is asked for is past its retention.",
-    413: "The body, or the answer, is larger than is allowed.",
+    410: "The job's result, the page of a query, or the requested moment is past its retention.",
+    413: "The body or the answer is larger than allowed.",
     429: "Too many queries run at once; try again later.",
-    503: "The database or the object store cannot be reached, or a file was collected meanwhile; try again.",
-    504: "The query took longer than is allowed, before its first row.",
+    503: "The database or the object store cannot be reached, or a file was deleted meanwhile; try again.",
+    504: "The query reached its time limit before its first row.",
 }
 _HEADERS: dict[int, dict[str, Any]] = {
     401: {"WWW-Authenticate": {"schema": {"type": "string"}}},
@@ -228,7 +230,7 @@ _HEADERS: dict[int, dict[str, Any]] = {
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Problem documents of these statuses."""
+    """Returns the OpenAPI responses of these statuses, and of 403 and 421, which every path can give."""
     return {status: _problem(status) for status in (*statuses, 403, 421)}
 
 

@@ -1,4 +1,4 @@
-"""HTTP as uvicorn and llhttp speak it, with what they lack: bounds on connections, heads, slow requests."""
+"""The HTTP protocol of uvicorn and llhttp, with limits on connections, head sizes and slow clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ CONNECTIONS_WAITING_MAX = 1_024
 
 
 def listening(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """Bound, and not listening yet; several processes may have the same when `shared`. `InstanceError`."""
+    """Returns a socket that is bound to the address and not listening yet.
+
+    If `shared`, several processes may bind the same address. Raises `InstanceError` if binding fails.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -47,24 +50,31 @@ def listening(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 def _reason(error: OSError) -> str:
-    """Without what `socket` adds; what a name does not resolve to is no error of the system."""
+    """Returns the reason alone, without the address that `socket` adds to the message.
+
+    A name that does not resolve has its own text, because its code is not an errno.
+    """
     return str(error.strerror) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
 
 
-# How many connections there are at once, of whom; within the file descriptors that the process may have.
+# The limit on connections, within the file descriptors that the process may have.
 
 FILES_OF_OTHERS = 128
-"""File descriptors that queries need: of files, of the database, of processes that run SQL."""
+"""The file descriptors reserved for queries: for files, database connections and SQL processes."""
 
 
 class Connection(typing.Protocol):
-    """What can be dropped."""
+    """A connection that can be aborted."""
 
     def abort(self) -> None: ...
 
 
 class Connections:
-    """Those of a server. When there are too many, the oldest goes that was not let in yet, or the newest."""
+    """The open connections of a server, at most `count_max`.
+
+    One more makes it abort the oldest connection of which no request was let in yet. If there is no other,
+    that is the new one.
+    """
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
@@ -88,9 +98,10 @@ class Connections:
 
 
 def connections_possible(wanted: int) -> int:
-    """So many, or as many as the process may have files, whose limit is raised as far as it may be.
+    """Returns the number of connections to allow: `wanted`, or fewer if the limit on open files is too low.
 
-    As many again may have come and not been counted yet.
+    Raises the process's soft limit if possible. Plans two descriptors a connection, because as many
+    connections may have been accepted and not been counted yet.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * wanted + FILES_OF_OTHERS
@@ -105,37 +116,40 @@ def connections_possible(wanted: int) -> int:
 HEADER_BYTES_MAX = 32 * 1024
 WRITE_BUFFER_BYTES_MAX = 64 * 1024
 KEEP_ALIVE_SECONDS_MAX = 4_200
-"""Longer than a load balancer's, which is the one to close."""
+"""The idle timeout, longer than that of load balancers, so that they close idle connections first.
+
+A request could otherwise arrive on a connection that the service is closing.
+"""
 
 STRANGER_SECONDS_MAX = 10.0
-"""How long a connection may idle, or take for a request's headers, before it has shown what lets it in."""
+"""The time that a connection may idle, or take for a request's head, until its first request is let in."""
 
 
 class NotHttp(ValueError):
-    """A request that two readers could understand differently."""
+    """An invalid or ambiguous request, which a proxy and the service could understand differently."""
 
 
 class _Part(Enum):
-    """What a connection is in the middle of."""
+    """The part of a request that a connection is receiving."""
 
     BETWEEN = 0
     HEAD = 1
     BODY = 2
     REST = 3
-    """Of a body whose request is answered already."""
+    """The rest of a body whose request was answered already."""
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection. `request_seconds_max` is how long a client may take to send a request's headers."""
+    """One connection. `request_seconds_max` is the time that a client may take to send a request's head."""
 
     request_seconds_max = 60.0
     among: Connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        # an application finds it in its scope's state, as uvicorn copies this
+        # uvicorn copies app_state into the scope's state, where the application finds the connection
         self.app_state = {**self.app_state, "connection": self}
         self.timeout_keep_alive = STRANGER_SECONDS_MAX  # type: ignore[assignment]
-        self.access_log = False  # the service has its own, of which no line can be forged
+        self.access_log = False  # the service has its own, in which clients cannot forge lines
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         self._head_bytes = 0
@@ -150,21 +164,21 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> None:
-        """Answers a request that the client ended amid its body; the connection is closed in any case."""
+        """Answers 400 if the client closed its side within a body. The connection is closed in any case."""
         if self._part is _Part.BODY and self.cycle is not None and self.cycle.more_body:
             self.send_400_response("")
 
     def let_in(self) -> None:
-        """A request was let in: from now on the client is the one to close."""
+        """Records that a request was let in, and extends the idle timeout so that the client closes first."""
         self.timeout_keep_alive = KEEP_ALIVE_SECONDS_MAX
         self.among.let_in(self)
 
     def data_received(self, data: bytes) -> None:
         if self._is_broken:
-            return  # what follows is no request
+            return  # bytes after a broken request are not a request
         idles = self.timeout_keep_alive_task is not None
         if idles and self._part is _Part.BETWEEN:
-            self._begin(_Part.HEAD)  # what comes now is a head, or what may stand before one
+            self._begin(_Part.HEAD)  # the next bytes are a head, or empty lines before one
         elif idles and self._part is _Part.BODY:
             self._begin(_Part.REST)
         super().data_received(data)
@@ -182,18 +196,18 @@ class Protocol(HttpToolsProtocol):
         if self._part is _Part.HEAD:
             super().on_header(name, value)
             return
-        # what comes after a body is no header: nothing has checked it
+        # these are trailers after a body: they are dropped, because _check has not seen them
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > HEADER_BYTES_MAX:
             raise NotHttp
 
     def on_headers_complete(self) -> None:
         self._part, self._head_bytes = _Part.BODY, 0
-        self._deadline.cancel()  # from here on the request, or the time between two, is bounded
+        self._deadline.cancel()  # from here on, other limits apply: of the request, then of keep-alive
         _check(self.parser, self.headers, len(self.url))
         super().on_headers_complete()
         if self.parser.should_upgrade():
-            self.cycle.keep_alive = False  # what follows is in no protocol that is spoken here
+            self.cycle.keep_alive = False  # the client may go on in a protocol that is not supported
 
     def on_message_complete(self) -> None:
         was, self._part = self._part, _Part.BETWEEN
@@ -206,36 +220,40 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def untaken_bytes(self) -> int:
-        """What was sent and the client has not taken, here and in the kernel, where that tells."""
-        found = self.transport.get_write_buffer_size()
-        with suppress(OSError, ValueError, AttributeError):  # it may be closed
+        """The number of bytes sent that the client has not taken: in this process and in the kernel's buffer.
+
+        Without the kernel's, if the socket is closed.
+        """
+        byte_count = self.transport.get_write_buffer_size()
+        with suppress(OSError, ValueError, AttributeError):  # the socket may be closed
             answer = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-            found += struct.unpack("i", answer)[0]
-        return found
+            byte_count += struct.unpack("i", answer)[0]
+        return byte_count
 
     @property
     def is_taking(self) -> bool:
-        """Whether what is sent now waits for nothing."""
+        """True if the client can take more data at once."""
         return not self.flow.write_paused
 
     def abort(self) -> None:
-        """Drops the connection with what the client has not taken."""
+        """Closes the connection at once, and discards data that the client has not taken."""
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is not HTTP, after the answers to the requests before it, and ends the connection.
+        """Answers invalid HTTP with 400, after the answers to earlier requests, and closes the connection.
 
-        A request whose own body is broken has no other answer; its application sees a client that has gone.
+        If the body of a request is broken, this is its only answer: its application sees a disconnected
+        client.
         """
         self._deadline.cancel()
         self._is_broken = True
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if self.pipeline:
-                self.pipeline.clear()  # the request before these is being answered
+                self.pipeline.clear()  # only the request that is being answered still gets an answer
                 return
             if not cycle.more_body:
-                cycle.keep_alive = False  # the answer that is being given is the last one
+                cycle.keep_alive = False  # the current answer is the last one
                 return
             cycle.disconnected = True
             cycle.message_event.set()
@@ -250,7 +268,7 @@ class Protocol(HttpToolsProtocol):
             self._refuse()
 
     def _refuse(self) -> None:
-        body = http_problem(400, "this is not HTTP/1.1 as RFC 9112 has it").text.encode("ascii")
+        body = http_problem(400, "the request is not valid HTTP/1.1 (RFC 9112)").text.encode("ascii")
         head = f"content-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode("ascii"))
         if self.parser.get_method() != b"HEAD":
@@ -269,15 +287,16 @@ class Protocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.keep_alive = False  # it is the next request that is slow
+            self.cycle.keep_alive = False  # the slow request is the next one: finish this answer first
         elif not self.transport.is_closing():
             self.transport.abort()
 
 
 def _check(parser: httptools.HttpRequestParser, headers: list[tuple[bytes, bytes]], size: int) -> None:
-    """Refuses heads that are too long, and requests of which two readers could see different ends.
+    """Raises `NotHttp` for a head that is too long, or whose request could be read in two ways.
 
-    RFC 9112, 3.2, 5.2 and 6.1.
+    Two readers that see different ends of a request allow request smuggling. RFC 9112, sections 3.2, 5.2 and
+    6.1.
     """
     names = [name for name, _ in headers]
     version = parser.get_http_version()

@@ -1,4 +1,4 @@
-"""The paths of row tables: what they are, their queries, and their rows as CSV, out and in."""
+"""The HTTP paths of row tables: descriptions, single rows and files, and download and upload as CSV."""
 
 from __future__ import annotations
 
@@ -54,36 +54,40 @@ from dormouse.verbs.jobs import check_request
 from dormouse.verbs.rows import RowDownloadRequest, RowUploadRequest
 from dormouse.verbs.verb import options, parse
 
-# Bodies of CSV and of any bytes: streamed to a file, bounded, and never a part taken for the whole.
+# Bodies of CSV and of arbitrary bytes are streamed to a file, up to a size limit. A body that breaks off is
+# an error: a part is never used as if it were the whole.
 
 T = TypeVar("T")
 MEDIA_TYPES = frozenset({"text/csv", "text/tab-separated-values"})
 
 
 def separator_of(request: Request) -> str:
-    """What the media type of a body says of its cells; `Refused` for one that is no CSV."""
+    """Returns the separator that a body's media type implies; `Refused` if it is neither CSV nor TSV."""
     return "," if check_media_type(request, MEDIA_TYPES) == "text/csv" else "\t"
 
 
 def check_media_type(request: Request, allowed: Collection[str]) -> str:
-    """That of a body that comes as it is; `Refused` for another.
+    """Returns the media type of the body. Raises `Refused` if it is not allowed, or the body is compressed.
 
-    None that a form can send is allowed: a browser asks for permission before other sites' pages send these.
+    Callers must not allow media types that an HTML form can send. For all other types, a browser asks the
+    service for permission before a page of another site may send them.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in allowed:
         raise Refused("unsupported-media-type", f"the body must be {' or '.join(sorted(allowed))}")
     if request.headers.get("content-encoding", "").strip().lower() not in {"", "identity"}:
-        raise Refused("unsupported-media-type", "the body must come as it is, without content-encoding")
+        raise Refused("unsupported-media-type", "the body must not have a content-encoding")
     return media_type
 
 
 @dataclass
 class Reception:
-    """How a body is received. Each function runs in a thread of the request's slot.
+    """The steps of receiving a body. Each function runs in a thread of the request's slot.
 
-    `prepare` checks the request before any of its body is read. `target` gives the path to write the body to,
-    and ends with the error when the body breaks off. `digest` is then that of the body.
+    - `prepare` checks the request before any of its body is read.
+    - `target` is a context whose value is the path to write the body to. It exits with the error if the body
+      breaks off.
+    - `digest` has hashed the whole body at the end.
     """
 
     prepare: Callable[[], object]
@@ -97,7 +101,7 @@ class Reception:
 
 
 class Sent(Answer):
-    """The answer to a body that is received as a file first. One slot is held for both."""
+    """The answer to a request whose body is first received into a file. One slot is held for both steps."""
 
     def __init__(self, request: Request, reception: Reception, work: Work) -> None:
         super().__init__(Place.FILES, None, work)
@@ -111,11 +115,14 @@ class Sent(Answer):
         return self.runner.settings.seconds_max
 
     def _watched(self, receive: Receive) -> asyncio.Future[None]:
-        """Returns a future that is done when the client has gone; nothing looks for that amid the body."""
+        """Returns a future that is done when the client has disconnected.
+
+        The watch begins after the body, because watching and reading the body would compete for messages.
+        """
         return self._gone
 
     async def _admitted(self, gone: asyncio.Future[None]) -> None:
-        """Takes a slot and receives the body; gives the slot back when that fails."""
+        """Takes a slot and receives the body. Gives the slot back if receiving fails."""
         size = int(self._request.headers.get("content-length", 0))
         self._check_size(size)
         await super()._admitted(gone)
@@ -165,11 +172,11 @@ class Sent(Answer):
             raise Refused("body-too-large", f"the body is larger than the {most:,} bytes that are allowed")
 
     def _in_thread(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        self._last = found = self.runner.in_thread(function, *arguments)
-        return found
+        self._last = future = self.runner.in_thread(function, *arguments)
+        return future
 
     def _free(self) -> None:
-        """Gives the slot back when its thread has ended."""
+        """Gives the slot back as soon as its thread has ended."""
         if self._last is None or self._last.done():
             self.runner.slots.give_back()
         else:
@@ -183,7 +190,7 @@ async def _next(chunks: object, seconds: float) -> bytes | None:
     except TimeoutError:
         raise Refused("body-too-slow", f"nothing of the body came for {seconds:g} s") from None
     except ClientDisconnect:
-        raise Refused("body-broken-off", "the body broke off") from None  # which only the log hears
+        raise Refused("body-broken-off", "the body broke off") from None  # only logged: no client reads it
 
 
 _BINARY = "application/octet-stream"
@@ -204,10 +211,10 @@ row_files = APIRouter(prefix="/v1/rows", tags=["row tables"], route_class=Served
 @rows.get("", response_model=documents.RowTableList, responses=documents.ANSWERS, summary="All row tables")
 @served(Right.HOLDER, Place.LOOKUPS)
 def list_row_tables(here: Here, after: After = None, limit: MaybeLimit = None) -> Response:
-    """By name; all of them, or a page."""
-    page, following = page_by_name({one.name: one for one in here.instance.row_tables()}, after, limit)
-    found = [{"name": one.name, "version": one.version()} for one in page]
-    return JSONResponse({"tables": found, "next": following})
+    """Lists the row tables in the order of their names: all of them, or a page if `limit` is given."""
+    page, following = page_by_name({table.name: table for table in here.instance.row_tables()}, after, limit)
+    listed = [{"name": table.name, "version": table.version()} for table in page]
+    return JSONResponse({"tables": listed, "next": following})
 
 
 @rows.get(
@@ -222,19 +229,19 @@ def describe_row_table(
     table: TableNamed,
     version: Annotated[int | None, Query(ge=0, description="the columns as of a version")] = None,
 ) -> Response:
-    """Its columns, newest version and snapshots."""
+    """Returns the columns, the newest version and the snapshots of a row table."""
     return JSONResponse(json_value(_described(here.instance.row_table(table), version)))
 
 
-def _described(found: RowTable, version: int | None) -> dict[str, Any]:
-    state = found.state()
-    columns = state.columns if version is None else found.columns(version)
+def _described(table: RowTable, version: int | None) -> dict[str, Any]:
+    state = table.state()
+    columns = state.columns if version is None else table.columns(version)
     return {
-        "name": found.name,
+        "name": table.name,
         "version": state.version,
         "changed_at": state.changed_at,
         "columns": [column.to_json() for column in columns],
-        "snapshots": found.snapshots(),
+        "snapshots": table.snapshots(),
     }
 
 
@@ -242,16 +249,16 @@ def _described(found: RowTable, version: int | None) -> dict[str, Any]:
     "/{table}/history",
     response_model=documents.RowHistory,
     responses=documents.ANSWERS,
-    summary="Who changed what",
+    summary="Changes of a row table",
 )
 @served(Right.HOLDER, Place.LOOKUPS)
 def row_history(
     here: Here,
     table: TableNamed,
-    before: Annotated[int | None, Query(ge=1, description="only those of before a version")] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="how many at most")] = 100,
+    before: Annotated[int | None, Query(ge=1, description="only changes before this version")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="the largest number of changes")] = 100,
 ) -> Response:
-    """The newest first; `next` goes on as `before`."""
+    """Lists changes, newest first. Give `next` as `before` to get the next page."""
     which = {} if before is None else {"before": before}
     page, last = page_of(here.instance.row_table(table).history(limit=limit + 1, **which), limit)
     return JSONResponse({"changes": json_value(page), "next": last and last.last_version})
@@ -269,10 +276,10 @@ def several_rows(
     table: TableNamed,
     row: Annotated[list[str], Query(description="ROW_ID:ROW_VERSION; repeat it", max_length=1_000)],
 ) -> Response:
-    """The rows in the order of the request, each with the columns of its version."""
-    if wrong := [one for one in row if not _REFERENCE.fullmatch(one)]:
+    """Returns rows in the order of the request, each with the columns of its version."""
+    if wrong := [reference for reference in row if not _REFERENCE.fullmatch(reference)]:
         raise InvalidRow(f"row {wrong[0]!r} is not ROW_ID:ROW_VERSION, such as 7:2")
-    wanted = [tuple(map(int, one.split(":"))) for one in row]
+    wanted = [tuple(map(int, reference.split(":"))) for reference in row]
     return JSONResponse({"rows": json_value(here.instance.row_table(table).rows(wanted))})
 
 
@@ -283,10 +290,10 @@ def several_rows(
 def one_row(
     here: Here,
     table: TableNamed,
-    row_id: Annotated[int, Path(description="its ROW_ID")],
-    version: Annotated[int | None, Query(description="that version of it")] = None,
+    row_id: Annotated[int, Path(description="the row's ROW_ID")],
+    version: Annotated[int | None, Query(description="a version of the row")] = None,
 ) -> Response:
-    """As it is now, or a version of it, whatever became of it since."""
+    """Returns a row: its current version, or the given one, even if it was replaced or deleted since."""
     return JSONResponse(json_value(here.instance.row_table(table).row(row_id, version)))
 
 
@@ -301,22 +308,25 @@ async def one_file(
     here: Here,
     request: Request,
     table: TableNamed,
-    row_id: Annotated[int, Path(description="its ROW_ID")],
+    row_id: Annotated[int, Path(description="the row's ROW_ID")],
     column: Annotated[str, Path(description="a column of type FILE"), SEGMENT],
-    version: Annotated[int | None, Query(description="that version of the row")] = None,
+    version: Annotated[int | None, Query(description="a version of the row")] = None,
 ) -> Response:
-    """As they were put, or one range of them; an answer that breaks off is damaged."""
+    """Returns the bytes of a file, or one range of them.
+
+    If the stored bytes turn out to be damaged, the answer breaks off.
+    """
 
     def open_file() -> Opened:
-        found = here.instance.row_table(table)
-        file = found.file(row_id, column, version)
+        row_table = here.instance.row_table(table)
+        file = row_table.file(row_id, column, version)
         part = wanted_part(request.headers, entity_tag(file.object_name), file.byte_count)
         headers = {
             **part.headers,
             "content-disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
             "x-content-type-options": "nosniff",
         }
-        return Opened(found.files.chunks(file, part.start, part.end), headers, part.status)
+        return Opened(row_table.files.chunks(file, part.start, part.end), headers, part.status)
 
     return Answer(Place.FILES, None, FileWork(open_file, _BINARY))
 
@@ -326,10 +336,13 @@ async def one_file(
 async def download_rows(
     here: Here,
     table: TableNamed,
-    asked: Annotated[dict[str, Any], query_fields(RowDownloadRequest, "table")],
+    fields: Annotated[dict[str, Any], query_fields(RowDownloadRequest, "table")],
 ) -> Response:
-    """Streamed, with ROW_ID and ROW_VERSION: edited and sent again, rows are updated."""
-    wanted = parse(RowDownloadRequest, {"table": table, **asked}, "the request")
+    """Streams rows as CSV, with the columns ROW_ID and ROW_VERSION.
+
+    To update rows, edit the file and upload it again.
+    """
+    wanted = parse(RowDownloadRequest, {"table": table, **fields}, "the request")
     how = text_format(separator=wanted.separator, header=wanted.header)
     interruption = Interruption()
     bounds: dict[str, Any] = {
@@ -350,7 +363,7 @@ Csv = Annotated[dict[str, Any], query_fields(TextFormat, separator=None)]
 
 
 def _format(request: Request, given: Mapping[str, Any]) -> TextFormat:
-    """Returns how a body of CSV is written; without a separator its media type tells it."""
+    """Returns the format of a CSV body. If no separator is given, the media type determines it."""
     how = {name: value for name, value in given.items() if name in _CSV_FIELDS}
     return text_format(**{"separator": separator_of(request), **how})
 
@@ -360,16 +373,16 @@ def _format(request: Request, given: Mapping[str, Any]) -> TextFormat:
     response_model=documents.CsvLook,
     responses=documents.LOOKS,
     openapi_extra=documents.CSV_BODY,
-    summary="A look into a CSV file",
+    summary="Preview a CSV file",
 )
 @served(Right.UPLOADS, Place.FILES)
 async def preview_rows(
     request: Request,
     csv: Csv,
-    shown: Annotated[int, Query(ge=0, le=1_000, description="how many rows are shown")] = 10,
-    whole: Annotated[bool, Query(description="look at all of it, not at its first 64 MB")] = False,
+    shown: Annotated[int, Query(ge=0, le=1_000, description="the number of rows to return")] = 10,
+    whole: Annotated[bool, Query(description="read the whole file, not only its first 64 MB")] = False,
 ) -> Response:
-    """Which columns a table for it would have, and its first rows."""
+    """Infers the columns of a table for a CSV file, and returns its first rows. Stores nothing."""
     how = _format(request, csv)
     interruption = Interruption()
     folder = private_folder("dormouse-preview") / uuid4().hex
@@ -400,16 +413,16 @@ async def preview_rows(
     response_model=documents.PutFile,
     responses=documents.STARTS,
     openapi_extra=_BYTES_BODY,
-    summary="Put a file for a FILE cell",
+    summary="Upload a file for a FILE cell",
 )
 @served(Right.UPLOADS, Place.FILES)
 async def put_file(
     here: Here,
     request: Request,
     table: TableNamed,
-    name: Annotated[str, Query(description="what the file is called")],
+    name: Annotated[str, Query(description="the name of the file")],
 ) -> Response:
-    """Gives the reference that a FILE cell is to hold; the bytes stay as long as the table."""
+    """Stores a file and returns the reference to put into a FILE cell. It stays as long as the table."""
     check_media_type(request, {_BINARY})
     given: list[str] = []
 
@@ -429,7 +442,7 @@ async def put_file(
     response_model=documents.JobDocument,
     responses=documents.STARTS,
     openapi_extra=documents.CSV_BODY,
-    summary="Change rows by CSV",
+    summary="Change rows with a CSV file",
 )
 @served(Right.UPLOADS, Place.FILES)
 async def upload_rows(
@@ -439,31 +452,34 @@ async def upload_rows(
     table: TableNamed,
     given: Annotated[dict[str, Any], query_fields(RowUploadRequest, "table", separator=None)],
     job_id: Annotated[
-        str | None, Query(description="The same file sent again with the same id is the same job.")
+        str | None, Query(description="an id; sending the same file again with it starts no second job")
     ] = None,
     key: IdempotencyKey = None,
 ) -> Response:
-    """A job, of kind row_upload: rows are inserted, by ROW_ID and ROW_VERSION updated; all, or none."""
+    """Starts a job of kind row_upload, which applies all rows of the file or none.
+
+    It updates the rows that have a ROW_ID and ROW_VERSION, and inserts the others.
+    """
     job_id = chosen_id(job_id, key)
     upload = new_upload()
     how = _format(request, given).to_json()
-    asked = {"dry_run": False, **given, **how, "table": table, "upload": upload}
+    job_request = {"dry_run": False, **given, **how, "table": table, "upload": upload}
     chosen = new_job_id() if job_id is None else job_id
     name = upload_name(chosen, upload)
 
     def prepare() -> None:
-        check_request(here.instance, UPLOAD, asked)
+        check_request(here.instance, UPLOAD, job_request)
         check_new_id(chosen)
 
     def start() -> Response:
         jobs = here.instance.jobs
-        sent = asked | {"digest": reception.digest.hexdigest()}
+        sent = job_request | {"digest": reception.digest.hexdigest()}
         try:
             jobs.start(UPLOAD, sent, holder.owner, job_id=chosen)
             if job_id is not None and jobs.request(chosen, holder.owner).get(UPLOAD_KEY) != upload:
-                here.instance.objects.delete([name])  # the same file came before
+                here.instance.objects.delete([name])  # the job exists, with an earlier copy
         except CommitOutcomeUnknown:
-            raise  # there may be a job, and a worker that reads it
+            raise  # the job may exist, and a worker may read the object: keep it
         except BaseException:
             here.instance.objects.delete([name])
             raise

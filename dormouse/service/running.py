@@ -1,8 +1,8 @@
-"""Running the work of a path: admitted, done in a thread, sent as the client takes it, stopped when it goes.
+"""The execution of requests: each takes a slot, works in a thread, and sends its answer piece by piece.
 
-A query's thread makes the answer piece by piece, one ahead of those that the event loop sends; it goes on
-when the client has taken most of what was sent. What stops a query (its end, a failure, the time, a client
-that has gone or stalls) ends its thread's work first, and then frees its slot.
+A query's thread makes the answer piece by piece, one piece ahead of the event loop, which sends them. It
+continues when the client has taken most of the sent data. A query stops when it is complete, fails, reaches
+its time limit, or its client disconnects or stalls. Its thread then ends first, and its slot becomes free.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from dormouse.settings.service import ServiceSettings
 
 T = TypeVar("T")
 SENT_BYTES_MAX = 64 * 1024
-"""How much is sent at once, so that also a slow client is seen to take it."""
+"""The number of bytes sent at once: small, so that the progress of a slow client is visible."""
 
 STALL_LOOKS = 10
-"""At what a client takes, while it may stall."""
+"""The number of times that a client's progress is checked within the time that it may stall."""
 
 STOP_SECONDS_MAX = 3.0
 
@@ -39,11 +39,14 @@ logger = logging.getLogger("dormouse.service")
 
 
 class ClientGone(Exception):
-    """The client reads the answer no more."""
+    """An internal signal that the client has disconnected or stalled, so that no answer can be sent."""
 
 
 class Slots:
-    """How many queries of an event loop run at once; others wait a while, in the order in which they came."""
+    """The slots of an event loop, which limit how many queries run at once.
+
+    Further queries wait for a slot, in the order of their arrival, for at most `wait_seconds_max`.
+    """
 
     def __init__(self, count: int, wait_seconds_max: float) -> None:
         self._free = asyncio.Semaphore(count)
@@ -53,7 +56,7 @@ class Slots:
         self.taken = 0
 
     async def took_free(self) -> bool:
-        """Takes one that is free, without waiting, and tells whether there was one."""
+        """Takes a free slot without waiting. Returns False if there is none."""
         if self._free.locked():
             return False
         await self._free.acquire()
@@ -61,7 +64,7 @@ class Slots:
         return True
 
     async def take(self) -> None:
-        """Raises `Refused` when none becomes free in time."""
+        """Takes a slot, waiting if necessary. Raises `Refused` if none becomes free in time."""
         self.waiting += 1
         try:
             await asyncio.wait_for(self._free.acquire(), self._wait_seconds_max)
@@ -81,7 +84,7 @@ class Slots:
 
 
 class Runner:
-    """Runs the work of one place of an app, in threads of its own."""
+    """A runner of the work of one place, with its own threads and slots."""
 
     def __init__(
         self, settings: ServiceSettings, metrics: Metrics, count: int, seconds_max: float | None = None
@@ -97,7 +100,7 @@ class Runner:
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def free(self, making: asyncio.Future[Any]) -> None:
-        """Frees a slot as soon as its thread has ended, which no request waits for."""
+        """Frees a slot as soon as its thread has ended. The request does not wait for that."""
         self._making.add(making)
         making.add_done_callback(self._freed)
 
@@ -105,17 +108,17 @@ class Runner:
         self._making.discard(making)
         self.slots.give_back()
         if not making.cancelled() and (error := making.exception()) is not None:
-            logger.error("a query that was stopped did not end in order", exc_info=error)
+            logger.error("the thread of a stopped query ended with an error", exc_info=error)
 
     async def close(self) -> None:
-        """Waits a little for what was stopped to end; its threads may go on until the process ends."""
+        """Waits up to STOP_SECONDS_MAX for stopped work. Its threads may go on until the process ends."""
         if self._making:
             await asyncio.wait(set(self._making), timeout=STOP_SECONDS_MAX)
         self._threads.shutdown(wait=False)
 
 
 class Answer(Response):
-    """The answer of one request: does its work when it is sent. One with a kind is counted as a query."""
+    """The answer of one request, whose work is done when it is sent. With a `kind`, it counts as a query."""
 
     runner: Runner
     _problem_of: Callable[[BaseException], ProblemDetails]
@@ -128,7 +131,7 @@ class Answer(Response):
         self.rows = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the answer, or a problem document; leaves it unfinished when it fails on the way."""
+        """Sends the answer or a problem document. An answer that fails after its start stays unfinished."""
         service = scope["app"].state.service
         self.runner, self._problem_of = service.runners[self.place], partial(problem_of, hide=service.hide)
         connection = Sending(scope, send, self.runner.settings.client_stall_seconds_max)
@@ -141,7 +144,7 @@ class Answer(Response):
         except asyncio.CancelledError:
             if not connection.begun:
                 await connection.send_problem(
-                    problem_of(Refused("service-ends", "the service is being stopped; ask again"))
+                    problem_of(Refused("service-ends", "the service is stopping; try again"))
                 )
             raise
         finally:
@@ -151,7 +154,7 @@ class Answer(Response):
                 self._count(outcome, connection)
 
     def _watched(self, receive: Receive) -> asyncio.Future[None]:
-        """Returns a future that is done when the client has gone."""
+        """Returns a future that is done when the client has disconnected."""
         return asyncio.ensure_future(disconnected(receive))
 
     def _count(self, outcome: str, connection: Sending) -> None:
@@ -161,7 +164,7 @@ class Answer(Response):
         metrics.bytes.labels(self.kind).inc(connection.byte_count)
 
     async def _run(self, connection: Sending, gone: asyncio.Future[None]) -> str:
-        """The outcome, as metrics name it."""
+        """Does the work and sends its answer. Returns the outcome as it is called in metrics."""
         try:
             await self._admitted(gone)
         except DormouseError as error:
@@ -202,7 +205,7 @@ class Answer(Response):
 
     @property
     def _seconds_max(self) -> float:
-        """How long the work may take."""
+        """The time limit of the work."""
         return self.runner.seconds_max
 
     async def _admitted(self, gone: asyncio.Future[None]) -> None:
@@ -245,17 +248,17 @@ class Answer(Response):
 
 
 class Sending:
-    """The way to one client."""
+    """The sending side of one client's connection."""
 
     def __init__(self, scope: Scope, send: Send, stall_seconds_max: float) -> None:
         self._scope = scope
         self._send = send
         self._stall_seconds_max = stall_seconds_max
         self.is_head = bool(scope["state"].get("is_head"))
-        """Whether the client wants no body."""
+        """True for a HEAD request, whose answer has no body."""
         self.begun = False
         self.amid_piece = False
-        """What is sent now would be taken for the rest of a piece."""
+        """True while a piece is partly sent: other data would be read as the rest of the piece."""
         self.byte_count = 0
 
     async def begin(self, work: Work, byte_count: int | None = None) -> None:
@@ -267,16 +270,16 @@ class Sending:
         self.begun = True
 
     async def send_whole(self, work: Work, data: bytes) -> None:
-        """A short answer at once: what is written apart costs a call of the system each."""
+        """Sends a short answer with its length in one part, which saves system calls."""
         await self.begin(work, len(data))
         await self._sent({"type": "http.response.body", "body": data, "more_body": False}, math.inf)
         self.byte_count += len(data)
 
     async def send_piece(self, data: Any, deadline: float = math.inf) -> None:
-        """Raises ClientGone for a client that takes nothing.
+        """Sends a piece of the answer.
 
-        And TimeoutError for one that has not taken the whole piece when, after the deadline, the time that a
-        client may stall is over too.
+        Raises ClientGone if the client takes no data for `stall_seconds_max`, and TimeoutError if it has not
+        taken the whole piece by `stall_seconds_max` after the deadline.
         """
         view = memoryview(data)
         self.amid_piece = True
@@ -291,7 +294,7 @@ class Sending:
         await self._sent({"type": "http.response.body", "body": b"", "more_body": False}, math.inf)
 
     async def _sent(self, message: Message, deadline: float) -> None:
-        """Waits as long as the client takes some of what was sent before."""
+        """Sends a message, and waits as long as the client makes progress with earlier data."""
         connection = self._scope["state"].get("connection")
         if connection is not None and connection.is_taking and time.monotonic() < deadline:
             await self._send(message)
@@ -326,14 +329,17 @@ class Sending:
         await problem.response()(self._scope, nothing, self._send)
 
     def abort(self) -> None:
-        """Drops the connection with what was not taken."""
+        """Closes the connection at once, and discards data that the client has not taken."""
         connection = self._scope["state"].get("connection")
         if connection is not None:
             connection.abort()
 
 
 async def _first(wanted: asyncio.Future[T], gone: asyncio.Future[None], deadline: float) -> T:
-    """What is wanted, unless the client goes (ClientGone) or time is over (TimeoutError) before."""
+    """Returns the result of `wanted`.
+
+    Raises ClientGone if the client disconnects first, and TimeoutError if the deadline passes first.
+    """
     seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise TimeoutError
@@ -347,6 +353,6 @@ async def _first(wanted: asyncio.Future[T], gone: asyncio.Future[None], deadline
 
 
 async def disconnected(receive: Receive) -> None:
-    """Returns when the client has gone; drops what it still sends."""
+    """Returns when the client has disconnected. Discards data that it still sends."""
     while (await receive())["type"] != "http.disconnect":
         pass

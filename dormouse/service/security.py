@@ -1,4 +1,4 @@
-"""Which requests are let in: those of holders of the token, or of this machine; and TLS."""
+"""The access control of the service: tokens, checks of the host and of cross-site requests, and TLS."""
 
 from __future__ import annotations
 
@@ -22,28 +22,33 @@ from dormouse.service.problems import Refused, problem_of
 from dormouse.settings.service import Holder, is_loopback
 
 _SLASH = "\udc2f"
-"""What stands for a slash within a segment of a path, until the segments are told apart. No path has it."""
+"""A stand-in for a percent-encoded slash in a path, until the path is split into segments.
+
+It is a lone surrogate, which no valid path contains.
+"""
 
 SEGMENT = AfterValidator(lambda text: text.replace(_SLASH, "/"))
-"""Gives back the slashes of a parameter in a path."""
+"""A validator that restores the slashes of a path parameter."""
 
 _READS = frozenset({"GET", "HEAD"})
 _OWN_SITE = frozenset({b"same-origin", b"none"})
-"""What `Sec-Fetch-Site` is of the service's own pages, and of what its reader typed."""
+"""The values of `Sec-Fetch-Site` for requests of the service's own pages and for URLs that a user typed."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 UPLOAD = "row_upload"
 PAYLOADS = "payloads"
-"""What a token of the file must have among its kinds to read and write payloads; `*` does not include it."""
+"""The kind that a token of the tokens file needs to read and write payloads; `*` does not include it."""
 LOOP_SECONDS_MAX = 10.0
-"""The deadline of an answer that the event loop makes itself."""
+"""The time limit of an answer that the event loop makes without a thread."""
 
 
 class Guard:
-    """Lets requests with the token through; without a token, those that name this machine.
+    """A middleware that lets in requests with a valid token or, if no tokens are configured, local requests.
 
-    A page of another site that resolves to this machine names its own host (DNS rebinding); one that asks
-    this machine by its name, as it may of a browser for what needs no permission, is told by that browser.
+    Without tokens, it refuses two kinds of requests:
+
+    - requests whose Host header is not this machine, which stops DNS rebinding by a page of another site;
+    - requests that the browser marks as sent by another site, since browsers send simple requests anywhere.
     """
 
     def __init__(
@@ -54,7 +59,7 @@ class Guard:
         holders: Mapping[str, Holder] = MappingProxyType({}),
         open_paths: Collection[str] = (),
     ) -> None:
-        """`open_paths` need no token."""
+        """Takes the service's own token, the holders by token, and the paths that need no token."""
         self._app = app
         self._open_paths = open_paths
         self._authorization = None if token is None else f"bearer {token}".encode("ascii")
@@ -79,23 +84,26 @@ class Guard:
         if self._authorization is None and not self._holders:
             host = _only(scope, b"host")
             if host is None or not self._is_ours(host.decode("latin-1")):
-                return Refused("misdirected-request", "the header host names another host than this one")
+                return Refused("misdirected-request", "the Host header names another host than this service")
             if _is_of_another_site(scope, host):
-                return Refused("cross-site-request", "a page of another site asks; only this one's own may")
+                return Refused(
+                    "cross-site-request",
+                    "the request comes from a page of another site; only the service's own pages may send it",
+                )
             return None
         if scope["path"] in self._open_paths or self._holder(scope) is not None:
             return None
         return Refused("unauthorized", "give the service's token: Authorization: Bearer TOKEN")
 
     def _holder(self, scope: Scope) -> Holder | None:
-        """Who asks; without tokens, this machine, which may all."""
+        """Returns the holder of the request's token, or None. Without tokens, a holder with all rights."""
         if self._authorization is None and not self._holders:
             return Holder()
         scheme, _, token = (_only(scope, b"authorization") or b"").partition(b" ")
         found = scheme.lower() + b" " + token.strip()
         if self._authorization is not None and hmac.compare_digest(found, self._authorization):
             return Holder()
-        # all are compared, so that the time tells nothing
+        # all are compared, so that the duration does not reveal which token came close
         mine = [holder for known, holder in self._holders if hmac.compare_digest(found, known)]
         return mine[0] if mine else None
 
@@ -106,7 +114,7 @@ class Guard:
 
 
 def _not_text(scope: Scope) -> Exception | None:
-    """Returns the refusal of a path or query that is not UTF-8; readers would take several for one name."""
+    """Returns an error if the path or query is not UTF-8: several invalid texts could decode to one name."""
     try:
         for sent in (scope["raw_path"], scope["query_string"]):
             unquote_to_bytes(sent).decode("utf-8")
@@ -116,9 +124,9 @@ def _not_text(scope: Scope) -> Exception | None:
 
 
 def _divide_path(scope: Scope) -> None:
-    """Makes the path one whose segments can be told apart.
+    """Replaces each percent-encoded slash in the path by a stand-in, which `SEGMENT` turns back.
 
-    A slash that is percent-encoded belongs to a name, such as that of a job.
+    Such a slash is a part of a name, such as a job's id, and does not separate segments.
     """
     raw = scope["raw_path"].decode("latin-1")
     if "%2f" in raw.lower():
@@ -126,7 +134,10 @@ def _divide_path(scope: Scope) -> None:
 
 
 def _is_of_another_site(scope: Scope, host: bytes) -> bool:
-    """Whether a browser says so; a link may lead here, for it changes nothing and only its reader sees it."""
+    """Returns whether a browser marks the request as sent by a page of another site.
+
+    Links from other sites are allowed: following one changes nothing, and only its reader sees the answer.
+    """
     origin, site = _only(scope, b"origin"), _only(scope, b"sec-fetch-site")
     if origin is None and scope["method"] in _READS:
         return False
@@ -136,13 +147,16 @@ def _is_of_another_site(scope: Scope, host: bytes) -> bool:
 
 
 def _only(scope: Scope, name: bytes) -> bytes | None:
-    """A header that comes once; None when it is missing or comes again."""
+    """Returns the value of a header that occurs exactly once, else None."""
     found = [value for key, value in scope["headers"] if key == name]
     return found[0] if len(found) == 1 else None
 
 
 def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """For a server, of TLS 1.2 and later; `InvalidInput` names the file that cannot be used."""
+    """Returns a server's TLS context, for TLS 1.2 and later.
+
+    Raises `InvalidInput`, which names the file, if the certificate or the key cannot be used.
+    """
     for what, path in (("certificate", certificate), ("key", key)):
         try:
             path.read_bytes()
@@ -162,7 +176,7 @@ def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def shown_host(host: str) -> str:
-    """As it stands in a URL."""
+    """Returns a host as a URL needs it: an IPv6 address in brackets."""
     try:
         return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
     except ValueError:
@@ -170,7 +184,7 @@ def shown_host(host: str) -> str:
 
 
 class Right(Enum):
-    """The right that a path demands; the value says which."""
+    """The right that a path requires. The value describes it."""
 
     PUBLIC = "none: the answer says nothing about the instance"
     HOLDER = "a token"
@@ -180,7 +194,7 @@ class Right(Enum):
 
 
 class Place(Enum):
-    """Where the work of a path runs. All but the first have slots, and a deadline of the settings."""
+    """The place where the work of a path runs. All but LOOP have slots and a time limit from the settings."""
 
     LOOP = "the event loop, without a thread"
     LOOKUPS = "a thread for short questions about tables and jobs"
@@ -191,7 +205,7 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a route was declared with. Of several places, each answer takes one."""
+    """The right and the places that a route was declared with. Each answer runs in one of the places."""
 
     right: Right
     places: tuple[Place, ...]
@@ -207,7 +221,7 @@ class Terms:
 
 
 def served(right: Right, *places: Place) -> Callable[[F], F]:
-    """Declares the terms of an endpoint; a route cannot be made of one without."""
+    """Returns a decorator that declares an endpoint's terms. `Served` refuses endpoints without terms."""
 
     def declared(endpoint: F) -> F:
         endpoint.terms = Terms(right, places)  # type: ignore[attr-defined]
@@ -217,11 +231,11 @@ def served(right: Right, *places: Place) -> Callable[[F], F]:
 
 
 def check_may(holder: Holder, kind: str) -> None:
-    """Raises `JobForbidden` when the token does not start jobs of a kind."""
+    """Raises `JobForbidden` if the holder may not start jobs of a kind."""
     if holder.kinds is not None and kind not in holder.kinds:
         allowed = ", ".join(sorted(holder.kinds))
-        said = f"the token of {holder.owner!r} starts jobs of kind {allowed}, not {kind!r}"
-        raise JobForbidden(said, kind=kind)
+        detail = f"the token of {holder.owner!r} starts jobs of kind {allowed}, not {kind!r}"
+        raise JobForbidden(detail, kind=kind)
 
 
 def open_paths(routers: Iterable[APIRouter]) -> frozenset[str]:

@@ -1,7 +1,8 @@
-"""Several processes that serve one address: started, watched, started again when they crash, ended together.
+"""The supervisor of several processes that serve one address. It starts, watches, restarts and ends them.
 
-Each has a listening socket of its own on the same port (SO_REUSEPORT), among which the system spreads
-connections. The supervisor holds the port, and no instance: what a request can do to a process it survives.
+Each process has its own listening socket on the same port (SO_REUSEPORT), and the system distributes
+connections among the sockets. The supervisor holds the port but opens no instance and handles no request, so
+a request that crashes a process cannot crash the supervisor.
 """
 
 from __future__ import annotations
@@ -26,20 +27,27 @@ from dormouse.settings.process import environment
 
 logger = logging.getLogger("dormouse.service")
 AGAIN_SECONDS = 1.0
-"""How long a place stays empty whose process has ended."""
+"""The pause before a process that has ended is started again."""
 STARTS_MAX = 5
-"""How often a worker is started that ends before it serves."""
+"""The number of times that a worker is started if it ends before it serves."""
 POLL_SECONDS = 0.1
 _READY = b"ready\n"
 
 
 class Supervisor:
-    """Runs processes until `stop`. `program` is Python that serves what `worker_given` gives it."""
+    """A supervisor that runs worker processes until `stop`.
+
+    `program` is Python code. It serves with the arguments that `worker_given` returns in its process.
+    """
 
     def __init__(self, host: str, port: int, program: str, given: Callable[[int, int], Any]) -> None:
-        """`given` has the number of a process and the port; `InstanceError` when the port cannot be had."""
-        with listening(host, port) as alone:  # it is nobody else's, who could also share it
-            port = alone.getsockname()[1]
+        """Reserves the port; raises `InstanceError` when it is not available.
+
+        `given` returns the arguments of a worker, from the worker's number and the port.
+        """
+        # bound without sharing first: this fails if another program already shares the port
+        with listening(host, port) as unshared:
+            port = unshared.getsockname()[1]
         self._held = listening(host, port, shared=True)
         self.port = port
         self._command = [sys.executable, "-c", program]
@@ -48,7 +56,10 @@ class Supervisor:
         self._workers: list[_Worker] = []
 
     def run(self, processes: int, started: Callable[[], object]) -> int:
-        """Serves with so many, after telling `started`; the exit code, which is of one that did not start."""
+        """Runs this number of workers until `stop`, and calls `started` when all of them serve.
+
+        Returns 0, or the exit code of the first worker that did not start.
+        """
         with ExitStack() as stack:
             stack.enter_context(self._held)
             stack.enter_context(stopped_by_signals(self.stop))
@@ -68,7 +79,7 @@ class Supervisor:
         return 0
 
     def stop(self) -> None:
-        """Ends all; what runs may go on for a while. A second time: at once."""
+        """Ends all workers. They may finish running requests first; a second call ends them at once."""
         self._stops += 1
         for worker in self._workers:
             worker.end()
@@ -77,10 +88,11 @@ class Supervisor:
         return _Worker(self._command, self._environment, self._given(number, self.port))
 
     def _wait_ready(self, number: int, folder: str) -> int:
-        """Returns 0 when a worker serves, or all are stopped; the exit code of the service when it does not.
+        """Waits until a worker serves. Returns 0, also after `stop`, or the exit code for a failed start.
 
-        The first that ends by itself has said why, and the others would say the same. One that a signal
-        ended, or that ends beside others that serve, is started again.
+        If worker 0 exits by itself, the start fails at once: it has logged the reason, and each other worker
+        would fail in the same way. A worker that a signal ended is started again, up to STARTS_MAX times in
+        all, as is any other worker than worker 0.
         """
         for attempt in count(1):
             worker = self._workers[number]
@@ -94,7 +106,7 @@ class Supervisor:
                 )  # fmt: skip
                 return 128 - code if code < 0 else code or 1
             self._replace(number, code, folder)
-        raise AssertionError("it returns at the last attempt")
+        raise AssertionError("the last attempt returns")
 
     def _replace_ended(self, folder: str) -> None:
         for number, worker in enumerate(self._workers):
@@ -114,9 +126,10 @@ class Supervisor:
             self._workers[number] = self._started(number)
 
     def _end(self) -> None:
-        """Waits for all; a process bounds by itself how long it goes on."""
+        """Ends and waits for all workers. There is no timeout: each process limits how long it goes on."""
         for worker in self._workers:
-            if not worker.is_told:  # a second time means at once; one that was being started has heard none
+            # a second signal means "at once", so only a worker that has had none (it was starting) gets one
+            if not worker.was_ended:
                 worker.end()
         for worker in self._workers:
             worker.process.wait()
@@ -124,10 +137,14 @@ class Supervisor:
 
 
 class _Worker:
-    """A process. A pipe tells it what to do, and its end to end; on another it says that it is ready."""
+    """A worker process and two pipes.
+
+    The worker reads its arguments from the first pipe, and ends when that pipe is closed. It reports on the
+    second pipe that it is ready.
+    """
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], given: Any) -> None:
-        self.is_told = False
+        self.was_ended = False
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
@@ -140,11 +157,11 @@ class _Worker:
         return self.process.stdin
 
     def wait_ready(self) -> bool:
-        """Whether it serves; not when it has ended."""
+        """Waits until the worker serves, and returns True. Returns False if the worker has ended."""
         return self.process.stdout is not None and self.process.stdout.readline() == _READY
 
     def end(self) -> None:
-        self.is_told = True
+        self.was_ended = True
         with suppress(OSError):
             self.process.terminate()
 
@@ -160,13 +177,16 @@ def _how_ended(code: int) -> str:
 
 
 def worker_given() -> Any:
-    """In a process of a supervisor: what it is given. Ctrl-C is the supervisor's."""
+    """Returns the arguments that the supervisor sent to this process, and ignores Ctrl-C from now on.
+
+    Ctrl-C reaches all processes of a terminal, but the supervisor alone decides what to stop.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return pickle.load(sys.stdin.buffer)  # noqa: S301
 
 
 def worker_ready(stop: Callable[[], object]) -> None:
-    """Tells the supervisor that this process serves; `stop` is called when that has died."""
+    """Reports to the supervisor that this process serves, and calls `stop` if the supervisor dies."""
     sys.stdout.buffer.write(_READY)
     sys.stdout.buffer.flush()
 
@@ -180,15 +200,18 @@ def worker_ready(stop: Callable[[], object]) -> None:
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], object]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C call it, in the main thread; what was ignored when the process began still is."""
+    """Calls `stop` on SIGTERM and Ctrl-C, in the main thread only.
+
+    A signal that was ignored when the process began stays ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
-    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda *_: stop()) for number in heeded}
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda *_: stop()) for number in handled}
     try:
         yield
     finally:
-        for number in heeded:
+        for number in handled:
             signal.signal(number, before[number])

@@ -1,4 +1,4 @@
-"""What a query's thread does: plans, reads, and writes the answer in pieces, within limits."""
+"""The work of a request's thread: it plans, reads, and produces the answer in pieces, within limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from dormouse.service.formats import Format, pieces
 from dormouse.service.problems import Refused
 
 MADE_AHEAD = 2
-"""Of a short answer the end is known with its first piece; of Arrow, it is a piece of its own."""
+"""The number of pieces that a thread may make before the client takes one.
+
+With 2, the end of a short answer is known when its first piece is sent, even in Arrow, whose end is a piece.
+"""
 
 WHOLE_BYTES_MAX = 64 * 1024
 
@@ -36,13 +39,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one answer; None: none."""
+    """The limits of one answer, in rows and in bytes. None means no limit."""
 
     rows_max: int | None = None
     bytes_max: int | None = None
 
     def check(self, rows: int, byte_count: int) -> None:
-        """Raises `Refused`."""
+        """Raises `Refused` if the answer exceeds a limit."""
         if self.rows_max is not None and rows > self.rows_max:
             raise Refused(
                 "answer-too-large",
@@ -57,28 +60,28 @@ class Limits:
 
 
 class _Begun:
-    """How an answer begins, unless its work says it."""
+    """The defaults of how an answer begins, which each kind of work may override."""
 
     status = 200
     headers: Mapping[str, str] = MappingProxyType({})
-    """In ASCII."""
+    """HTTP headers, in ASCII."""
     planned_at: float | None = None
-    """By the monotonic clock."""
+    """The monotonic time at which the plan was ready, in seconds."""
 
     def broken_off(self, problem: str) -> bytes:
-        """What is sent last when the answer breaks off; made while `pieces` may still run."""
+        """Returns the last bytes of an answer that an error cuts short; `pieces` may still be running."""
         return b""
 
 
 @dataclass
 class QueryWork(_Begun):
-    """One query: `open` plans it and gives its rows."""
+    """One query: `open` plans it and returns a reader of its rows."""
 
     open: Callable[[], pa.RecordBatchReader]
     format: Format
     limits: Limits
     interrupt: Callable[[], object]
-    """Ends what `pieces` does in another thread."""
+    """Interrupts `pieces`, which runs in another thread."""
 
     @property
     def content_type(self) -> str:
@@ -88,7 +91,7 @@ class QueryWork(_Begun):
         return self.format.broken_off(problem)
 
     def pieces(self) -> Generator[Piece]:
-        """The answer; the first piece has rows, if there are any."""
+        """Yields the answer. The first piece has rows if the answer has any."""
         rows = byte_count = 0
         for piece in self._unlimited():
             rows, byte_count = rows + piece.rows, byte_count + len(piece.data)
@@ -109,7 +112,7 @@ class QueryWork(_Begun):
 
 @dataclass
 class DocumentWork(_Begun):
-    """One plan: `make` gives it as JSON."""
+    """One JSON document, such as a plan, which `make` returns."""
 
     make: Callable[[], Any]
     interrupt: Callable[[], object] = lambda: None
@@ -117,32 +120,32 @@ class DocumentWork(_Begun):
     content_type = "application/json"
 
     def pieces(self) -> Generator[Piece]:
-        found = self.make()
+        document = self.make()
         self.planned_at = time.monotonic()
-        data = json.dumps(json_value(found)).encode()
+        data = json.dumps(json_value(document)).encode()
         self.limits.check(0, len(data))
         yield Piece(data)
 
 
 @dataclass
 class ReplyWork(_Begun):
-    """A short answer: `make` gives it whole, with its status and its headers."""
+    """A short answer: `make` returns all of it, with its status and headers."""
 
     make: Callable[[], Response]
     interrupt: Callable[[], object] = lambda: None
     content_type: str = "application/json"
 
     def pieces(self) -> Generator[Piece]:
-        found = self.make()
-        self.status = found.status_code
-        headers = dict(found.headers)
+        response = self.make()
+        self.status = response.status_code
+        headers = dict(response.headers)
         self.content_type = headers.pop("content-type", self.content_type)
         self.headers = headers
-        yield Piece(bytes(found.body))
+        yield Piece(bytes(response.body))
 
 
 class Opened(NamedTuple):
-    """The bytes of a file, or of a part of it, and how the answer begins."""
+    """The bytes of a file or of a part of it, with the status and headers of the answer."""
 
     chunks: Generator[bytes]
     headers: Mapping[str, str]
@@ -151,7 +154,7 @@ class Opened(NamedTuple):
 
 @dataclass
 class FileWork(_Begun):
-    """The bytes of a file, which `open` finds."""
+    """The bytes of a file, which `open` returns in chunks."""
 
     open: Callable[[], Opened]
     content_type: str
@@ -172,17 +175,17 @@ Work: TypeAlias = QueryWork | DocumentWork | ReplyWork | FileWork
 
 
 _Made = Piece | BaseException | None
-"""A piece, why there is none, or that there are no more."""
+"""A piece, the error that ended the answer, or None after the last piece."""
 
 
 class Making:
-    """Hands pieces from a thread to the event loop. All but what is private is called there.
+    """A queue that hands pieces from a thread to the event loop, which calls all public methods.
 
-    The thread has one job for all pieces, as handing over a job takes longer than many a piece.
+    The thread has one job for all pieces, because submitting a job often takes longer than making a piece.
     """
 
     ended: asyncio.Future[None]
-    """Is done when the thread is."""
+    """A future that is done when the thread has ended its job."""
 
     def __init__(self, pieces: Generator[Piece]) -> None:
         self._pieces = pieces
@@ -196,13 +199,16 @@ class Making:
         self.ended = in_thread(self._make)
 
     def next(self) -> asyncio.Future[Piece | None]:
-        """The next piece, when it is made; None after the last. Asked for one at a time."""
+        """Returns a future of the next piece, or of None after the last. Wait for it before the next call."""
         self._waiting = self._loop.create_future()
         self._give()
         return self._waiting
 
     def whole(self, first: Piece) -> Piece | None:
-        """All pieces as one, of which this is the first, when all are made by now and small; or None."""
+        """Returns all pieces joined into one, given the first, or None.
+
+        None means that the answer is not complete yet, or has more than WHOLE_BYTES_MAX bytes.
+        """
         if not self._made or self._made[-1] is not None:
             return None
         pieces = [first, *(piece for piece in self._made if isinstance(piece, Piece))]
@@ -211,14 +217,14 @@ class Making:
         return Piece(b"".join(bytes(piece.data) for piece in pieces), sum(piece.rows for piece in pieces))
 
     def may_go_on(self) -> None:
-        """A piece was taken: one more may be made."""
+        """Permits the thread to make one more piece, because one was taken."""
         self._may_make.release()
 
     def stop(self) -> None:
-        """No more pieces are wanted; the thread ends after the one that it makes."""
+        """Ends the thread after the piece that it is making."""
         self._is_over = True
         if self._waiting is not None:
-            self._waiting.cancel()  # an error that comes late would be one that nobody has asked for
+            self._waiting.cancel()  # asyncio would log a late error in a future that is never read
         self._may_make.release()
 
     def _give(self) -> None:
@@ -238,15 +244,15 @@ class Making:
         with closing(self._pieces):
             try:
                 for piece in self._pieces:
-                    self._tell(piece)
+                    self._hand_over(piece)
                     self._may_make.acquire()
                     if self._is_over:
                         return
             except BaseException as error:
-                self._tell(error)
+                self._hand_over(error)
             else:
-                self._tell(None)
+                self._hand_over(None)
 
-    def _tell(self, made: _Made) -> None:
-        with suppress(RuntimeError):  # at the end of the process there is no loop any more
+    def _hand_over(self, made: _Made) -> None:
+        with suppress(RuntimeError):  # the loop is closed when the process ends
             self._loop.call_soon_threadsafe(self._arrived, made)
