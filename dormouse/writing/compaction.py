@@ -47,7 +47,7 @@ def compact_in_threads(
 
 
 class _Workers:
-    """Threads that run one job at a time. They are daemons, so that no merge delays the end of the process."""
+    """Threads that run one job at a time. They are daemons, so that no merge delays the process's end."""
 
     def __init__(self, context: TableContext, now_ms: int, threads: int, run_id: str | None) -> None:
         self._context = context
@@ -151,7 +151,7 @@ def compact(
     progress: Progress | None = None,
     on_spark: RunsJobs | None = None,
 ) -> CompactionReport:
-    """Runs one round: creates jobs by the table's strategy, and runs due jobs until they are done or given up.
+    """Runs one round: creates jobs by the table's strategy, and runs jobs until they are done or given up.
 
     The engine `auto` chooses Spark (`on_spark`) by the bytes of the jobs' files; see `choose_engine`.
     `progress` is called with the number of finished jobs and of all jobs. Ctrl-C puts unfinished jobs back at

@@ -112,7 +112,7 @@ class JobInputs:
         self._copies: dict[str, Path] = {}
 
     def verify(self) -> None:
-        """Checks inputs as `verified` does, without copying them; for a merge that runs in other processes."""
+        """Checks inputs as `verified` does, without copying them; for a merge in other processes."""
         self.check_sizes()
         self._check_digests()
         self._check_footers()

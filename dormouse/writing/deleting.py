@@ -86,7 +86,7 @@ def asked_to_delete(context: TableContext, where: DeleteWhere) -> tuple[Question
 
 
 def bounds_to_delete(context: TableContext, rows: Question) -> tuple[KeyBounds, bool]:
-    """Returns the bounds of the row keys to delete, and whether the condition names columns other than keys."""
+    """Returns the bounds of the row keys to delete, and whether the condition names non-key columns."""
     by_values = any(one.field.name not in context.schema.key_names for one in rows.conditions)
     return key_bounds(context.schema, rows.ranges), by_values
 
@@ -123,7 +123,7 @@ def _delete(context: TableContext, where: DeleteWhere, *, dry_run: bool) -> Dele
 
 
 def _marks(context: TableContext, where: Where) -> Iterator[pa.RecordBatch]:
-    """Yields data that marks as deleted each key whose newest row matches; with its `newest_by` value, if any."""
+    """Yields data that marks each key whose newest row matches as deleted, with its `newest_by` value."""
     schema, by = context.schema, context.properties.newest_by
     unfiltered = context.table.properties.model_copy(update={"filter": None})
     whole = replace(context, table=replace(context.table, properties=unfiltered))

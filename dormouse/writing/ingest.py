@@ -111,10 +111,8 @@ def ingest(
         return add(context, data, ingest_id=ingest_id, progress=progress, deletes=deletes)
     with context.reports.ingest(context.table.name) as report:
         done = add(context, data, ingest_id=ingest_id, progress=progress, deletes=deletes)
-        report.message = (
-            f"{plural(done.rows, 'row')} in {plural(done.files, 'file')}"
-        report.message = summary if done.applied else None
-        )
+        added = f"{plural(done.rows, 'row')} in {plural(done.files, 'file')}"
+        report.message = added if done.applied else None
     return done
 
 
@@ -132,8 +130,9 @@ def ingest_in_process(
     `data` is a pyarrow Table, RecordBatch, RecordBatchReader or iterable of batches, or the path or paths of
     Parquet or CSV files (a file, a folder, a pattern). It is streamed: about twice `memory_bytes` of it are
     in memory, and the remaining rows wait, sorted, in the temporary folder. The default of `memory_bytes` is
-    the setting `ingest_memory_bytes`, or a share of this machine's memory. Files whose rows are already in order are written as they are read. `progress` is called
-    with the number of rows read, and of all rows if known.
+    the setting `ingest_memory_bytes`, or else a share of this machine's memory. Files whose rows are already
+    in order are written as they are read. `progress` is called with the number of rows read, and of all rows
+    if known.
 
     Raises `InvalidData`, `ObjectStoreError`, `JobFailed` and `CommitFailed`; then nothing was added, and the
     written objects are deleted. After `CommitOutcomeUnknown`, run the same id again.
