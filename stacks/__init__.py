@@ -1,8 +1,8 @@
-"""The stacks of an instance: thin, wiring the constructs of `stacks.constructs` as the settings say.
+"""The stacks of an instance, which connect the constructs of `stacks.constructs` according to the settings.
 
-`stacks.instance.build` makes our app; `Dormouse` is for those of others, where this package is installed as
-`dormouse_cdk`. Here nothing reads context or environment, and of the package dormouse only its settings are
-known.
+`stacks.instance.build` makes Dormouse's own app. `Dormouse` is a construct for other apps, which install this
+package as `dormouse_cdk`. The stacks read neither context nor environment, and import only the settings of
+the package dormouse.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ __all__ = ["Dormouse"]
 
 
 def __getattr__(name: str) -> object:
-    # The CDK takes a second to load, and app.py says before on which Node.
+    # Imported late: the CDK takes a second to load, and app.py must choose its Node before.
     if name != "Dormouse":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from stacks.construct import Dormouse

@@ -1,7 +1,8 @@
-"""A way to the database from outside of the VPC: a host for the port forwarding of Session Manager.
+"""Access to the database from outside the VPC: a host for the port forwarding of Session Manager.
 
-Nobody connects to the host: its agent asks Session Manager, by two interface endpoints where there is no
-other way. All of it is there while the instance runs; each resume makes a host anew, of the newest image.
+The host accepts no connections. Its agent calls Session Manager, through two interface endpoints when the
+subnet has no other way out. All of it exists only while the instance runs: each resume creates a new host
+from the newest image.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class AccessStack(InstanceStack):
                     ),
                 )
             ],
-            # It would be burst into, and paid for, unseen.
+            # Unlimited credits would allow bursts that cost money unnoticed.
             credit_specification=ec2.CpuCredits.STANDARD,
         )
         made = host.node.default_child
@@ -82,14 +83,14 @@ class AccessStack(InstanceStack):
         made.add_property_override(
             "MetadataOptions", {"HttpTokens": "required", "HttpPutResponseHopLimit": 1}
         )
-        made.availability_zone = None  # that of its subnet
+        made.availability_zone = None  # the subnet determines it
         cdk.Tags.of(host).add(ACCESS_TAG, self.settings.id)
         acknowledge(host, "AwsSolutions-EC28", "nobody looks at its metrics; each minute of them costs")
         acknowledge(host, "AwsSolutions-EC29", "a pause takes it away, and it keeps nothing")
         return host
 
     def _let_out(self, host: ec2.Instance, group: ec2.SecurityGroup, access: AccessSettings) -> None:
-        """To Session Manager, and nowhere else but to the database."""
+        """Allows connections to Session Manager and the database only."""
         if access.endpoints == "existing":
             group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "Session Manager")
             return
@@ -104,4 +105,4 @@ class AccessStack(InstanceStack):
             placement=self._placement,
             security_group=ways,
         )
-        host.node.add_dependency(endpoints)  # else its agent would wait before it tries again
+        host.node.add_dependency(endpoints)  # else its agent would fail at first, and wait before it retries

@@ -1,4 +1,4 @@
-"""Findings of cdk-nag that stay, each with its reason at its scope."""
+"""Acknowledgements of cdk-nag findings, each with a reason, at a scope."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from constructs import Construct
 
 
 def acknowledge(scope: Construct, finding: str, reason: str) -> None:
-    """`finding` is the exact id, as `AwsSolutions-IAM5[Resource::*]`."""
+    """Acknowledges `finding`, an exact id such as `AwsSolutions-IAM5[Resource::*]`."""
     cdk.Validations.of(scope).acknowledge(cdk.Acknowledgment(id=finding, reason=reason))

@@ -1,5 +1,8 @@
-"""The files that a deployment uploads: synth only packs what `make lambdas`, `make emr-package` and `make
-query-image` built. Placeholders stand in for what is not, so that templates can be looked at without it."""
+"""The files that a deployment uploads.
+
+Synth packs the files that `make lambdas`, `make emr-package` and `make query-image` built.
+Placeholders stand in for missing files, so that templates can be viewed without a build.
+"""
 
 from __future__ import annotations
 
@@ -26,32 +29,32 @@ MIGRATIONS = (
 PLATFORMS = {"arm64": ecr_assets.Platform.LINUX_ARM64, "x86_64": ecr_assets.Platform.LINUX_AMD64}
 STUB = "Stands in for what is built."
 NOT_BUILT = "not-built"
-"""In place of an image."""
+"""The name of the image that stands in for one that is not built."""
 
 
 class Assets(Protocol):
     to_run: list[str]
-    """What builds that which has placeholders, as `make lambdas`."""
+    """The commands that build the missing files, such as `make lambdas`."""
 
     def lambda_code(self, package: str) -> lambda_.Code:
-        """The code of a lambda package, as `commit`."""
+        """Returns the code of a lambda package, such as `commit`."""
 
     def emr_package(self, scope: Construct) -> s3_assets.Asset:
-        """The archive with the Python environment that Spark runs."""
+        """Returns the archive with the Python environment that Spark runs."""
 
     def emr_entry(self, scope: Construct) -> s3_assets.Asset:
-        """The script that Spark starts with."""
+        """Returns the script that Spark starts."""
 
     def query_image(self, scope: Construct) -> ecs.ContainerImage:
-        """The image of the query service."""
+        """Returns the image of the query service."""
 
     def migrations(self) -> str:
-        """A text that changes when there is something to migrate."""
+        """Returns a text that changes with the migrations."""
 
 
 @dataclass(frozen=True)
 class Builder:
-    """What builds files: a command that takes the name of a part, and how it is told an architecture."""
+    """A command that builds files, given the name of a part, and its option for the architecture."""
 
     command: str
     option: str
@@ -61,8 +64,10 @@ MAKE = Builder("make", "ARCHITECTURE=")
 
 
 class BuiltAssets:
-    """What is built, in the folder `build` (of the root, unless another is named); for what is not,
-    placeholders in the folder `stubs`. The root has the package `dormouse`."""
+    """The built files in the folder `build`, and placeholders for missing ones in the folder `stubs`.
+
+    The default of `build` is a folder of the root, which contains the package `dormouse`.
+    """
 
     def __init__(
         self,
@@ -85,7 +90,7 @@ class BuiltAssets:
         return lambda_.Code.from_asset(str(path)) if path else self._stubs.lambda_code(package)
 
     def emr_package(self, scope: Construct) -> s3_assets.Asset:
-        # Not .tar.gz: of an asset's name S3 keeps the last part, and Spark unpacks nothing that ends in .gz.
+        # Not .tar.gz: the CDK keeps only the last suffix, and Spark does not unpack files that end in .gz.
         part = f"emr-package {self._builder.option}{self._architecture}"
         path = self._built(f"emr/dormouse-{self._architecture}.tgz", part)
         if path is None:
@@ -100,7 +105,7 @@ class BuiltAssets:
 
     def query_image(self, scope: Construct) -> ecs.ContainerImage:
         path = self._built("query-image", "query-image")
-        if path is None:  # not a stub's: a deploy would build it, and need Docker, before it is refused
+        if path is None:  # no stub: a deploy would build its image with Docker before it is refused
             return ecs.ContainerImage.from_registry(NOT_BUILT)
         platform = PLATFORMS[self._architecture]
         image = ecr_assets.DockerImageAsset(scope, "Image", directory=str(path), platform=platform)
@@ -123,7 +128,7 @@ class BuiltAssets:
 
 
 class StubAssets:
-    """The same files with nothing in them; `folder` is one to write to."""
+    """Empty placeholders for all files, which are written to `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -154,10 +159,10 @@ class StubAssets:
 
 
 def refuse_deploys(app: Construct, why: str) -> None:
-    """Of each of the stacks in it, with this line, before CloudFormation hears of it; all else goes on.
+    """Makes deploys of all stacks of the app fail with the line `why`; other commands still work.
 
-    A deploy uploads files before it asks for a stack, and one of each stack then has to be made by a command,
-    which fails and says why.
+    A deploy uploads files before it creates a stack. So each stack gets a file that a command must build, and
+    this command prints `why` and fails.
     """
     for stack in app.node.children:
         if isinstance(stack, cdk.Stack):

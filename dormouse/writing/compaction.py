@@ -1,4 +1,4 @@
-"""A round of compaction: jobs are made, run in this process or on Spark, and reported."""
+"""Rounds of compaction, which create jobs, run them in this process or on Spark, and report the results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dormouse.writing.compaction_job import (
 )
 from dormouse.writing.ingest import check_engine, choose_engine
 
-# Compaction jobs on threads of this process: the merges run in native code, side by side.
+# Compaction jobs on threads of this process: merges run in native code, in parallel.
 
 THREADS_MAX = 4
 WAIT_SECONDS = 0.5
@@ -33,10 +33,10 @@ WAIT_SECONDS = 0.5
 def compact_in_threads(
     context: TableContext, now_ms: int, *, threads: int | None = None, run_id: str | None = None
 ) -> Generator[CompactionResult, None, None]:
-    """Takes and runs jobs until none is due; results come as they are ready. With `run_id`, that run's alone.
+    """Takes and runs jobs until none is due, and yields results as jobs end.
 
-    Closing the iterator, or Ctrl-C, does not wait for merges that run: their attempts are discarded, so
-    that they can commit nothing, and their jobs are due again.
+    With `run_id`, it takes only the jobs of that run. Closing the iterator, or Ctrl-C, does not wait for
+    running merges: it discards their attempts, so that they cannot commit, and puts back their jobs.
     """
     workers = _Workers(context, now_ms, threads or min(THREADS_MAX, os.cpu_count() or 1), run_id)
     try:
@@ -47,7 +47,7 @@ def compact_in_threads(
 
 
 class _Workers:
-    """Threads that take one job at a time; daemons, so that no merge holds up the end of the process."""
+    """Threads that run one job at a time. They are daemons, so that no merge delays the process's end."""
 
     def __init__(self, context: TableContext, now_ms: int, threads: int, run_id: str | None) -> None:
         self._context = context
@@ -70,7 +70,7 @@ class _Workers:
         working = len(self._threads)
         while working:
             try:
-                # in short waits: a Ctrl-C that comes just before a wait begins is heard when it ends
+                # short waits, as a Ctrl-C just before a wait begins is handled only when the wait ends
                 result = self._results.get(timeout=WAIT_SECONDS)
             except queue.Empty:
                 continue
@@ -82,7 +82,7 @@ class _Workers:
                 yield result
 
     def stop(self) -> None:
-        """Whatever is not finished is put back at once; nothing to do after the last result."""
+        """Puts unfinished jobs back at once. Does nothing after the last result."""
         self._cancellation.stop()
         with self._taking:
             unfinished = list(self._taken.values())
@@ -101,7 +101,7 @@ class _Workers:
             self._results.put(error)
 
     def _take(self) -> CompactionJob | None:
-        # `stop` must learn of every job that was taken, or it would not be put back
+        # the lock lets `stop` see every job that was taken, so that it puts all of them back
         with self._taking:
             if self._cancellation.is_cancelled:
                 return None
@@ -114,17 +114,18 @@ class _Workers:
 
 
 RunsJobs = Callable[[TableContext, int], Generator[CompactionResult, None, None]]
-"""Takes jobs and runs them until none is due; ages are measured from a time in milliseconds."""
+"""A function that runs jobs until none is due; ages are measured from its time in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """What a round did.
+    """The result of a round. Rows and files are those of the committed jobs.
 
-    `jobs_run` were merged and committed; `jobs_failed` counts failed runs, also of jobs that went well later;
-    `given_up` jobs failed at their last attempt, or killed their process, for the reasons in `errors`;
-    `superseded` runs lost to another run of the same job. Rows and files are those of the committed jobs.
-    `jobs_looked` found that deletions take few rows of their files, which stay as they are.
+    - `jobs_run`: jobs that were merged and committed
+    - `jobs_failed`: failed runs, including those of jobs that succeeded later
+    - `given_up`: jobs that failed in their last attempt or killed their process; `errors` has the reasons
+    - `superseded`: runs whose job another run committed or released
+    - `jobs_looked`: jobs that found few deleted rows in their files, and left them as they are
     """
 
     jobs_created: int
@@ -150,13 +151,13 @@ def compact(
     progress: Progress | None = None,
     on_spark: RunsJobs | None = None,
 ) -> CompactionReport:
-    """One round: makes jobs by the table's strategy, and runs what is due until it is done or given up.
+    """Runs one round: creates jobs by the table's strategy, and runs jobs until they are done or given up.
 
-    `auto` takes Spark as `choose_engine` says, by the bytes of the jobs' files: `on_spark`, which the caller
-    gives, as rounds know nothing of it. `progress` is called with the jobs done and all
-    jobs. Ctrl-C puts back at once what is not finished. With `full`, it merges all files of each leaf,
-    whatever the strategy, and rewrites files that also hold other leaves' rows. It repeats this until each
-    leaf has one file of its own or no more jobs can be finished.
+    The engine `auto` chooses Spark (`on_spark`) by the bytes of the jobs' files; see `choose_engine`.
+    `progress` is called with the number of finished jobs and of all jobs. Ctrl-C puts unfinished jobs back at
+    once. With `full`, it merges all files of each leaf, whatever the strategy, and rewrites files that also
+    have rows of other leaves. It repeats this until each leaf has one file of its own, or no more jobs can be
+    finished.
     """
     check_engine(engine)
     started = time.monotonic()
@@ -180,19 +181,19 @@ def compact(
                         tally.add(result)
             if not full or tally.committed == before:
                 break
-        # readers count from here on: they cannot remember what they have counted
+        # readers count from these totals, as they cannot store what they counted
         context.store.totals.bring_forward()
         current.outcome = tally.outcome
     return tally.report(created, time.monotonic() - started)
 
 
 def compacted(jobs: int, rows: int) -> str:
-    """What came of a round, for people."""
+    """Describes the result of a round for people."""
     return f"{plural(jobs, 'job')}, {plural(rows, 'row')} merged"
 
 
 class _Tally:
-    """Counts results as they come, and tells of them; adds why jobs were given up to `errors`."""
+    """A counter of results. It reports progress, and appends the reasons of given-up jobs to `errors`."""
 
     def __init__(self, progress: Progress, errors: list[str]) -> None:
         self._jobs = 0
@@ -202,7 +203,7 @@ class _Tally:
         self._errors = errors
 
     def begin(self, jobs: int) -> None:
-        """Adds jobs that are run next."""
+        """Adds the number of jobs that run next."""
         self._jobs += jobs
 
     @property
@@ -212,7 +213,7 @@ class _Tally:
     def add(self, result: CompactionResult) -> None:
         self._outcomes[result.outcome] += 1
         if result.outcome == "looked":
-            self._tell()
+            self._report_progress()
             return
         self._sums["rows_read"] += result.rows_read
         self._sums["rows_written"] += result.rows_written
@@ -221,9 +222,9 @@ class _Tally:
         if result.outcome == "given_up" and result.error:
             self._errors.append(result.error)
         if result.outcome != "retry":
-            self._tell()
+            self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         done = self._outcomes.total() - self._outcomes["retry"]
         self._progress(done, max(done, self._jobs))
 

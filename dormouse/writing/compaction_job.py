@@ -1,6 +1,7 @@
-"""The compaction task: one job's files merged into one, and committed by itself.
+"""The compaction task, which merges the files of one job into one file and commits it.
 
-A job's inputs are held against what was recorded of them, so that no damage is merged into new files.
+It compares the inputs with their recorded sizes, digests and row counts, so that damage does not spread into
+new files.
 """
 
 from __future__ import annotations
@@ -59,23 +60,24 @@ if TYPE_CHECKING:
 
 COPIED_BYTES_MAX = 4 * 2**30
 COPIED_SHARE = 8
-"""Inputs of a job that are larger than so much of the free disk are fetched twice: others run beside it."""
+"""Inputs larger than 1/8 of the free disk are fetched twice, as other jobs need disk, too."""
 COPIED_AT_ONCE = 8
 logger = logging.getLogger(__name__)
 Outcome = Literal["committed", "looked", "superseded", "retry", "given_up"]
 COMMIT_TRIES_MAX = 5
 ROWS_GONE_MANY = 0.1
-"""A share of a file's rows: when so many are deleted, it is worth merging for that alone."""
+"""The share of a job's rows above which deleted rows alone make a merge worthwhile."""
 
 
-# Which deletions a job applies: those that are there when it begins, each to the files that came before.
+# The deletions that a job applies: all that exist when it begins, each to the files that are older than it.
 
 
 @dataclass(frozen=True, slots=True)
 class JobDeletions:
-    """The deletions that a job applies to each of its inputs; `till` is the number of the last of all.
+    """The deletions that a job applies to each of its inputs.
 
-    `context` has the columns by which the job is run: they are no older than those of deletions and inputs.
+    `till` is the number of the table's last deletion. `context` has the schema with which the job runs, which
+    is at least as new as the schemas of the deletions and inputs.
     """
 
     till: int
@@ -84,7 +86,7 @@ class JobDeletions:
 
     @staticmethod
     def of(context: TableContext, job: CompactionJob) -> JobDeletions:
-        """As they are now: each that comes later is of all rows of the output, as the inputs were there."""
+        """Returns the deletions that exist now. A later deletion applies to the whole output of the job."""
         found = context.store.deletions_of([item.filename for item in job.inputs])
         context, pending = on_current(context, lambda now: (now, deletions_of(now.schema, found.deletions)))
         reach = Reach(context.schema, pending)
@@ -93,12 +95,12 @@ class JobDeletions:
 
 
 def remaining(schema: Schema, of_files: Sequence[Sequence[Deletion]]) -> list[Expr | None]:
-    """For each file what its rows must meet that are of no deletion of it; None: they all remain."""
+    """Returns for each file the condition of rows that no deletion hides; None when all rows remain."""
     return [rendered_unless_all(remains(schema, deletions), DATAFUSION) for deletions in of_files]
 
 
 class JobInputs:
-    """The inputs of one job; `go_on` raises when it is to stop."""
+    """The inputs of one job; `go_on` raises when the job must stop."""
 
     def __init__(
         self, objects: ObjectStore, table: str, job: CompactionJob, go_on: Callable[[], object]
@@ -110,19 +112,22 @@ class JobInputs:
         self._copies: dict[str, Path] = {}
 
     def verify(self) -> None:
-        """As `verified`, for inputs that others merge from where they are."""
+        """Checks inputs as `verified` does, without copying them; for a merge in other processes."""
         self.check_sizes()
         self._check_digests()
         self._check_footers()
 
     @contextmanager
     def verified(self, folder: Path) -> Iterator[list[str]]:
-        """Holds inputs against what is recorded of them: sizes, every byte of those with a digest, footers.
+        """Compares the inputs with what is recorded of them, and yields the paths or URIs to merge from.
 
-        Gives where the merge reads them. Files of this machine are read first, which brings them into its
-        memory. Those elsewhere are copied below `folder` while they are read, so that each is fetched once,
-        where the disk has room; else they are read while the merge runs. Raises `ObjectNotFound`,
-        `ObjectDamaged`, or `InvalidData` with the file and both counts of rows.
+        It compares sizes, digests (where recorded) and the row counts of the footers:
+
+        - Local files are read before the merge, which also brings them into the page cache.
+        - Remote files are copied below `folder` while they are checked, so that each is fetched once.
+        - Remote files for which the disk has no room are checked while the merge runs.
+
+        Raises `ObjectNotFound`, `ObjectDamaged`, or `InvalidData` with the file and both row counts.
         """
         self.check_sizes()
         places = [self._objects.uri(item.filename) for item in self._job.inputs]
@@ -142,15 +147,15 @@ class JobInputs:
                 try:
                     yield places
                 except Exception:
-                    found.result()  # what the merge failed at may be the damage, which is named better
+                    found.result()  # damage may be why the merge failed; this error names the file
                     raise
                 found.result()
-        # one that vanished meanwhile would have been merged as if it had no rows
+        # a file that was deleted during the merge would have been merged as if it had no rows
         self.check_sizes()
         self._check_footers()
 
     def _fits(self, folder: Path) -> bool:
-        """Whether all can be verified by their copies, and these leave most of the disk to others."""
+        """Returns whether copies can verify all inputs, and leave most of the free disk unused."""
         if not all(item.digest and item.byte_count for item in self._job.inputs):
             return False
         byte_count = sum(item.byte_count or 0 for item in self._job.inputs)
@@ -167,12 +172,12 @@ class JobInputs:
                 pass
 
     def check_sizes(self) -> None:
-        """Whether all are there, with the sizes that are recorded; `ObjectNotFound`, `ObjectDamaged`."""
+        """Checks that all inputs exist with their recorded sizes; `ObjectNotFound`, `ObjectDamaged`."""
         for item in self._job.inputs:
             self._compare(item, self._objects.size(item.filename))
 
     def _check_footers(self) -> None:
-        """Last, as a damaged footer, which pyarrow trusts, can end the process."""
+        """Checks footers; call it last, as pyarrow trusts a damaged footer and can crash the process."""
         for item in self._job.inputs:
             try:
                 found = self._row_count(item)
@@ -181,7 +186,7 @@ class JobInputs:
                 raise self._damaged(item, f"cannot be read as Parquet: {cause}") from error
             if item.whole and item.exact and found != item.row_count:
                 raise InvalidData(
-                    f"file {item.filename!r} has {found:,} rows; its reference tells {item.row_count:,}"
+                    f"file {item.filename!r} has {found:,} rows; its reference records {item.row_count:,}"
                 )
 
     def _row_count(self, item: CompactionInput) -> int:
@@ -210,27 +215,27 @@ class JobInputs:
 def check_output(
     job: CompactionJob, properties: TableProperties, rows_written: int, *, deletes: bool = False
 ) -> None:
-    """Refuses an output whose rows are not those of the inputs, as far as the references tell exactly.
+    """Raises `InvalidData` when an output has more rows than its inputs, or unexpectedly fewer.
 
-    `deletes`: whether some may be left out.
+    Checks nothing unless the row counts of all inputs are exact. `deletes`: deletions may remove rows.
     """
     changed = deletes or properties.filter or properties.aggregate or is_keyed(properties)
     exact = all(item.exact for item in job.inputs)
     if exact and (rows_written > job.row_count or (rows_written < job.row_count and not changed)):
         names = ", ".join(repr(item.filename) for item in job.inputs)
         raise InvalidData(
-            f"the merge of {names} wrote {rows_written:,} rows; the references tell {job.row_count:,}"
+            f"the merge of {names} wrote {rows_written:,} rows; the references record {job.row_count:,}"
         )
 
 
-# What may hold, or still bring, older rows than those of a compaction job of a keyed table.
+# Files and open loads that may have older rows than a compaction job of a keyed table.
 
 
 @dataclass(frozen=True, slots=True)
 class OlderRows:
-    """At one moment: the smallest place of a load that is still open, and files that may have the job's keys.
+    """The smallest place of an open load, and the other files that may have the job's keys, at one moment.
 
-    `files` is None where they cannot be told.
+    `files` is None when these files cannot be determined.
     """
 
     open_sequence: int | None
@@ -238,12 +243,12 @@ class OlderRows:
 
 
 def older_rows(own: OwnTables, job: CompactionJob) -> OlderRows:
-    """What is beside a job; files that come later are of loads that are open now, or begin later."""
+    """Returns what may have older rows than a job. Any later file is of an open load, or of a newer one."""
     file_ids = Uuids([narrow_bytes(item.filename) for item in job.inputs])
     values = {"partition_id": job.partition_id, "file_ids": file_ids}
     [row] = own.rows("beside_job", values, operation="look for older rows")
     is_leaf, open_sequence, names, mins, maxs, lows, highs = row
-    if not is_leaf or None in names:  # or the row of a file is lost
+    if not is_leaf or None in names:  # None: the row of a file is missing
         return OlderRows(open_sequence, None)
     is_known = all(key is not None for key in (*lows, *highs))
     low, high = (min(lows), max(highs)) if is_known else (None, None)
@@ -255,18 +260,20 @@ def older_rows(own: OwnTables, job: CompactionJob) -> OlderRows:
     return OlderRows(open_sequence, tuple(met))
 
 
-# Compaction of keyed tables: the newest row of each key stays, and marks of deletion that are needed.
+# Compaction of keyed tables keeps each key's newest row, and the marks of deletion that are still needed.
 
 
 def forgets_marks(context: TableContext, job: CompactionJob) -> bool:
-    """Whether no older row of the job's keys is outside of the job, or can come of a load that is open.
+    """Returns whether the job may drop marks of deletion.
 
-    Whatever begins later is newer: with `newest_by` it need not be, which `KeyedMerge` knows.
+    It may when no file outside the job, and no open load, can have older rows of the job's keys. Loads that
+    begin later have newer rows. With `newest_by` they may have older ones, so that `KeyedMerge` keeps young
+    marks.
     """
     by_value, properties = context.properties.newest_by is not None, context.properties
     if by_value and properties.deletion_marks_seconds is None:
         return False
-    # before any footer is read: what comes later is of loads that this sees, or of newer ones
+    # before any footer is read: later files are of loads that this query sees, or of newer loads
     found = older_rows(context.store.own, job)
     if found.files is None or (by_value and found.files):
         return False
@@ -284,20 +291,25 @@ def forgets_marks(context: TableContext, job: CompactionJob) -> bool:
 
 
 def _is_newer(context: TableContext, filename: str, last: int) -> bool:
-    """Whether all rows of a file are of loads that began after those of the job."""
+    """Returns whether all rows of a file are of loads that began after the load at place `last`."""
     try:
         first = places_of(context.objects, filename).first
     except ObjectNotFound:
-        return False  # collected meanwhile: its rows are in another file, which was not seen
+        return False  # just collected: its rows are now in another file, which was not listed
     return first is not None and first > last
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """What became of one run of a job. Rows read are those that the references tell.
+    """The result of one run of a job. `rows_read` is the sum of the row counts of its references.
 
-    `looked`: deletions take few rows of its files, which stay. `superseded`: another run committed it, or
-    released its files. `retry`: it failed and is due again.
+    Outcomes:
+
+    - `committed`: the output replaced the inputs.
+    - `looked`: deletions hide few rows of the files, so that they stay as they are.
+    - `superseded`: another run committed the job or released its files.
+    - `retry`: the job failed and will run again.
+    - `given_up`: the job failed in its last attempt.
     """
 
     job_id: str
@@ -323,7 +335,7 @@ class CompactionResult:
 
 
 class Cancellation:
-    """Tells running tasks to stop, and ends their attempts: whatever they still do is not committed."""
+    """A signal that stops running tasks and ends their attempts, so that they can no longer commit."""
 
     def __init__(self) -> None:
         self._stopped = threading.Event()
@@ -337,7 +349,7 @@ class Cancellation:
         self._stopped.set()
 
     def discard(self, attempts: WriteAttempts) -> None:
-        """Ends what runs after `stop`, without waiting for it."""
+        """Discards the attempts of tasks that still run after `stop`, without waiting for the tasks."""
         for attempt in list(self._running.values()):
             attempts.discard(attempt)
 
@@ -349,17 +361,17 @@ class Cancellation:
         self._running.pop(attempt.attempt_id, None)
 
     def check(self) -> None:
-        """Raises `JobFailed` once the task is to stop."""
+        """Raises `JobFailed` after `stop` was called."""
         if self.is_cancelled:
             raise JobFailed("the compaction was interrupted")
 
 
 class _NoRowsLeft(Exception):
-    """The merge left no rows: there is no output to publish."""
+    """An exception that ends the staging of an output without rows, so that it is not published."""
 
 
 def staged_file(context: TableContext, name: str, write: Callable[[Path], FileFacts]) -> FileFacts:
-    """Publishes what is written as an object, unless it has no rows."""
+    """Publishes the file that `write` writes as the object `name`, unless it has no rows."""
     try:
         with context.objects.staged(name) as path:
             facts = write(path)
@@ -375,14 +387,15 @@ def run_compaction(
 ) -> CompactionResult:
     """Merges a job's files and commits the output in their place; ages are measured from `now_ms`.
 
-    A failure is in the result and not raised: the job is put back, or given up after its last attempt. May
-    run twice at once, here or elsewhere: one run commits, and the others leave nothing behind.
+    A failure is returned in the result and not raised: the job is put back, or given up after its last
+    attempt. It is raised only after a cancellation. Several runs of a job may overlap, in any processes: one
+    run commits, and the other runs leave nothing behind.
     """
     cancellation = cancellation or Cancellation()
     try:
         return _run(context, job, now_ms, cancellation)
     except Exception as error:
-        # also when another run has committed the job: then it is no failure, and is told apart there
+        # `job_failed` also recognizes a job that another run committed, which is not a failure
         if cancellation.is_cancelled:
             raise
         return job_failed(context, job, error)
@@ -399,7 +412,7 @@ def _run(
     with context.writing() as (current, attempt):
         try:
             cancellation.begin(attempt)
-            # before anything is read: what is deleted from here on is deleted from the output, too
+            # before anything is read: later deletions apply to the output, too
             deletions = JobDeletions.of(current, job)
             shaped = deletions.context
             name = replace(attempt, schema_version=shaped.schema.version).object_name(job.partition_id)
@@ -411,7 +424,7 @@ def _run(
 
 
 def _is_worth_merging(context: TableContext, job: CompactionJob) -> bool:
-    """Looks at a job's files for rows of deletions: whether these are many, or the deletions are."""
+    """Returns whether many rows of a job's files are deleted, or by more than `deletions_max` deletions."""
     looks = look_at(context, [(item.filename, item.byte_count) for item in job.inputs])
     pending = {one.deletion_id for one in context.deletions.list()}
     found = [[rows for number, rows in one.rows.items() if number in pending] for one in looks]
@@ -429,7 +442,7 @@ def _write(
     cancellation: Cancellation,
     deletions: JobDeletions,
 ) -> FileFacts:
-    """The output and its sketches as objects; none when no rows are left."""
+    """Writes the output and its sketches as objects, or nothing when no rows are left."""
 
     def merged(path: Path) -> FileFacts:
         of_inputs = deletions.of_inputs
@@ -447,7 +460,7 @@ def _write(
 
 
 def region_of(context: TableContext, job: CompactionJob) -> Region | None:
-    """Where a job's rows lie; None when its inputs have no others."""
+    """Returns the region of a job's rows; None when its inputs have no rows of other partitions."""
     if all(item.whole for item in job.inputs):
         return None
     return context.partitions.partition(job.partition_id).region
@@ -462,7 +475,10 @@ def merge_inputs(
     now_ms: int,
     deletions: Sequence[Sequence[Deletion]],
 ) -> FileFacts:
-    """Merges the rows that a job's inputs, read at `places`, have in a region; `deletions` are of each."""
+    """Merges the rows of a job's inputs that lie in a region.
+
+    `places` are the paths or URIs of the inputs; `deletions` has the deletions to apply to each of them.
+    """
     schema, properties = context.schema, context.properties
     if not is_keyed(properties):
         return merge_sorted(
@@ -476,7 +492,7 @@ def merge_inputs(
             remains=remaining(schema, deletions),
             row_bytes=job.row_bytes,
         )
-    # of rows that hide no older ones no marks are left: these would keep the keys
+    # a deleted row that hides no older row leaves no mark: marks would keep its key in the table
     both = [parted(some, hides=properties.newest_by is not None) for some in deletions]
     return merge_newest(
         places,
@@ -500,7 +516,10 @@ def commit_output(
     *,
     leftovers: bool = False,
 ) -> None:
-    """Commits a job's output in the place of its inputs; `leftovers` as `WriteAttempts.finish` has it."""
+    """Replaces a job's inputs by its output, in one commit. `leftovers` is that of `WriteAttempts.finish`.
+
+    Uses the commit queue where the table commits asynchronously, unless the request is too large for it.
+    """
     request, commit_id = _request(job, name, facts, deletions_till), f"compaction-{attempt.attempt_id}"
     if not leftovers and (commits := context.async_commits) is not None:
         with suppress(InvalidCommitRequest):
@@ -514,7 +533,7 @@ def commit_output(
             return
 
     def work(conn: psycopg.Connection[Any]) -> None:
-        # no other attempt has this id: it is asked for only while its outcome is unknown
+        # no other attempt has this commit id: it expires, and matters only while its outcome is unknown
         if context.store.replace_file_references(
             [request], commit_id=commit_id, commit_expires=True, conn=conn
         ):
@@ -554,12 +573,12 @@ def _request(
 
 
 def runners_died(job: CompactionJob) -> CompactionResult:
-    """What became of a job that was given up when it was taken, because each process that ran it died."""
+    """Returns the result of a job that was given up because every process that ran it died."""
     return CompactionResult(job.job_id, job.partition_id, "given_up", error=job.runners_died)
 
 
 def job_failed(context: TableContext, job: CompactionJob, error: Exception) -> CompactionResult:
-    """Puts a failed job back or gives it up; also when a caller learns that the job's process died."""
+    """Puts a failed job back or gives it up. Callers also use it when the process that ran the job died."""
     text = str(error) or type(error).__name__
     fate = context.jobs.fail(job, text)
     if fate != "superseded":

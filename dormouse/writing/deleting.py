@@ -1,4 +1,7 @@
-"""Deletes: a condition that is recorded; of a keyed table by its values a load of marks, one for each key."""
+"""Deletes, which record a condition, or load marks of deletion.
+
+Marks, one for each key, are needed when a condition names values of a keyed table.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,11 @@ _DELETES = "__deletes"
 
 @dataclass(frozen=True, slots=True)
 class DeleteReport:
-    """A deletion: its number and its moment, None of one that was only tried; `rows` then are exact.
+    """The result of a delete.
 
-    One of which no row can be, as no value is wanted, is as one that was tried: nothing is recorded. One that
-    is a load of marks, on a keyed table, has no number, and tells its rows.
+    - A recorded condition has a number and a time; `rows` is None, as they were not counted.
+    - A dry run, or a condition that no row can meet, records nothing: only `rows` is set.
+    - A load of marks, on a keyed table, has a time and `rows`, but no number.
     """
 
     deletion_id: int | None
@@ -41,51 +45,50 @@ class DeleteReport:
 
 
 def _record(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) -> DeleteReport:
-    """Deletes the rows that match: one row in the database, at once, for every reader.
+    """Records a deletion as one row of the database, which hides matching rows from all readers at once.
 
-    Of the rows that were committed before; what is committed later stays, also when it is equal. `dry_run`
-    counts, and changes nothing. Raises `InvalidQuery` for a condition that is none, or does not fit, and
-    `SchemaMoved`.
+    It applies to rows that were committed before. Rows that are committed later stay. `dry_run` counts the
+    rows and changes nothing. Raises `InvalidQuery` for an invalid condition, and `SchemaMoved`.
     """
-    asked, condition = asked_to_delete(context, where)
+    rows, condition = asked_to_delete(context, where)
     if dry_run:
         matching = query(context, None if where is ALL else where, [context.schema.row_keys[0].name])
         return DeleteReport(None, None, sum(batch.num_rows for batch in matching))
-    if asked.is_empty:
+    if rows.is_empty:
         return DeleteReport(None, None, 0)
-    bounds, by_values = bounds_to_delete(context, asked)
+    bounds, by_values = bounds_to_delete(context, rows)
     deletion_id, at = context.deletions.record(condition, bounds, by_values=by_values)
     return DeleteReport(deletion_id, at, None)
 
 
 def names_values(context: TableContext, where: DeleteWhere) -> bool:
-    """Whether a condition names columns that are no keys; raises as `delete` does."""
+    """Returns whether a condition names columns other than keys; raises as `delete` does."""
     return bounds_to_delete(context, asked_to_delete(context, where)[0])[1]
 
 
 def asked_to_delete(context: TableContext, where: DeleteWhere) -> tuple[Question, str]:
-    """Returns what is to be deleted, and the text by which it is kept.
+    """Returns the parsed condition, and the text that is recorded for it.
 
-    Raises `InvalidQuery` for a condition that is none, that bounds nothing, or that is too long.
+    Raises `InvalidQuery` for a condition that is invalid, that limits nothing, or that is too long.
     """
     if where is not ALL and not where:
         raise InvalidQuery(
             f"delete from table {context.table.name!r}: {where!r} is no condition; say which rows, or dm.ALL "
             "(--all) for all of them"
         )
-    asked = question(context.schema, None if where is ALL else where, None, None)
-    if unbounded := asked.unbounded:
+    rows = question(context.schema, None if where is ALL else where, None, None)
+    if unbounded := rows.unbounded:
         raise InvalidQuery(
             f"delete from table {context.table.name!r}: the range of {unbounded[0]!r} is open at both ends, "
             "which bounds nothing; give it an end, leave it out, or say dm.ALL (--all) for all rows"
         )
-    return asked, condition_of(context.schema, asked)
+    return rows, condition_of(context.schema, rows)
 
 
-def bounds_to_delete(context: TableContext, asked: Question) -> tuple[KeyBounds, bool]:
-    """Between which row keys that is, and whether it names columns that are no keys."""
-    by_values = any(one.field.name not in context.schema.key_names for one in asked.conditions)
-    return key_bounds(context.schema, asked.ranges), by_values
+def bounds_to_delete(context: TableContext, rows: Question) -> tuple[KeyBounds, bool]:
+    """Returns the bounds of the row keys to delete, and whether the condition names non-key columns."""
+    by_values = any(one.field.name not in context.schema.key_names for one in rows.conditions)
+    return key_bounds(context.schema, rows.ranges), by_values
 
 
 def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) -> DeleteReport:
@@ -104,7 +107,7 @@ def _delete(context: TableContext, where: DeleteWhere, *, dry_run: bool) -> Dele
         if rows is None:
             raise AssertionError("a load of a keyed table has a place")
         at = rows.taken_at
-        # after the place was taken: what was acknowledged before is seen
+        # after the place was taken, so that the query sees all loads that were acknowledged before
         marks = Source(rows.stored(_marks(current, None if where is ALL else where)), None)
         return write_leaves(current, attempt, marks, lambda *_: None, MEMORY_BYTES)
 
@@ -113,14 +116,14 @@ def _delete(context: TableContext, where: DeleteWhere, *, dry_run: bool) -> Dele
             report = ingest_once(context, None, write)
             break
         except QueryOvertaken:
-            # its files were collected, and nothing is done: it looks anew, from another place
+            # files of the query were collected and nothing was committed: retry, from another place
             if not left:
                 raise
     return DeleteReport(None, at, report.rows)
 
 
 def _marks(context: TableContext, where: Where) -> Iterator[pa.RecordBatch]:
-    """The keys whose newest row matches, with what their place is told by, as data that marks them."""
+    """Yields data that marks each key whose newest row matches as deleted, with its `newest_by` value."""
     schema, by = context.schema, context.properties.newest_by
     unfiltered = context.table.properties.model_copy(update={"filter": None})
     whole = replace(context, table=replace(context.table, properties=unfiltered))

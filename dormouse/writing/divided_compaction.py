@@ -1,7 +1,7 @@
-"""A large compaction job as several tasks: each merges a range of keys, and the last joins their files.
+"""Large compaction jobs that are divided into tasks.
 
-The ranges are of the first row key, in their order, so that what the tasks write needs no further merge. The
-joined file alone is committed: to readers, writers and other jobs it is a job of one output, as any is.
+Each task merges one range of the first row key, and the last task joins the files. The ranges are in order,
+so that their files need no further merge. Only the joined file is committed, as the one output of the job.
 """
 
 from __future__ import annotations
@@ -54,36 +54,36 @@ from dormouse.writing.compaction_job import (
 )
 from dormouse.writing.parquet_file import FileFacts, file_facts
 
-# Parquet files made one, whose row groups follow each other: bytes are copied, and no value is decoded.
+# Joins Parquet files by appending their row groups: copies bytes and decodes no values.
 
-# of a file
+# field numbers of the Parquet footer, from parquet.thrift: FileMetaData
 _ROWS, _GROUPS = 3, 4
-# of a row group
+# RowGroup
 _COLUMNS, _GROUP_OFFSET, _ORDINAL = 1, 5, 7
-# of a column in it
+# ColumnChunk
 _CHUNK_OFFSET, _METADATA, _OFFSET_INDEX, _OFFSET_INDEX_BYTES, _COLUMN_INDEX = 2, 3, 4, 5, 6
 _OFFSETS = (9, 10, 11, 14)
-"""In its metadata: of data pages, of index pages, of the dictionary, of the bloom filter."""
+"""ColumnMetaData: offsets of data pages, index pages, the dictionary and the bloom filter."""
 _PAGE_PLACES, _PAGE_OFFSET = 1, 1
 _ORDINAL_MAX = (1 << 15) - 1
 
 
 class ColumnsDiffer(JobFailed):
-    """Files whose columns are not written alike cannot be joined: of one a column may be null, say."""
+    """An error for files that cannot be joined, as their columns differ, for example in being nullable."""
 
 
 def join_files(sources: Sequence[BinaryIO], output: Path) -> list[bytes]:
-    """Writes the rows of Parquet files, at least one, as one file in their order; gives each one's digest.
+    """Joins one or more Parquet files, in order, into one file; returns the digest of each source.
 
-    The sources can seek, and are read once, but for their ends. Raises `JobFailed` when they do not say the
-    same of their columns, or cannot be read; then nothing is left at `output`.
+    The sources must support seeking. Each is read once, and its end twice. Raises `JobFailed` when a source
+    cannot be read, and `ColumnsDiffer` when their columns differ; then nothing is left at `output`.
     """
     try:
         with output.open("wb") as out:
             return _join([_Source.of(file) for file in sources], out)
     except (NotUnderstood, LookupError, TypeError, ValueError) as error:
         output.unlink(missing_ok=True)
-        raise JobFailed(f"a file to be joined with others is not as it was written: {error}") from error
+        raise JobFailed(f"a file to be joined is damaged: {error}") from error
     except BaseException:
         output.unlink(missing_ok=True)
         raise
@@ -91,9 +91,9 @@ def join_files(sources: Sequence[BinaryIO], output: Path) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A file that is read: `places` are its bytes from the first offset index to its footer.
+    """A file to join. The bytes before `end`, which include all pages, are copied unchanged.
 
-    `end` is where its pages end, and what else is copied as it is.
+    `places` are the bytes from the first offset index, at `places_from`, to the footer.
     """
 
     file: BinaryIO
@@ -110,24 +110,24 @@ class _Source:
         chunks = [chunk for group in _structs(footer, _GROUPS) for chunk in _structs(group, _COLUMNS)]
         first = min((chunk[_OFFSET_INDEX][1] for chunk in chunks if _OFFSET_INDEX in chunk), default=start)
         last = max((offset for chunk in chunks for offset in _offsets(chunk)), default=0)
-        # where something follows the offset indexes, they are copied with it, and not used
+        # when data follows the offset indexes, they are copied with it, and stay unused
         end = first if last < first else start
         return _Source(file, footer, end, first, _read(file, first, start - first))
 
     @property
     def of_columns(self) -> dict[int, Any]:
-        """What it says of all its rows."""
+        """The fields of the footer that describe the whole file, without its rows and row groups."""
         return {number: field for number, field in self.footer.items() if number not in (_ROWS, _GROUPS)}
 
     def offset_index(self, chunk: Kept) -> Kept | None:
-        """Where the pages of a column in a row group are."""
+        """Returns the offset index of a column chunk, or None when it has none."""
         if _OFFSET_INDEX not in chunk:
             return None
         start = chunk[_OFFSET_INDEX][1] - self.places_from
         return Reading(self.places[start : start + chunk[_OFFSET_INDEX_BYTES][1]]).kept()
 
     def copied(self, out: BinaryIO) -> bytes:
-        """Appends all from behind its beginning to `end`; gives the digest of the whole file."""
+        """Appends the bytes between the magic number and `end`; returns the digest of the whole file."""
         at = 0
 
         def write(data: bytes) -> None:
@@ -147,7 +147,7 @@ def _join(sources: Sequence[_Source], out: BinaryIO) -> list[bytes]:
     out.write(MAGIC)
     for source in sources:
         if source.of_columns != sources[0].of_columns:
-            raise ColumnsDiffer("a file to be joined with others has columns that are not written alike")
+            raise ColumnsDiffer("files to be joined have different columns")
         by = out.tell() - len(MAGIC)
         digests.append(source.copied(out))
         for group in _structs(source.footer, _GROUPS):
@@ -175,20 +175,20 @@ def _join(sources: Sequence[_Source], out: BinaryIO) -> list[bytes]:
 
 
 def _structs(struct: Kept, number: int) -> list[Kept]:
-    """The structs of a list that a struct has."""
+    """Returns the list of structs in a field; empty when the field is missing."""
     found: list[Kept] = struct[number][1][1] if number in struct else []
     return found
 
 
 def _offsets(chunk: Kept) -> list[int]:
-    """Where all is that a column has in a row group, but for its offset index."""
+    """Returns the offsets of all parts of a column chunk, without its offset index."""
     metadata: Kept = chunk[_METADATA][1]
     places = [metadata.get(number) for number in _OFFSETS] + [chunk.get(_COLUMN_INDEX)]
     return [place[1] for place in places if place is not None]
 
 
 def _move(struct: Kept, numbers: Iterable[int], by: int) -> None:
-    """Of some fields that are offsets; some writers have 0 for one that is not known."""
+    """Adds `by` to the fields that are offsets. Skips 0, which some writers use for an unknown offset."""
     for number in numbers:
         if number in struct and struct[number][1]:
             kind, offset = struct[number]
@@ -204,18 +204,18 @@ logger = logging.getLogger(__name__)
 
 
 class Task(Protocol):
-    """A piece of a job, which any process can run that has the table's services."""
+    """A part of a job that any process with the table's services can run."""
 
     def run(self, context: TableContext) -> Any: ...
 
 
 RunTasks = Callable[[TableContext, Sequence[Task]], list[Any]]
-"""Runs tasks beside each other; when all have ended gives their results, or raises the first one's error."""
+"""A function that runs tasks in parallel; returns all results, or raises the first task's error."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckInputs:
-    """Holds a job's inputs against what is recorded of them, each once, while others merge them."""
+    """A task that compares a job's inputs with what is recorded of them, while other tasks merge them."""
 
     job: CompactionJob
 
@@ -225,7 +225,7 @@ class CheckInputs:
 
 @dataclass(frozen=True, slots=True)
 class WrittenRange:
-    """The file of a range of a job's rows."""
+    """The file with the rows of one range of a job."""
 
     name: str
     row_count: int
@@ -235,7 +235,10 @@ class WrittenRange:
 
 @dataclass(frozen=True, slots=True)
 class MergeRange:
-    """Merges the rows of a range; gives None when none are left. `deletions` are those of each input."""
+    """A task that merges the rows of a range; its result is None when no rows are left.
+
+    `deletions` has the deletions to apply to each input.
+    """
 
     job: CompactionJob
     attempt: WriteAttempt
@@ -256,7 +259,7 @@ class MergeRange:
 
 @dataclass(frozen=True, slots=True)
 class JoinRanges:
-    """Makes the files of a job's ranges, at least one, its output, which is given with its name."""
+    """A task that joins one or more files of ranges; its result is the name and facts of the output."""
 
     job: CompactionJob
     attempt: WriteAttempt
@@ -270,17 +273,17 @@ class JoinRanges:
                 digests = join_files(files, path)
             for one, digest in zip(self.ranges, digests, strict=True):
                 if digest != one.digest:
-                    raise JobFailed(f"{one.name!r} is not as it was just written")
+                    raise JobFailed(f"{one.name!r} changed after it was written")
             found = file_facts(path, context.stored_schema)
             if found.row_count != sum(one.row_count for one in self.ranges):
-                raise JobFailed(f"the output of a job has {found.row_count:,} rows, which its parts have not")
+                raise JobFailed(f"the output of a job has {found.row_count:,} rows, unlike its parts")
         context.objects.put(name + SKETCHES_SUFFIX, found.sketches)
         return name, replace(found, marks=sum(one.marks for one in self.ranges))
 
 
 @dataclass(frozen=True, slots=True)
 class WholeJob:
-    """A job that cannot be divided after all."""
+    """A task that runs a whole job, when its files cannot be joined."""
 
     job: CompactionJob
     now_ms: int
@@ -290,27 +293,27 @@ class WholeJob:
 
 
 def key_ranges(context: TableContext, job: CompactionJob, count: int) -> list[Region]:
-    """Regions that divide a job's rows into about so many parts of about as many, by the first row key.
+    """Returns regions, in order, that divide a job's rows into about `count` similar parts.
 
-    In their order; fewer where few keys are known of, or many rows have the same.
+    The first row key divides them. There are fewer regions when many rows have equal keys.
     """
-    context = context.followed()  # as the job's run does: keys may have been renamed
+    context = context.followed()  # with the current schema, as the run uses: keys may have been renamed
     field, region = context.schema.row_keys[0], region_of(context, job) or Region()
     known: list[FileSketches] = []
     for item in job.inputs:
         try:
             known.append(load_sketches(context.objects, item.filename, context.schema))
         except (InvalidData, ObjectNotFound) as error:
-            logger.warning("the keys of %s are not known to divide a job by: %s", item.filename, error)
+            logger.warning("cannot use the keys of %s to divide a job: %s", item.filename, error)
     return list(_divided(field, merge(field, known), region, count)) if known else [region]
 
 
 def run_divided(
     context: TableContext, job: CompactionJob, regions: Sequence[Region], now_ms: int, run_tasks: RunTasks
 ) -> CompactionResult:
-    """Merges a job's files by ranges of keys, and commits the output in their place.
+    """Merges a job's files by ranges of keys, and replaces them by the output in one commit.
 
-    As `dormouse.writing.compaction_job.run_compaction`, which runs the whole of a job.
+    Like `dormouse.writing.compaction_job.run_compaction`, it returns failures in the result.
     """
     try:
         try:
@@ -325,15 +328,15 @@ def run_divided(
 def _run(
     context: TableContext, job: CompactionJob, regions: Sequence[Region], now_ms: int, run_tasks: RunTasks
 ) -> CompactionResult:
-    # a task that Spark repeated, or ran twice, may still write
+    # leftovers: a task that Spark repeated may still be writing
     with context.writing(leftovers=True) as (current, attempt):
-        # before anything is read: what is deleted from here on is deleted from the output, too
+        # before anything is read: later deletions apply to the output, too
         deletions = JobDeletions.of(current, job)
         shaped = deletions.context
         writes = replace(attempt, schema_version=shaped.schema.version)
         merges = [MergeRange(job, writes, region, now_ms, deletions.of_inputs) for region in regions]
         _, *written = run_tasks(shaped, [CheckInputs(job), *merges])
-        # one that vanished while it was merged would have been merged as if it had no rows
+        # a file that was deleted during the merge would have been merged as if it had no rows
         _inputs(shaped, job).check_sizes()
         ranges = tuple(one for one in written if one is not None)
         name, facts = "", FileFacts(0)
@@ -350,12 +353,12 @@ def _inputs(context: TableContext, job: CompactionJob) -> JobInputs:
 
 
 def _own_name(attempt: WriteAttempt, job: CompactionJob) -> str:
-    """Of no other run of the same task: Spark may run it twice, also at once."""
+    """Returns a name unique to this run of a task, as Spark may run a task twice, even at once."""
     return attempt.object_name(f"{job.partition_id}-{uuid.uuid4().hex}")
 
 
 def _divided(field: Field, keys: KeyQuantiles, region: Region, count: int) -> Iterator[Region]:
-    """In halves of halves, of which some may be of one key."""
+    """Halves the region, and each half again, until there are `count` parts or one key is left."""
     point = keys.split_point(region.range(field.name)) if count > 1 else None
     try:
         halves = () if point is None else region.split(field, point)

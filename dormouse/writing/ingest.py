@@ -1,4 +1,4 @@
-"""Ingest: in this process, rows to their leaves, sorted, written, committed once; large data on Spark."""
+"""Ingests, which assign rows to leaves, sort and write them, and commit once; large data runs on Spark."""
 
 from __future__ import annotations
 
@@ -68,12 +68,15 @@ ASK_WAIT_SECONDS_MAX = 5.0
 T = TypeVar("T")
 ENGINES = ("auto", "local", "spark")
 CLUSTER_BYTES_MIN = 256 * 1024 * 1024
-"""Less is done here before a cluster has begun."""
+"""This process finishes smaller data before a cluster has started."""
 
 
 @dataclass(frozen=True, slots=True)
 class IngestReport:
-    """What an ingest added; nothing when its id was `applied` before, by another."""
+    """The rows, files and bytes that an ingest added.
+
+    All are 0, and `applied` is False, when an earlier ingest with the same id was applied.
+    """
 
     ingest_id: str
     rows: int
@@ -94,7 +97,7 @@ def ingest(
     on_spark: Callable[..., IngestReport] | None = None,
     deletes: str | None = None,
 ) -> IngestReport:
-    """Adds rows to a table, see `Table.ingest`; `on_spark` is an ingest that distributes the work.
+    """Adds rows to a table as `Table.ingest` does. `on_spark` is the ingest that runs on Spark.
 
     `deletes`: see `Table.upsert`.
     """
@@ -106,9 +109,10 @@ def ingest(
     add = choose_engine(engine, lambda: _bytes_on_disk(data), ingest_in_process, on_spark)
     if context.reports is None:
         return add(context, data, ingest_id=ingest_id, progress=progress, deletes=deletes)
-    with context.reports.ingest(context.table.name) as told:
+    with context.reports.ingest(context.table.name) as report:
         done = add(context, data, ingest_id=ingest_id, progress=progress, deletes=deletes)
-        told.message = f"{plural(done.rows, 'row')} in {plural(done.files, 'file')}" if done.applied else None
+        added = f"{plural(done.rows, 'row')} in {plural(done.files, 'file')}"
+        report.message = added if done.applied else None
     return done
 
 
@@ -121,15 +125,17 @@ def ingest_in_process(
     memory_bytes: int | None = None,
     deletes: str | None = None,
 ) -> IngestReport:
-    """Adds the rows of `data` to a table, all or none: once for each `ingest_id`.
+    """Adds the rows of `data` to a table, all or none, once for each `ingest_id`.
 
     `data` is a pyarrow Table, RecordBatch, RecordBatchReader or iterable of batches, or the path or paths of
     Parquet or CSV files (a file, a folder, a pattern). It is streamed: about twice `memory_bytes` of it are
-    held, by default what the setting `ingest_memory_bytes` says, the rest waits sorted in the temporary
-    folder. Files whose rows are in order already are written as they are read. `progress` is called with the
-    rows read so far, and all rows if known. Raises `InvalidData`, `ObjectStoreError`, `JobFailed` and
-    `CommitFailed`, after which nothing is added and what was written is removed; after
-    `CommitOutcomeUnknown`, run the same id again.
+    in memory, and the remaining rows wait, sorted, in the temporary folder. The default of `memory_bytes` is
+    the setting `ingest_memory_bytes`, or else a share of this machine's memory. Files whose rows are already
+    in order are written as they are read. `progress` is called with the number of rows read, and of all rows
+    if known.
+
+    Raises `InvalidData`, `ObjectStoreError`, `JobFailed` and `CommitFailed`; then nothing was added, and the
+    written objects are deleted. After `CommitOutcomeUnknown`, run the same id again.
     """
 
     share = min(max(machine_bytes() // 8, MEMORY_BYTES), MEMORY_BYTES_MAX)
@@ -145,7 +151,7 @@ def ingest_in_process(
 
 
 def keyed_rows(context: TableContext, attempt: WriteAttempt, deletes: str | None = None) -> KeyedRows | None:
-    """What a load brings to a keyed table; None for another table, which takes rows as they are."""
+    """Returns the converter of a load's rows for a keyed table; None for other tables, which need none."""
     if attempt.place is None:
         return None
     place = attempt.place
@@ -155,7 +161,7 @@ def keyed_rows(context: TableContext, attempt: WriteAttempt, deletes: str | None
 def write_leaves(
     context: TableContext, attempt: WriteAttempt, source: Source, progress: Progress, memory_bytes: int
 ) -> list[FileWithReferences]:
-    """The rows as files of the attempt, one or more a leaf; not committed."""
+    """Writes the rows as files of the attempt and returns the files, which are not committed."""
     lookup = LeafLookup(context.partitions.tree())
     writer = LeafFiles(
         context.objects, context.stored_schema, context.properties, lookup.leaf_ids, attempt.object_name
@@ -183,7 +189,7 @@ def write_leaves(
 def _counts_in_order(
     context: TableContext, source: Source, lookup: LeafLookup
 ) -> npt.NDArray[np.int64] | None:
-    """The rows of each leaf, where all come in the order in which they are written; else None."""
+    """Returns the row count of each leaf when the source is in the order of writing; else None."""
     if is_keyed(context.properties) or (keys := source.sorted_keys()) is None:
         return None
     by_leaf = context.properties.ingest_file_writing == "one_file_per_leaf"
@@ -191,7 +197,7 @@ def _counts_in_order(
 
 
 def _bytes_on_disk(data: Any) -> int:
-    """The size of files given by path; 0 for data in memory, and for paths that are not there."""
+    """Returns the total size of files given by path; 0 for data in memory and for missing paths."""
     if isinstance(data, Files):
         return _bytes_on_disk(data.paths)
     if isinstance(data, str | os.PathLike):
@@ -202,7 +208,7 @@ def _bytes_on_disk(data: Any) -> int:
 
 
 def _file_bytes(path: Path) -> int:
-    """0 for what is no file, or gone since it was listed."""
+    """Returns the size of a file; 0 when it is not a regular file, or no longer exists."""
     try:
         found = path.stat()
     except OSError:
@@ -211,16 +217,17 @@ def _file_bytes(path: Path) -> int:
 
 
 def is_dataframe(data: Any) -> bool:
-    """Without importing pyspark, which the maker of a DataFrame has done."""
+    """Returns whether `data` is a Spark DataFrame, without importing pyspark."""
     return any(kind.__module__.startswith("pyspark.sql") for kind in type(data).__mro__)
 
 
 def check_ingested(
     rows_read: int, rows_total: int | None, files: Sequence[FileWithReferences], properties: TableProperties
 ) -> None:
-    """Refuses an ingest that read fewer or more rows than its source has, or wrote others than it read.
+    """Raises `InvalidData` when an ingest read more or fewer rows than its source has.
 
-    Of a keyed table it wrote one for each key.
+    Raises `JobFailed` when it wrote another number of rows than it read. Keyed tables may write fewer, one
+    for each key.
     """
     if rows_total not in (None, rows_read):
         raise InvalidData(
@@ -232,17 +239,18 @@ def check_ingested(
         raise JobFailed(f"the ingest read {rows_read:,} rows and wrote {written:,}; nothing was added")
 
 
-# What a load brings to a keyed table, as its files have it: with its place, and marks of deletion.
+# The rows of a load as the files of a keyed table store them: with the load's place, and marks of deletion.
 
 TASKS_MAX = 1 << 20
-"""How many places each load has: by so much the database's sequence of loads goes on."""
+"""The number of places of each load: the increment of the database's sequence of loads."""
 
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """The rows of one load; `deletes` is the column of the data that marks rows to be deleted.
+    """The rows of one load of a keyed table.
 
-    All have one `sequence`; what is marked is so since `taken_at`.
+    `deletes` is the boolean column of the data that marks rows to delete. All rows get the same `sequence`;
+    marks of deletion get the time `taken_at`.
     """
 
     schema: Schema
@@ -252,7 +260,7 @@ class KeyedRows:
     taken_at: datetime
 
     def of_task(self, number: int) -> KeyedRows:
-        """Those of one of the load's tasks, whose rows come after those of the ones before it."""
+        """Returns the rows of one task of the load, which are newer than those of lower task numbers."""
         return replace(self, sequence=self.sequence + min(number, TASKS_MAX - 1))
 
     @property
@@ -261,12 +269,12 @@ class KeyedRows:
         return given_schema(self.schema, self.properties, self.deletes)
 
     def opened(self, data: Any) -> Source:
-        """Data as `open_source` takes it."""
+        """Opens data that `open_source` accepts, and converts its batches to the stored columns."""
         found = open_source(data, self.given)
         return replace(found, batches=self.stored(found.batches))
 
     def stored(self, batches: Iterable[pa.RecordBatch], first_row: int = 0) -> Iterator[pa.RecordBatch]:
-        """Batches that have the given columns, as they are stored, with the numbers of their rows last."""
+        """Converts batches of the given columns to the stored columns, followed by the row numbers."""
         whole = arrow_schema(stored_schema(self.schema, self.properties))
         names = [*(name for name in whole.names if name not in HIDDEN_COLUMNS), *HIDDEN_COLUMNS, ROW]
         for batch in batches:
@@ -299,24 +307,24 @@ class KeyedRows:
             missing = pc.index(pc.and_(pc.is_null(column), there), True).as_py()
             if missing >= 0:
                 raise InvalidData(
-                    f"column {field.name!r} must not be null but where a row is to be deleted, and is in row "
-                    f"{missing + first_row:,} (counted from 0)"
+                    f"column {field.name!r} is null in row {missing + first_row:,} (counted from 0); "
+                    "only rows marked for deletion may be null"
                 )
         return column if there.false_count == 0 else without_values(column, there)
 
 
 def _comparable(column: pa.Array, field: Field, first_row: int) -> pa.Array:
-    """Without -0.0, so that both zeros are equal; `InvalidData` for NaN, which is neither newer nor older."""
+    """Returns the column with 0.0 for -0.0, so that both are equal. Raises `InvalidData` for NaN."""
     odd = pc.index(pc.is_nan(column), True).as_py()
     if odd >= 0:
         raise InvalidData(
-            f"column {field.name!r} tells which row is newer, and is NaN in row {odd + first_row:,} "
+            f"column {field.name!r} determines which row is newer, but is NaN in row {odd + first_row:,} "
             "(counted from 0)"
         )
     return pc.add(column, pa.scalar(0, column.type))
 
 
-# The end of an ingest: its files become the table's, all or none, once for each ingest id.
+# The commit of an ingest: it adds all files or none, once for each ingest id.
 
 
 def ingest_once(
@@ -327,15 +335,17 @@ def ingest_once(
     digest: Callable[[], bytes | None] = lambda: None,
     leftovers: bool = False,
 ) -> IngestReport:
-    """Commits the files that `write` makes, once for each id; for an id that is applied it is not called.
+    """Commits the files that `write` returns, once for each id; does not call `write` for an applied id.
 
-    `digest` gives 16 bytes for the data, as `GivenData.digest` does, or None. They are recorded with the id
-    that a caller gave. Raises `CommitIdReused` for an id that is applied with data of another digest.
+    - `ingest_id`: None generates a new one.
+    - `write`: gets the services for the current schema, with which it writes. Later changes of the schema do
+      no harm: readers find the older columns in the files.
+    - `digest`: returns 16 bytes for the data, as `GivenData.digest` does, or None. They are recorded with an
+      id that the caller gave.
+    - `leftovers`: other processes may still write objects of the attempt, also when it fails. These objects
+      are deleted after the commit; see `WriteAttempts.finish`.
 
-    Without an id it gets a new one. `write` is given the services for the columns of now, by which it writes;
-    those that are changed meanwhile do not matter: readers find the older ones in the files. `leftovers`:
-    others may still write objects of the attempt, see `WriteAttempts.finish`, also when it fails; they are
-    looked for after the commit.
+    Raises `CommitIdReused` for an id that was applied with data of another digest.
     """
     started = time.monotonic()
     source: Callable[[], bytes | None] = cache(digest) if ingest_id is not None else lambda: None
@@ -367,7 +377,7 @@ def ingest_once(
 
 
 def _is_applied(context: TableContext, ingest_id: str, source: Callable[[], bytes | None]) -> bool:
-    """Returns whether an ingest of this id is applied; `CommitIdReused` when it was one of other data."""
+    """Returns whether an ingest with this id was applied; raises `CommitIdReused` when its data differed."""
     is_of_source = context.store.is_of_source(
         commit_id(ingest_id), lambda recorded: is_same(source(), recorded)
     )
@@ -395,13 +405,14 @@ def commit_files(
     source: bytes | None = None,
     with_them: Callable[[psycopg.Connection[Any]], object] | None = None,
 ) -> bool:
-    """Adds the attempt's files and ends it; False, and the files removed, when the id is applied already.
+    """Adds the attempt's files and ends the attempt; returns whether it did.
 
-    `source` is a digest of the data, which is recorded with the id.
+    When the id was applied before, it deletes the files and returns False. `source` is a digest of the data,
+    which is recorded with the id. `with_them` is called first, in the same transaction. Files of a keyed
+    table get the attempt's place among the deletions.
 
-    Those of a keyed table have the attempt's place among the deletions. What is done `with_them`, in the same
-    transaction, comes first. Raises `CommitFailed` when nothing is applied, and `CommitOutcomeUnknown` only
-    when the database does not answer any more.
+    Raises `CommitFailed` when nothing was applied, and `CommitOutcomeUnknown` only when the database no
+    longer answers.
     """
     files = with_place(attempt, files)
     try:
@@ -416,7 +427,7 @@ def commit_files(
 
 
 def with_place(attempt: WriteAttempt, files: Sequence[FileWithReferences]) -> tuple[FileWithReferences, ...]:
-    """Files of an attempt, which have its place among the deletions, if it has one."""
+    """Returns the files with the attempt's place among the deletions, if it has one."""
     if attempt.place is None:
         return tuple(files)
     return tuple(replace(file, deletions_till=attempt.place.deletions_till) for file in files)
@@ -432,7 +443,7 @@ def _commit(
     source: bytes | None,
     with_them: Callable[[psycopg.Connection[Any]], object] | None,
 ) -> bool:
-    # a request cannot say that there may be leftovers, or what else there is to do or to check
+    # a commit request cannot carry leftovers, `with_them` or a check of the numbering
     is_plain = not leftovers and with_them is None and context.numbering is None
     if is_plain and (commits := context.async_commits) is not None:
         with suppress(InvalidCommitRequest):
@@ -461,9 +472,10 @@ def _commit(
 
 
 def _ask(context: TableContext, attempt: WriteAttempt, ingest_id: str, unknown: CommitOutcomeUnknown) -> bool:
-    """Whether a commit that never answered is applied; it cannot be applied later than this answer.
+    """Returns whether a commit of unknown outcome was applied by this attempt.
 
-    Abandoning the attempt waits for a transaction that is still ending it, and no later one can.
+    Abandoning the attempt waits for a transaction that is ending it, and makes later ones fail. So the
+    commit cannot be applied after this returns. Raises `CommitFailed` when it was not applied.
     """
     pause = partial(backoff_seconds, seconds_min=0.05, seconds_max=ASK_WAIT_SECONDS_MAX)
     for _ in tries(tries_max=ASK_ATTEMPTS_MAX, pause=pause):
@@ -471,7 +483,7 @@ def _ask(context: TableContext, attempt: WriteAttempt, ingest_id: str, unknown: 
             withdrawn = context.attempts.abandon(attempt)
             applied = context.store.is_applied(commit_id(ingest_id))
         except (DormouseError, OSError) as error:
-            logger.info("ingest %s: asking what became of its commit: %s", ingest_id, error)
+            logger.info("ingest %s: cannot determine the outcome of its commit: %s", ingest_id, error)
             continue
         if not applied:
             raise CommitFailed(
@@ -481,20 +493,21 @@ def _ask(context: TableContext, attempt: WriteAttempt, ingest_id: str, unknown: 
     raise unknown
 
 
-# Where work runs: in this process, or on Spark.
+# The choice of the engine: this process, or Spark.
 
 
 def check_engine(engine: str) -> None:
-    """Refuses an engine that does not exist."""
+    """Raises `InvalidInput` for an unknown engine."""
     if engine not in ENGINES:
         raise InvalidInput(f"engine {engine!r} is not known; use auto, local or spark")
 
 
 def choose_engine(engine: str, byte_count: Callable[[], int], local: T, spark: T | None) -> T:
-    """One of the two.
+    """Returns `local` or `spark`, as the engine says.
 
-    `auto` takes Spark where it is installed and at hand, and there is a cluster for 256 MiB or more; without
-    one, for files that are larger than this machine's memory. On one machine it is the slower of the two.
+    `auto` chooses Spark only when it is installed, `spark` is given, and the data is large: at least 256 MiB
+    with a cluster, or this machine's memory without one, where Spark is slower. Raises `InvalidInput` for the
+    engine `spark` when `spark` is None.
     """
     if engine == "auto":
         is_for_spark = spark is not None and find_spec("pyspark") is not None
@@ -508,8 +521,8 @@ def choose_engine(engine: str, byte_count: Callable[[], int], local: T, spark: T
 
 
 def has_cluster() -> bool:
-    """Whether Spark runs on other machines: by the session that there is, else by the settings."""
-    # without importing pyspark, which the maker of a session has done
+    """Returns whether Spark runs on other machines: by the active session, or else by the settings."""
+    # without importing pyspark: a process with a session has imported it
     context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
     running = getattr(context, "_active_spark_context", None)
     master = str(running.master) if running is not None else load_settings().spark_master or "local"

@@ -1,4 +1,4 @@
-"""The inner loop of compaction: a streaming merge of sorted Parquet files into one."""
+"""The inner loop of compaction: a streaming merge of sorted Parquet files into one file."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 BATCHES_AHEAD = 16
 _OPTIONS = {"datafusion.execution.parquet.schema_force_view_types": "false"}
 ROW_GROUPS_MAX = 32_000
-"""Parquet numbers them with 15 bits, and ranges of a job become one file."""
+"""The most row groups of one file: Parquet numbers them with 15 bits."""
 _TELLING_ROWS, _TELLING_BYTES = 1_000, 1 << 20
-"""Of a row group with less, what is beside its values may be most of its bytes."""
+"""Smaller row groups do not show the size of a row: overhead may be most of their bytes."""
 
 
 def merge_sorted(
@@ -66,15 +66,18 @@ def merge_sorted(
     remains: Sequence[Expr | None] = (),
     row_bytes: float = 0.0,
 ) -> FileFacts:
-    """Merge sorted Parquet files (paths or `store.uri(name)`) into one, and tell what is in it.
+    """Merges sorted Parquet files (paths or `store.uri(name)`) into one, and returns its facts.
 
-    Rows outside `region` are left out (files may also hold other partitions' rows), and those that do not
-    meet the expression that `remains` has for their file, if there is one; then the table's `filter`
-    and `aggregate` apply, with ages measured from `now_ms`. Streams: memory grows with the number of files,
-    not with their size; of rows of many `row_bytes` fewer are held at once. With no rows left no file is
-    written, and `row_count` is 0. The inputs must be in key order, which a sample of the output checks.
-    Raises `InvalidData` or `ObjectNotFound` that names the file, `JobFailed` for anything else (a full disk,
-    memory); then nothing is left at `output_path`.
+    - Drops rows outside `region`, as files may also have rows of other partitions.
+    - Drops rows that do not meet the expression that `remains` has for their file; None keeps all.
+    - Applies the table's `filter` and `aggregate`, with ages measured from `now_ms` (milliseconds).
+
+    It streams: memory grows with the number of files, not with their size. The larger `row_bytes`, the fewer
+    rows are in memory at once. When no rows are left, it writes no file and `row_count` is 0. The inputs must
+    be in key order; the row keys of the output are checked.
+
+    Raises `InvalidData` or `ObjectNotFound` with the name of the file, and `JobFailed` for other failures,
+    such as a full disk; then nothing is left at `output_path`.
     """
     if not inputs:
         return FileFacts(0)
@@ -88,7 +91,7 @@ def merge_sorted(
         shape = FileShape.like(_sample(files[0], schema, properties.row_group_bytes), schema, properties)
         groups = chain.from_iterable(_row_groups(file, store) for file in inputs)
         shape = replace(shape, group_rows=_group_rows(shape, groups, properties.row_group_bytes))
-        # the row keys of which a region has one value
+        # the row keys that have a single value in the region
         within = region or Region()
         constant = [key.name for key in schema.row_keys if within.range(key.name).has_one_value(key)]
         return write_sorted(rows, schema, output_path, shape, constant)
@@ -102,7 +105,7 @@ def merged_rows(
     region: Region | None,
     now_ms: int,
 ) -> DataFrame:
-    """The rows of the files in the region, filtered and aggregated, in key order."""
+    """Returns the rows of the files in the region, filtered and aggregated, in key order."""
     schema = transform.schema
     found = transform.of(_inside(files, schema, region), context, now_ms)
     return found.sort(*key_order(schema.key_names))
@@ -112,7 +115,7 @@ def merged_rows(
 def _named_failures(
     context: SessionContext, schema: Schema, inputs: Sequence[str], transform: Transform
 ) -> Iterator[None]:
-    """Turns what fails while files are merged into errors that name the file or sum at fault."""
+    """Converts failures of a merge into errors that name the file or the sum that caused them."""
     try:
         with panics_as_errors():
             yield
@@ -126,13 +129,13 @@ def _named_failures(
 
 
 def _inside(files: Sequence[DataFrame], schema: Schema, region: Region | None) -> DataFrame:
-    """The rows of files that lie in a region."""
+    """Returns the rows of the files that lie in the region."""
     inside = None if region is None else in_region(schema, region)
     return union(files) if inside is None else union(files).filter(inside)
 
 
 def _sample(file: DataFrame, schema: Schema, byte_count: int) -> pa.Table:
-    """The first rows of a file: a few, and not many more bytes than these."""
+    """Returns the first rows of a file: at most SAMPLE_ROWS, and about `byte_count` bytes."""
     batches = (batch.to_pyarrow() for batch in file.limit(SAMPLE_ROWS).execute_stream())
     found = next(portions(batches, attrgetter("nbytes"), byte_count), [])
     fields = [pa.field(field.name, arrow_type(field.type)) for field in schema.fields]
@@ -140,9 +143,9 @@ def _sample(file: DataFrame, schema: Schema, byte_count: int) -> pa.Table:
 
 
 def _group_rows(like_first: FileShape, groups: Iterator[tuple[int, int]], byte_count: int) -> int:
-    """Rows of each row group: few where any of the inputs' rows are wide, but no more groups than may be.
+    """Returns the rows of each row group: few when any input has wide rows, within ROW_GROUPS_MAX.
 
-    The writer makes all of so many rows, and those that come later may be wider than the first ones.
+    All row groups of the output have this number of rows, and later rows may be wider than the sample.
     """
     group_rows, total = like_first.group_rows, 0
     for rows, size in groups:
@@ -153,7 +156,7 @@ def _group_rows(like_first: FileShape, groups: Iterator[tuple[int, int]], byte_c
 
 
 def _row_groups(file: str, store: ObjectStore | None) -> Iterator[tuple[int, int]]:
-    """The rows of each row group of an input that DataFusion has opened, and their bytes before the codec."""
+    """Yields (rows, uncompressed bytes) of each row group of an input."""
     name = file if store is None else file.removeprefix(f"{store.url}/")
     if store is None or name == file:
         metadata = pq.read_metadata(file)
@@ -164,15 +167,16 @@ def _row_groups(file: str, store: ObjectStore | None) -> Iterator[tuple[int, int
         yield group.num_rows, group.total_byte_size
 
 
-# Files of keyed tables: of each key the newest row stays, and marks of deletion that are needed.
+# Merges of keyed tables, which keep each key's newest row, and the marks of deletion that are still needed.
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedMerge:
-    """How rows of a keyed table are merged.
+    """The rules of a merge of a keyed table. Ages are measured from `now_ms`.
 
-    Ages are measured from `now_ms`. `forgets_marks`: no older row of a marked key is elsewhere, or can still
-    come. With `newest_by` one can always; marks then go after `deletion_marks_seconds`.
+    `forgets_marks`: marks of deletion may be dropped, as no older row of a marked key is in another file or
+    can still be loaded. With `newest_by` an older row can always come; marks are then dropped only after
+    `deletion_marks_seconds`.
     """
 
     schema: Schema
@@ -185,7 +189,10 @@ class KeyedMerge:
         return stored_schema(self.schema, self.properties)
 
     def marked(self, frame: DataFrame, remains: Expr | None, unmarked: Expr | None) -> DataFrame:
-        """The rows of a file that meet `remains`, with a mark of deletion where one is not `unmarked`."""
+        """Returns the rows of a file that meet `remains`.
+
+        Marks as deleted those that do not meet `unmarked`, or that the table's filter hides by age.
+        """
         frame = frame if remains is None else frame.filter(remains)
         gone = None if unmarked is None else ~unmarked
         young = Transform.parse(self.schema, self.properties).young_sql(self.now_ms)
@@ -199,7 +206,7 @@ class KeyedMerge:
         return frame.select(*(at if name == DELETED_AT else column(name) for name in self.stored.names))
 
     def kept(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Of sorted rows those that stay: the first of each key, without values where it is a mark."""
+        """Yields the first row of each key. Removes the values of marks, and marks that may be dropped."""
         for batch in first_of_keys(batches, self.schema.row_key_names):
             deleted_at = batch.column(DELETED_AT)
             if deleted_at.null_count == batch.num_rows:
@@ -243,9 +250,10 @@ def merge_newest(
     unmarked: Sequence[Expr | None] = (),
     row_bytes: float = 0.0,
 ) -> FileFacts:
-    """Merges sorted files of a keyed table into one, as `merge_sorted` does those of other tables.
+    """Merges sorted files of a keyed table into one, as `merge_sorted` does for other tables.
 
-    Each of the inputs has a key once, and so has the output.
+    Each input has each key at most once, and so does the output. `remains` and `unmarked` have one expression
+    or None for each input; see `KeyedMerge.marked`.
     """
     if not inputs:
         return FileFacts(0)
@@ -270,7 +278,7 @@ def merge_newest(
 
 
 def check_sorted_inputs(rows: DataFrame) -> None:
-    """Refuses a plan that sorts what is sorted: it would hold all of it."""
+    """Raises `JobFailed` for a plan that sorts sorted input, as a sort would hold all rows in memory."""
     plan = rows.execution_plan().display_indent()
     if "SortExec" in plan.replace("SortPreservingMergeExec", ""):
         raise JobFailed("DataFusion would sort rows that are sorted; nothing was written")

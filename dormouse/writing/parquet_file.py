@@ -1,6 +1,6 @@
-"""Sorted Parquet files: written by DataFusion, and what is recorded of them.
+"""Writers of sorted Parquet files, and the facts that are recorded about each file.
 
-`FileShape` is how they are laid out: row groups, and how each column is encoded and compressed.
+`FileShape` describes the layout: row groups, and the encoding and compression of each column.
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ from dormouse.objects.store import ObjectStore
 
 SAMPLE_ROWS = 131_072
 ZSTD_LEVEL = 2
-"""Read as quickly as level 3, and written nearly as quickly as 1."""
+"""Reads as fast as level 3, and writes nearly as fast as level 1."""
 _CODECS = {"zstd": f"zstd({ZSTD_LEVEL})", "snappy": "snappy", "lz4": "lz4_raw", "none": "uncompressed"}
 _GROUP_ROWS_MIN = 1_000
 _GROUP_ROWS_MAX = 1 << 20
 _PAGE_BYTES = 100_000
-"""Before the codec. What a look-up reads of each column; to DuckDB, each page is work beside its rows."""
+"""Uncompressed. A look-up reads one page of each column; DuckDB has overhead for each page."""
 _PAGE_ROWS = 4_096
 _ENCODED_OF_GROUP = 1 / 16
 _TELLING_ROWS_MIN = 1_000
 _TRIED_ROWS = 32_768
 _PIECES = 8
 _UNSURE_BELOW = 4 / 3
-"""Times the column without: a dictionary that costs more in a few rows might be cheaper in more."""
+"""Up to this ratio to the best encoding, a dictionary is tried with more rows, where it may be cheaper."""
 _DELTAS = "DELTA_BINARY_PACKED"
 _WHOLE_NUMBERS = (INT, LONG, TIMESTAMP, DATE)
-"""Types of which differences can be written."""
+"""The types that Parquet can encode as differences."""
 _COMPRESSED_SHARE_MAX = 0.7
-"""What compression leaves of a column where it is worth its time: each page that is read is decompressed."""
+"""The largest compressed share at which compression is worth the decompression of each page."""
 _STATISTICS_BYTES_MAX = 64
 _MERGE = re.compile(r"SortPreservingMergeExec: \[(.*?)\]")
 _MERGE_COLUMN = re.compile(r"([^\s,]+)@\d+ ASC")
 _READ_ROWS = 65_536
 GROUPS_OF_A_SIZE = 4_096
-"""After which row groups are twice as large."""
+"""The number of row groups after which their size doubles."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileShape:
-    """Rows of a row group; which columns are plain or differences, are not compressed, have bloom filters."""
+    """The layout of a file: the rows of a row group, and how columns are encoded, compressed and filtered."""
 
     group_rows: int = _GROUP_ROWS_MAX
     plain_columns: tuple[str, ...] = ()
@@ -79,11 +79,11 @@ class FileShape:
 
     @staticmethod
     def like(sample: pa.Table, schema: Schema, properties: TableProperties) -> FileShape:
-        """For rows like these, in row groups of about so many bytes before encoding as the properties say.
+        """Returns the shape for rows like the sample, with row groups of about `properties.row_group_bytes`.
 
-        Each column is tried with and without a dictionary and the codec. Few values in a dictionary are so
-        small that a codec hardly helps; of many values it would be filled, given up, and have cost time and
-        bytes.
+        The size of a row group is that before encoding. Each column is tried with and without a dictionary
+        and the codec. A dictionary of few values is so small that a codec hardly helps. For many values, a
+        dictionary would overflow and be abandoned, after costing time and bytes.
         """
         row_bytes = max(sample.nbytes / max(1, sample.num_rows), 1)
         group_rows = int(properties.row_group_bytes / row_bytes)
@@ -98,8 +98,8 @@ class FileShape:
         )
 
     def of_datafusion(self, schema: Schema) -> ParquetWriterOptions:
-        """As DataFusion takes it; SQL's options would not tell upper from lower case."""
-        # encoded at once: few calls, yet pages that keep to their size when rows are long
+        """Returns the shape as DataFusion's options. Options in SQL would ignore the case of column names."""
+        # rows encoded per call: few calls, yet pages stay near their size when rows are long
         encoded = min(max(int(self.group_rows * _ENCODED_OF_GROUP), 1), _PAGE_ROWS)
         return ParquetWriterOptions(
             compression=_CODECS[self.compression],
@@ -108,14 +108,14 @@ class FileShape:
             data_page_row_count_limit=_PAGE_ROWS,
             write_batch_size=encoded,
             statistics_enabled="page",
-            # a column of many values is smaller and faster without a dictionary: it is given up early
+            # a column of many values is smaller and faster without a dictionary: the limit abandons it early
             dictionary_page_size_limit=200_000,
             created_by="dormouse",
-            # readers take the types from Parquet: not Arrow's views, which some of them do not know
+            # readers use the types of Parquet: some readers do not support Arrow's view types
             skip_arrow_metadata=True,
             statistics_truncate_length=_STATISTICS_BYTES_MAX,
             column_specific_options={name: self._column(schema, name) for name in schema.names}
-            # of structs: DuckDB prunes by their statistics, in which NaN is not
+            # floats in structs: DuckDB prunes by their statistics, which ignore NaN
             | {
                 path: ParquetColumnOptions(statistics_enabled="none")
                 for field in schema.fields
@@ -131,14 +131,14 @@ class FileShape:
             encoding=_DELTAS.lower() if name in self.delta_columns else None,
             dictionary_enabled=False if name in (*self.plain_columns, *self.delta_columns) else None,
             bloom_filter_enabled=True if bloom else None,
-            # as if all values differed: the writer folds a filter to the size that its values need
+            # assumes distinct values: the writer then folds a filter to the size that its values need
             bloom_filter_ndv=self.group_rows if bloom else None,
             bloom_filter_fpp=FALSE_POSITIVES if bloom else None,
             statistics_enabled="none" if schema.field(name).type.is_floating else None,
         )
 
     def of_arrow(self, schema: Schema) -> dict[str, Any]:
-        """As pyarrow takes it, but for bloom filters and row groups, which are told as they come."""
+        """Returns the shape as pyarrow's options, without bloom filters and row groups, set while writing."""
         paths = [path for field in schema.fields for path, _ in _leaves(field.name, field.type)]
         codecs = {path: "none" if path in self.uncompressed_columns else self.compression for path in paths}
         without = {*self.plain_columns, *self.delta_columns}
@@ -156,20 +156,20 @@ class FileShape:
         }
 
 
-def _leaves(name: str, found: DataType) -> Iterator[tuple[str, DataType]]:
-    """The columns of which Parquet makes a field, with their types."""
-    for part in found.parts:
+def _leaves(name: str, type_: DataType) -> Iterator[tuple[str, DataType]]:
+    """Yields the Parquet columns that store a field, as (path, type)."""
+    for part in type_.parts:
         yield from _leaves(f"{name}.{part.name}", part.type)
-    if found.element is None:
-        yield from () if found.parts else [(name, found)]
-    elif found.key is None:
-        yield from _leaves(f"{name}.list.element", found.element)
+    if type_.element is None:
+        yield from () if type_.parts else [(name, type_)]
+    elif type_.key is None:
+        yield from _leaves(f"{name}.list.element", type_.element)
     else:
-        yield from [(f"{name}.key_value.key", found.key), *_leaves(f"{name}.key_value.value", found.element)]
+        yield from [(f"{name}.key_value.key", type_.key), *_leaves(f"{name}.key_value.value", type_.element)]
 
 
 def _pieces(sample: pa.Table) -> pa.Table:
-    """Rows from all over a table, in pieces: what lies together stays together."""
+    """Returns a few contiguous pieces from all over a table, so that runs of equal values are kept."""
     rows = _TRIED_ROWS // _PIECES
     if sample.num_rows <= _TRIED_ROWS:
         return sample
@@ -178,7 +178,7 @@ def _pieces(sample: pa.Table) -> pa.Table:
 
 
 def _tried(sample: pa.Table, schema: Schema, compression: str) -> dict[str, _Way]:
-    """How each column is written; of those that are nested nothing is known."""
+    """Returns how to write each column that is not nested; empty for a sample of too few rows."""
     if sample.num_rows < _TELLING_ROWS_MIN:
         return {}
     names = [field.name for field in schema.fields if not field.type.is_nested]
@@ -186,7 +186,7 @@ def _tried(sample: pa.Table, schema: Schema, compression: str) -> dict[str, _Way
     ways = _cheapest(pieces.select(names), schema, compression)
     unsure = [name for name, way in ways.items() if way.is_unsure]
     if unsure and pieces.num_rows < sample.num_rows:
-        # the more rows there are, the less a dictionary's own values take of each
+        # with more rows, the values of a dictionary cost less per row
         ways |= _cheapest(sample.select(unsure), schema, compression)
     return ways
 
@@ -200,7 +200,7 @@ class _Way(NamedTuple):
     encoding: _Encoding
     is_uncompressed: bool
     is_unsure: bool = False
-    """Whether in more rows a dictionary might be cheaper."""
+    """A dictionary might be cheaper with more rows."""
 
 
 def _cheapest(rows: pa.Table, schema: Schema, compression: str) -> dict[str, _Way]:
@@ -226,7 +226,7 @@ def _cheapest(rows: pa.Table, schema: Schema, compression: str) -> dict[str, _Wa
 
 
 def _sizes(rows: pa.Table, compression: str, **encodings: Any) -> dict[str, tuple[int, int]]:
-    """Bytes of each column, with the codec and without."""
+    """Returns the (compressed, uncompressed) bytes of each column."""
     if not rows.num_columns:
         return {}
     sink = pa.BufferOutputStream()
@@ -246,11 +246,12 @@ def _sizes(rows: pa.Table, compression: str, **encodings: Any) -> dict[str, tupl
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What is known of a file that was just written; with no rows there is no file.
+    """The facts about a file that was just written; when `row_count` is 0, there is no file.
 
-    `min_key` and `max_key` are its first and last row key as `model.keys.encode_key` gives them; `sketches`
-    is the object to keep beside it (`FileSketches.to_bytes`); `digest` is the XXH3-128 of its bytes. `marks`
-    of its rows are marks of deletion.
+    - `min_key` and `max_key`: the first and last row key, encoded by `model.region.encode_key`
+    - `sketches`: the object to store beside the file (`FileSketches.to_bytes`)
+    - `digest`: the XXH3-128 of the file's bytes
+    - `marks`: the number of rows that are marks of deletion
     """
 
     row_count: int
@@ -263,7 +264,7 @@ class FileFacts:
 
     @staticmethod
     def of(path: Path, schema: Schema, sampler: KeySampler) -> FileFacts:
-        """Of a file whose rows the sampler has seen; `InvalidData` when they are not in order."""
+        """Returns the facts of a file whose rows the sampler has seen. The sampler checks their order."""
         return FileFacts(
             row_count=sampler.row_count,
             byte_count=path.stat().st_size,
@@ -274,7 +275,7 @@ class FileFacts:
         )
 
     def file(self, name: str, references: Iterable[FileReference]) -> FileWithReferences:
-        """What a commit adds."""
+        """Returns the file with its references, as a commit adds them."""
         return FileWithReferences(
             filename=name,
             references=tuple(references),
@@ -287,7 +288,7 @@ class FileFacts:
 
 
 def writer_options() -> dict[str, str]:
-    """DataFusion's settings to write one Parquet file."""
+    """Returns the DataFusion settings that make it write one Parquet file."""
     return {
         "datafusion.execution.minimum_parallel_output_files": "1",
         "datafusion.execution.soft_max_rows_per_output_file": str((1 << 63) - 1),
@@ -297,12 +298,12 @@ def writer_options() -> dict[str, str]:
 def write_sorted(
     rows: DataFrame, schema: Schema, output_path: Path, shape: FileShape, constant: Collection[str] = ()
 ) -> FileFacts:
-    """Write rows that are in key order to one Parquet file; nothing is left there on a failure.
+    """Writes rows in key order to one Parquet file; deletes it on a failure.
 
-    All rows have one value of the keys that are `constant`. DataFusion's own errors and panics pass through.
-    The rows are of a `sorted_session` with `writer_options`.
+    The rows must come from a `sorted_session` with `writer_options`. All rows have the same value of each key
+    in `constant`. Errors and panics of DataFusion pass through.
     """
-    # DataFusion takes a name without a suffix for a folder
+    # DataFusion treats a name without a suffix as a folder
     written = output_path.with_name(output_path.name + ".parquet")
     try:
         check_merges_by_all_keys(schema, rows.execution_plan().display_indent(), constant)
@@ -322,9 +323,9 @@ def write_groups(
     properties: TableProperties,
     shape_of: Callable[[pa.Table], FileShape],
 ) -> None:
-    """Writes batches, at least one, that have exactly the schema's types, as one Parquet file.
+    """Writes one or more batches, which have exactly the schema's types, as one Parquet file.
 
-    `shape_of` tells the shape by the rows of the first row group.
+    `shape_of` returns the shape for the rows of the first row group.
     """
     groups = _row_groups(batches, properties.row_group_bytes)
     first = next(groups)
@@ -332,20 +333,20 @@ def write_groups(
     with pq.ParquetWriter(
         path,
         first.schema,
-        store_schema=False,  # readers take the types from Parquet
+        store_schema=False,  # readers use the types of Parquet
         write_page_index=True,
         bloom_filter_options=sized_filters(shape.bloom_columns, first),
         **shape.of_arrow(schema),
     ) as writer:
         writer.write_table(first, row_group_size=first.num_rows)
-        del first  # or two row groups would be held at once
+        del first  # else two row groups would be in memory at once
         for group in groups:
             writer.write_table(group, row_group_size=group.num_rows)
             del group
 
 
 def _row_groups(batches: Iterator[pa.RecordBatch], bytes_min: int) -> Iterator[pa.Table]:
-    """Rows of so many bytes, then of ever more: readers number row groups by 16 bits."""
+    """Yields the rows of each row group. Groups grow, as readers number them with 16 bits."""
     for number in count():
         size = bytes_min << number // GROUPS_OF_A_SIZE
         some = next(portions(batches, attrgetter("nbytes"), size), None)
@@ -355,9 +356,9 @@ def _row_groups(batches: Iterator[pa.RecordBatch], bytes_min: int) -> Iterator[p
 
 
 def check_merges_by_all_keys(schema: Schema, plan: str, constant: Collection[str] = ()) -> None:
-    """Refuses a plan that merges sorted streams by fewer than all keys: its output could be out of order.
+    """Raises `JobFailed` for a plan that merges sorted streams by fewer keys than all.
 
-    Those that are constant order nothing, and DataFusion leaves them out where it knows.
+    Its output could be out of order. Constant keys are ignored, as DataFusion may omit them.
     """
     needed = [name for name in schema.key_names if name not in constant]
     for merged_by in _MERGE.findall(plan):
@@ -370,9 +371,9 @@ def check_merges_by_all_keys(schema: Schema, plan: str, constant: Collection[str
 
 
 def file_facts(path: Path, schema: Schema) -> FileFacts:
-    """Read the row keys of a sorted file, streamed, for its facts; `InvalidData` when not in order."""
+    """Streams the row keys of a sorted file and returns its facts; `InvalidData` when not in order."""
     names = schema.row_key_names
-    # the first key repeats in runs: as a dictionary it costs next to nothing to decode
+    # the first key repeats in runs, which decode quickly as a dictionary
     runs = [names[0]] if schema.row_keys[0].type == STRING else []
     with pq.ParquetFile(path, read_dictionary=runs, memory_map=True, pre_buffer=False) as file:
         if not file.metadata.num_rows:
@@ -390,7 +391,7 @@ def write_newest(
     properties: TableProperties,
     shape_of: Callable[[pa.Table], FileShape],
 ) -> FileFacts:
-    """Writes batches as `write_groups` does, of a keyed table: some rows may be marks of deletion."""
+    """Writes batches of a keyed table as `write_groups` does, and counts the marks of deletion."""
     marks = Marks()
     write_groups(path, marks.counted(batches), schema, properties, shape_of)
     facts = file_facts(path, schema)
@@ -399,20 +400,20 @@ def write_newest(
     return replace(facts, marks=marks.marks)
 
 
-# Sorted rows as the files of leaves, each with its sketches beside it.
+# Writers of sorted rows as the files of leaves, each with an object of sketches.
 
 ROW = "__row"
-"""The place of a row in its load, until it is written."""
+"""The column with the position of a row in its load, which is dropped when the row is written."""
 WRITTEN_ROWS = 65_536
 BATCHES_AHEAD = 4
-"""Of sorted rows, made while those before them are encoded."""
+"""The number of sorted batches made ahead of the encoder."""
 
 
 class LeafFiles:
-    """Writes one writer's files, for leaves by their position; of a keyed table the last row of each key.
+    """A writer of files for leaves; of a keyed table it writes the last row of each key.
 
-    `schema` is that of the files; `name_of` gives the object name of a partition's file, or of the one file
-    of all "leaves".
+    `schema` is that of the files. Leaves are numbered by their position in `partition_ids`. `name_of` returns
+    the object name for a partition id, or for "leaves" when one file holds the rows of all leaves.
     """
 
     def __init__(
@@ -433,7 +434,7 @@ class LeafFiles:
         self._shape_rows = 0
 
     def sorter(self, memory_bytes: int) -> LeafSorter:
-        """What sorts rows in the order in which `write` needs them."""
+        """Returns a sorter that sorts rows in the order that `write` needs."""
         return LeafSorter(
             self._schema,
             len(self._ids),
@@ -443,14 +444,17 @@ class LeafFiles:
         )
 
     def write(self, sorter: LeafSorter) -> Iterator[FileWithReferences]:
-        """The files of all the sorter's rows, written one after the other; none when there are no rows."""
+        """Writes all rows of the sorter and yields each file; none when there are no rows."""
         with closing(ahead(sorter.sorted_batches(), BATCHES_AHEAD)) as batches:
             yield from self._written(_Stream(batches), sorter.counts)
 
     def write_in_order(
         self, batches: Iterator[pa.RecordBatch], counts: npt.NDArray[np.int64]
     ) -> Iterator[FileWithReferences]:
-        """The files of rows that come in order, so many of each leaf; not of a keyed table."""
+        """Writes rows that are already in order, and yields each file. Not for keyed tables.
+
+        `counts` has the number of rows of each leaf.
+        """
         yield from self._written(_Stream(batches), counts)
 
     def _written(self, stream: _Stream, counts: npt.NDArray[np.int64]) -> Iterator[FileWithReferences]:
@@ -479,7 +483,7 @@ class LeafFiles:
                 facts = write_newest(path, single, self._schema, self._properties, self._shape_of)
             else:
                 facts = self._write_all(path, taken, total)
-        # of rows of equal key one is left, and it is not known in which leaf there were several
+        # one row of each key is left, and the leaves of the dropped rows are not known
         exact = not facts.marks and (self._one_file_per_leaf or facts.row_count == total)
         if len(leaves) == 1:
             rows = dict.fromkeys(rows, facts.row_count)
@@ -520,7 +524,7 @@ class LeafFiles:
 
 
 class _Stream:
-    """Batches that are taken so many rows at a time."""
+    """A stream of batches from which any number of rows can be taken."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
@@ -537,6 +541,6 @@ class _Stream:
             yield piece
 
     def check_end(self) -> None:
-        """`JobFailed` when rows are left."""
+        """Raises `JobFailed` when rows are left."""
         if self._rest is not None or any(batch.num_rows for batch in self._batches):
             raise JobFailed("more rows came out of sorting than went in; nothing was added")

@@ -1,13 +1,13 @@
 """Rounds of splits and merges of partitions.
 
-In a round of splits full leaves are divided, and references follow them down the tree, one level a round.
-Leaves first: then a reference that was on a leaf is on one again when the round ends, for the next
-compaction to take. References that are higher up, because a job held them while their partition was divided,
-come one level nearer in each round; no leaf is divided for them before they are there.
+A round of splits divides full leaves, and pushes references down the tree, one level a round. It divides
+leaves first: then a reference that was on a leaf is on a leaf again when the round ends, ready for the next
+compaction. References stay higher up when a job held them while their partition was divided. They count
+towards the rows of a leaf only when they have reached it.
 
-In a round of merges two small leaves that are the halves of one partition become one, in its place. Files
-that they share with others are compacted first. A round merges one level of the tree; what that makes may be
-small, too, and is the next round's.
+A round of merges replaces two small leaves that are the halves of one partition by that partition. Files that
+they share with other partitions are compacted first. A round merges one level of the tree; the next round
+merges the results, where they are small, too.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from dormouse.state.context import TableContext
 from dormouse.state.partitions import SmallPair, rows_to_merge, rows_to_split
 from dormouse.writing.compaction import RunsJobs, compact
 
-# What the files of a leaf hold within its region: how many rows, and where they are best divided.
+# The rows that the files of a leaf have within its region: how many, and where to divide them.
 
 SMALL_PART = 1 / 16
-"""Of a smaller part of a file its sketches say too little; to read that part's keys costs little."""
+"""The share of a file below which its keys are read: sketches are then imprecise, and reading is cheap."""
 logger = logging.getLogger(__name__)
 BATCH_REFERENCES = 1_000
 COMPACTED_LEAVES = 1_000
 
 
 class LeafSketches:
-    """The files of one leaf, by what they hold of it. Raises `InvalidData` for a file that cannot be read."""
+    """The sketches of a leaf's rows in each of its files. Raises `InvalidData` for an unreadable file."""
 
     def __init__(
         self, store: ObjectStore, schema: Schema, leaf: Partition, references: Sequence[FileReference]
@@ -64,11 +64,11 @@ class LeafSketches:
         self._files = [_LeafFile(store, schema, leaf.region, reference) for reference in references]
 
     def row_count(self) -> int:
-        """The leaf's rows: as its references tell where they are exact, else as the sketches do."""
+        """Returns the leaf's row count, which sketches estimate where a reference has no exact count."""
         return sum(file.row_count() for file in self._files)
 
     def split_point(self) -> Split | None:
-        """About the median of the first row key that can be divided; None when all keys are equal."""
+        """Returns about the median of the first row key that can be divided; None when all keys are equal."""
         for name in self._schema.row_key_names:
             within = self._leaf.region.range(name)
             point = self._quantiles(name).split_point(within)
@@ -86,7 +86,7 @@ class LeafSketches:
 
 
 def left_share(store: ObjectStore, schema: Schema, partition: Partition, reference: FileReference) -> float:
-    """Which part of a file's rows in a partition that was divided belongs to its left child."""
+    """Returns the share (0 to 1) of a file's rows in a divided partition that belong to its left child."""
     if partition.split is None:
         raise ValueError(f"partition {partition.partition_id!r} is not divided")
     field, within = partition.split.field, partition.region.range(partition.split.field)
@@ -96,7 +96,7 @@ def left_share(store: ObjectStore, schema: Schema, partition: Partition, referen
 
 
 class _LeafFile:
-    """One file of a leaf, or of a partition that was one."""
+    """A file of a leaf, or of a partition that has been divided."""
 
     def __init__(self, store: ObjectStore, schema: Schema, region: Region, reference: FileReference) -> None:
         self._store = store
@@ -106,16 +106,17 @@ class _LeafFile:
         self._must_read = False
 
     def about(self, field: str) -> FileSketches | None:
-        """Sketches whose `field`, within the leaf's range of it, is that of the leaf's rows.
+        """Returns sketches that describe `field` of the leaf's rows, when limited to the leaf's range of it.
 
-        The file's own, unless they also speak of rows that another row key keeps out of the leaf.
+        These are the file's own sketches, unless they include rows that another row key excludes from the
+        leaf, or the leaf has few of the file's rows. Then the keys are read. None when there are no rows.
         """
         if self._must_read or self._cuts - {field} or self._is_small(field):
             return self._read
         return self._own
 
     def read_what_is_cut(self) -> None:
-        """From now on no sketches that also speak of rows outside of the leaf."""
+        """Makes `about` read the keys from now on, when the file's sketches include rows outside the leaf."""
         self._must_read = self._must_read or bool(self._cuts)
 
     def row_count(self) -> int:
@@ -144,7 +145,7 @@ class _LeafFile:
 
     @cached_property
     def _cuts(self) -> frozenset[str]:
-        """The row keys by which some of the file's rows lie outside of the leaf."""
+        """The row keys in which some of the file's rows lie outside the leaf's range."""
         if self._reference.only_contains_data_for_this_partition or self._own is None:
             return frozenset()
         return frozenset(name for name in self._schema.row_key_names if self._is_cut(self._own, name))
@@ -176,9 +177,9 @@ class DividedPartition:
 
 @dataclass(frozen=True, slots=True)
 class SplitReport:
-    """What a round did. With nothing in it, another round has nothing to do either.
+    """The result of a round. When it is empty, another round has nothing to do either.
 
-    `errors` tell of leaves that should have been divided, and could not: the next round tries again.
+    `errors` name leaves that should have been divided but could not be; the next round retries them.
     `one_key_partitions` are full leaves that cannot be divided, as all their rows have one key.
     """
 
@@ -189,10 +190,9 @@ class SplitReport:
 
 
 def split(context: TableContext, *, progress: Progress | None = None) -> SplitReport:
-    """One round; `progress` is called with the full leaves looked at, and all of them.
+    """Runs one round of splits; calls `progress` with the numbers of examined and of all full leaves.
 
-    Several rounds at once, or beside ingests and compactions, do not disturb each other: each leaf is divided
-    once.
+    Rounds may overlap with each other, and with ingests and compactions: each leaf is divided once.
     """
     with context.last_rounds.round("split") as current:
         one_key = list[str]()
@@ -212,7 +212,7 @@ def _divide_full_leaves(
         try:
             divided = _divide(context, leaf.partition_id, one_key)
         except (InvalidData, ObjectNotFound) as error:
-            # a file may also have been compacted and collected meanwhile
+            # also raised for a file that was compacted and collected during the round
             logger.warning("partition %s is not divided in this round: %s", leaf.partition_id, error)
             errors.append(f"partition {leaf.partition_id} is not divided: {error}")
         else:
@@ -224,14 +224,14 @@ def _divide_full_leaves(
 
 
 def _divide(context: TableContext, partition_id: str, one_key: list[str]) -> DividedPartition | None:
-    """Divides a leaf when it surely has the rows, and two different keys."""
+    """Divides a leaf when it has enough rows and at least two different keys."""
     found = _split_point(context, partition_id, one_key)
     if found is None:
         return None
     try:
         left, right = context.partitions.split(partition_id, found.point, found.field)
     except PartitionNotActive:
-        logger.debug("partition %s was divided or merged by another", partition_id)
+        logger.debug("partition %s was divided or merged by another process", partition_id)
         return None
     return DividedPartition(partition_id, found.field, found.point, left.partition_id, right.partition_id)
 
@@ -252,7 +252,7 @@ def _split_point(context: TableContext, partition_id: str, one_key: list[str]) -
 
 
 def _push_down(context: TableContext) -> int:
-    """Moves each unassigned reference of a divided partition to the children; gives how many."""
+    """Moves each unassigned reference of a divided partition to its children; returns the number moved."""
     pushed = 0
     requests = context.partitions.references_above_leaves()
     while batch := list(islice(requests, BATCH_REFERENCES)):
@@ -264,7 +264,7 @@ def _push_down(context: TableContext) -> int:
 def _apply(
     context: TableContext, requests: list[SplitFileReferenceRequest]
 ) -> tuple[SplitFileReferenceRequest, ...]:
-    """The requests that were applied; that another has moved or taken a reference is no error."""
+    """Applies the requests and returns those applied; skips references that another process moved or took."""
     try:
         context.store.split_file_references(requests)
     except SplitRequestsFailed as error:
@@ -278,12 +278,12 @@ def _apply(
 def _with_shares(
     context: TableContext, divided: Mapping[str, Partition], request: SplitFileReferenceRequest
 ) -> SplitFileReferenceRequest:
-    """Each child's share of the rows as the file's sketches tell, instead of a half."""
+    """Returns the request with each child's row count estimated by the file's sketches, not halved."""
     old, (left, right) = request.old_reference, request.new_references
     try:
         share = left_share(context.objects, context.schema, divided[old.partition_id], old)
     except (InvalidData, ObjectNotFound) as error:
-        # its partition must not wait for it: a compaction will name the file, and give it up
+        # a damaged file must not block its partition: a compaction reports the file and gives up its job
         logger.warning("rows of %s are halved between two partitions: %s", old.filename, error)
         return request
     rows = round(old.row_count * share)
@@ -293,7 +293,7 @@ def _with_shares(
 
 @dataclass(frozen=True, slots=True)
 class MergedPartitions:
-    """Leaves that became one: `partition`."""
+    """A partition that replaced two leaves."""
 
     leaves: tuple[str, str]
     partition: str
@@ -301,7 +301,7 @@ class MergedPartitions:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What a round did. `errors` tell of leaves that should have been merged, and could not."""
+    """The result of a round. `errors` name leaves that should have been merged but could not be."""
 
     partitions_merged: tuple[MergedPartitions, ...]
     jobs_run: int
@@ -311,10 +311,10 @@ class MergeReport:
 def merge(
     context: TableContext, *, rest_seconds: float = 0.0, on_spark: RunsJobs | None = None
 ) -> MergeReport:
-    """One round, of leaves that were made at least so long ago.
+    """Runs one round of merges, of leaves that were created at least `rest_seconds` ago.
 
-    Raises `InvalidProperties` where the table's `merge_threshold_rows` is not set. Several rounds at once, or
-    beside ingests, splits and compactions, do not disturb each other.
+    Raises `InvalidProperties` when the table's `merge_threshold_rows` is not set. Rounds may overlap with
+    each other, and with ingests, splits and compactions.
     """
     _check_wanted(context)
     with context.last_rounds.round("merge") as current:
@@ -331,7 +331,7 @@ def merge(
         jobs_run = 0
         for start in range(0, len(shared), COMPACTED_LEAVES):
             some = shared[start : start + COMPACTED_LEAVES]
-            # leaves get files of their own instead of those that they share
+            # compaction gives the leaves files of their own in place of the shared ones
             context.jobs.create_of_shared([one for pair in some for one in (pair.left_id, pair.right_id)])
             jobs_run += compact(context, create=False, on_spark=on_spark).jobs_run
             for pair in some:
@@ -348,7 +348,7 @@ def merge(
 
 
 def mergeable(context: TableContext) -> Iterator[SmallPair]:
-    """The leaves that a round would merge now; streamed. Raises `InvalidProperties` as `merge` does."""
+    """Yields the leaves that a round would merge now. Raises `InvalidProperties` as `merge` does."""
     _check_wanted(context)
     return context.partitions.all_small_pairs()
 
@@ -357,17 +357,17 @@ def _check_wanted(context: TableContext) -> None:
     if rows_to_merge(context.properties) is None:
         name = context.table.name
         raise InvalidProperties(
-            f"table {name!r} merges no leaves: set how few rows they have that are merged, such as "
+            f"table {name!r} merges no leaves: set the number of rows below which leaves are merged, such as "
             f"'dormouse table set {name} merge_threshold_rows=1000000'"
         )
 
 
 def _merge(context: TableContext, pair: SmallPair, errors: list[str]) -> list[MergedPartitions]:
-    """What was merged of the pair, if it still is one; raises `NotWhole`."""
+    """Merges the pair; returns an empty list when it changed or is in use. Raises `NotWhole`."""
     try:
         leaf = context.partitions.merge([pair.left_id, pair.right_id])
     except (PartitionNotActive, InvalidRange):
-        logger.debug("partition %s: its halves are other ones by now", pair.partition_id)
+        logger.debug("partition %s: its halves were replaced", pair.partition_id)
         return []
     except FileReferenceAssignedToJob as error:
         logger.debug("partition %s waits for a compaction: %s", pair.partition_id, error)

@@ -117,7 +117,7 @@ def test_zeros_are_equal_and_nan_is_refused_where_a_column_tells_the_newest(inst
     for number, value in enumerate([0.0, -0.0]):
         table.upsert(pa.table({"k": [1], "d": [value], "n": [number]}))
     assert table.query(None, ["n"]).read_all().to_pylist() == [{"n": 1}]
-    with pytest.raises(InvalidData, match=r"'d' tells which row is newer, and is NaN in row 1 \(counted"):
+    with pytest.raises(InvalidData, match=r"'d' determines which row is newer, but is NaN in row 1"):
         table.upsert(pa.table({"k": [1, 2], "d": [0.5, float("nan")], "n": [1, 2]}))
 
 

@@ -137,7 +137,7 @@ def test_a_file_with_other_rows_than_its_reference_tells_fails_the_job_with_both
     path_of(table, name).unlink()
     path_of(table, name + SKETCHES).unlink()
     write_object(table.objects, table.schema, name, rows(table, [1, 2]))
-    check_failed(table, before, run_one(table), f"file {name!r} has 2 rows; its reference tells 3")
+    check_failed(table, before, run_one(table), f"file {name!r} has 2 rows; its reference records 3")
 
 
 @pytest.mark.parametrize("rows_lost", [1, -1])
@@ -153,7 +153,7 @@ def test_an_output_with_other_rows_than_the_references_tell_fails_the_job_with_b
         return replace(facts, row_count=facts.row_count - rows_lost)
 
     monkeypatch.setattr(task, "merge_sorted", losing)
-    says = f"wrote {4 - rows_lost} rows; the references tell 4"
+    says = f"wrote {4 - rows_lost} rows; the references record 4"
     check_failed(table, before, run_one(table), *map(repr, names), says)
 
 
@@ -168,7 +168,7 @@ def test_rows_in_a_region_are_held_against_exact_counts(
     monkeypatch.setattr(task, "merge_sorted", lambda *a, **k: FileFacts(3))
     table.jobs.create()
     [job] = [job for job in table.jobs.take(9) if job.partition_id == left]
-    assert "wrote 3 rows; the references tell 4" in (run_compaction(table, job, 0).error or "")
+    assert "wrote 3 rows; the references record 4" in (run_compaction(table, job, 0).error or "")
 
 
 def test_filters_and_aggregates_may_leave_fewer_rows(new_table: NewTable) -> None:

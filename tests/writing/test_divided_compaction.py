@@ -225,7 +225,7 @@ def test_a_part_that_is_not_as_it_was_written_is_not_joined(new_table: NewTable)
 
     before = objects_of(table)
     result, _ = divided(table, run_tasks=damaging)
-    assert (result.outcome, "is not as it was just written" in (result.error or "")) == ("retry", True)
+    assert (result.outcome, "changed after it was written" in (result.error or "")) == ("retry", True)
     assert objects_of(table) == before
 
 

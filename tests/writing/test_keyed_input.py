@@ -80,7 +80,7 @@ def test_bad_marks_are_said_and_nothing_is_loaded(
 
 def test_only_a_row_that_deletes_may_lack_values_and_never_what_tells_the_newest(instance: Instance) -> None:
     table = keyed(instance)
-    with pytest.raises(InvalidData, match="'v' must not be null but where a row is to be deleted"):
+    with pytest.raises(InvalidData, match=r"'v' is null in row .* only rows marked for deletion may be null"):
         table.upsert(data([(1, None), (2, None)], [True, False]), deletes=MARKS)
     by_value = keyed(instance, "u", newest_by="v")
     with pytest.raises(InvalidData, match="column 'v' must not be null, but is in row 0"):
