@@ -101,7 +101,7 @@ tables = APIRouter(prefix="/v1/tables", tags=["tables"], route_class=Served)
 @health.get("/health", response_model=documents.Health, summary="Whether the process answers")
 @served(Right.PUBLIC, Place.LOOP)
 async def alive() -> Response:
-    """Answers if the process runs. Needs no token. Never uses the database, which it could wake from sleep."""
+    """Answers if the process runs. Needs no token. Never uses the database, so as not to wake it."""
     return JSONResponse({"status": "ok"})
 
 

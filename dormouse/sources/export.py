@@ -99,7 +99,7 @@ def csv_type(kind: pa.DataType) -> pa.DataType:
 
 
 def csv_column(column: pa.Array) -> pa.Array:
-    """Returns a column as its `csv_type`: numbers and booleans unchanged, nested as JSON, the rest as text."""
+    """Returns a column as its `csv_type`: numbers and booleans unchanged, nested as JSON, others as text."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if column.type == csv_type(column.type):

@@ -1,4 +1,4 @@
-"""The detection of a CSV file's format from its beginning: DuckDB's sniffer proposes, Arrow's reader confirms.
+"""The detection of a CSV file's format from its beginning. DuckDB's sniffer proposes, Arrow's reader checks.
 
 DuckDB's reader is not used for the rows: it rounds 1.5 to a whole number, and drops the offsets of times.
 """
@@ -286,7 +286,7 @@ def _unskipped(found: _Found, text: str) -> _Found:
 def _with_nulls(
     sample: Path, text: str, options: Mapping[str, Any], found: _Found
 ) -> tuple[_Found, list[str]]:
-    """Returns the format with texts like "NA" read as null, and these texts, if that gives a column a type."""
+    """Returns the format with texts like "NA" as null, and these texts, if that gives a column a type."""
     if "VARCHAR" not in found.kinds:
         return found, []
     cells = set(re.split(rf"[{re.escape(found.delimiter)}\r\n]", text))

@@ -231,7 +231,7 @@ class Source:
 
 
 def open_source(data: Any, schema: Schema) -> Source:
-    """Returns the rows of any data that `as_arrow` takes, an iterable of batches, or files (paths or `Files`).
+    """Returns the rows of data that `as_arrow` takes, of an iterable of batches, or of files.
 
     Files are checked before the first row is read. Raises `InvalidData` if the data does not fit the schema.
     """

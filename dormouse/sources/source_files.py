@@ -55,7 +55,7 @@ def _rows(path: Path, parquet: pq.ParquetFile, number: int, rows_max: int) -> in
 
 
 def _may_be_long(group: pq.RowGroupMetaData, rows: int) -> Iterator[str]:
-    """Yields columns with a dictionary in which a long value, repeated `rows` times, could exceed the limit."""
+    """Yields columns with a dictionary in which a value, repeated `rows` times, could exceed the limit."""
     for index in range(group.num_columns):
         chunk = group.column(index)
         if (
