@@ -176,7 +176,7 @@ def _read(
 
 
 def csv_batches(file: DataFile, schema: Schema) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a file, with the schema's columns that it has. Raises `InvalidData` with the line."""
+    """Yields the rows of a file, with the schema's columns that it has; `InvalidData` names the line."""
     how = file.format or csv_format(file, schema)
     text, types = TextFile(file.path, how.text, how.names), _types(file, schema, how)
     fields = [one for one in schema.fields if one.name in types]

@@ -239,7 +239,7 @@ def staged(text: str, is_data: IsData) -> Iterator[tuple[Path, str, Staged]]:
 
 
 def _objects(url: str, is_data: IsData) -> Iterator[tuple[Path, str, Staged]]:
-    """Yields copies of the object with this name, of those that a pattern matches, or of those in a folder."""
+    """Yields copies of the object of this name, those that a pattern matches, or those in a folder."""
     bucket, _, key = url.removeprefix("s3://").partition("/")
     pattern = next((number for number, sign in enumerate(key) if sign in _GLOB), None)
     prefix = (key if pattern is None else key[:pattern]).rpartition("/")[0]
