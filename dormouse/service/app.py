@@ -1,4 +1,4 @@
-"""The service's app, with its middlewares, error handlers and API description, and the server of a process."""
+"""The service's app, with its middlewares, error handlers and API description, and its server."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ docs.add_api_route("/docs/swagger-ui.css", _file("swagger-ui.css", "text/css"))
 docs.add_api_route("/docs/swagger-ui-bundle.js", _file("swagger-ui-bundle.js", "text/javascript"))
 
 
-# The access log has a line for each request: method, path, status, rows, milliseconds. It leaves out queries and
-# headers, which may have secrets.
+# The access log has a line for each request: method, path, status, rows, milliseconds. It leaves out queries
+# and headers, which may have secrets.
 
 PATH_LENGTH_MAX = 200
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -213,8 +213,8 @@ LOOKUPS_MAX = 16
 
 _EXPECTED = (DormouseError, RequestValidationError, HTTPException)
 _DESCRIPTION = (
-    "Queries over the tables of a Dormouse instance. A query sees all commits from before its start. Rows are "
-    "streamed as JSON lines, Arrow or CSV; errors are problem documents (RFC 9457)."
+    "Queries over the tables of a Dormouse instance. A query sees all commits from before its start. Rows "
+    "are streamed as JSON lines, Arrow or CSV; errors are problem documents (RFC 9457)."
 )
 
 
@@ -350,11 +350,11 @@ def _described(app: FastAPI, *, secured: bool) -> dict[str, Any]:
     return app.openapi_schema
 
 
-# The server is one process, which may share its address with other processes. It runs until SIGTERM or Ctrl-C.
+# The server is one process, which may share its address with other ones. It runs until SIGTERM or Ctrl-C.
 
 
 def check(settings: ServiceSettings) -> None:
-    """Reads the files that the settings name. Raises `InvalidInput`, which names the file, if one is unusable."""
+    """Checks the files that the settings name. Raises `InvalidInput`, which names the unusable file."""
     _ = settings.secret
     if settings.job_tokens_file is not None:
         read_holders(settings.job_tokens_file, (*kinds(), PAYLOADS))

@@ -1,4 +1,4 @@
-"""The formats of answers (JSON lines, Arrow IPC stream, CSV, JSON), and the choice by `Accept` and `Range`."""
+"""The formats of answers (JSON lines, Arrow IPC stream, CSV, JSON), chosen by `Accept` and `Range`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Format(Writer, Protocol):
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yields slices of a batch of about PIECE_BYTES_MAX each, so that a slow client keeps little in memory."""
+    """Yields slices of a batch of about PIECE_BYTES_MAX each, so that a slow client holds little memory."""
     rows = max(batch.num_rows * PIECE_BYTES_MAX // max(batch.nbytes, 1), 1)
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)

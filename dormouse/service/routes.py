@@ -1,4 +1,4 @@
-"""The paths of the API; each parses, makes one call, answers."""
+"""The HTTP paths of tables, health and verbs. Each parses the request, makes one call and answers."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ logger = logging.getLogger("dormouse.service")
 
 @dataclass(frozen=True)
 class Service:
-    """An instance, and how it is asked."""
+    """An instance, and the parts that all paths use to serve it."""
 
     instance: Instance
     runners: Mapping[Place, Runner]
     sessions: Sessions | None
-    """Where statements run, if not in this process."""
+    """The processes that run SQL statements; None if they run in this process."""
     readiness: Readiness
     metrics: Metrics
     limits: Limits
     hide: Callable[[str], str]
-    """Takes the paths of this machine out of a text."""
+    """Removes local paths from a text for clients."""
 
 
 async def service(request: Request) -> Service:
-    """Async, as FastAPI calls what is not in a thread."""
+    """Returns the app's service. It is async because FastAPI runs plain functions in threads."""
     return cast(Service, request.app.state.service)
 
 
@@ -74,21 +74,21 @@ def _holder(request: Request) -> Holder:
 Here = Annotated[Service, Depends(service)]
 By = Annotated[Holder, Depends(_holder)]
 IdempotencyKey = Annotated[
-    str | None, Header(alias="Idempotency-Key", description="the id of the job, as job_id is")
+    str | None, Header(alias="Idempotency-Key", description="the id of the job, like job_id")
 ]
 
 
 TableNamed = Annotated[str, Path(description="the name of a table", examples=["flights"]), SEGMENT]
 
 
-After = Annotated[str | None, Query(description="the `next` of the page before")]
+After = Annotated[str | None, Query(description="the `next` of the previous page")]
 
 
-Limit = Annotated[int, Query(ge=1, le=PAGE_ROWS_MAX, description="how many a page has at most")]
+Limit = Annotated[int, Query(ge=1, le=PAGE_ROWS_MAX, description="the largest size of a page")]
 
 
 MaybeLimit = Annotated[
-    int | None, Query(ge=1, le=PAGE_ROWS_MAX, description="how many a page has at most; all if left out")
+    int | None, Query(ge=1, le=PAGE_ROWS_MAX, description="the largest size of a page; unlimited if left out")
 ]
 
 
@@ -101,7 +101,7 @@ tables = APIRouter(prefix="/v1/tables", tags=["tables"], route_class=Served)
 @health.get("/health", response_model=documents.Health, summary="Whether the process answers")
 @served(Right.PUBLIC, Place.LOOP)
 async def alive() -> Response:
-    """Needs no token, and never asks the database, which it would wake when it sleeps."""
+    """Answers if the process runs. Needs no token. Never uses the database, so as not to wake it."""
     return JSONResponse({"status": "ok"})
 
 
@@ -113,7 +113,7 @@ async def alive() -> Response:
 )
 @served(Right.HOLDER, Place.LOOP)
 async def ready(here: Here) -> Response:
-    """Asks the database and the object store; wakes a database that sleeps."""
+    """Checks that the database and the object store answer. Wakes a sleeping database."""
     await here.readiness.check()
     return JSONResponse({"status": "ready"})
 
@@ -126,19 +126,20 @@ async def ready(here: Here) -> Response:
 )
 @served(Right.HOLDER, Place.LOOP)
 async def metrics(here: Here) -> Response:
-    """In the text format of Prometheus."""
+    """Returns the metrics in the text format of Prometheus."""
     return Response(here.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
 
 @tables.get("", response_model=documents.TableList, responses=READS, summary="All tables")
 @served(Right.HOLDER, Place.LOOKUPS)
 def list_tables(here: Here, after: After = None, limit: MaybeLimit = None) -> Response:
-    """The tables of the instance, by name; all of them, or a page."""
-    page, following = page_by_name({one.known_name: one for one in here.instance.tables()}, after, limit)
-    found = [
+    """Lists the tables in the order of their names: all of them, or a page if `limit` is given."""
+    by_name = {table.known_name: table for table in here.instance.tables()}
+    page, following = page_by_name(by_name, after, limit)
+    listed = [
         {"name": table.known_name, "layout": table.layout, "row_table": table.is_row_table} for table in page
     ]
-    return JSONResponse({"tables": found, "next": following})
+    return JSONResponse({"tables": listed, "next": following})
 
 
 @tables.get("/{table}", response_model=documents.TableDescription, responses=ANSWERS, summary="One table")
@@ -146,11 +147,15 @@ def list_tables(here: Here, after: After = None, limit: MaybeLimit = None) -> Re
 def describe_table(
     here: Here,
     table: TableNamed,
-    counts: Annotated[bool, Query(description="also count files and rows, which reads much")] = False,
-    as_of: Annotated[str | None, Query(description="a time, or a cut's name: the schema of then")] = None,
-    cut: Annotated[int | None, Query(description="a cut's number: the schema of then")] = None,
+    counts: Annotated[
+        bool, Query(description="also count files and rows, which is slow for a large table")
+    ] = False,
+    as_of: Annotated[
+        str | None, Query(description="a time or a cut's name, to get the schema of then")
+    ] = None,
+    cut: Annotated[int | None, Query(description="a cut's number, to get the schema of then")] = None,
 ) -> Response:
-    """Its schema, properties and layout; with `counts`, what it consists of now."""
+    """Returns a table's schema, properties and layout; with `counts`, also its current counts."""
     found = here.instance.table(table)
     moment = cut if as_of is None else when_of_text(as_of)
     schema = schema_of(found, moment)
@@ -158,7 +163,7 @@ def describe_table(
     if status is not None:
         here.metrics.tell_consumers(table, status.consumers)
     described = wire.table(found, schema, status)
-    if status is not None:  # why the last rounds failed
+    if status is not None:  # the errors of failed rounds may have local paths
         described["counts"] = without_paths(described["counts"], here.hide)
     return JSONResponse(described)
 
@@ -177,11 +182,11 @@ def list_partitions(
     limit: Limit = PAGE_ROWS,
     leaves: Annotated[bool, Query(description="only leaves")] = False,
 ) -> Response:
-    """A page of the partition tree, by partition id; what changes between two pages may be missed."""
-    found = here.instance.table(table).partition_page(after or "", limit + 1, leaves=leaves)
-    page, last = page_of(found, limit)
+    """Lists a page of partitions in the order of their ids. May miss changes made between two pages."""
+    partitions = here.instance.table(table).partition_page(after or "", limit + 1, leaves=leaves)
+    page, last = page_of(partitions, limit)
     following = last and last.partition_id
-    return JSONResponse({"partitions": [wire.partition(one) for one in page], "next": following})
+    return JSONResponse({"partitions": [wire.partition(node) for node in page], "next": following})
 
 
 @tables.get(
@@ -189,7 +194,7 @@ def list_partitions(
 )
 @served(Right.HOLDER, Place.LOOKUPS)
 def list_files(here: Here, table: TableNamed, after: After = None, limit: Limit = PAGE_ROWS) -> Response:
-    """A page of the files with their facts; what changes between two pages may be missed."""
+    """Lists a page of files with their facts. May miss changes made between two pages."""
     found = here.instance.table(table)
     page, last = page_of(found.file_page(after, limit + 1), limit)
     following = last and last.filename
@@ -197,20 +202,23 @@ def list_files(here: Here, table: TableNamed, after: After = None, limit: Limit 
 
 
 def page_by_name(named: Mapping[str, T], after: str | None, limit: int | None) -> tuple[list[T], str | None]:
-    """Returns a page of what has a name, in the order of names, and after which name the next page begins."""
+    """Returns a page of values in the order of their names, and the `after` of the next page or None."""
     names = sorted(name for name in named if after is None or name > after)
     page = names if limit is None else names[:limit]
     return [named[name] for name in page], page[-1] if len(page) < len(names) else None
 
 
-def page_of(found: Sequence[T], limit: int) -> tuple[Sequence[T], T | None]:
-    """Returns a page, and its last one where more follow it: of what was asked for with one more."""
-    page = found[:limit]
-    return page, page[-1] if len(page) < len(found) else None
+def page_of(rows: Sequence[T], limit: int) -> tuple[Sequence[T], T | None]:
+    """Returns the first `limit` rows, and the last of these if more follow, else None.
+
+    The caller fetches `limit + 1` rows, to learn whether there is a next page.
+    """
+    page = rows[:limit]
+    return page, page[-1] if len(page) < len(rows) else None
 
 
 class Readiness:
-    """Asks the database and the object store in a thread; requests that come meanwhile share the answer."""
+    """A check of the database and the object store, in a thread. Concurrent requests share one check."""
 
     def __init__(self, check: Callable[[], None], seconds_max: float = SECONDS_MAX) -> None:
         self._check = check
@@ -219,7 +227,7 @@ class Readiness:
         self._pending: asyncio.Future[None] | None = None
 
     async def check(self) -> None:
-        """Raises `InstanceError`, or what the check raised."""
+        """Raises `InstanceError` on a timeout or unexpected error, and any `DormouseError` of the check."""
         if self._pending is None or self._pending.done():
             self._pending = asyncio.get_running_loop().run_in_executor(self._thread, self._check)
             self._pending.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -240,7 +248,10 @@ class Readiness:
 
 
 def chosen_id(job_id: str | None, key: str | None) -> str | None:
-    """Returns the id that a client chose for a job, in the header, which may quote it, or beside it."""
+    """Returns the job id chosen by the client, or None: `job_id`, or the header's value, quoted or not.
+
+    Raises `InvalidInput` if both are given and differ.
+    """
     if key is None:
         return job_id
     unquoted = key[1:-1] if len(key) > 1 and key[0] == key[-1] == '"' else key
@@ -250,7 +261,7 @@ def chosen_id(job_id: str | None, key: str | None) -> str | None:
 
 
 def job_answer(instance: Instance, job: Job, status: int = 200) -> Response:
-    """What has become of a job, and where to ask for it."""
+    """Returns an answer with the state of a job, and its URL as `Location`."""
     location = f"/v1/jobs/{path_segment(job.job_id)}"
     document = job_document(job, hiding(instance.objects.url))
     return JSONResponse(document, status, headers={"location": location})
@@ -262,17 +273,17 @@ def job_document(job: Job, hide: Callable[[str], str]) -> Any:
     return json_value(asdict(job) | hidden | {"is_waiting": job.is_waiting})
 
 
-# The paths of the verbs: each takes what its request has, and answers with rows or a document.
+# The paths of the verbs. Each takes the fields of the verb's request, and answers with rows or a document.
 
 _STREAMED = """
 
-Streamed in the format that `Accept` likes best. An answer that fails on its way breaks off: its connection is
-closed without the end of the stream. In Arrow an empty batch then has the problem as metadata, under
-`dormouse.problem`."""
+The answer is streamed in the format that `Accept` prefers. If it fails after its start, the connection is
+closed before the end of the stream. An Arrow stream then ends with an empty batch, whose metadata has the
+problem under `dormouse.problem`."""
 
 
 def routes_of(verbs: Iterable[Verb]) -> APIRouter:
-    """Returns the routes of the verbs that have a path."""
+    """Returns a router with a route for each verb that has a path."""
     router = APIRouter(route_class=JsonRoute)
     for verb in verbs:
         if (http := verb.http) is None:
@@ -294,7 +305,7 @@ def routes_of(verbs: Iterable[Verb]) -> APIRouter:
 
 
 def _endpoint(verb: Verb, http: Http) -> Callable[..., Any]:
-    """Returns a function with the fields of the path as arguments, and the others as the body."""
+    """Returns an endpoint whose arguments are the fields of the path, and a body with the other fields."""
     model, handler = verb.request, http.handler or verb.handler
     named = re.findall(r"{(\w+)}", http.path)
 
@@ -334,10 +345,10 @@ def _endpoint(verb: Verb, http: Http) -> Callable[..., Any]:
 
 
 def query_fields(model: type[BaseModel], *without: str, **defaults: Any) -> Any:
-    """Returns a dependency on query parameters: the fields of a model but for those `without`.
+    """Returns a dependency on query parameters: the fields of a model except those in `without`.
 
-    It gives the fields that a request has. A list of names is a text with commas, any other list or object is
-    JSON. `defaults` are those of the service, where the model has others.
+    Its value is a dict of the fields that the request has. A list of names is written with commas, any other
+    list or object as JSON. `defaults` replace those of the model in the API's description.
     """
     fields = {name: model.model_fields[name] for name in fields_of(model, *without)}
 
@@ -369,12 +380,12 @@ def query_fields(model: type[BaseModel], *without: str, **defaults: Any) -> Any:
 
 _NAMES, _JSON = list[str] | None, list[Any] | dict[str, Any] | None
 _KINDS: dict[Any, Any] = {_NAMES: str | None, _JSON: str | None, tuple[str, ...]: list[str] | None}
-"""As what the query of a URL has a field of a type."""
+"""The type that a query parameter has in a URL, for each type of a field."""
 _HINTS: dict[Any, str] = {_NAMES: " Names with commas.", _JSON: " As JSON."}
 
 
 def _value_of(kind: Any, value: Any) -> Any:
-    """Returns what a query parameter says, as JSON has a field of this type."""
+    """Returns the value of a query parameter for a field of this type."""
     if kind == _NAMES:
         return split_names(value)
     if kind != _JSON:
@@ -386,7 +397,7 @@ def _value_of(kind: Any, value: Any) -> Any:
 
 
 def _body(model: type[Asked], without: Iterable[str]) -> type[Asked]:
-    """Returns a model of the fields that a body has: a request without those of the path."""
+    """Returns a model of the body: the request's fields except those of the path."""
     fields: dict[str, Any] = {
         name: (Annotated[field.annotation, field], field)
         for name, field in model.model_fields.items()

@@ -41,9 +41,9 @@ class _Formatted(Unreadable):
 
 
 def csv_format(file: DataFile, schema: Schema) -> FileFormat:
-    """What the file was found to be, or the usual format, if its beginning can be read so; or it is sniffed.
+    """Returns the known or usual format, if the beginning of the file can be read with it, or detects one.
 
-    Raises `InvalidData` when neither has the columns of the schema.
+    Raises `InvalidData` if no format gives the columns of the schema.
     """
     _check_plain(schema, [name for name in schema.names if not schema.is_optional(name)])
     known = file.given.formats.get(str(file.path))
@@ -176,7 +176,7 @@ def _read(
 
 
 def csv_batches(file: DataFile, schema: Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, with those columns of the schema that it has; `InvalidData` names the line."""
+    """Yields the rows of a file, with the schema's columns that it has; `InvalidData` names the line."""
     how = file.format or csv_format(file, schema)
     text, types = TextFile(file.path, how.text, how.names), _types(file, schema, how)
     fields = [one for one in schema.fields if one.name in types]
@@ -223,7 +223,7 @@ def _types(file: DataFile, schema: Schema, how: FileFormat) -> dict[str, pa.Data
 
 @contextmanager
 def _located(text: TextFile, rows: list[int]) -> Iterator[None]:
-    """Names the line of what does not fit; `rows` were read before."""
+    """Adds the line to errors of values that do not fit. `rows` holds the number of rows read before."""
     try:
         yield
     except UnfitRow as error:

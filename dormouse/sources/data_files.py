@@ -109,15 +109,16 @@ class DataFile:
 
 
 def listed_paths(data: Any) -> list[str]:
-    """The paths that are given, as texts."""
+    """Returns the given paths as texts."""
     paths = data.paths if isinstance(data, Files) else data
     return [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
 
 
 def find_files(data: Any) -> list[DataFile]:
-    """The files that paths, folders, patterns and URLs name, in order; `InvalidData` when one names none.
+    """Returns the files that paths, folders, patterns and URLs name, in order.
 
-    What is not on this machine is copied here first, until the last of it is read.
+    Downloads remote files and standard input; the copies are deleted when they are no longer used. Raises
+    `InvalidData` for a path that names no file.
     """
     given = data if isinstance(data, Files) else Files(data)
     if given.found:
@@ -162,7 +163,7 @@ def _files_of(text: str, given: Files) -> Iterator[DataFile]:
 
 
 def kind_of(path: Path) -> Kind | None:
-    """By its name, which may end with how it is compressed."""
+    """Returns the kind of a file by its name, with or without a compression suffix; None if unknown."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in _PACKED:
         suffixes.pop()
@@ -171,7 +172,7 @@ def kind_of(path: Path) -> Kind | None:
 
 
 def _kind_by_content(path: Path, name: str) -> Kind:
-    """Of what has no name that tells it: Parquet and JSON begin as no CSV does."""
+    """Returns the kind of a file by its first bytes, for names without a known suffix."""
     try:
         with path.open("rb") as file:
             head = file.read(4096)
@@ -187,13 +188,16 @@ def _is_data(path: Path, below: Path) -> bool:
 
 
 def _is_name_of_data(name: str, above: int) -> bool:
-    """But for the first parts none begins with a dot or an underscore: others' bookkeeping does."""
+    """Returns whether a name is that of a data file. Ignores the first `above` parts of the path.
+
+    Names that begin with a dot or an underscore are metadata of other tools.
+    """
     path = Path(name)
     return kind_of(path) is not None and not any(part[0] in "._" for part in path.parts[above:])
 
 
 def _told_by(name: str) -> tuple[tuple[str, str | None], ...]:
-    """The columns and values of the folders that a file is in, as Hive writes them."""
+    """Returns the columns and values in the folder names of a file, as Hive writes them (`month=3`)."""
     folders = [part.partition("=") for part in Path(name).parts[:-1] if "=" in part]
     return tuple(
         (unquote(column), None if value == _NO_VALUE else unquote(value)) for column, _, value in folders
@@ -201,21 +205,21 @@ def _told_by(name: str) -> tuple[tuple[str, str | None], ...]:
 
 
 class Staged:
-    """A folder that goes with the last that holds it."""
+    """A temporary folder that is deleted with the last reference to this object."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="dormouse-"))
         weakref.finalize(self, shutil.rmtree, str(self.folder), ignore_errors=True)
 
     def __reduce__(self) -> Any:
-        # the process that made it keeps it
+        # only the process that made the folder deletes it
         return type(None), ()
 
 
 def staged(text: str, is_data: IsData) -> Iterator[tuple[Path, str, Staged]]:
-    """Copies of what "-" or a URL names: each path here, what it is called, and what keeps it.
+    """Yields local copies of standard input ("-") or of a URL: the path, the name, and the owner of the copy.
 
-    Of a folder or a pattern of objects those that `is_data` knows by their names.
+    Of a folder or a pattern of objects, only those whose names `is_data` accepts.
     """
     scheme = urlsplit(text).scheme.lower()
     if text == "-":
@@ -235,7 +239,7 @@ def staged(text: str, is_data: IsData) -> Iterator[tuple[Path, str, Staged]]:
 
 
 def _objects(url: str, is_data: IsData) -> Iterator[tuple[Path, str, Staged]]:
-    """The object of this name, those that a pattern matches, or those below a folder."""
+    """Yields copies of the object of this name, those that a pattern matches, or those in a folder."""
     bucket, _, key = url.removeprefix("s3://").partition("/")
     pattern = next((number for number, sign in enumerate(key) if sign in _GLOB), None)
     prefix = (key if pattern is None else key[:pattern]).rpartition("/")[0]
@@ -265,7 +269,7 @@ def _objects(url: str, is_data: IsData) -> Iterator[tuple[Path, str, Staged]]:
 
 
 def _is_like(parts: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether a name is of a pattern as of paths: `*` is within a part, `**` any number of parts."""
+    """Returns whether a name matches a path pattern: `*` is within a part, `**` any number of parts."""
     if not wanted or not parts:
         return not parts and all(one == "**" for one in wanted)
     if wanted[0] == "**":
@@ -274,7 +278,7 @@ def _is_like(parts: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """None from the open to what is private: a stranger's server must not have us ask our own network."""
+    """A handler that refuses redirects from public to private addresses (SSRF) and from https to http."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
@@ -287,7 +291,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def is_private(url: str) -> bool:
-    """Whether any address of the host is of no public network; what has no address is not."""
+    """Returns whether any address of a URL's host is not public. False if the host does not resolve."""
     host = urlsplit(url).hostname or ""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""Rows as JSON, CSV, TSV, Arrow and Parquet, written piece by piece as they stream."""
+"""The writers of rows as JSON, CSV, TSV, Arrow and Parquet, which write piece by piece as rows stream."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from dormouse.model.loops import Progress, no_progress
 from dormouse.model.types import BYTES, STRING, base64_text, interval_text
 from dormouse.objects.names import COMPRESSIONS
 
-# Arrow columns as JSON and CSV, a column at a time: no Python object is made of a number or a plain text.
+# Arrow columns become JSON and CSV a column at a time, without a Python object for each number or plain text.
 
 _TEXT = pa.large_string()
 FEW_VALUES = 1_024
 _DAYS = (-719_162, 2_932_897)
-"""The first day of the year 1, and that of the year 10000, since 1970."""
+"""The first days of the years 1 and 10000, counted from 1970-01-01."""
 _OF_DAY = {unit: 86_400 * 1_000**power for power, unit in enumerate(("s", "ms", "us", "ns"))}
 _CYCLE_DAYS = 146_097
-"""Days of 400 years, after which the calendar repeats."""
+"""The days of 400 years, after which the Gregorian calendar repeats."""
 _CONTROL = r"[\x00-\x1f]"
 
 
 def json_rows(batch: pa.RecordBatch, ending: str = "\n") -> pa.Buffer | bytes:
-    """Each row as an object, UTF-8, with the ending after it."""
+    """Returns each row as a JSON object in UTF-8, followed by the ending."""
     if not batch.num_rows:
         return b""
     if not batch.num_columns:
@@ -50,7 +50,7 @@ def json_rows(batch: pa.RecordBatch, ending: str = "\n") -> pa.Buffer | bytes:
 
 
 def _few_rows(batch: pa.RecordBatch, closing: str) -> bytes:
-    """The same of so few rows that a call of Arrow's costs more than a value."""
+    """Returns the same as `json_rows`, faster for few rows, where calls of Arrow cost more than values."""
     parts, columns = [], []
     for number, (field, column) in enumerate(zip(batch.schema, batch.columns, strict=True)):
         parts.append(("," if number else "{") + json.dumps(field.name) + ":")
@@ -62,9 +62,9 @@ def _few_rows(batch: pa.RecordBatch, closing: str) -> bytes:
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """Returns the values as Python has them, or their texts where one is no value of Python.
+    """Returns the values as Python objects, or all as texts if Python cannot hold one of them.
 
-    Python's times are of the years 1 to 9999.
+    Python's times are limited to the years 1 to 9999.
     """
     try:
         return list(column.to_pylist())
@@ -85,13 +85,13 @@ def _few_texts(column: pa.Array) -> list[str]:
     elif is_like(kind, STRING):
         values = column.to_pylist()
     else:
-        found: list[str] = json_text(column).to_pylist()
-        return found
+        texts: list[str] = json_text(column).to_pylist()
+        return texts
     return ["null" if value is None else json.dumps(value, ensure_ascii=False) for value in values]
 
 
 def csv_type(kind: pa.DataType) -> pa.DataType:
-    """The type of a column that Arrow's CSV writer writes as we do."""
+    """Returns the type to cast a column to before Arrow's CSV writer writes it: itself or text."""
     if pa.types.is_dictionary(kind):
         return csv_type(kind.value_type)
     plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
@@ -99,7 +99,7 @@ def csv_type(kind: pa.DataType) -> pa.DataType:
 
 
 def csv_column(column: pa.Array) -> pa.Array:
-    """A column of its `csv_type`: numbers and truths as they are, lists as JSON, all else as plain text."""
+    """Returns a column as its `csv_type`: numbers and booleans unchanged, nested as JSON, others as text."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if column.type == csv_type(column.type):
@@ -108,13 +108,13 @@ def csv_column(column: pa.Array) -> pa.Array:
 
 
 def json_text(column: pa.Array) -> pa.Array:
-    """A JSON text for each value; nothing is null, since null is "null"."""
-    found = _texts(column)
-    return pc.fill_null(found, "null") if found.null_count else found
+    """Returns the JSON text of each value. Nulls become the text "null"."""
+    texts = _texts(column)
+    return pc.fill_null(texts, "null") if texts.null_count else texts
 
 
 def plain_text(column: pa.Array) -> pa.Array:
-    """What JSON has no word for, as text without quotes; null where there is null."""
+    """Returns values for which JSON has no type as texts without quotes. Nulls stay null."""
     kind = column.type
     if _is_time(kind):
         return _time_texts(column)
@@ -133,7 +133,7 @@ def _is_time(kind: pa.DataType) -> bool:
 
 
 def _time_texts(column: pa.Array) -> pa.Array:
-    """Returns days and times in ISO 8601: with a zone Arrow writes Z, without one none."""
+    """Returns days and times in ISO 8601, with Z if the type has a time zone."""
     is_day = pa.types.is_date32(column.type)
     texts = pc.replace_substring(column.cast(_TEXT), " ", "T", max_replacements=1)
     of_day = 1 if is_day else _OF_DAY[column.type.unit]
@@ -143,14 +143,14 @@ def _time_texts(column: pa.Array) -> pa.Array:
     far = pc.or_(pc.less(counts, first), pc.greater_equal(counts, end))
     if not pc.any(far).as_py():
         return texts
-    # Arrow has no text for some years, and a wrong one for others
+    # Arrow gives no text for some years outside 1 to 9999, and a wrong one for others
     ends = "" if is_day or column.type.tz is None else "Z"
-    shown = [_far_text(one, of_day, endless, ends) for one in counts.filter(far).to_pylist()]
-    return pc.replace_with_mask(texts, pc.fill_null(far, False), pa.array(shown, _TEXT))
+    far_texts = [_far_text(count, of_day, endless, ends) for count in counts.filter(far).to_pylist()]
+    return pc.replace_with_mask(texts, pc.fill_null(far, False), pa.array(far_texts, _TEXT))
 
 
 def moment_texts(column: pa.Array) -> pa.Array:
-    """Returns milliseconds since 1970 in ISO 8601, in UTC; those outside the years 1 to 9999 as numbers."""
+    """Returns milliseconds since 1970 in ISO 8601, in UTC. Times outside the years 1 to 9999 stay numbers."""
     first, end = (days * _OF_DAY["ms"] for days in _DAYS)
     far = pc.or_(pc.less(column, first), pc.greater_equal(column, end))
     near = pc.if_else(far, pa.scalar(0, column.type), column)
@@ -158,7 +158,10 @@ def moment_texts(column: pa.Array) -> pa.Array:
 
 
 def _far_text(count: int, of_day: int, endless: int, ends: str) -> str:
-    """Returns a day, or a time, in any year; years before 1 are 0, -1 and so on. Infinity is DuckDB's."""
+    """Returns the ISO 8601 text of a day or time in any year. Years before 1 are 0, -1 and so on.
+
+    DuckDB represents infinity by the largest count and its negative.
+    """
     if abs(count) == endless:
         return "infinity" if count > 0 else "-infinity"
     days, rest = divmod(count, of_day)
@@ -211,7 +214,7 @@ def _list(column: pa.Array) -> pa.Array:
 
 
 def _map(column: pa.Array) -> pa.Array:
-    """Through its offsets: what a null holds is skipped as for lists."""
+    """Returns each map as a JSON array of pairs. The cast to lists skips the entries behind nulls."""
     lists = column.cast(pa.list_(pa.struct([("k", column.type.key_type), ("v", column.type.item_type)])))
     entries = lists.flatten()
     keys, values = json_text(entries.field(0)), json_text(entries.field(1))
@@ -222,7 +225,7 @@ def _map(column: pa.Array) -> pa.Array:
 
 
 def _bracketed(lists: pa.Array, texts: pa.Array) -> pa.Array:
-    """The texts of each list's elements (none of null lists), joined."""
+    """Returns each list as a JSON array, given the texts of all elements (null lists have none)."""
     counts = pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int64())
     offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(counts)])
     joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, texts), _literal(","))
@@ -238,7 +241,7 @@ def _struct(column: pa.Array) -> pa.Array:
 
 
 def _objects(fields: Iterable[pa.Field], columns: Sequence[pa.Array], closing: str) -> pa.Array:
-    """A JSON object of each row of one column or more, up to its closing."""
+    """Returns the JSON object of each row, followed by `closing`. There must be at least one column."""
     parts: list[pa.Array | pa.Scalar] = []
     for number, (field, column) in enumerate(zip(fields, columns, strict=True)):
         parts += [_literal(("," if number else "{") + json.dumps(field.name) + ":"), json_text(column)]
@@ -249,7 +252,7 @@ def _literal(text: str) -> pa.Scalar:
     return pa.scalar(text, _TEXT)
 
 
-# the kinds of types, and what makes their text; all others are texts in quotes
+# the function that makes the JSON text of each kind of type; all other types become quoted texts
 _KINDS: tuple[tuple[tuple[Callable[[pa.DataType], bool], ...], Callable[[pa.Array], pa.Array]], ...] = (
     ((pa.types.is_dictionary,), lambda column: _texts(column.dictionary_decode())),
     ((pa.types.is_integer, pa.types.is_boolean, pa.types.is_null), lambda column: column.cast(_TEXT)),
@@ -269,25 +272,26 @@ _FORMATS: dict[str, RowsFormat] = {
 
 
 class Writer(Protocol):
-    """Writes the rows of one answer."""
+    """A writer of the rows of one answer."""
 
     def begin(self, schema: pa.Schema) -> bytes:
-        """What comes before the rows."""
+        """Returns the bytes before the rows."""
         ...
 
     def rows(self, batch: pa.RecordBatch) -> bytes | pa.Buffer: ...
 
     def end(self) -> bytes:
-        """What comes after the last row."""
+        """Returns the bytes after the last row."""
         ...
 
 
 def export(
     reader: pa.RecordBatchReader, sink: BinaryIO, file_format: str, progress: Progress = no_progress
 ) -> int:
-    """Writes every row as "csv", "tsv", "json", "lines" (of JSON), "arrow" or "parquet"; returns how many.
+    """Writes all rows as "csv", "tsv", "json", "lines" (JSON lines), "arrow" or "parquet".
 
-    `progress` is called before each batch is written, with the rows up to its end.
+    Returns the number of rows. Calls `progress` before each batch is written, with the number of rows up to
+    its end. Raises `InvalidInput` for an unknown format.
     """
     writers: dict[str, Callable[[], Writer]] = {
         "csv": Csv, "tsv": lambda: Csv("\t"), "json": JsonArray, "lines": JsonLines, "arrow": ArrowStream,
@@ -299,7 +303,7 @@ def export(
 
 
 def export_by(writer: Writer, reader: pa.RecordBatchReader, sink: BinaryIO, progress: Progress) -> int:
-    """Writes every row as the writer does; returns how many."""
+    """Writes all rows with the writer, and returns their number."""
     count = 0
     sink.write(writer.begin(reader.schema))
     for batch in reader:
@@ -312,13 +316,13 @@ def export_by(writer: Writer, reader: pa.RecordBatchReader, sink: BinaryIO, prog
 
 
 def format_of_name(path: str | PathLike[str]) -> RowsFormat | None:
-    """Returns the format that the name of a file tells, like rows.csv.gz; None if it tells none."""
+    """Returns the format that a file name like rows.csv.gz implies, or None."""
     name = Path(fspath(path))
     return _FORMATS.get(Path(name.stem if _compression(name) else name.name).suffix.lower())
 
 
 def check_compression(path: str | PathLike[str], file_format: RowsFormat) -> None:
-    """Raises `InvalidInput` for a name like rows.parquet.gz: such formats compress by themselves."""
+    """Raises `InvalidInput` for a name like rows.parquet.gz: such formats have their own compression."""
     name = Path(fspath(path))
     if file_format in ("parquet", "arrow") and _compression(name):
         raise InvalidInput(f"{file_format} is not written as {name.suffix}: call the file {name.stem!r}")
@@ -326,12 +330,12 @@ def check_compression(path: str | PathLike[str], file_format: RowsFormat) -> Non
 
 @contextmanager
 def compressed(sink: BinaryIO, path: str | PathLike[str]) -> Iterator[BinaryIO]:
-    """Gives a sink that writes to a file, compressed if the file's name ends like .gz; leaves `sink` open."""
+    """Yields a sink that writes to `sink`, compressed if the name ends like .gz. Leaves `sink` open."""
     compression = _compression(Path(fspath(path)))
     if compression is None:
         yield sink
         return
-    # Arrow closes what it writes to
+    # Arrow closes the file that it writes to, so give it another file object
     raw = open(sink.fileno(), "wb", closefd=False)  # noqa: SIM115
     with pa.CompressedOutputStream(pa.PythonFile(raw, mode="w"), compression) as stream:
         yield cast(BinaryIO, stream)
@@ -342,7 +346,7 @@ def _compression(name: Path) -> str | None:
 
 
 class JsonLines:
-    """An object a line."""
+    """The format JSON lines: one object a line."""
 
     def begin(self, schema: pa.Schema) -> bytes:
         return b""
@@ -355,14 +359,14 @@ class JsonLines:
 
 
 class JsonArray:
-    """An array with an object for each row, a row a line."""
+    """The format JSON: an array with one object for each row, one row a line."""
 
     def begin(self, schema: pa.Schema) -> bytes:
         self._held = b""
         return b"["
 
     def rows(self, batch: pa.RecordBatch) -> bytes:
-        # the last comma is held back until another row comes
+        # the last comma is held back until the next row, since JSON allows no comma before the end
         written = self._held + bytes(json_rows(batch, ",\n"))
         self._held = b",\n" if written else b""
         return written.removesuffix(b",\n")
@@ -372,7 +376,7 @@ class JsonArray:
 
 
 class WriterOfArrow:
-    """One of Arrow's writers, and what it has written meanwhile."""
+    """A writer of Arrow and a buffer, from which the written bytes are taken after each batch."""
 
     def __init__(self, open_writer: Callable[[pa.NativeFile], Any]) -> None:
         self._file = BytesIO()
@@ -394,7 +398,7 @@ class WriterOfArrow:
 
 
 class _OfArrow:
-    """A format that Arrow writes."""
+    """A base class of the formats that Arrow writes."""
 
     _writer: WriterOfArrow
 
@@ -406,7 +410,7 @@ class _OfArrow:
 
 
 class Csv(_OfArrow):
-    """RFC 4180; texts are quoted, so that an empty one is not a null."""
+    """The format CSV (RFC 4180). Texts are quoted, so that an empty text differs from null."""
 
     def __init__(self, separator: str = ",", *, header: bool = True) -> None:
         self._how = pa_csv.WriteOptions(include_header=header, delimiter=separator)
@@ -440,5 +444,7 @@ class Parquet(_OfArrow):
             self._writer = WriterOfArrow(lambda file: pq.ParquetWriter(file, schema, compression="zstd"))
         except pa.ArrowNotImplementedError:
             kinds = ", ".join(f"{field.name!r} is {field.type}" for field in schema)
-            raise InvalidInput(f"Parquet has not all of these types, cast to VARCHAR: {kinds}") from None
+            raise InvalidInput(
+                f"Parquet does not support all of these types; cast them to VARCHAR: {kinds}"
+            ) from None
         return self._writer.taken()

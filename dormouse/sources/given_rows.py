@@ -18,7 +18,7 @@ _FAILED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, Over
 
 
 def are_paths(data: Any) -> bool:
-    """Whether the data is given as the path, or paths, of files."""
+    """Returns whether the data is given as paths of files."""
     if isinstance(data, Files):
         return True
     if isinstance(data, list | tuple):
@@ -27,10 +27,11 @@ def are_paths(data: Any) -> bool:
 
 
 def as_arrow(data: Any, defaults: Mapping[str, Any] = {}) -> Rows | None:  # noqa: PLR0911 one a kind
-    """A dict of columns, a list of dicts, a DataFrame of pandas or Polars, a dataset, or what speaks Arrow.
+    """Returns rows as Arrow, or None for data of an unknown kind.
 
-    None for what is none of these. A dict of a list that lacks a column has its default. Of pandas an index
-    comes as a column if it has a name. Raises `InvalidData` where values of one column have no common type.
+    Takes Arrow data, a dict of columns, a list of dicts, a DataFrame of pandas or Polars, a dataset, or any
+    object with the Arrow C stream interface. A dict in a list gets the default of a column that it lacks. An
+    index of pandas becomes a column if it has a name. Raises `InvalidData` if a column mixes types.
     """
     if isinstance(data, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
         return data
@@ -50,7 +51,7 @@ def as_arrow(data: Any, defaults: Mapping[str, Any] = {}) -> Rows | None:  # noq
 
 
 def without_index(found: Rows) -> Rows:
-    """Without the indexes that pandas gave no name."""
+    """Returns the rows without pandas indexes that have no name."""
     if isinstance(found, pa.RecordBatchReader) or not any(n.startswith(INDEX) for n in found.schema.names):
         return found
     return found.select([name for name in found.schema.names if not name.startswith(INDEX)])
@@ -70,7 +71,7 @@ def _of_columns(columns: Mapping[str, Any]) -> pa.Table:
 
 
 def _of_dicts(rows: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> pa.Table:
-    """The columns of all rows, not of the first alone; the default, or null, where a row has none."""
+    """Returns the columns of all rows. A row without a column has its default, or null."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     return pa.table(
         {str(name): _array(name, [row.get(name, defaults.get(name)) for row in rows]) for name in names}

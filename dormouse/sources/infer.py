@@ -41,7 +41,7 @@ class Inferred:
 
 
 def schema_like(data: Any, row_keys: Sequence[str] = (), sort_keys: Sequence[str] = ()) -> Schema:
-    """The columns of files or data with these keys; see `infer`."""
+    """Returns the schema of files or data with these keys; see `infer`."""
     return infer(data, row_keys, sort_keys).schema
 
 
@@ -147,7 +147,7 @@ def _unlike(columns: _Columns, row_number: str) -> _Columns:
 
 
 def _as_shown(files: Files, unsure: Mapping[str, str]) -> str:
-    """How the text of the first file is written, as far as it is not as usual."""
+    """Describes how the format of the first text file differs from the usual one."""
     how = [str(one) for one in files.formats.values()]
     return "; ".join([*how, *(f"times of {name!r} could also be {one}" for name, one in unsure.items())])
 
@@ -243,7 +243,7 @@ def _of_arrow(found: pa.Schema) -> _Columns:
 
 
 def _of_texts(values: Sequence[str | None]) -> tuple[DataType, bool]:
-    """Of the names of folders: whole numbers, if all are written as such, or text."""
+    """Returns LONG if all texts (of folder names) are whole numbers, else STRING; and whether one is null."""
     texts = [value for value in values if value is not None]
     is_whole = bool(texts) and all(_WHOLE.fullmatch(text) and -(2**63) <= int(text) < 2**63 for text in texts)
     return (LONG if is_whole else STRING), len(texts) < len(values)
@@ -278,5 +278,5 @@ def _check_key(name: str, key: str, kind: DataType, sample: pa.Table | None) -> 
 
 
 def shown_sample(found: Inferred) -> list[dict[str, Any]]:
-    """The first rows, as texts."""
+    """Returns the first rows as texts."""
     return [] if found.sample is None else found.sample.slice(0, SAMPLE_ROWS).to_pylist()

@@ -1,6 +1,6 @@
-"""What a file of CSV is like, told from its beginning: DuckDB's sniffer proposes, Arrow's reader must agree.
+"""The detection of a CSV file's format from its beginning. DuckDB's sniffer proposes, Arrow's reader checks.
 
-DuckDB's own reader is not asked for the rows: it rounds 1.5 to a whole number, and drops offsets of times.
+DuckDB's reader is not used for the rows: it rounds 1.5 to a whole number, and drops the offsets of times.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from dormouse.sources.text_values import (
 )
 
 SAMPLE_BYTES = 2 * 1024 * 1024
-"""Of the beginning of a file, unpacked."""
+"""The size of the sample: the beginning of the file, after decompression."""
 NULL_TEXTS = ("NA", "N/A", "n/a", "#N/A", "NULL", "null", "None", "nan", "NaN", "-", "?", ".")
-"""What stands for null in files of others, where the other values are numbers, times or truths."""
+"""Texts that often mean null, in columns whose other values are numbers, times or booleans."""
 _OF_DUCKDB = {
     "BOOLEAN": BOOLEAN, "BIGINT": LONG, "DOUBLE": DOUBLE, "DATE": DATE, "TIMESTAMP": TIMESTAMP,
     "TIMESTAMP WITH TIME ZONE": TIMESTAMP,
 }  # fmt: skip
 _READ = {BOOLEAN, LONG, DOUBLE, DATE}
-"""What the reader takes by itself."""
+"""The types that Arrow's CSV reader parses itself."""
 _WHOLE_AND_LONG = r"^\s*[+-]?[0-9]{16,}\s*$"
 _QUOTED = r'(?:^|[,;|\t\r\n{}])"[^"]*(?:""[^"]*)*'
-"""A value in quotes, but for its end: it begins where one can, and a quote within another is a character."""
+"""A pattern of a quoted cell without its closing quote. A doubled quote is a character of the value."""
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _OPTIONS = {
     "separator": "delim",
@@ -62,19 +62,19 @@ _OPTIONS = {
     "header": "header",
     "skip_lines": "skip",
 }
-"""Our names of options, and the sniffer's."""
+"""The sniffer's name of each of our options."""
 _DELIMITERS = (",", ";", "\t", "|")
 _TITLES_SHARE = 10
-"""Of the lines of a file, at most one in so many comes before its rows."""
+"""Skipped lines before the header count as titles only if they are fewer than one in so many lines."""
 _NONE = "(empty)"
 GUESSED = "cp1252"
 
 
 @dataclass(frozen=True)
 class Sniffed:
-    """A file's format, the types of its columns, and its first rows, as texts.
+    """The detected format of a file, the types of its columns, and its first rows as texts.
 
-    `unsure` are other formats of times whose days could be months.
+    `unsure` has another possible time format for each column whose days could be months.
     """
 
     format: FileFormat
@@ -86,7 +86,7 @@ class Sniffed:
 
 @dataclass(frozen=True)
 class _Found:
-    """What DuckDB's sniffer says."""
+    """The answer of DuckDB's sniffer."""
 
     delimiter: str
     quote: str
@@ -100,9 +100,10 @@ class _Found:
 
 
 def sniff(file: DataFile, *, guess_encoding: bool) -> Sniffed:
-    """What the file is like; what is given of it is taken as it is. `InvalidData` when it cannot be told.
+    """Detects the format of a file. Options that the caller gave are not questioned.
 
-    What is not UTF-8 is refused when its encoding would have to be guessed, and may not be.
+    Raises `InvalidData` if the format cannot be detected, or if the file is not UTF-8 and neither an encoding
+    was given nor `guess_encoding` is set.
     """
     raw, is_whole = _head(file.path)
     encoding = file.given.encoding or guessed_encoding(raw)
@@ -121,7 +122,10 @@ def sniff(file: DataFile, *, guess_encoding: bool) -> Sniffed:
         types, time_formats = _types(texts, found, file, how.decimal_point)
         chosen = {**time_formats, **file.given.time_formats}
         types = _confirmed(sample, how, types, {*file.given.types, *chosen})
-    others = {name: other_order(texts[name], one, is_whole=is_whole) for name, one in time_formats.items()}
+    others = {
+        name: other_order(texts[name], time_format, is_whole=is_whole)
+        for name, time_format in time_formats.items()
+    }
     how = replace(how, text=how.text.model_copy(update={"encoding": encoding}))
     return Sniffed(
         replace(how, time_formats=tuple(sorted(chosen.items()))),
@@ -133,9 +137,10 @@ def sniff(file: DataFile, *, guess_encoding: bool) -> Sniffed:
 
 
 def other_format(file: TextFile) -> TextFormat | None:
-    """Returns the format that a file is found to have, if nothing was said of it and its header is one cell.
+    """Returns the detected format of a file that was opened with the usual one and whose header is one cell.
 
-    None if that is no other, or cannot be told: another separator is in that cell.
+    Such a file probably has another separator. Returns None if the header does not contain the detected
+    separator, or if the format cannot be detected.
     """
     if file.how != USUAL or file.header is None or len(file.header) > 1:
         return None
@@ -154,7 +159,10 @@ def _head(path: Path) -> tuple[bytes, bool]:
 
 
 def guessed_encoding(raw: bytes) -> str:
-    """UTF-8 where it is, or what a byte order mark says; else Windows-1252. `InvalidData` for a mixture."""
+    """Returns the encoding of the byte order mark, or UTF-8 if the text is valid UTF-8, else Windows-1252.
+
+    Raises `InvalidData` if only some lines are valid UTF-8, or the text cannot be Windows-1252.
+    """
     marked = next((name for mark, name in BYTE_ORDER_MARKS if raw.startswith(mark)), None)
     if marked is not None:
         return marked
@@ -164,7 +172,7 @@ def guessed_encoding(raw: bytes) -> str:
         line = raw.count(b"\n", 0, error.start) + 1
     else:
         return UTF_8
-    is_other = [_is_other(one) for one in raw.splitlines() if not one.isascii()]
+    is_other = [_is_other(text) for text in raw.splitlines() if not text.isascii()]
     if b"\0" in raw:
         raise InvalidData(f"line {line}: is no text of UTF-8; say which encoding it has, like utf-16")
     if not all(is_other):
@@ -187,7 +195,7 @@ def _is_other(line: bytes) -> bool:
 
 
 def _decoded(raw: bytes, encoding: str, delimiter: str, *, is_whole: bool) -> str:
-    """Whole rows, as far as can be told: up to the end of a line that no value goes over."""
+    """Returns the decoded text up to the last line end outside of quoted values, so with whole rows only."""
     try:
         decoder = codecs.getincrementaldecoder(encoding)()
         text = decoder.decode(raw, final=is_whole).removeprefix("\ufeff")
@@ -198,7 +206,7 @@ def _decoded(raw: bytes, encoding: str, delimiter: str, *, is_whole: bool) -> st
         return text
     end = text.rfind("\n")
     quoted = re.finditer(_QUOTED.format(re.escape(delimiter)), text)
-    for start, stop in reversed([found.span() for found in quoted if "\n" in found[0][1:]]):
+    for start, stop in reversed([match.span() for match in quoted if "\n" in match[0][1:]]):
         if start < end < stop:
             end = text.rfind("\n", 0, start + 1)
     return text[: end + 1] if end > 0 else text
@@ -206,7 +214,7 @@ def _decoded(raw: bytes, encoding: str, delimiter: str, *, is_whole: bool) -> st
 
 def _format(sample: Path, text: str, file: DataFile, said: TextFormat) -> tuple[FileFormat, _Found]:
     is_said = said.model_fields_set
-    if said.skip_lines:  # quotes in which the sniffer takes for those of cells
+    if said.skip_lines:  # the sniffer would take quotes in the skipped lines for quotes of cells
         lines = io.StringIO(text, newline="")
         for _ in range(said.skip_lines):
             lines.readline()
@@ -227,7 +235,7 @@ def _format(sample: Path, text: str, file: DataFile, said: TextFormat) -> tuple[
     found = _unskipped(found, text)
     if len(found.names) == 1 and "separator" not in is_said:
         found = _divided(found, text)
-    # as usual for what comes after the sample, where it has no quotes
+    # if the sample has no quotes, assume the usual one for the rest of the file
     quote = found.quote or (None if '"' in text else '"')
     how: dict[str, Any] = {
         "separator": found.delimiter,
@@ -242,7 +250,10 @@ def _format(sample: Path, text: str, file: DataFile, said: TextFormat) -> tuple[
 
 
 def _divided(found: _Found, text: str) -> _Found:
-    """By what divides most lines, too: where these are not all alike, the sniffer sees a single column."""
+    """Returns the format with a delimiter that is in the first line and in most others, if there is one.
+
+    If lines have different numbers of cells, the sniffer finds a single column.
+    """
     lines = [line for line in text.splitlines() if line.strip()]
     for delimiter in _DELIMITERS:
         divided = sum(delimiter in line for line in lines)
@@ -254,7 +265,10 @@ def _divided(found: _Found, text: str) -> _Found:
 
 
 def _unskipped(found: _Found, text: str) -> _Found:
-    """With the lines that look like rows: the sniffer takes what does not fit what follows for a title."""
+    """Returns the format with fewer skipped lines, if some of them look like a header or rows.
+
+    The sniffer skips leading lines that do not fit the following ones, as if they were titles.
+    """
     if not found.skip:
         return found
     lines = text.splitlines()
@@ -263,7 +277,7 @@ def _unskipped(found: _Found, text: str) -> _Found:
         first = next(csv.reader([before[-1]], delimiter=found.delimiter), [])
         if found.has_header or len(first) != len(found.names) - 1:
             return found
-        # the names of rows, as R writes them, have no name
+        # R writes row names, but no header for their column
         return replace(found, skip=found.skip - 1, has_header=True, names=(found.names[0], *first))
     names = tuple(next(csv.reader(lines[:1], delimiter=found.delimiter), []))
     return replace(found, skip=0, has_header=True, names=names, kinds=("VARCHAR",) * len(names))
@@ -272,19 +286,19 @@ def _unskipped(found: _Found, text: str) -> _Found:
 def _with_nulls(
     sample: Path, text: str, options: Mapping[str, Any], found: _Found
 ) -> tuple[_Found, list[str]]:
-    """Without what stands for null, if some column is of another type then."""
+    """Returns the format with texts like "NA" as null, and these texts, if that gives a column a type."""
     if "VARCHAR" not in found.kinds:
         return found, []
     cells = set(re.split(rf"[{re.escape(found.delimiter)}\r\n]", text))
-    there = [one for one in NULL_TEXTS if one in cells]
-    if not there:
+    null_texts = [text for text in NULL_TEXTS if text in cells]
+    if not null_texts:
         return found, []
-    without = _sniffed(sample, {**options, "delim": found.delimiter}, there)
+    without = _sniffed(sample, {**options, "delim": found.delimiter}, null_texts)
     if len(without.kinds) != len(found.kinds) or without.kinds.count("VARCHAR") >= found.kinds.count(
         "VARCHAR"
     ):
         return found, []
-    return without, there
+    return without, null_texts
 
 
 def _sniffed(sample: Path, options: Mapping[str, Any], nulls: Sequence[str]) -> _Found:
@@ -319,7 +333,10 @@ def _sniffed(sample: Path, options: Mapping[str, Any], nulls: Sequence[str]) -> 
 
 
 def _named(sample: Path, how: FileFormat) -> tuple[tuple[str, ...], FileFormat]:
-    """The names, and the format without them, where the header has them; none may be there twice."""
+    """Returns the names of the columns, and the format, which has names only if the header's do not suffice.
+
+    Raises `InvalidData` if a name occurs twice.
+    """
     names = TextFile(sample, how.text).header
     if names is None:
         return how.names, how
@@ -327,14 +344,14 @@ def _named(sample: Path, how: FileFormat) -> tuple[tuple[str, ...], FileFormat]:
     if doubled is not None:
         raise InvalidData(f"has two columns {doubled!r}: give one of them another name in its header")
     if len(names) != len(how.names):
-        return how.names, how  # one is missing, or others are before it
-    # the sniffer trims names, and gives those to columns that have none
+        return how.names, how  # the header lacks a name, or other lines are before it
+    # the sniffer trims names, and makes up names for columns without one
     chosen = tuple(name or other for name, other in zip(names, how.names, strict=True))
     return chosen, replace(how, names=() if chosen == names else chosen)
 
 
 def _texts(sample: Path, how: FileFormat, names: Sequence[str]) -> pa.Table:
-    """The sample as the reader will take it, without types."""
+    """Returns the sample as the reader splits it into cells, all as texts."""
     batches = TextFile(sample, how.text, names).batches(dict.fromkeys(names, pa.string()))
     columns = [
         pa.chunked_array(some, pa.string()) for some in zip(*(one.columns for one in batches), strict=True)
@@ -362,7 +379,7 @@ def _types(
 def _confirmed(
     sample: Path, how: FileFormat, types: Mapping[str, DataType], skipped: set[str]
 ) -> dict[str, DataType]:
-    """Text in place of each type that the reader, too, must know, and does not find in the sample."""
+    """Returns the types, with STRING for each column whose sample Arrow's reader cannot parse as its type."""
     found = dict(types)
     text = TextFile(sample, how.text, list(types))
     while True:
@@ -379,21 +396,21 @@ def _confirmed(
 
 
 def _type(column: pa.Array, kind: str, found: _Found, point: str) -> tuple[DataType, str | None]:
-    """What DuckDB says, if every text of the sample is such a value, and loses nothing as one; else text.
+    """Returns the type that DuckDB proposes, if all values of the sample fit it without loss; else STRING.
 
-    A text has the format of times that all of its values with digits are written in.
+    Also returns the time format, or None. A STRING column has one if all its values with digits fit it.
     """
     proposed = with_infinities(column, _OF_DUCKDB.get(kind, STRING), point)
     if proposed == STRING or column.null_count == len(column):
         return STRING, None
     if proposed in (LONG, DOUBLE) and _any(column, f"{LEADING_ZERO}|{HEXADECIMAL}"):
-        return STRING, None  # a code
+        return STRING, None  # a code, such as a postal code, whose zeros count
     if proposed == DOUBLE and (_any(column, _WHOLE_AND_LONG) or not are_kept(column, point)):
         return STRING, None
     for how in _formats(proposed, found):
         if (proposed in _READ and how is None and proposed != DATE) or _fits(column, proposed, how):
             return proposed, how
-    if proposed in TIMES:  # of which a table that has times names the value that is none
+    if proposed in TIMES:  # a table with a time column can then name the values that do not fit
         times = pc.if_else(pc.match_substring_regex(column, "[0-9]"), column, None)
         return STRING, next((how for how in _formats(proposed, found) if _fits(times, proposed, how)), None)
     return STRING, None

@@ -1,4 +1,4 @@
-"""Whatever holds rows, as one stream of batches that fit a schema."""
+"""The reading of any kind of given data as one stream of batches that fit a schema."""
 
 from __future__ import annotations
 
@@ -33,38 +33,41 @@ from dormouse.sources.source_files import (
     sorted_keys,
 )
 
-# A digest of the data of a load, by which the same ingest id with other data is noticed.
+# A digest of the data of a load detects that an ingest id is reused with other data.
 
 DIGEST_BYTES = 16
 NO_ROWS = hashlib.blake2b(b"no rows", digest_size=DIGEST_BYTES).digest()
-"""Digest of data without rows, of whatever kind it is."""
+"""The digest of data without rows, of any kind."""
 STREAM = hashlib.blake2b(b"stream", digest_size=DIGEST_BYTES).digest()
-"""Stands for a stream of rows, which is read only once: it is other data than none, and is not recorded."""
+"""A stand-in for the digest of a stream, which can be read only once. It is not recorded.
+
+It differs only from data without rows.
+"""
 PIECE_BYTES, PIECES_MAX = 64 * 1024, 64
-"""A file of up to 4 MiB is read whole; of a larger one, pieces that are spread evenly over it."""
+"""The digest covers a file of up to 4 MiB entirely, and evenly spread pieces of a larger one."""
 PIECES_MIN, PIECES_IN_ALL = 2, 16_384
 ROWS_AT_ONCE = 65_536
 TABLE_BYTES_MAX = 64 * 2**20
-"""A table of more bytes is compared by its size, its columns, and its first and last rows."""
+"""The digest of a larger table covers only its number of rows, its columns, and its first and last rows."""
 
 
 class Hash(Protocol):
-    """A digest that is being made."""
+    """A hash object, such as those of hashlib."""
 
     def update(self, data: Any, /) -> None: ...
 
 
 class GivenData:
-    """The data of one load, which is found, copied here or converted once, for its digest or to be read."""
+    """The data of one load. It is located, downloaded or converted once, for its digest or for reading."""
 
     def __init__(self, data: Any, deletes: str | None = None) -> None:
         self.data = data
         self._deletes = deletes
 
     def digest(self) -> bytes | None:  # noqa: PLR0911 one a kind
-        """Returns 16 bytes; `STREAM` for a stream of rows, and None for files that are not there.
+        """Returns 16 bytes, `STREAM` for a stream of rows, or None for files that cannot be found or read.
 
-        Sets `data` to what is left to load. Raises `InvalidData` for rows that Arrow cannot hold.
+        Sets `data` to the data that is left to load. Raises `InvalidData` for rows that Arrow cannot hold.
         """
         found = hashlib.blake2b(repr(self._deletes).encode(), digest_size=DIGEST_BYTES)
         if are_paths(self.data):
@@ -96,12 +99,12 @@ class GivenData:
 
 
 def is_same(given: bytes | None, recorded: bytes) -> bool:
-    """Returns whether data with a digest may be the data whose digest was recorded."""
+    """Returns whether data with the digest `given` may equal the data with the digest `recorded`."""
     return given in (None, recorded) or (given == STREAM and recorded != NO_ROWS)
 
 
 def _peeked(batches: Iterable[Any]) -> tuple[Iterator[Any], bool]:
-    """Returns the batches, and whether any has rows; reads up to the first that has."""
+    """Returns the batches and whether any has rows. Reads ahead up to the first batch with rows."""
     others = iter(batches)
     empty: list[Any] = []
     for batch in others:
@@ -111,20 +114,20 @@ def _peeked(batches: Iterable[Any]) -> tuple[Iterator[Any], bool]:
     return iter(empty), False
 
 
-def add_files(found: Hash, files: Sequence[tuple[Path, object]]) -> None:
-    """Adds each file's size and content, and what else is known of it; `OSError`."""
+def add_files(digest: Hash, files: Sequence[tuple[Path, object]]) -> None:
+    """Adds the size, the content and the second element of each file to the digest. Raises `OSError`."""
     pieces = max(PIECES_MIN, min(PIECES_MAX, PIECES_IN_ALL // max(1, len(files))))
     for path, known in files:
         size = path.stat().st_size
-        found.update(repr((size, known)).encode())
+        digest.update(repr((size, known)).encode())
         with path.open("rb") as source:
             for start in _starts(size, pieces):
                 source.seek(start)
-                found.update(source.read(PIECE_BYTES))
+                digest.update(source.read(PIECE_BYTES))
 
 
 def _starts(size: int, pieces: int) -> Iterator[int]:
-    """Yields where the pieces of a file begin: the first at its beginning, the last ends with it."""
+    """Yields the offsets of the pieces of a file. The first is 0, and the last piece ends with the file."""
     if size <= pieces * PIECE_BYTES:
         yield from range(0, size, PIECE_BYTES)
         return
@@ -147,7 +150,7 @@ def _add_table(found: Hash, table: pa.Table) -> None:
 
 
 def _add_values(found: Hash, values: pa.Array) -> None:
-    """Adds which values are null, and the others; never the bytes behind a null, which can be anything."""
+    """Adds the validity of each value, and the valid values. The bytes behind a null are undefined."""
     found.update(np.packbits(values.is_valid().to_numpy(zero_copy_only=False)))
     kind, there = values.type, values.drop_null()
     if kinds.is_dictionary(kind):
@@ -166,41 +169,41 @@ def _add_values(found: Hash, values: pa.Array) -> None:
         found.update(pa.record_batch([there], ["values"]).serialize())
 
 
-# Many files, or parts of them, as one stream: the next are read while the rows of the last are used.
+# Many files, or parts of them, are read as one stream. The next ones are read while the caller uses rows.
 
 F = TypeVar("F")
 T = TypeVar("T")
 THREADS = 2
 BATCHES_EARLY = 2
-"""That wait of each file, or part, that is read."""
+"""The number of batches that are read ahead from each file or part."""
 FILES_TOGETHER = 16
 _BYTES_TOGETHER = 1 << 20
 _ROWS_TOGETHER = 16_384
-"""Few batches cost less than many."""
+"""Small batches are joined up to this number of rows, since many batches cost more than few."""
 _WIDE_ROWS_BYTES = 64 << 20
-"""Of which fewer rows are together: texts of more than 2 GiB are not in one piece."""
+"""Batches of wide rows are joined only up to this size: Arrow's texts are limited to 2 GiB a column."""
 
 
 def each_file(function: Callable[[F], T], files: Sequence[F]) -> Iterator[T]:
-    """What a function tells of each file, in order; of many files several at once."""
+    """Yields the result of a function for each file, in order. Runs in threads if there are many files."""
 
-    def told(some: Sequence[F]) -> list[T]:
+    def results(some: Sequence[F]) -> list[T]:
         return list(map(function, some))
 
     if len(files) <= FILES_TOGETHER:
-        yield from told(files)
+        yield from results(files)
         return
     parts = (files[start : start + FILES_TOGETHER] for start in range(0, len(files), FILES_TOGETHER))
-    with closing(mapped_ahead(told, parts, THREADS)) as made:
+    with closing(mapped_ahead(results, parts, THREADS)) as made:
         yield from chain.from_iterable(made)
 
 
 def read_files(
     files: Iterable[F], read: Callable[[F], Iterator[pa.RecordBatch]], size_of: Callable[[F], int]
 ) -> Generator[pa.RecordBatch, None, None]:
-    """The rows of all files, or parts, in the order of these; `size_of` tells bytes.
+    """Yields the rows of all files or parts, in their order. `size_of` returns bytes.
 
-    What is wrong with a file is raised when its turn comes, whatever is read at once.
+    Files are read ahead, but the error of a file is raised only after the rows of the files before it.
     """
     least = _BYTES_TOGETHER // FILES_TOGETHER
     small_ones_together = portions(files, lambda file: max(size_of(file), least), _BYTES_TOGETHER)
@@ -219,18 +222,18 @@ def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True)
 class Source:
-    """Conformed batches, of bounded size, and how many rows they have in all, if that is known."""
+    """A stream of batches of limited size that fit the schema, and its number of rows, or None if unknown."""
 
     batches: Iterator[pa.RecordBatch]
     rows_total: int | None
     sorted_keys: Callable[[], Iterator[pa.RecordBatch] | None] = lambda: None
-    """Gives the keys alone, in the order of the rows, where these seem to be sorted; else None."""
+    """Returns the keys alone, in the order of the rows, if the rows seem to be sorted; else None."""
 
 
 def open_source(data: Any, schema: Schema) -> Source:
-    """Rows of what `as_arrow` takes, of an iterable of batches, or of files given by path or `Files`.
+    """Returns the rows of data that `as_arrow` takes, of an iterable of batches, or of files.
 
-    Files are checked before the first row is read. `InvalidData` in one line when the data does not fit.
+    Files are checked before the first row is read. Raises `InvalidData` if the data does not fit the schema.
     """
     if are_paths(data):
         return _of_files(data, schema)
@@ -260,7 +263,7 @@ def _of_files(data: Any, schema: Schema) -> Source:
 
 
 def _numbered(data: Files, name: str, schema: Schema) -> Source:
-    """The rows with running numbers in a column that the files have not."""
+    """Returns the rows of files with consecutive numbers in an additional column."""
     if name not in schema or schema.field(name).type != LONG:
         raise InvalidData(f"column {name!r}, for running numbers, must be LONG in the schema")
     inner = _of_files(Files(**{**vars(data), "row_number": None}), without(schema, name))
@@ -277,7 +280,7 @@ def _numbered(data: Files, name: str, schema: Schema) -> Source:
 
 
 def without(schema: Schema, name: str) -> Schema:
-    """A schema of the other columns; its keys are only to be read, so that any may be one."""
+    """Returns the schema without a column. If no key remains, it has none: it is only used for reading."""
     others = [field for field in schema.fields if field.name != name]
     if not others:
         raise InvalidData(f"there is no column beside {name!r}")
@@ -290,7 +293,7 @@ def without(schema: Schema, name: str) -> Schema:
 
 
 class _Unkeyed(Schema):
-    """Columns without a key, of a table whose key the data has not."""
+    """A schema without keys, for data that lacks the table's key."""
 
     def __init__(self, fields: Iterable[Field], shape: Shape) -> None:
         parts = {"row_keys": (), "sort_keys": (), "values": tuple(fields), "shape": shape}
@@ -308,7 +311,7 @@ def _from_batches(batches: Iterable[Any], schema: Schema) -> Iterator[pa.RecordB
 
 
 def _pieces(data: pa.Table | pa.RecordBatch, schema: Schema, first_row: int = 0) -> Iterator[pa.RecordBatch]:
-    """Conformed piece by piece, so that what a cast makes is never held whole."""
+    """Yields batches that fit the schema. Converts piece by piece, so that memory stays limited."""
     for start in range(0, data.num_rows, BATCH_ROWS):
         piece = (
             pa.table(data.slice(start, BATCH_ROWS))

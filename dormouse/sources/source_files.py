@@ -1,4 +1,4 @@
-"""Files as streams of batches that fit a schema; each mistake names its file, and of text its line."""
+"""The reading of files as streams of batches that fit a schema. Errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from dormouse.sources.data_files import DataFile
 from dormouse.sources.json_files import is_empty, json_batches, json_types
 from dormouse.sources.text_reader import naming
 
-# How many rows of a Parquet file are read at once, where some are so wide that a whole batch is too much.
+# The number of rows to read at once from a Parquet file. It is smaller for wide rows, to limit memory.
 
 _BYTES_MAX = 256 * 1024 * 1024
 
 
 def batch_rows(path: Path, parquet: pq.ParquetFile, row_groups: Sequence[int], rows_max: int) -> int:
-    """At most `rows_max`, at least 1: so many that a batch of them has about 256 MiB, or less."""
-    there = parquet.metadata.num_row_groups  # a file that was changed meanwhile is refused when it is read
-    known = (number for number in row_groups if number < there)
+    """Returns a number of rows from 1 to `rows_max`, so that a batch of them has at most about 256 MiB."""
+    # a file that was changed meanwhile may have fewer row groups: it is refused when it is read
+    group_count = parquet.metadata.num_row_groups
+    known = (number for number in row_groups if number < group_count)
     return min((_rows(path, parquet, number, rows_max) for number in known), default=rows_max)
 
 
 def _rows(path: Path, parquet: pq.ParquetFile, number: int, rows_max: int) -> int:
     group = parquet.metadata.row_group(number)
     rows = max(1, min(rows_max, group.num_rows))
-    # what is written as it is takes in memory what it takes in the file
+    # values without a dictionary take as much memory as file space
     width = group.total_byte_size / max(1, group.num_rows) if group.total_byte_size > _BYTES_MAX else 0
     if suspects := [*_may_be_long(group, rows)]:
         lookup = pq.ParquetFile(path, metadata=parquet.metadata, memory_map=True, read_dictionary=suspects)
@@ -54,7 +55,7 @@ def _rows(path: Path, parquet: pq.ParquetFile, number: int, rows_max: int) -> in
 
 
 def _may_be_long(group: pq.RowGroupMetaData, rows: int) -> Iterator[str]:
-    """Columns with dictionaries that are large enough for a value that is too long so many times."""
+    """Yields columns with a dictionary in which a value, repeated `rows` times, could exceed the limit."""
     for index in range(group.num_columns):
         chunk = group.column(index)
         if (
@@ -68,24 +69,27 @@ def _may_be_long(group: pq.RowGroupMetaData, rows: int) -> Iterator[str]:
 
 BATCH_ROWS = 65_536
 _PART_BYTES_MIN = 16 * 1024 * 1024
-"""Each part opens its file again."""
+"""The least size of a part. Smaller parts cost more, since each part opens its file again."""
 
 _NUMBERS = {"int", "long", "double", "float", "decimal"}
 _NUMBER = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?|nan|[+-]?inf(?:inity)?", re.IGNORECASE)
-"""Python also takes blanks and underscores, and the digits of any script."""
+"""The numbers that folder names may have. Python would also accept blanks, underscores and other scripts."""
 
 _INDEX = "__index_level_"
-"""What pandas calls an index that has no name."""
+"""The prefix of the columns that pandas makes for an index without a name."""
 
 
 def prepared(file: DataFile, schema: Schema) -> DataFile:
-    """The file with what reading it needs; refuses one that cannot be read or has the wrong columns."""
+    """Returns the file with the format or the row groups that reading needs.
+
+    Raises `InvalidData` if it cannot be read or has the wrong columns.
+    """
     with naming(file.name):
         if file.kind == "json":
             _check_json(file, schema)
             return file
         if file.kind == "csv":
-            # as of an hour without events
+            # an empty file fits, such as the file of an hour without events
             return file if is_empty(file) else replace(file, format=csv_format(file, schema))
         with parquet_file(file) as parquet:
             _check(file, _plain(parquet.schema_arrow, schema), schema)
@@ -98,7 +102,7 @@ def prepared(file: DataFile, schema: Schema) -> DataFile:
 
 
 def count_rows(files: Sequence[DataFile]) -> int | None:
-    """All rows of prepared files, when they say it."""
+    """Returns the number of rows of prepared files, or None if a file is not Parquet."""
     if any(file.group_bytes is None for file in files):
         return None
     return sum(sum(file.group_rows) for file in files)
@@ -106,7 +110,7 @@ def count_rows(files: Sequence[DataFile]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A file, or some row groups of a Parquet file, and its bytes."""
+    """A file, or some row groups of a Parquet file, and its size in bytes."""
 
     file: DataFile
     bytes: int
@@ -114,7 +118,10 @@ class FilePart:
 
 
 def parts_of(files: Iterable[DataFile], bytes_min: int = _PART_BYTES_MIN) -> Iterator[FilePart]:
-    """What can be read beside each other of prepared files: of Parquet files row groups of about so much."""
+    """Yields the parts of prepared files that can be read in parallel.
+
+    A part is a text file, or row groups of a Parquet file with about `bytes_min` bytes.
+    """
     for file in files:
         if file.group_bytes is None:
             with naming(file.name):
@@ -127,7 +134,7 @@ def parts_of(files: Iterable[DataFile], bytes_min: int = _PART_BYTES_MIN) -> Ite
 def read_file(
     file: DataFile, schema: Schema, row_groups: Sequence[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a prepared file, or of some row groups of one, streamed, as the schema has them."""
+    """Yields the rows of a prepared file, or of some of its row groups, converted to the schema."""
     with naming(file.name):
         folders = _folder_values(file, schema)
         if is_empty(file):
@@ -135,7 +142,7 @@ def read_file(
         if file.kind == "csv":
             batches = csv_batches(file, schema)
         elif file.kind == "json":
-            # a map is not read of JSON, but a file may lack it
+            # nested types are not read from JSON, but a file may lack such a column
             outside = {*folders, *(field.name for field in schema.fields if field.type.is_nested)}
             outside.difference_update(json_types(file) if outside else ())
             fields = [field for field in schema.fields if field.name not in outside]
@@ -155,7 +162,7 @@ def parquet_file(file: DataFile, int96_unit: str = "us") -> pq.ParquetFile:
         file.path,
         memory_map=True,
         page_checksum_verification=True,
-        # nanoseconds, as Arrow takes them by itself, end in 2262
+        # Arrow's default for INT96 is nanoseconds, which end in the year 2262
         coerce_int96_timestamp_unit=int96_unit,
     )
 
@@ -169,17 +176,22 @@ def _parquet(file: DataFile, schema: Schema, row_groups: Sequence[int] | None) -
         groups = range(parquet.metadata.num_row_groups) if row_groups is None else row_groups
         rows = batch_rows(file.path, parquet, groups, BATCH_ROWS)
         batches = parquet.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
-        found = [parquet.schema.column(number) for number in range(len(parquet.schema))]
-        int96 = [one.name for one in found if one.physical_type == "INT96" and one.path in plain.names]
+        leaf_columns = [parquet.schema.column(number) for number in range(len(parquet.schema))]
+        int96 = [
+            column.name
+            for column in leaf_columns
+            if column.physical_type == "INT96" and column.path in plain.names
+        ]
         yield from _whole(batches, file, rows, groups, int96) if int96 else batches
 
 
 def _whole(
     batches: Iterator[pa.RecordBatch], file: DataFile, rows: int, groups: Sequence[int], int96: list[str]
 ) -> Iterator[pa.RecordBatch]:
-    """The batches; refuses nanoseconds, which are not read with them.
+    """Yields the batches. Raises `InvalidData` if an INT96 time is no whole number of microseconds.
 
-    As nanoseconds, years that these have not wrap around, and whole microseconds times 1,000 likewise.
+    The file is read a second time in nanoseconds, to compare. Outside their range, both sides of the
+    comparison wrap around in the same way.
     """
     with parquet_file(file, "ns") as parquet:
         finer = parquet.iter_batches(rows, row_groups=groups, columns=int96, use_threads=False)
@@ -199,16 +211,16 @@ def _whole(
 
 
 def _plain(found: pa.Schema, schema: Schema) -> pa.Schema:
-    """Without what pandas has beside the columns."""
+    """Returns the columns without the nameless indexes of pandas, unless the schema has them."""
     return pa.schema(
         [field for field in found if not field.name.startswith(_INDEX) or field.name in schema],
     )
 
 
 def _check_json(file: DataFile, schema: Schema) -> None:
-    """A column that must not be null is in some object, and no object has another, or other parts of one.
+    """Raises `InvalidData` if a JSON file lacks a required column, or has an unknown column or part of one.
 
-    A file without objects, as of an hour without events, fits.
+    A file without objects fits, such as the file of an hour without events.
     """
     if is_empty(file):
         return
@@ -222,7 +234,10 @@ def _check_json(file: DataFile, schema: Schema) -> None:
 
 
 def _unknown_part(found: DataType, wanted: DataType) -> str | None:
-    """A part, at any depth, of which reading by the wanted type would say nothing."""
+    """Returns the path of a part, at any depth, that the wanted type lacks, or None.
+
+    Reading by the wanted type would drop such a part silently.
+    """
     if found.element is not None and wanted.element is not None:
         return _unknown_part(found.element, wanted.element)
     known = {part.name: part.type for part in wanted.parts}
@@ -234,9 +249,9 @@ def _unknown_part(found: DataType, wanted: DataType) -> str | None:
 
 
 def _check(file: DataFile, found: pa.Schema, schema: Schema) -> None:
-    """Refuses a file whose columns, with those that its folders tell, can never fit."""
-    told_by_folders = [name for name, _ in file.folders if name not in found.names]
-    check_columns(pa.schema([*found, *((name, pa.null()) for name in told_by_folders)]), schema)
+    """Raises `InvalidData` if the columns of a file and of its folder names cannot fit the schema."""
+    folder_columns = [name for name, _ in file.folders if name not in found.names]
+    check_columns(pa.schema([*found, *((name, pa.null()) for name in folder_columns)]), schema)
 
 
 def _folder_values(file: DataFile, schema: Schema) -> Mapping[str, pa.Scalar]:
@@ -259,20 +274,20 @@ def _folder_values(file: DataFile, schema: Schema) -> Mapping[str, pa.Scalar]:
 def _with_folders(batch: pa.RecordBatch, folders: Mapping[str, pa.Scalar]) -> pa.RecordBatch:
     for name, value in folders.items():
         if name in batch.schema.names:
-            continue  # the file says it, too
+            continue  # the file has the column, too
         batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
     return batch
 
 
-# Whether the rows of Parquet files come in key order: statistics hint at it, the keys alone prove it.
+# A check for key order in Parquet files: statistics hint at it, and only the keys prove it.
 
 _READ_ROWS = 131_072
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError)
-"""Reading the rows tells what is wrong, and where."""
+"""Errors that are ignored here, since reading the rows later reports them with their place."""
 
 
 def sorted_keys(files: Sequence[DataFile], schema: Schema) -> Iterator[pa.RecordBatch] | None:
-    """The keys of files whose statistics say that row groups follow each other; None for others."""
+    """Returns the keys of Parquet files whose statistics suggest that they are sorted, else None."""
     if any(file.kind != "parquet" for file in files):
         return None
     try:
@@ -292,12 +307,12 @@ def _seem_sorted(files: Sequence[DataFile], name: str) -> bool:
 
 
 def _bounds(metadata: pq.FileMetaData, name: str) -> Iterator[tuple[Any, Any] | None]:
-    """The smallest and largest value of a column in each row group that has rows; None where not known."""
+    """Yields the least and greatest value of a column for each row group with rows, or None if unknown."""
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     for group in (group for group in groups if group.num_rows):
         columns = map(group.column, range(group.num_columns))
-        found = next((one.statistics for one in columns if one.path_in_schema == name), None)
-        yield None if found is None or not found.has_min_max else (found.min, found.max)
+        statistics = next((chunk.statistics for chunk in columns if chunk.path_in_schema == name), None)
+        yield None if statistics is None or not statistics.has_min_max else (statistics.min, statistics.max)
 
 
 def _keys(files: Sequence[DataFile], schema: Schema) -> Iterator[pa.RecordBatch]:
@@ -313,7 +328,10 @@ def _keys(files: Sequence[DataFile], schema: Schema) -> Iterator[pa.RecordBatch]
 def leaf_counts(
     keys: Iterator[pa.RecordBatch], schema: Schema, lookup: LeafLookup, *, by_leaf: bool
 ) -> npt.NDArray[np.int64] | None:
-    """How many rows each leaf has; None if rows are not in order: of leaves, `by_leaf`, and of keys."""
+    """Returns the number of rows of each leaf, or None if a key is null or the rows are not in key order.
+
+    With `by_leaf`, also None if the rows are not in the order of the leaves.
+    """
     counts = np.zeros(len(lookup.leaf_ids), np.int64)
     order, leaf = InOrder(schema), 0
     try:
@@ -331,7 +349,7 @@ def leaf_counts(
 
 
 class InOrder:
-    """Whether batches that have rows come in the order of their keys."""
+    """A check that batches, all with rows, come in the order of their keys."""
 
     def __init__(self, schema: Schema) -> None:
         self._fields = schema.key_fields
@@ -348,8 +366,10 @@ class InOrder:
         return follows and is_ascending(keys)
 
     def checked(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same batches; `InvalidData` when they are not in order."""
+        """Yields the same batches. Raises `InvalidData` if they are not in key order."""
         for batch in batches:
             if batch.num_rows and not self.goes_on(batch):
-                raise InvalidData("the rows are not in the order in which they were a moment ago")
+                raise InvalidData(
+                    "the rows are no longer in key order: the files were changed during the load"
+                )
             yield batch

@@ -113,7 +113,7 @@ def test_odd_values_are_written_as_they_are(instance: dm.Instance, url: str) -> 
             answer = client.post("/v1/sql", json={"statement": statement})
             assert json.loads(answer.text) == {"v": in_json}, expression
             if any(one in expression for one in NOT_IN_PARQUET):
-                with pytest.raises(InvalidInput, match="Parquet has not all of these types"):
+                with pytest.raises(InvalidInput, match="Parquet does not support all of these types"):
                     written(instance, statement, "parquet")
                 with pytest.raises(InvalidQuery, match="'v' has intervals, which Polars does not have"):
                     instance.sql(statement).pl()
