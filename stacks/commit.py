@@ -19,7 +19,7 @@ from stacks.instance_stack import InstanceStack
 
 
 class CommitStack(InstanceStack):
-    """A stack with the commit queues and the committer. A table's queue follows from its number in `queues`."""
+    """The commit queues and the committer. A table's queue follows from its number in `queues`."""
 
     def __init__(self, scope: Construct, foundation: Foundation, commit: CommitSettings) -> None:
         super().__init__(

@@ -96,7 +96,7 @@ class Dormouse(Construct):
     def let_in(
         self, role: iam.Role, security_group: ec2.SecurityGroup, *, login: ClientRole = "dormouse_read"
     ) -> dict[str, str]:
-        """Lets clients with this role and group, in the instance's VPC or a peered one, use tables.
+        """Allows clients with this role and group, in the instance's VPC or a peered one, to use tables.
 
         The login `dormouse_read` reads; `dormouse_run` also changes rows and sends commit requests;
         `dormouse_owner` also creates and drops tables. Returns the environment variables for the client.

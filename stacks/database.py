@@ -164,7 +164,7 @@ class DatabaseStack(InstanceStack):
     def let_in(
         self, role: str, security_group: ec2.SecurityGroup, grantee: iam.Role, *, to_rows: bool = False
     ) -> None:
-        """Lets a security group and an IAM role of another stack connect as a database role.
+        """Allows a security group and an IAM role of another stack to connect as a database role.
 
         `to_rows` includes the clusters that only index row tables.
         """
@@ -174,7 +174,7 @@ class DatabaseStack(InstanceStack):
         grantee.add_to_policy(iam.PolicyStatement(actions=["rds-db:connect"], resources=users))
 
     def let_in_as_administrator(self, security_group: ec2.SecurityGroup, grantee: iam.Role) -> None:
-        """Lets both connect to the cluster, not through a proxy, as the master user, also with a token."""
+        """Allows both to connect to the cluster itself as the master user, also with a token."""
         users = user_arns(
             cdk.Stack.of(grantee), self.fact(cdk.Stack.of(grantee), "resource"), [ADMINISTRATOR]
         )
