@@ -98,7 +98,7 @@ class Monitors:
         self._function(name, function, ERRORS_HOUR_MAX, self._when(severity, _fails(name), 60))
 
     def scheduled(self, name: str, function: lambda_.IFunction, every_minutes: int) -> None:
-        """Adds a scheduled lambda, with an alarm for two failures among three calls, which are not retried."""
+        """Adds a scheduled lambda, with an alarm for two failures in three calls; none is retried."""
         when = self._when("Warning", _fails(name), max(every_minutes, SCHEDULED_MINUTES_MIN), 3)
         self._function(name, function, 0, {**when, "datapoints_to_alarm": 2})
 
@@ -280,7 +280,7 @@ class Monitors:
             self._custom(f"Query {name.lower()}", used, QUERY_PERCENT_MAX, when)
 
     def _oldest(self, name: str, queue: sqs.IQueue, seconds_max: int) -> None:
-        """Adds an alarm for the oldest message, only while the database has metrics: a pause keeps messages."""
+        """Adds an alarm for the oldest message, while the database has metrics: a pause keeps messages."""
         waiting = cloudwatch.MathExpression(
             expression="IF(FILL(connections, -1) >= 0, age, 0)",
             using_metrics={

@@ -144,7 +144,7 @@ class QueryTask(Construct):
         acknowledge(self._starter, "AwsSolutions-IAM5[Resource::*]", "the token for ECR knows no resource")
 
     def environment(self) -> Mapping[str, str]:
-        """The environment of `dormouse serve`, without its token."""
+        """Returns the environment of `dormouse serve`, without its token."""
         query, database = self._query, self._foundation.database
         limits = {
             "QUERIES_MAX": query.queries_max,

@@ -109,7 +109,7 @@ class SparkRuns(Construct):
         self.state_machine.node.add_dependency(role)
 
     def _log_name(self) -> str:
-        """The name of the log group, unique by the id. Its prefix needs no policy for each log group."""
+        """Returns the name of the log group, unique by the id. Its prefix needs no policy for each log group."""
         stack = cdk.Stack.of(self)
         unique = cdk.Fn.select(2, cdk.Fn.split("/", stack.stack_id))
         return f"/aws/vendedlogs/states/{stack.stack_name}-{unique}"
@@ -128,7 +128,7 @@ class SparkRuns(Construct):
             "$.created",
         )
         created.add_retry(errors=SERVICE_ERRORS, max_attempts=TRIES_MAX, jitter_strategy=sfn.JitterType.FULL)
-        # A retry gets the work that the failed try assigned to the run, so that it need not wait for its deadline.
+        # A retry gets the work that the failed try assigned to the run, without waiting for its deadline.
         created.add_retry(max_attempts=CREATE_TRIES_MAX, interval=cdk.Duration.seconds(CREATE_WAIT_SECONDS))
         begin = sfn.Pass(self, "Begin", result=sfn.Result.from_object({"count": {"looks": 0}}))
         has_work = sfn.Condition.and_(
