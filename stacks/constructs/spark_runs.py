@@ -109,7 +109,7 @@ class SparkRuns(Construct):
         self.state_machine.node.add_dependency(role)
 
     def _log_name(self) -> str:
-        """Returns the name of the log group, unique by the id. Its prefix needs no policy for each log group."""
+        """Returns the unique name of the log group. Its prefix needs no policy for each log group."""
         stack = cdk.Stack.of(self)
         unique = cdk.Fn.select(2, cdk.Fn.split("/", stack.stack_id))
         return f"/aws/vendedlogs/states/{stack.stack_name}-{unique}"
