@@ -1,4 +1,4 @@
-"""Who read or wrote which object: CloudTrail's data events of the data bucket."""
+"""The audit log: CloudTrail's data events for each access to an object of the data bucket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stacks.instance_stack import InstanceStack
 
 
 class AuditStack(InstanceStack):
-    """A trail of its own, without management events, as an account has the free trail of these elsewhere."""
+    """A stack with a trail of data events. An account has its free trail of management events elsewhere."""
 
     def __init__(self, scope: Construct, foundation: Foundation, audit: AuditSettings) -> None:
         super().__init__(scope, "audit", foundation.settings, description="data events", stateful=True)
@@ -60,7 +60,7 @@ class AuditStack(InstanceStack):
             minimum_tls_version=1.2,
             block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
             object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
-            versioned=True,  # what is overwritten or deleted stays for as long
+            versioned=True,  # overwritten or deleted logs stay as long
             lifecycle_rules=[
                 s3.LifecycleRule(
                     expiration=cdk.Duration.days(days), noncurrent_version_expiration=cdk.Duration.days(days)

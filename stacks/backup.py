@@ -21,8 +21,11 @@ POLICIES = ("AWSBackupServiceRolePolicyForBackup", "AWSBackupServiceRolePolicyFo
 
 
 class BackupStack(InstanceStack):
-    """Snapshots of the database, since a plan with more would change how Aurora itself backs up; the bucket
-    continuously, so that it can be restored to the moment of a snapshot."""
+    """A stack with backups: daily snapshots of the database, and a continuous backup of the bucket.
+
+    The bucket can be restored to the moment of any snapshot. A continuous backup of the database would change
+    Aurora's own backups.
+    """
 
     def __init__(self, scope: Construct, foundation: Foundation, settings: BackupSettings) -> None:
         super().__init__(scope, "backup", foundation.settings, description="AWS Backup", stateful=True)
@@ -40,7 +43,7 @@ class BackupStack(InstanceStack):
             self._plan("Objects", foundation.storage.data_bucket.bucket_arn, None)
 
     def _vault_name(self) -> str:
-        """One of its own for each stack that there ever is, as the vault outlives it."""
+        """Returns a name that is unique for each stack ever created, as the vault outlives its stack."""
         own = cdk.Fn.select(0, cdk.Fn.split("-", cdk.Fn.select(2, cdk.Fn.split("/", self.stack_id))))
         return f"dormouse-{self.settings.id}-{own}"
 
@@ -65,7 +68,7 @@ class BackupStack(InstanceStack):
         return [backup.BackupPlanCopyActionProps(destination_backup_vault=there, delete_after=kept)]
 
     def _plan(self, what: str, resource: str, copies: list[backup.BackupPlanCopyActionProps] | None) -> None:
-        """A plan with one rule: daily snapshots of the database, or all moments of the bucket."""
+        """Adds a plan with one rule: daily snapshots of the database, or continuous backup of the bucket."""
         is_bucket = what == "Objects"
         rule = backup.BackupPlanRule(
             rule_name=what,
@@ -74,7 +77,7 @@ class BackupStack(InstanceStack):
             start_window=cdk.Duration.hours(1),
             completion_window=cdk.Duration.days(
                 7 if is_bucket else 1
-            ),  # the first of a large bucket takes long
+            ),  # the first backup of a large bucket takes long
             delete_after=cdk.Duration.days(self._backup.retention_days),
             enable_continuous_backup=is_bucket,
             recovery_point_tags={INSTANCE_TAG: self.settings.id, **self.settings.tags},

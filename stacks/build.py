@@ -1,6 +1,6 @@
-"""Builds what the instances of an own app upload: `python -m dormouse_cdk.build` in the folder of the app.
+"""The command `python -m dormouse_cdk.build`, which builds the files that another CDK app uploads.
 
-In a checkout `make lambdas emr-package query-image` does the same.
+Run it in the folder of the app. In a checkout, `make lambdas emr-package query-image` does the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PARTS = ("lambdas", "emr-package", "query-image")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, or 1 for what cannot be built; what is there already, and has not changed, is left."""
+    """Builds missing and changed parts; returns 0, or 1 when a part cannot be built."""
     parser = argparse.ArgumentParser(
         prog="python -m dormouse_cdk.build", description="Builds what an instance uploads."
     )
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _build(part: str, architecture: Literal["arm64", "x86_64"], into: Path) -> None:
     if str(SOURCES) not in sys.path:
-        sys.path.insert(0, str(SOURCES))  # of this process, which does nothing else
+        sys.path.insert(0, str(SOURCES))  # affects this process only, which ends after the build
     from emr.build import build as build_archive
     from lambdas.build import build as build_lambdas
     from query_image.build import build as build_image

@@ -19,7 +19,7 @@ from stacks.instance_stack import InstanceStack
 
 
 class CommitStack(InstanceStack):
-    """`queues` in the order of their numbers, from which a table's queue follows."""
+    """The commit queues and the committer. A table's queue follows from its number in `queues`."""
 
     def __init__(self, scope: Construct, foundation: Foundation, commit: CommitSettings) -> None:
         super().__init__(
@@ -41,8 +41,10 @@ class CommitStack(InstanceStack):
             object_actions=["s3:GetObject", "s3:PutObject"],
         )
         self.function = applies.function
-        foundation.storage.allow_deletion(applies.role, "commits")  # large requests, once they are applied
-        foundation.storage.allow_deletion(applies.role, "owner/now")  # and what announces these deletions
+        foundation.storage.allow_deletion(applies.role, "commits")  # large requests, after they were applied
+        foundation.storage.allow_deletion(
+            applies.role, "owner/now"
+        )  # and the announcements of these deletions
         self.mappings = [self._mapping(queue, commit) for queue in self.queues]
         self.describe(
             CommitResources(
@@ -60,7 +62,7 @@ class CommitStack(InstanceStack):
             visibility_seconds=min(commit.visibility_seconds, VISIBILITY_SECONDS_MAX),
             retention_days=commit.retention_days,
             receives_max=commit.receives_max,
-            removal_policy=self.removal_policy,  # should there be fewer queues, with what is in them
+            removal_policy=self.removal_policy,  # keeps queues, with their messages, that the settings drop
         )
 
     def _mapping(self, queue: Queue, commit: CommitSettings) -> event_sources.SqsEventSource:

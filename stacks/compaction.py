@@ -1,4 +1,4 @@
-"""Compaction on a schedule: jobs are made in the VPC, and run by Spark on EMR."""
+"""Scheduled compaction: a lambda in the VPC creates jobs, and Spark on EMR runs them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack
 
 LOG_PREFIX = "logs/emr"
-"""Beside the data, which has its own prefix."""
+"""The prefix of logs in the data bucket, outside the prefix of the data."""
 
 SPARK_OBJECT_ACTIONS = [
     "s3:AbortMultipartUpload",
@@ -39,7 +39,7 @@ CALL_MEMORY_MB = 256
 
 
 class CompactionStack(InstanceStack):
-    """`functions` run what others make, too: they take any list of the object store."""
+    """A stack with scheduled compaction. Its `functions` also run the lists of work of other stacks."""
 
     def __init__(self, scope: Construct, foundation: Foundation, compaction: CompactionSettings) -> None:
         super().__init__(scope, "compaction", foundation.settings, description="compaction on EMR")
@@ -59,7 +59,7 @@ class CompactionStack(InstanceStack):
         self.emr.allow_cancel(cancel)
         self.functions = RunFunctions(submit.function, follow.function, cancel.function, report.function)
         for function in (submit, follow, cancel, report):
-            # Maintenance uses them: it can be switched off when its coming did not change this stack.
+            # Exported always, so that maintenance can be added and removed without changing this stack.
             self.export_value(function.function.function_arn)
         self.runs = SparkRuns(
             self,

@@ -1,4 +1,4 @@
-"""An instance as a construct, for an own CDK app."""
+"""A construct for an instance in any CDK app."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ ClientRole = Literal["dormouse_read", "dormouse_run", "dormouse_owner"]
 class Dormouse(Construct):
     """The stacks `dormouse-<id>-<name>` of one instance, within an app, a Stage or a construct of these.
 
-    `settings` are those of a file of config/ as a dictionary, or what `dormouse.settings.config_file.load`
-    gives. What is uploaded is taken from the folder `build`, where `python -m dormouse_cdk.build` puts it;
-    placeholders stand in for what is not there, which is a warning, and a deploy of them is refused.
+    `settings` is a dictionary like a file of config/, or the result of `dormouse.settings.config_file.load`.
+    The files to upload are in the folder `build`, where `python -m dormouse_cdk.build` puts them.
+    Placeholders stand in for missing files: the construct then warns, and refuses to be deployed.
 
-    The templates are those that Dormouse's own app makes, whatever feature flags of the CDK the app has.
-    Raises InvalidInput, a line for each thing that is wrong with the settings.
+    The templates equal those of Dormouse's own app, whatever CDK feature flags the app has. Raises
+    InvalidInput, with one line for each error in the settings.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Dormouse(Construct):
 
     @property
     def subnets(self) -> ec2.SubnetSelection:
-        """The isolated or private subnets in which the instance is."""
+        """The isolated or private subnets of the instance."""
         return ec2.SubnetSelection(subnets=self._foundation.network.placement.subnets)
 
     @property
@@ -80,7 +80,7 @@ class Dormouse(Construct):
 
     @property
     def database_security_group(self) -> ec2.ISecurityGroup:
-        """Of the cluster, and of an RDS Proxy; `let_in` opens it."""
+        """The security group of the cluster and of an RDS Proxy; `let_in` opens it."""
         return self._foundation.database.security_group
 
     @property
@@ -90,16 +90,16 @@ class Dormouse(Construct):
 
     @property
     def dead_letters(self) -> list[sqs.IQueue]:
-        """Of each of the commit queues."""
+        """The dead-letter queue of each commit queue."""
         return [queue.dead_letters for queue in self._commit.queues] if self._commit else []
 
     def let_in(
         self, role: iam.Role, security_group: ec2.SecurityGroup, *, login: ClientRole = "dormouse_read"
     ) -> dict[str, str]:
-        """Lets what has this role and this group, in the instance's VPC or one peered with it, use tables.
+        """Allows clients with this role and group, in the instance's VPC or a peered one, to use tables.
 
-        As `dormouse_read` it reads; as `dormouse_run` it changes rows and sends commit requests, too; as
-        `dormouse_owner` it also makes and drops tables. Gives the environment that Dormouse needs there.
+        The login `dormouse_read` reads; `dormouse_run` also changes rows and sends commit requests;
+        `dormouse_owner` also creates and drops tables. Returns the environment variables for the client.
         """
         stack = cdk.Stack.of(role)
         database, storage = self._foundation.database, self._foundation.storage
@@ -135,7 +135,7 @@ def _let_send(role: iam.Role, commit: CommitStack) -> dict[str, str]:
 
 
 def _check_place(stage: cdk.Stage | None, settings: DeploymentSettings) -> None:
-    """A Stage says where stacks go whose settings do not; each instance there has an id of its own."""
+    """Raises `InvalidInput` without a Stage, for a region without certificates, or for an id in use there."""
     if stage is None:
         raise InvalidInput(f"{settings.id}: an instance is made in an app or a Stage, and this is in none")
     region = settings.region or stage.region
@@ -146,7 +146,7 @@ def _check_place(stage: cdk.Stage | None, settings: DeploymentSettings) -> None:
 
 
 def _instances(scope: IConstruct) -> Iterator[str]:
-    """The ids of those that have stacks here, without looking into stacks and other Stages."""
+    """Yields the ids of the instances in a scope, without descending into stacks and other Stages."""
     for child in scope.node.children:
         if isinstance(child, InstanceStack):
             yield child.settings.id

@@ -1,4 +1,4 @@
-"""The copy in another region: a bucket that the data bucket's objects go to, a vault for snapshots."""
+"""The copy in another region: a bucket to which all objects are replicated, and a vault for snapshots."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from stacks.instance_stack import KEPT, InstanceStack
 
 
 class CopyStack(InstanceStack):
-    """What is deleted at home stays as an earlier version for a day longer than the oldest snapshot.
+    """A stack with the copy. It keeps deleted objects as earlier versions, a day longer than snapshots.
 
-    All of it outlives the stack, also that of an instance that may be destroyed: what ends an instance must
-    not end its copy.
+    All of it outlives the stack, even for an instance that may be destroyed, as destroying an instance must
+    not destroy its copy.
     """
 
     removal_policy = KEPT

@@ -26,11 +26,11 @@ from stacks.instance_stack import KEPT, InstanceStack
 from stacks.network import NetworkStack
 
 PORT = 5433
-"""Not the default, which scanners know."""
+"""A port other than the default, which scanners try first."""
 
 NAME = "dormouse"
 ROWS_NAME = "dormouse_rows"
-"""The database of indexes in a cluster of their own; `dormouse_rows_1` and on in the instance's."""
+"""The database of indexes in a cluster of their own. In the instance's cluster, a number is appended."""
 
 ADMINISTRATOR = "dormouse_admin"
 """The master user, whose password RDS keeps and rotates; only the migrations use it."""
@@ -41,17 +41,22 @@ READ_ROLE = "dormouse_read"
 ROLES = (RUN_ROLE, OWNER_ROLE, READ_ROLE)
 
 Fact = Literal["cluster", "resource", "endpoint", "host", "login", "secret", "key"]
-"""Its identifier, and that of IAM; its endpoint, where clients connect to, the resource that IAM lets them
-log in to, and the ARNs of the master user's secret and of the key that it is encrypted with."""
+"""The facts about the database that other stacks read.
+
+- `cluster`, `resource`: the identifiers of the cluster in RDS and in IAM
+- `endpoint`: the endpoint of the cluster
+- `host`, `login`: the host that clients connect to, and the resource that IAM lets them log in to
+- `secret`, `key`: the ARNs of the master user's secret and of its encryption key
+"""
 
 
 def parameters(idle_session_seconds: int) -> dict[str, str]:
-    """Cluster parameters, with the units of PostgreSQL."""
+    """Returns the cluster parameters, in the units of PostgreSQL."""
     return {
         "rds.force_ssl": "1",
         "track_commit_timestamp": "1",
         "idle_session_timeout": str(idle_session_seconds * 1_000),
-        # The file tables change all the time: small and frequent rounds keep them from bloating.
+        # The file tables change constantly: small and frequent rounds prevent bloat.
         "autovacuum_naptime": "15",
         "autovacuum_max_workers": "6",
         "autovacuum_vacuum_scale_factor": "0.05",
@@ -63,7 +68,7 @@ def parameters(idle_session_seconds: int) -> dict[str, str]:
 
 
 class DatabaseStack(InstanceStack):
-    """Roles log in with IAM tokens over TLS; a role that is not let in does not come near."""
+    """The stack of the database. Roles log in with IAM tokens over TLS; only `let_in` opens the network."""
 
     def __init__(
         self, scope: Construct, settings: DeploymentSettings, network: NetworkStack, assets: Assets
@@ -95,31 +100,31 @@ class DatabaseStack(InstanceStack):
 
     @property
     def port(self) -> int:
-        """That of the proxy if there is one."""
+        """The port for clients: that of the proxy, or of the cluster when there is none."""
         return PORT if self.proxy is None else self.proxy.port
 
     def fact(self, stack: cdk.Stack, name: Fact) -> str:
-        """What another stack needs to know of this one.
+        """Returns a fact about this database for another stack.
 
-        By a parameter, which each deploy reads anew: an export that others use can not change, and so no
-        cluster be replaced, as by one from a snapshot.
+        It is passed in an SSM parameter, which each deploy reads again. An export cannot change while another
+        stack uses it, which would prevent replacing the cluster, for example by one from a snapshot.
         """
         stack.add_stack_dependency(self, "parameters of the database")
         return ssm.StringParameter.value_for_string_parameter(stack, self._parameter_name(name))
 
     def dsn(self, stack: cdk.Stack, role: str) -> str:
-        """What clients of another stack connect with."""
+        """Returns the connection string for clients of another stack."""
         proxy = "" if self.proxy is None else "&proxy=true"
         return f"rds-iam://{role}@{self.fact(stack, 'host')}:{self.port}/{NAME}?region={stack.region}{proxy}"
 
     def row_indexes(self, stack: cdk.Stack) -> list[str]:
-        """Where row tables are indexed: `host:port/database` of each."""
+        """Returns the databases in which row tables are indexed, as `host:port/database`."""
         hosts = (self._row_fact(stack, number, "host") for number in self._row_numbers)
         own = [f"{host}:{PORT}/{ROWS_NAME}" for host in hosts]
         return own or [f"{self.fact(stack, 'host')}:{self.port}/{name}" for name in self.row_databases]
 
     def _own_row_indexes(self) -> list[str]:
-        """The same, within this stack."""
+        """Returns the same for use within this stack."""
         host = self.cluster.cluster_endpoint.hostname if self.proxy is None else self.proxy.endpoint
         return [
             *(f"{host}:{self.port}/{name}" for name in self.row_databases),
@@ -134,20 +139,23 @@ class DatabaseStack(InstanceStack):
         return [f"{ROWS_NAME}_{number}" for number in range(1, count + 1)]
 
     def row_index_dsns(self, stack: cdk.Stack, role: str) -> str:
-        """What `DORMOUSE_ROW_INDEXES` is for clients of another stack."""
+        """Returns the value of `DORMOUSE_ROW_INDEXES` for clients of another stack."""
         proxied = self.proxy is not None and bool(self.row_databases)
         more = f"?region={stack.region}{'&proxy=true' if proxied else ''}"
         return " ".join(f"rds-iam://{role}@{where}{more}" for where in self.row_indexes(stack))
 
     def row_cluster_facts(self, stack: cdk.Stack) -> list[dict[str, str]]:
-        """Of each cluster of row tables' own its host, and the secret of its master user."""
+        """Returns the host and the master user's secret of each cluster that only indexes row tables."""
         return [
             {name: self._row_fact(stack, number, name) for name in ("host", "secret")}
             for number in self._row_numbers
         ]
 
     def logins(self, stack: cdk.Stack, role: str, *, to_rows: bool) -> list[str]:
-        """What `rds-db:connect` needs for a database role; also to what row tables have of their own."""
+        """Returns the ARNs that `rds-db:connect` needs for a database role.
+
+        `to_rows` includes the clusters that only index row tables.
+        """
         users = user_arns(stack, self.fact(stack, "login"), [role])
         for number in self._row_numbers if to_rows else ():
             users += user_arns(stack, self._row_fact(stack, number, "resource"), [role])
@@ -156,15 +164,17 @@ class DatabaseStack(InstanceStack):
     def let_in(
         self, role: str, security_group: ec2.SecurityGroup, grantee: iam.Role, *, to_rows: bool = False
     ) -> None:
-        """Lets a security group and an IAM role of another stack connect as a database role; also to what
-        row tables have of their own."""
+        """Allows a security group and an IAM role of another stack to connect as a database role.
+
+        `to_rows` includes the clusters that only index row tables.
+        """
         users = self.logins(cdk.Stack.of(grantee), role, to_rows=to_rows)
         ports = self.client_ports if to_rows else ec2.Port.tcp(self.port)
         security_group.connections.allow_to(self.security_group, ports, "the database")
         grantee.add_to_policy(iam.PolicyStatement(actions=["rds-db:connect"], resources=users))
 
     def let_in_as_administrator(self, security_group: ec2.SecurityGroup, grantee: iam.Role) -> None:
-        """Lets both connect to the cluster itself, past a proxy, as the master user; it may need a token."""
+        """Allows both to connect to the cluster itself as the master user, also with a token."""
         users = user_arns(
             cdk.Stack.of(grantee), self.fact(cdk.Stack.of(grantee), "resource"), [ADMINISTRATOR]
         )
@@ -176,9 +186,9 @@ class DatabaseStack(InstanceStack):
 
     @property
     def client_ports(self) -> ec2.Port:
-        """Of the cluster or its proxy, and of row tables' own clusters, which have none, all in one group.
+        """Returns the range of ports of the cluster or its proxy, and of the clusters for row tables.
 
-        It is one rule, as a group has 60 at most.
+        It is one range, as a security group has at most 60 rules.
         """
         rows, has_proxy = self.settings.rows, self.settings.database.proxy
         if has_proxy and rows is not None and rows.own_clusters:
@@ -186,7 +196,7 @@ class DatabaseStack(InstanceStack):
         return ec2.Port.tcp(PROXY_PORT if has_proxy else PORT)
 
     def _let_clients_in(self) -> None:
-        """Those whom the settings name."""
+        """Opens the database to the clients in the settings."""
         settings, port = self.settings.database, self.client_ports
         for cidr in settings.client_cidrs:
             self.security_group.add_ingress_rule(ec2.Peer.ipv4(cidr), port, "clients")
@@ -195,7 +205,7 @@ class DatabaseStack(InstanceStack):
 
     @property
     def _row_numbers(self) -> range:
-        """Of the clusters of row tables' own."""
+        """The numbers of the clusters that only index row tables."""
         return range(1, len(self.row_clusters) + 1)
 
     def _row_fact(self, stack: cdk.Stack, number: int, name: str) -> str:
@@ -253,7 +263,7 @@ class DatabaseStack(InstanceStack):
         return cluster
 
     def _row_clusters(self) -> list[rds.DatabaseCluster]:
-        """Serverless clusters of row tables' own: what they hold is made of objects again, and not kept."""
+        """Creates the serverless clusters that only index row tables. They are not kept."""
         rows = self.settings.rows
         if rows is None or not rows.own_clusters:
             return []
@@ -316,8 +326,10 @@ class DatabaseStack(InstanceStack):
 
     @staticmethod
     def _keep_with(cluster: rds.DatabaseCluster) -> None:
-        """What it is used by. A reader goes, as it holds nothing, and would cost on when the settings have
-        fewer of them."""
+        """Keeps the writer and the subnet group, which a kept cluster needs, when they leave the stack.
+
+        Readers are deleted: they hold no data, and would still cost money after the settings dropped them.
+        """
         for child in cluster.node.find_all():
             is_writer = isinstance(child, rds.CfnDBInstance) and "/Writer/" in child.node.path
             if is_writer or isinstance(child, rds.CfnDBSubnetGroup):
@@ -326,7 +338,7 @@ class DatabaseStack(InstanceStack):
 
     @staticmethod
     def _restore(cluster: rds.DatabaseCluster, snapshot: str) -> None:
-        """Made from the snapshot, with what it says; a new password is managed as before."""
+        """Creates the cluster from the snapshot, with its database and user; RDS manages the new password."""
         resource = cluster.node.default_child
         assert isinstance(resource, rds.CfnDBCluster)  # noqa: S101
         resource.snapshot_identifier = snapshot
@@ -334,7 +346,7 @@ class DatabaseStack(InstanceStack):
             resource.add_property_deletion_override(name)
 
     def _instance(self, name: str) -> rds.IClusterInstance:
-        # CloudFormation asks for a version when the settings' changes: what AWS has upgraded stays so.
+        # CloudFormation sends a version only when the settings change it, so that upgrades by AWS stay.
         settings = self.settings.database
         if isinstance(settings, ServerlessDatabase):
             return self._serverless(name)
@@ -346,7 +358,7 @@ class DatabaseStack(InstanceStack):
         )
 
     def _keep_logs(self) -> None:
-        """The log group that RDS would make, never to expire, when an instance begins to write."""
+        """Creates the log group, which RDS would otherwise create without an expiry."""
         name = f"/aws/rds/cluster/{self.cluster.cluster_identifier}/postgresql"
         logs = log_group(self, "Logs", days=self.settings.database.log_days, name=name)
         for child in self.cluster.node.find_all():

@@ -1,4 +1,4 @@
-"""What the optional stacks stand on."""
+"""The stacks that the optional stacks need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stacks.storage import StorageStack
 
 @dataclass(frozen=True)
 class Foundation:
-    """Always deployed, and never changed by what is deployed on it."""
+    """The stacks that are always deployed, and that optional stacks never change."""
 
     settings: DeploymentSettings
     assets: Assets

@@ -1,4 +1,4 @@
-"""Garbage collection on a schedule."""
+"""Scheduled garbage collection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the files are that are no modules of this package: cdk.json, and the sources of what is uploaded."""
+"""The folder of files that are not modules of this package: cdk.json, and the sources of uploaded files."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from pathlib import Path
 
 _INSTALLED = Path(__file__).parent / "sources"
 SOURCES = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[1]
-"""Where it is installed, a folder beside this file, which setup.py fills; else the checkout."""
+"""The folder beside this file that setup.py fills, when the package is installed; else the checkout."""

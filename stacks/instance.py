@@ -33,26 +33,26 @@ from stacks.tables import TablesStack
 
 
 def context() -> dict[str, Any]:
-    """That of cdk.json: what the CDK's own switches are set to, of which templates depend."""
+    """Returns the context of cdk.json, with the feature flags on which templates depend."""
     found: dict[str, Any] = json.loads((SOURCES / "cdk.json").read_text("utf-8"))["context"]
     return found
 
 
 def new_app(outdir: str | None = None) -> cdk.App:
-    """An app with the context of cdk.json, which the CLI would give it."""
-    # What differs from machine to machine stays out of what is synthesized.
+    """Returns an app with the context of cdk.json, as the CDK command line would make it."""
+    # The output must not depend on the machine.
     return cdk.App(context=context(), outdir=outdir, analytics_reporting=False, stack_traces=False)
 
 
 def build(settings: DeploymentSettings, *, assets: Assets, app: cdk.App | None = None) -> cdk.App:
-    """The stacks that the settings have; a deploy is refused while placeholders stand in for files."""
+    """Builds the stacks of the settings; refuses deploys while placeholders stand in for files."""
     app = app or new_app()
     stacks_of(settings, assets, app)
     return app
 
 
 def stacks_of(settings: DeploymentSettings, assets: Assets, app: Construct) -> tuple[Foundation, Watched]:
-    """The same within an app, a Stage, or a construct of one."""
+    """Builds the stacks within an app, a Stage or a construct of these."""
     network = NetworkStack(app, settings)
     copy = CopyStack(app, settings, names) if (names := copy_names(settings)) else None
     storage = StorageStack(app, settings)
@@ -77,13 +77,13 @@ def stacks_of(settings: DeploymentSettings, assets: Assets, app: Construct) -> t
 
 
 def not_built(assets: Assets) -> str:
-    """The line for placeholders."""
+    """Returns the error line that names the commands to build missing files."""
     commands = ", ".join(assets.to_run)
     return f"placeholders stand in for what is not built, and a deploy is refused: run {commands}"
 
 
 def _optional(app: Construct, foundation: Foundation, migrate: MigrateStack) -> Watched:
-    """The stacks that have a table in the settings, and those that need a migrated database."""
+    """Builds the optional stacks that the settings ask for."""
     settings = foundation.settings
     commit = CommitStack(app, foundation, settings.commit) if settings.commit else None
     garbage = GarbageStack(app, foundation, settings.garbage) if settings.garbage else None

@@ -1,4 +1,4 @@
-"""What all stacks of an instance have in common."""
+"""The base class of all stacks of an instance."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from dormouse.settings.resources import (
 from stacks.constructs.role_names import RoleNames
 
 KEPT = cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE
-"""Kept, but when the deploy that made it fails: it would cost from then on, in no stack, and its name, where
-it has one, would be taken at the next try."""
+"""The policy of resources that are kept, except when the deploy that creates them fails.
+
+Else they would cost money outside any stack, and their names would be taken at the next deploy.
+"""
 
 
 class InstanceStack(cdk.Stack):
-    """The stack `dormouse-<id>-<name>`. A stateful one of a protected instance refuses to be deleted."""
+    """The stack `dormouse-<id>-<name>`. A protected instance's stateful stacks refuse to be deleted."""
 
     def __init__(
         self,
@@ -56,26 +58,26 @@ class InstanceStack(cdk.Stack):
 
     @cached_property
     def is_awake(self) -> cdk.CfnCondition:
-        """Whether the instance is wanted to run, as CloudFormation reads it at each deploy.
+        """The condition that the desired state is to run, which CloudFormation reads at each deploy.
 
-        So whatever makes it write schedules and mappings anew, as a change of tags does, leaves them as the
-        last pause or resume did. The state is there once `migrate` is deployed.
+        A deploy may rewrite schedules and mappings, for example when tags change. The condition leaves them
+        as the last pause or resume set them. The state exists after `migrate` is deployed.
         """
         state = ssm.StringParameter.value_for_string_parameter(self, state_parameter(self.settings.id))
         return cdk.CfnCondition(self, "IsAwake", expression=cdk.Fn.condition_equals(state, "running"))
 
     @property
     def removal_policy(self) -> cdk.RemovalPolicy:
-        """What becomes of stateful resources that leave their stack; see KEPT."""
+        """The removal policy of stateful resources; see KEPT."""
         return KEPT if self.settings.protected else cdk.RemovalPolicy.DESTROY
 
     def describe(self, resources: Described) -> None:
-        """Writes the SSM parameter from which commands learn what this stack deployed."""
+        """Writes the SSM parameter that tells commands what this stack deployed."""
         ssm.StringParameter(
             self,
             "Resources",
             parameter_name=resources_parameter(self.settings.id, self.name),
             string_value=self.to_json_string(resources.model_dump(mode="json")),
-            # More than 4 KB, as of many queues, do not fit the standard tier.
+            # The standard tier takes at most 4 KB, and many queues need more.
             tier=ssm.ParameterTier.INTELLIGENT_TIERING,
         )

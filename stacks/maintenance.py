@@ -1,4 +1,4 @@
-"""Upkeep on a schedule. What it finds to split runs on Spark, where compaction is deployed."""
+"""Scheduled maintenance. Splits run on Spark when compaction is deployed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stacks.instance_stack import InstanceStack
 
 
 class MaintenanceStack(InstanceStack):
-    """`runs` is None without compaction, which submits them; then the schedule calls the lambda."""
+    """Scheduled maintenance as a stack. Without compaction `runs` is None: the schedule calls the lambda."""
 
     def __init__(
         self,

@@ -1,12 +1,15 @@
-"""Brings the schema and the roles of the database up to date, as a part of the deployment.
+"""Migrations of the schema and the roles of the database, as a part of the deployment.
 
-Two lambdas are the custom resource, as CloudFormation resolves no secrets for one: the first, outside of the
-VPC, reads the login of the master user, and hands the event with it to the second, which migrates and answers
-to CloudFormation through the S3 endpoint, so that the VPC needs no way to other AWS services. It may log in
-as the master user with a token, too: RDS may refuse the password once there are members of `rds_iam`. A
-database that is restored adopts the object store there, so it may read and write the instance's objects.
+The custom resource consists of two lambdas, as CloudFormation resolves no secrets for custom resources:
 
-The first also makes the desired state: as a resource it would be written anew with each change of tags.
+- The first, outside the VPC, reads the login of the master user and passes it on with the event.
+- The second, inside the VPC, migrates and answers to CloudFormation through the S3 endpoint. So the VPC needs
+  no way to other AWS services.
+
+The second may also log in as the master user with a token, as RDS may refuse the password when `rds_iam` has
+members. It may read and write the instance's objects, as a restored database adopts the object store there.
+
+The first lambda also creates the desired state. As a resource, it would be rewritten by each change of tags.
 """
 
 from __future__ import annotations
@@ -28,14 +31,14 @@ TIMEOUT_SECONDS = 900
 BEGIN_MEMORY_MB = 256
 BEGIN_SECONDS_MAX = 60
 QUEUED_SECONDS_MAX = 60
-"""An event that waits for Lambda any longer is dropped: it would migrate after CloudFormation gave up."""
+"""Older events are dropped, as they would migrate after CloudFormation gave up."""
 
 ANSWER_SECONDS_MAX = 2 * (BEGIN_SECONDS_MAX + QUEUED_SECONDS_MAX) + TIMEOUT_SECONDS
-"""After which CloudFormation gives up: when nothing can still be under way."""
+"""The timeout of CloudFormation, by which no lambda can still be running."""
 
 
 class MigrateStack(InstanceStack):
-    """`Migrations` changes with the migrations, and so has them applied."""
+    """A stack that migrates. Its property `Migrations` changes with the migrations, which applies them."""
 
     def __init__(self, scope: Construct, foundation: Foundation) -> None:
         settings, database = foundation.settings, foundation.database
@@ -73,7 +76,7 @@ class MigrateStack(InstanceStack):
                     "Port": str(PORT),
                     "Database": ROWS_NAME,
                     "Secret": facts["secret"],
-                    "Migrations": foundation.assets.migrations(),  # their roles are of these
+                    "Migrations": foundation.assets.migrations(),  # they have the roles of these migrations
                     "RowsOnly": "true",
                 },
             ).node.add_dependency(migration)
@@ -100,9 +103,7 @@ class MigrateStack(InstanceStack):
         let_out_to_s3(lambda_.security_group)
         foundation.database.let_in_as_administrator(lambda_.security_group, lambda_.role)
         foundation.storage.allow_objects(lambda_.role, ["s3:GetObject", "s3:PutObject"])
-        foundation.storage.allow_deletion(
-            lambda_.role, "owner/now"
-        )  # what the owner of before has left there
+        foundation.storage.allow_deletion(lambda_.role, "owner/now")  # leftovers of the previous owner
         return lambda_
 
     def _beginning(self, migrating: Function) -> Function:
@@ -144,7 +145,7 @@ class MigrateStack(InstanceStack):
 
 
 def _once(function: Function) -> None:
-    """One that comes again after CloudFormation rolled back would give the store to the wrong database."""
+    """Disables retries: a retry after a rollback would give the object store to the wrong database."""
     function.function.configure_async_invoke(
         retry_attempts=0, max_event_age=cdk.Duration.seconds(QUEUED_SECONDS_MAX)
     )

@@ -1,4 +1,4 @@
-"""A dashboard, alarms, and a budget, of what is deployed."""
+"""A dashboard, alarms and a budget for the deployed stacks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Watched(Switched):
 
 
 class MonitoringStack(InstanceStack):
-    """Nothing here is asked of the database itself, which may sleep."""
+    """A stack with monitoring. It never queries the database, which may be asleep."""
 
     def __init__(
         self, scope: Construct, foundation: Foundation, monitoring: MonitoringSettings, watched: Watched
@@ -55,7 +55,7 @@ class MonitoringStack(InstanceStack):
                 actions_enabled=True,
                 action=_telling(self.topic),
             ),
-            # An account has its dashboards in common to all regions.
+            # The regions of an account share the names of dashboards.
             dashboard_factory=monitors.DefaultDashboardFactory(
                 self, "Dashboards", dashboard_name_prefix=f"{name}-{self.region}"
             ),
@@ -133,7 +133,7 @@ class MonitoringStack(InstanceStack):
             watch.function("Change tables", self._function(tables, tables.change, "change"))
 
     def _queues(self, owner: InstanceStack, name: str, queue: Queue) -> tuple[sqs.IQueue, sqs.IQueue]:
-        """The queue and its dead letters, as known here."""
+        """Returns the queue and its dead-letter queue, as this stack refers to them."""
         key = name.lower().replace(" ", "-")
         scope = Construct(self, name)
         return (
@@ -156,7 +156,7 @@ class MonitoringStack(InstanceStack):
         return sfn.StateMachine.from_state_machine_arn(self, f"{owner.name}-runs", arn)
 
     def _budget(self, usd_month: float) -> None:
-        """Of what has the instance's tag, which must be active as a cost allocation tag."""
+        """Adds a budget for resources with the instance's tag, an active cost allocation tag."""
         made = budgets.CfnBudget
         to_topic = made.SubscriberProperty(subscription_type="SNS", address=self.topic.topic_arn)
         notices = [

@@ -1,4 +1,4 @@
-"""Where the database and the lambdas that work on it are: no way out but to S3."""
+"""The network of the database and its lambdas, whose only way out leads to S3."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ OBJECT_ACTIONS = [
     "s3:ListMultipartUploadParts",
     "s3:PutObject",
 ]
-"""With earlier versions, which `dormouse restore-objects` and `erase` need, run by people in the VPC."""
+"""Includes earlier versions, which `dormouse restore-objects` and `erase` need when run in the VPC."""
 
 
 class NetworkStack(InstanceStack):
-    """A VPC of its own or an existing one: `placement` is where in it.
+    """A stack with a new or an existing VPC; `placement` has the VPC and subnets.
 
-    Neither NAT nor interface endpoints, which cost by the hour even while all sleeps: what must call other
-    AWS services is outside of the VPC.
+    It has neither NAT nor interface endpoints, which cost money even while everything sleeps. Lambdas that
+    call other AWS services run outside the VPC.
     """
 
     def __init__(self, scope: Construct, settings: DeploymentSettings) -> None:
@@ -48,12 +48,12 @@ class NetworkStack(InstanceStack):
         if network.s3_endpoint == "create":
             self._let_out_to_s3()
         elif network.vpc_id is not None:
-            # CloudFormation takes no stack without resources; this one is nothing, and costs nothing.
+            # CloudFormation requires a resource in each stack; this one does nothing and costs nothing.
             cdk.CfnWaitConditionHandle(self, "Nothing")
 
     @property
     def availability_zones(self) -> list[str]:
-        """By number, as their names differ from account to account; the CDK would ask AWS for those."""
+        """The availability zones by number. Names differ by account, and the CDK would ask AWS for them."""
         return [cdk.Fn.select(zone, cdk.Fn.get_azs()) for zone in range(ZONES_MAX)]
 
     def _own(self, network: NetworkSettings) -> Placement:
@@ -68,11 +68,11 @@ class NetworkStack(InstanceStack):
                 ec2.SubnetConfiguration(
                     name="Isolated",
                     subnet_type=ec2.SubnetType.PRIVATE_ISOLATED,
-                    # A quarter each, so that one more leaves the others as they are.
+                    # A quarter each, so that adding a zone leaves the other subnets unchanged.
                     cidr_mask=int(network.cidr.rpartition("/")[2]) + 2,
                 )
             ],
-            restrict_default_security_group=False,  # Nothing is in it, and it would take a lambda.
+            restrict_default_security_group=False,  # The group is unused, and restricting it needs a lambda.
         )
         if network.availability_zones:
             acknowledge(vpc, "CloudFormation-Validate::W3010", "these zones are those of the settings")
@@ -98,7 +98,7 @@ class NetworkStack(InstanceStack):
             )
         ]
         for subnet in subnets:
-            # Its route table is only needed to make an endpoint.
+            # Only the creation of an endpoint needs its route table.
             cdk.Annotations.of(subnet).acknowledge_warning("@aws-cdk/aws-ec2:noSubnetRouteTableId")
         return Placement(vpc, subnets)
 
@@ -145,9 +145,9 @@ class NetworkStack(InstanceStack):
             )
 
     def _let_out_to_emr(self, endpoint: ec2.GatewayVpcEndpoint) -> None:
-        """To the buckets that clusters on EC2 need to start, as EMR documents them for private subnets."""
+        """Allows the buckets that EMR clusters on EC2 need to start, as EMR documents for private subnets."""
         data = [f"aws157-instance-data-{number}-prod-{self.region}" for number in (0, 1)]
-        # They have other names in one region, and which is ours may be known only when it is deployed.
+        # One region has other names, and the region may be known only at deployment.
         data += [f"aws157-instance-data-bucket-{number}-prod-ap-southeast-2" for number in (0, 1)]
         packages = [
             f"prod.{self.region}.appinfo.src",

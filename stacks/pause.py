@@ -1,4 +1,4 @@
-"""What keeps an instance as it is wanted: a lambda that looks by the hour, and when the database starts."""
+"""A lambda that restores the desired state of an instance, every hour and when the database starts."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from stacks.maintenance import MaintenanceStack
 from stacks.query import QueryStack
 
 LOOK_SECONDS = 540
-"""A message comes back after so long at least, until the cluster is stopped or wanted to run."""
+"""The least delay before a message returns; it does until the cluster stops or should run."""
 
 TIMEOUT_SECONDS = LOOK_SECONDS // VISIBILITY_FACTOR
 MEMORY_MB = 256
 MESSAGE_DAYS = 1
-"""For so long a message comes back, until it is a dead letter, of which an alarm tells."""
+"""The days for which a message returns before it becomes a dead letter, which raises an alarm."""
 
 STARTED = ["RDS-EVENT-0151", "RDS-EVENT-0153"]
-"""Somebody started the cluster; AWS started it, because it was stopped for too long."""
+"""The events of a cluster that a user started, and that AWS started after the longest stop."""
 
 
 @dataclass(frozen=True)
 class Switched:
-    """The optional stacks that a pause switches off."""
+    """The optional stacks that a pause turns off."""
 
     commit: CommitStack | None = None
     garbage: GarbageStack | None = None
@@ -66,11 +66,11 @@ KEEPS_MESSAGES = [
     "sqs:SendMessage",
     "sqs:TagQueue",
 ]
-"""Sent again, a message has its whole time once more; a tag of the queue says when they were."""
+"""Sending messages again restarts their retention; a tag of the queue records when that was done."""
 
 
 class PauseStack(InstanceStack):
-    """The rule stays on while the instance is paused: it is then that it has to do something."""
+    """A stack that enforces the desired state. Its rule stays on in a pause, when it is needed."""
 
     def __init__(
         self, scope: Construct, foundation: Foundation, pause: PauseSettings, switched: Switched
@@ -83,13 +83,13 @@ class PauseStack(InstanceStack):
             resource_name=cluster,
             arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
         )
-        # what a look finds switched on, and switches off, is over when the next one comes
+        # work that a look switched off has ended when the next look comes
         look_seconds = max(LOOK_SECONDS, self.settings.scheduled_seconds + 60 + 2 * SCHEDULED_SECONDS_MAX)
         self.queue = Queue(
             self,
             "Starts",
             visibility_seconds=look_seconds,
-            # Beyond its day, so that SQS does not forget it before it is a dead letter.
+            # Longer than a day, so that SQS does not delete a message before it is a dead letter.
             retention_days=2 * MESSAGE_DAYS,
             receives_max=MESSAGE_DAYS * 24 * 3600 // look_seconds,
         )
@@ -115,7 +115,7 @@ class PauseStack(InstanceStack):
             )
         )
         self.rule = self._rule(cluster_arn)
-        # Off, as when the instance is destroyed, it lets go of a running instance.
+        # When the rule is off, as while the instance is destroyed, the lambda ignores a running instance.
         lambda_.allow(["events:DescribeRule"], [self.rule.rule_arn])
         self.describe(
             PauseResources(
@@ -144,10 +144,12 @@ class PauseStack(InstanceStack):
             lambda_.role, [members], "which instance of the cluster writes changes; it only reads"
         )
 
-        lambda_.allow(["cloudwatch:GetMetricData"], ["*"])  # as X-Ray's actions, it knows no resources
+        lambda_.allow(
+            ["cloudwatch:GetMetricData"], ["*"]
+        )  # supports no resource-level permissions, like X-Ray's actions
 
     def _let_switch(self, lambda_: Function, switched: Switched) -> None:
-        """What starts work, and what tells whether some runs; to cancel any it has no right."""
+        """Allows the lambda to switch off what starts work, and to see, but not cancel, running work."""
         colon = cdk.ArnFormat.COLON_RESOURCE_NAME
         sleeping = [one for one in (switched.query, switched.access) if one]
         switches = [fact(one, self, "switch", one.switch.function.function_name) for one in sleeping]
@@ -181,7 +183,7 @@ class PauseStack(InstanceStack):
                 [self._arn("lambda", "function", one, colon) for one in called],
             ),
             (["states:ListExecutions"], machines),
-            # they may update their stacks, and only with another value of one parameter
+            # these lambdas may update their stacks, only with another value of one parameter
             (["lambda:InvokeFunction"], [self._arn("lambda", "function", one, colon) for one in switches]),
         ):
             if arns:

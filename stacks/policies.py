@@ -1,4 +1,4 @@
-"""Managed policies for people: who pauses and resumes the instance, and who reads its tables."""
+"""Managed policies: operators pause and resume the instance, and readers read its tables."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ LOOKS = [
     "sqs:GetQueueAttributes",
     "states:ListExecutions",
 ]
-"""What `dormouse pause`, `resume` and `status` look at."""
+"""The actions with which `dormouse pause`, `resume` and `status` read the state."""
 
 LETTERS = ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:ReceiveMessage", "sqs:SendMessage"]
 COLON = cdk.ArnFormat.COLON_RESOURCE_NAME
 
 
 class PoliciesStack(InstanceStack):
-    """Whoever looks after users, roles and permission sets attaches them."""
+    """A stack with the policies. Administrators attach them to users, roles and permission sets."""
 
     def __init__(self, scope: Construct, foundation: Foundation, watched: Watched) -> None:
         super().__init__(scope, "policies", foundation.settings, description="policies for people")
@@ -70,7 +70,7 @@ class PoliciesStack(InstanceStack):
             self._sessions(policy)
 
     def _sessions(self, policy: iam.ManagedPolicy) -> None:
-        """Port forwarding through the host for access: no shell there, and no host of others."""
+        """Allows port forwarding through the host for access, but no shell there, and no other host."""
         hosts = self.format_arn(service="ec2", resource="instance", resource_name="*")
         forwarding = self.format_arn(service="ssm", resource="document", resource_name=FORWARDING, account="")
         checked = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
@@ -113,7 +113,7 @@ class PoliciesStack(InstanceStack):
             _allow(policy, ["lambda:InvokeFunction"], functions)
 
     def _switches(self, policy: iam.ManagedPolicy) -> None:
-        """Schedules, mappings and the query service."""
+        """Allows switching schedules, mappings and the query service."""
         watched = self._watched
         rules = [
             self.format_arn(
@@ -152,7 +152,7 @@ class PoliciesStack(InstanceStack):
                 acknowledge_resources(policy, [stack], "who asks by name may be let in by the name only")
 
     def _runs(self, policy: iam.ManagedPolicy) -> None:
-        """What a pause ends when it takes too long, and what it stops."""
+        """Allows stopping the runs that outlast a pause, and the database."""
         for owner in (self._watched.compaction, self._watched.maintenance):
             if owner is None or owner.runs is None:
                 continue

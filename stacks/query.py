@@ -1,8 +1,8 @@
 """The query service: `dormouse serve` on Fargate, behind an internal load balancer.
 
-What costs without a query is in `awake`, which is there while the parameter `Running` is true: `dormouse
-pause` and `resume` update the stack with nothing but another value of it. What is free stays, and with it the
-name, the token and the security groups that clients know.
+Resources that cost money without queries are in `awake`, and exist while the parameter `Running` is true.
+`dormouse pause` and `resume` update only this parameter of the stack. Free resources stay, and with them the
+name, the token and the security groups that clients use.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from stacks.instance_stack import InstanceStack
 from stacks.storage import BALANCER_LOGS
 
 SERVICE = "query"
-"""Its name within its cluster, always the same: metrics and commands go by it."""
+"""The name of the service in its cluster, constant because metrics and commands use it."""
 
 HEALTH_PATH = "/health"
-"""Which asks nothing of the database, and so does not keep it awake."""
+"""A path that does not query the database, and so does not keep it awake."""
 
 STARTS_SECONDS_MAX = 120
 
 
 class QueryStack(InstanceStack):
-    """`cluster` and `target_group` are there whether it runs or sleeps."""
+    """A stack with the query service. `cluster` and `target_group` also exist while it sleeps."""
 
     def __init__(self, scope: Construct, foundation: Foundation, query: QuerySettings) -> None:
         super().__init__(scope, "query", foundation.settings, description="query service")
@@ -80,9 +80,9 @@ class QueryStack(InstanceStack):
             port=PORT,
             protocol=elbv2.ApplicationProtocol.HTTP,
             target_type=elbv2.TargetType.IP,
-            # Queries take from milliseconds to minutes: turns would pile them up.
+            # Queries take milliseconds to minutes: round robin would pile them up on one task.
             load_balancing_algorithm_type=elbv2.TargetGroupLoadBalancingAlgorithmType.LEAST_OUTSTANDING_REQUESTS,
-            # A task that ends gets no more requests, and lets its answers end first.
+            # A stopping task gets no more requests, and finishes its answers first.
             deregistration_delay=cdk.Duration.seconds(self._query.seconds_max),
             health_check=elbv2.HealthCheck(
                 path=HEALTH_PATH,
@@ -94,7 +94,7 @@ class QueryStack(InstanceStack):
         )
 
     def _clients(self) -> ec2.SecurityGroup:
-        """Of the load balancer: lets in whom the settings name."""
+        """Creates the security group of the load balancer, open to the clients in the settings."""
         group = closed_group(self, "BalancerGroup", self._placement.vpc, f"{self.stack_name}: load balancer")
         port = ec2.Port.tcp(self._query.port)
         for cidr in self._query.client_cidrs:
@@ -105,7 +105,7 @@ class QueryStack(InstanceStack):
         return group
 
     def _endpoints_group(self) -> ec2.SecurityGroup | None:
-        """Of the interface endpoints; None when the VPC has its own."""
+        """Creates the security group of the interface endpoints; None when the VPC has its own."""
         if self._query.endpoints == "existing":
             return None
         group = closed_group(
@@ -117,7 +117,7 @@ class QueryStack(InstanceStack):
     def _wake(
         self, clients: ec2.SecurityGroup, zone: route53.PrivateHostedZone, endpoints: ec2.SecurityGroup | None
     ) -> None:
-        """What is there while it runs."""
+        """Creates the resources that exist only while the service runs."""
         balancer = Balancer(
             self.awake,
             "Balancer",
@@ -164,7 +164,7 @@ class QueryStack(InstanceStack):
             propagate_tags=ecs.PropagatedTagSource.SERVICE,
         )
         service.attach_to_application_target_group(self.target_group)
-        service.node.add_dependency(self.task)  # with what its roles may do, and the ways that it has
+        service.node.add_dependency(self.task)  # includes the permissions of its roles, and its network rules
         scaling = service.auto_scale_task_count(min_capacity=query.tasks_min, max_capacity=query.tasks_max)
         scaling.scale_on_cpu_utilization("Cpu", target_utilization_percent=query.cpu_percent)
         scaling.scale_on_request_count(

@@ -22,11 +22,11 @@ from stacks.instance_stack import InstanceStack
 
 DATA_PREFIX = "data"
 BALANCER_LOGS = "query"
-"""Below this prefix of the access logs, the load balancer of the query service writes its own."""
+"""The prefix in the bucket of access logs for the logs of the query service's load balancer."""
 
 
 class StorageStack(InstanceStack):
-    """`objects` is the URL of the object store within the data bucket."""
+    """A stack with the buckets. `objects` is the URL of the object store within the data bucket."""
 
     def __init__(self, scope: Construct, settings: DeploymentSettings) -> None:
         super().__init__(scope, "storage", settings, description="buckets", stateful=True)
@@ -51,11 +51,13 @@ class StorageStack(InstanceStack):
             Replication(
                 self, "Replication", bucket=self.data_bucket, key=self.key, prefix=f"{DATA_PREFIX}/", to=copy
             )
-        self._tell()
+        self._export()
 
     def allow_objects(self, grantee: iam.Role | iam.ManagedPolicy, actions: Sequence[str]) -> None:
-        """Actions on the instance's objects, with the key that they need; names may always be listed, without
-        which S3 says "forbidden" of what is not there."""
+        """Allows actions on the instance's objects, and use of their key.
+
+        It also allows listing, without which S3 answers "forbidden" for missing objects.
+        """
         by_s3 = {"StringEquals": {"kms:ViaService": f"s3.{self.region}.{self.url_suffix}"}}
         key_actions = ["kms:Decrypt", *(["kms:GenerateDataKey"] if "s3:PutObject" in actions else [])]
         for allowed, resource, conditions in (
@@ -76,7 +78,7 @@ class StorageStack(InstanceStack):
         )
 
     def allow_deletion(self, role: iam.Role, folder: str) -> None:
-        """Of the instance's objects below one folder only."""
+        """Allows deletion of the instance's objects below one folder only."""
         below = f"{DATA_PREFIX}/{folder}/*"
         role.add_to_policy(
             iam.PolicyStatement(
@@ -88,7 +90,7 @@ class StorageStack(InstanceStack):
 
     def _access_logs(self) -> s3.Bucket:
         bucket = access_logs(self)
-        # Whether there is one or not, so that it can come and go without a change here.
+        # Always, so that the load balancer can come and go without a change here.
         bucket.add_to_resource_policy(
             iam.PolicyStatement(
                 sid="LoadBalancers",
@@ -118,8 +120,8 @@ class StorageStack(InstanceStack):
             removal_policy=self.removal_policy,
         )
 
-    def _tell(self) -> None:
-        """Exports all that other stacks may use, so that none of them changes this one."""
+    def _export(self) -> None:
+        """Exports everything that other stacks may use, so that adding one does not change this stack."""
         for bucket in (self.data_bucket, self.payload_bucket):
             self.export_value(bucket.bucket_arn)
             self.export_value(bucket.bucket_name)
@@ -137,7 +139,7 @@ class StorageStack(InstanceStack):
 
 
 def _balancers(region: str) -> list[iam.IPrincipal]:
-    """Who writes the logs of load balancers: older regions have had an account for it, and may still."""
+    """Returns the principals that write load balancer logs. Older regions use an AWS account for it."""
     service = iam.ServicePrincipal("logdelivery.elasticloadbalancing.amazonaws.com")
     known = None if cdk.Token.is_unresolved(region) else RegionInfo.get(region).elbv2_account
     return [service, iam.AccountPrincipal(known)] if known else [service]

@@ -1,4 +1,4 @@
-"""Tables by name, for people without a way to the database: lambdas that their command line calls."""
+"""Lambdas with which the command line works on tables, for people without access to the database."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from stacks.instance_stack import InstanceStack
 
 MEMORY_MB = 512
 TIMEOUT_SECONDS = 900
-"""A drop waits for up to ten minutes until nothing else uses the table, and deletes its objects then."""
+"""Long enough for a drop: up to ten minutes until the table is unused, then deleting its objects."""
 
 CONNECT_SECONDS_MAX = 60
-"""A person waits for a database that wakes."""
+"""Long enough for a database to wake while a person waits."""
 
 
 class TablesStack(InstanceStack):
-    """Two functions, as IAM tells who may look from who may change by the function that they may call.
+    """A stack with two functions, for reading and for changing tables, which IAM can permit separately.
 
-    Nothing but people calls them: they cost nothing else, and a pause leaves them.
+    Only people call them. They cost nothing when unused, so that a pause leaves them.
     """
 
     def __init__(self, scope: Construct, foundation: Foundation) -> None:

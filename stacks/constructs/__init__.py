@@ -1,1 +1,1 @@
-"""What the stacks are made of."""
+"""The constructs that the stacks use."""

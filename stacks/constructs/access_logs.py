@@ -1,4 +1,4 @@
-"""Where S3 writes who used a stack's buckets."""
+"""A bucket for the S3 access logs of a stack's buckets."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from stacks.instance_stack import InstanceStack
 
 
 def access_logs(stack: InstanceStack) -> s3.Bucket:
-    """A bucket for the access logs of the stack's others, which expire as the settings say."""
+    """Creates the bucket. Its logs expire as the settings say."""
     return s3.Bucket(
         stack,
         "AccessLogs",
-        encryption=s3.BucketEncryption.S3_MANAGED,  # S3 delivers logs to no other.
+        encryption=s3.BucketEncryption.S3_MANAGED,  # S3 delivers logs only to buckets with this encryption.
         enforce_ssl=True,
         block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
         object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,

@@ -1,4 +1,4 @@
-"""Where alarms go."""
+"""The SNS topic of alarms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PUBLISHERS = ("budgets.amazonaws.com", "cloudwatch.amazonaws.com")
 
 
 class AlarmTopic(Construct):
-    """Encrypted with a key of its own, as the one of SNS lets no alarms in; TLS only."""
+    """A topic with its own key, as alarms cannot use the key of SNS; TLS only."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, email: str | None, removal_policy: cdk.RemovalPolicy

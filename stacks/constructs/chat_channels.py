@@ -1,7 +1,6 @@
-"""Channels of Slack and Teams that are told of alarms, by AWS Chatbot (Amazon Q Developer in chat
-applications).
+"""Channels of Slack and Teams that receive alarms from AWS Chatbot (Amazon Q Developer in chat applications).
 
-Their roles may do nothing: notices need no right, and no command is to come from a channel.
+Their roles have no permissions: notices need none, and channels must not run commands.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from constructs import Construct
 from stacks.constructs.service_role import service_role
 
 GUARDRAIL = "CloudWatchReadOnlyAccess"
-"""The most that any role may do from the channel; without one, that is everything."""
+"""The upper limit of all permissions in the channel; without it, there is no limit."""
 
 Topics = Sequence[sns.ITopic]
 

@@ -1,4 +1,4 @@
-"""What the copy in another region is called, which no reference can tell from there to here."""
+"""The names of the copy in another region, as stacks cannot refer to resources of other regions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dormouse.settings.deployment import DeploymentSettings
 
 @dataclass(frozen=True)
 class CopyNames:
-    """Names of the copy's resources; all of one account."""
+    """The names of the copy's resources, which are all in one account."""
 
     account: str
     region: str
@@ -17,13 +17,13 @@ class CopyNames:
     """At most 62 characters, as the id has 20: S3 takes 63."""
 
     alias: str
-    """Of the key."""
+    """The alias of the key."""
 
     vault: str
 
 
 def copy_names(settings: DeploymentSettings) -> CopyNames | None:
-    """None without a copy."""
+    """Returns the names of the copy; None when the settings have none."""
     region = settings.backup.copy_region if settings.backup else None
     if region is None or settings.account is None:
         return None

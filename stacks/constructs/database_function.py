@@ -15,8 +15,11 @@ from stacks.foundation import Foundation
 
 
 class DatabaseFunction(Function):
-    """`database_role` is whom it logs in as, `object_actions` what it may do to the objects of the instance,
-    `environment` its model with the values that are not of every such lambda."""
+    """A lambda in the VPC that uses the database and the objects.
+
+    It logs in as `database_role` and may do `object_actions` on the instance's objects. `environment` has the
+    settings that differ between such lambdas.
+    """
 
     def __init__(
         self,
@@ -60,6 +63,8 @@ class DatabaseFunction(Function):
 
 
 def let_out_to_s3(security_group: ec2.SecurityGroup) -> None:
-    """To any address, as the addresses of S3 differ by region, which synth need not know; from our own VPC
-    there is no route but that to S3."""
+    """Allows connections to any address, as those of S3 depend on the region.
+
+    The instance's own VPC has no route except to S3.
+    """
     security_group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "S3, by the gateway endpoint")

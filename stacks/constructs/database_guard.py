@@ -1,4 +1,4 @@
-"""What keeps a deploy from a database that is stopped."""
+"""A guard that fails a deploy before it changes a stopped database."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MEMORY_MB = 256
 
 
 def guard(stack: InstanceStack, cluster: rds.DatabaseCluster, assets: Assets) -> None:
-    """A custom resource that changes with the cluster and its instances, before them.
+    """Adds a custom resource that changes with the cluster and its instances, and is updated before them.
 
-    CloudFormation modifies a cluster for any change, be it of a tag alone; RDS refuses that of one that is
-    stopped, and again when it is to be taken back, so that the stack would stay in UPDATE_ROLLBACK_FAILED.
+    CloudFormation modifies a cluster for any change, even of a tag. RDS refuses to modify a stopped cluster,
+    and refuses the rollback, too. Without the guard, the stack would stay in UPDATE_ROLLBACK_FAILED.
     """
     settings = stack.settings
     lambda_ = Function(
@@ -63,7 +63,10 @@ def guard(stack: InstanceStack, cluster: rds.DatabaseCluster, assets: Assets) ->
 def _guarded(
     cluster: rds.DatabaseCluster,
 ) -> list[rds.CfnDBCluster | rds.CfnDBInstance | rds.CfnDBClusterParameterGroup]:
-    """With its parameters: CloudFormation waits for hours until a cluster that has them is available."""
+    """Returns the guarded resources.
+
+    They include the parameter group: CloudFormation waits hours for a cluster that uses a changed one.
+    """
     assert cluster.node.scope is not None  # noqa: S101
     parameters = cluster.node.scope.node.find_child("Parameters")
     return [
@@ -75,7 +78,7 @@ def _guarded(
 
 @jsii.implements(cdk.IStringProducer)
 class _Digest:
-    """Of what the template says of the cluster when it is written, and of the tags that a stack hands on."""
+    """A digest of the cluster in the template, and of the tags that the stack passes on."""
 
     def __init__(self, cluster: rds.DatabaseCluster) -> None:
         self._cluster = cluster

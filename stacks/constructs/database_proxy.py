@@ -1,4 +1,4 @@
-"""An RDS Proxy in front of a cluster; IAM tokens all the way, so that it knows no passwords."""
+"""An RDS Proxy in front of a cluster, which uses IAM tokens and stores no passwords."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from constructs import Construct
 from stacks.constructs.function import Placement
 
 PORT = 5432
-"""That of every RDS Proxy."""
+"""The port of every RDS Proxy."""
 
 
 def user_arns(stack: cdk.Stack, resource_id: str, users: Iterable[str]) -> list[str]:
-    """Whom `rds-db:connect` lets log in: `resource_id` is that of the cluster or the proxy."""
+    """Returns the ARNs of users for `rds-db:connect`; `resource_id` is of the cluster or the proxy."""
     return [
         stack.format_arn(
             service="rds-db",
@@ -30,8 +30,10 @@ def user_arns(stack: cdk.Stack, resource_id: str, users: Iterable[str]) -> list[
 
 
 class DatabaseProxy(Construct):
-    """`security_group` is also that of the cluster, so that the proxy can come and go; `resource_id` is for
-    `user_arns`."""
+    """A proxy with the security group of the cluster, so that it can be added and removed.
+
+    `resource_id` is for `user_arns`.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Spark on EMR on EC2: all that a cluster needs but the cluster itself, which the submitting lambda makes.
+"""Spark on EMR on EC2: everything that a cluster needs, without the cluster.
 
-CloudFormation could not make one again that ended because it was idle.
+The submitting lambda creates clusters, as CloudFormation could not recreate one that ended when idle.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stacks.constructs.security_group import closed_group
 from stacks.constructs.wildcards import acknowledge_resources
 
 PRIMARY_PORT, SERVICE_PORT = 8443, 9443
-"""Where EMR calls the cluster, and the cluster EMR, within the VPC."""
+"""The ports on which EMR calls the cluster, and the cluster calls EMR, within the VPC."""
 
 ROOT_GB = 30
 _CLEANUP_ROLE = "aws-service-role/elasticmapreduce.amazonaws.com/AWSServiceRoleForEMRCleanup"
@@ -38,11 +38,11 @@ SPARK_PROPERTIES = {
     "spark.shuffle.service.enabled": "false",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
 }
-"""What executors exchange and spill is encrypted with secrets that YARN makes for each run."""
+"""Properties that encrypt exchanged and spilled data with secrets that YARN makes for each run."""
 
 
 class EmrEc2(Construct):
-    """Runs have the rights of `role`; `security_groups` are where they connect from."""
+    """The resources of clusters. Runs have the permissions of `role`, and connect from `security_groups`."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class EmrEc2(Construct):
         self.template = self._stack.to_json_string(self._request(compaction, placement, log_uri))
 
     def allow_submit(self, function: Function) -> None:
-        """To look for clusters and steps, to make one, and to end one of two that were made at once."""
+        """Allows finding clusters and steps, creating a cluster, and ending a duplicate cluster."""
         function.allow(["elasticmapreduce:ListClusters"], ["*"])
         function.allow(
             ["elasticmapreduce:RunJobFlow"],
@@ -148,7 +148,7 @@ class EmrEc2(Construct):
         return closed_group(self, name, placement.vpc, f"{self._stack.stack_name}: EMR {name}")
 
     def _connect(self) -> None:
-        """All rules that EMR would add by itself, which it then leaves alone, and the way to S3."""
+        """Adds the rules that EMR would otherwise add itself, and the way to S3."""
         for one in self.security_groups:
             let_out_to_s3(one)
             for other in self.security_groups:
@@ -184,7 +184,7 @@ class EmrEc2(Construct):
     def _request(
         self, compaction: EmrStepsCompaction | EmrTransientCompaction, placement: Placement, log_uri: str
     ) -> dict[str, Any]:
-        """RunJobFlow without Name and Steps."""
+        """Returns the request RunJobFlow without Name and Steps."""
         steps = isinstance(compaction, EmrStepsCompaction)
         tags = {INSTANCE_TAG: self._instance_id, **self._stack.tags.tag_values()}
         request: dict[str, Any] = {
@@ -224,7 +224,7 @@ class EmrEc2(Construct):
 
 
 def _fleets(instance_types: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """One primary instance, and core instances that scaling adds; each type counts as one."""
+    """Yields the fleets: one primary instance, and core instances that scaling adds. Types weigh the same."""
     kinds = [{"InstanceType": one, "WeightedCapacity": 1} for one in instance_types]
     for kind in ("MASTER", "CORE"):
         yield {"InstanceFleetType": kind, "TargetOnDemandCapacity": 1, "InstanceTypeConfigs": kinds}

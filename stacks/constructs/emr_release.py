@@ -1,4 +1,4 @@
 """The release of EMR that the archive is built for."""
 
 RELEASE = "emr-spark-8.0.0"
-"""Spark 4.0.2 with Python 3.11."""
+"""The release with Spark 4.0.2 and Python 3.11."""

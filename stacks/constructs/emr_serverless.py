@@ -20,7 +20,7 @@ DISK_GB_PER_VCPU = 20
 
 
 class EmrServerless(Construct):
-    """Runs have the rights of `role`, and connect from `security_group`."""
+    """An application whose runs have the permissions of `role` and connect from `security_group`."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class EmrServerless(Construct):
         )
 
     def allow_submit(self, function: Function) -> None:
-        """To start runs, with this role only."""
+        """Allows the function to start runs, with this role only."""
         function.allow(["emr-serverless:StartJobRun"], [self.application_arn])
         function.allow(
             ["iam:PassRole"],

@@ -64,7 +64,7 @@ MADE = ("instance", "launch-template", "network-interface", "volume")
 
 
 class EmrServiceRole(Construct):
-    """Lets EMR make and end the machines of this instance's clusters, and no others."""
+    """A role with which EMR creates and ends the machines of this instance's clusters only."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Interface endpoints, for what needs them where there is no other way to AWS."""
+"""Interface endpoints, for subnets without another way to AWS."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ CHANNELS = [
     "ssmmessages:OpenControlChannel",
     "ssmmessages:OpenDataChannel",
 ]
-"""What the agent of Session Manager does there."""
+"""The actions of the agent of Session Manager."""
 
 Services = Mapping[str, tuple[ec2.InterfaceVpcEndpointAwsService, Sequence[str]]]
-"""By what they are for; each with what is done there."""
+"""The AWS services and their allowed actions, by purpose."""
 
 TASK_SERVICES: Services = {
     "Images": (ec2.InterfaceVpcEndpointAwsService.ECR, PULL_ACTIONS),
@@ -42,17 +42,17 @@ TASK_SERVICES: Services = {
         ["secretsmanager:DescribeSecret", "secretsmanager:GetSecretValue"],
     ),
 }
-"""Of tasks on Fargate."""
+"""The services that tasks on Fargate need."""
 
 SESSION_SERVICES: Services = {
     "Manager": (ec2.InterfaceVpcEndpointAwsService.SSM, ["ssm:UpdateInstanceInformation"]),
     "Messages": (ec2.InterfaceVpcEndpointAwsService.SSM_MESSAGES, CHANNELS),
 }
-"""Of a host of Session Manager; agents since 3.3.40 do without ec2messages."""
+"""The services that a host of Session Manager needs; agents since 3.3.40 do not need ec2messages."""
 
 
 class Endpoints(Construct):
-    """In one subnet each, as they cost by zone: the others reach them from there, by their private names."""
+    """Endpoints in one subnet each, as they cost per zone. Other subnets reach them by private names."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Endpoints(Construct):
                 private_dns_enabled=True,
                 open=False,
             )
-            # An intruder could else take data out with credentials of another account.
+            # Else an intruder could send data out with credentials of another account.
             endpoint.add_to_policy(
                 iam.PolicyStatement(
                     principals=[iam.AnyPrincipal()],

@@ -1,6 +1,6 @@
-"""What one stack tells another by a parameter, which each deploy reads anew.
+"""Values that one stack passes to another in an SSM parameter, which each deploy reads again.
 
-An export can be neither changed nor removed while another stack uses it: a queue less, say, would not deploy.
+An export cannot change or be removed while another stack uses it, so that removing a queue would fail.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCOPE = "Facts"
 
 
 def fact(owner: InstanceStack, reader: cdk.Stack, name: str, value: str) -> str:
-    """The value of `owner`, as `reader` gets it; the name is one of its own among the owner's.
+    """Returns the value of `owner` as `reader` refers to it. The name is unique among the owner's.
 
     Raises ValueError when another value of the owner has the name.
     """

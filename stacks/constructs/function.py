@@ -32,15 +32,14 @@ INTERFACE_ACTIONS = [
 
 @dataclass(frozen=True)
 class Placement:
-    """Where within a VPC."""
+    """A VPC with subnets in it."""
 
     vpc: ec2.IVpc
     subnets: Sequence[ec2.ISubnet]
 
 
 class Function(Construct):
-    """`handler` is of the package whose code is given. Nothing is allowed but to log, to trace, and what
-    `allow` adds."""
+    """A lambda that may only log, trace, and do what `allow` adds. `handler` is in the given package."""
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class Function(Construct):
     def allow(
         self, actions: Sequence[str], resources: Sequence[str], conditions: Mapping[str, Any] | None = None
     ) -> None:
-        """Exact actions on exact ARNs."""
+        """Allows exact actions on exact ARNs."""
         self.role.add_to_policy(
             iam.PolicyStatement(actions=list(actions), resources=list(resources), conditions=conditions)
         )

@@ -1,4 +1,4 @@
-"""What data is encrypted with."""
+"""Encryption keys."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from stacks.instance_stack import KEPT, InstanceStack
 
 
 def key_of(scope: Construct, holds: str, arn: str | None) -> kms.IKey:
-    """An existing key, or one of its own, which is kept as what it encrypts; with AWS Backup always, whose
-    backups outlive the stack, and cannot be restored without it."""
+    """Returns an existing key, or a new one that is kept as long as its data.
+
+    With AWS Backup, it is always kept: backups outlive the stack, and need the key for a restore.
+    """
     if arn is not None:
         return kms.Key.from_key_arn(scope, "Key", arn)
     stack = cdk.Stack.of(scope)

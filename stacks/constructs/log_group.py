@@ -1,4 +1,4 @@
-"""Log groups, and how long they are kept."""
+"""Log groups and their retention."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ def log_group(
     name: str | None = None,
     removal_policy: cdk.RemovalPolicy | None = None,
 ) -> logs.LogGroup:
-    """What it holds is kept for some days, and when its stack goes as the data of the instance, unless
-    `removal_policy` says otherwise."""
+    """Creates a log group that keeps entries for `days`.
+
+    When its stack is deleted, it is kept or deleted like the instance's data, or as `removal_policy` says.
+    """
     stack = cdk.Stack.of(scope)
     assert isinstance(stack, InstanceStack)  # noqa: S101
     return logs.LogGroup(

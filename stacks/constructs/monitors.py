@@ -1,4 +1,4 @@
-"""What is looked at on the dashboard, and what raises an alarm."""
+"""The graphs of the dashboard, and the alarms."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from dormouse.settings.section import LOSS_NEAR_SHARE
 
 ALARM = "Alarm"
 ERRORS_HOUR_MAX = 2
-"""One that is not made up for by the two that Lambda tries again."""
+"""The tolerated errors in an hour: Lambda retries a call twice."""
 
 SCHEDULED_MINUTES_MIN = 20
-"""What fails of schedules that call more often counts once in so many minutes."""
+"""The shortest period, in minutes, in which the failures of a schedule count once."""
 
 THROTTLES_HOUR_MAX = 10
 ACU_PERCENT_MAX = 90
 DEADLOCKS_SECOND_MAX = 0.02
-"""About one a minute: a few are tried again, unnoticed."""
+"""About one a minute: transactions are retried after a few deadlocks, unnoticed."""
 
 QUERY_ERRORS_MAX = 5
-"""In five minutes, twice in a row."""
+"""The errors tolerated in five minutes; more, twice in a row, raise an alarm."""
 
 QUERY_PERCENT_MAX = 90
-"""Of CPU or memory: more tasks should have come before."""
+"""The percentage of CPU or memory above which scaling should have added tasks."""
 
 BYTES_GB = 10**9
 Severity = Literal["Critical", "Warning"]
@@ -68,7 +68,7 @@ class Monitors:
         what: str,
         oldest_seconds_max: int | None = None,
     ) -> None:
-        """`what` is to be done about dead letters."""
+        """Adds a queue; `what` says what to do about dead letters."""
         self._facade.monitor_sqs_queue_with_dlq(
             queue=queue,
             dead_letter_queue=dead_letters,
@@ -85,7 +85,7 @@ class Monitors:
             self._oldest(name, queue, oldest_seconds_max)
 
     def loss(self, name: str, queue: sqs.IQueue, retention_days: int) -> None:
-        """Also while the instance is paused: SQS forgets messages all the same."""
+        """Adds an alarm before SQS deletes messages, which it also does while the instance is paused."""
         what = f"{name}: SQS forgets messages after {retention_days} days, and some are near that"
         self._custom(
             f"{name} loss",
@@ -98,7 +98,7 @@ class Monitors:
         self._function(name, function, ERRORS_HOUR_MAX, self._when(severity, _fails(name), 60))
 
     def scheduled(self, name: str, function: lambda_.IFunction, every_minutes: int) -> None:
-        """Nothing tries a call of a schedule again but the next one: two failures among three are news."""
+        """Adds a scheduled lambda, with an alarm for two failures in three calls; none is retried."""
         when = self._when("Warning", _fails(name), max(every_minutes, SCHEDULED_MINUTES_MIN), 3)
         self._function(name, function, 0, {**when, "datapoints_to_alarm": 2})
 
@@ -159,7 +159,7 @@ class Monitors:
         )
 
     def capacity(self) -> None:
-        """Of a serverless database."""
+        """Adds the capacity of a serverless database."""
         self._custom(
             "Capacity",
             self._of_cluster("ACUUtilization", 5),
@@ -190,7 +190,7 @@ class Monitors:
             "Failing rounds",
             self._ours(lambdas.ROUNDS_FAILING, "Maximum"),
             0,
-            # Short, as the next may be told a day later: until then it is as it was.
+            # Short, as the next value may come a day later: until then the alarm keeps its state.
             self._when(
                 "Warning",
                 "Compaction, splits or garbage collection of a table fail: see dormouse status",
@@ -202,7 +202,7 @@ class Monitors:
             "Orphaned objects",
             self._ours(lambdas.ORPHANED_BYTES, "Maximum"),
             orphaned_gb_max * BYTES_GB,
-            # A round may be a day after the other: until then it is as it was.
+            # The next round may be a day later: until then the alarm keeps its state.
             self._when(
                 "Warning",
                 "Garbage collection does not keep up: too many bytes that nothing refers to",
@@ -216,7 +216,7 @@ class Monitors:
             "Payload backlog",
             self._ours(lambdas.PAYLOAD_BACKLOG_DAYS, "Maximum"),
             backlog_days_max,
-            # A round may be a day after the other: until then it is as it was.
+            # The next round may be a day later: until then the alarm keeps its state.
             self._when(
                 "Warning",
                 "Payloads are not offloaded: dormouse payloads days says of each day why",
@@ -226,7 +226,7 @@ class Monitors:
         )
 
     def pause(self) -> None:
-        """Starting and stopping again takes its time: only more than that is news."""
+        """Adds an alarm for a paused instance that runs longer than starting and stopping takes."""
         self._custom(
             "Running while paused",
             self._ours(lambdas.RUNNING_WHILE_PAUSED, "Maximum"),
@@ -240,7 +240,7 @@ class Monitors:
         )
 
     def query(self, cluster: str, service: str, targets: str) -> None:
-        """By the group of targets, which stays while load balancers come and go with each pause."""
+        """Adds the query service, by its target group, which stays when a pause deletes the load balancer."""
         above, below = _GREATER, cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD
         for name, statistic, metric, limit, comparison, what, minutes, times in (
             (
@@ -251,7 +251,7 @@ class Monitors:
                 "unhealthy tasks", "MAX", "UnHealthyHostCount", 0, above,
                 "has tasks that do not answer", 1, 10,
             ),
-            # Tasks that never start, or die at once, are not unhealthy ones, and send no 5xx themselves.
+            # Tasks that never start, or die at once, are not unhealthy, and send no 5xx.
             (
                 "no healthy task", "MAX", "HealthyHostCount", 1, below,
                 "has no task that answers", 1, 10,
@@ -280,7 +280,7 @@ class Monitors:
             self._custom(f"Query {name.lower()}", used, QUERY_PERCENT_MAX, when)
 
     def _oldest(self, name: str, queue: sqs.IQueue, seconds_max: int) -> None:
-        """Only while the database tells of itself: a paused instance is to keep its messages."""
+        """Adds an alarm for the oldest message, while the database has metrics: a pause keeps messages."""
         waiting = cloudwatch.MathExpression(
             expression="IF(FILL(connections, -1) >= 0, age, 0)",
             using_metrics={
@@ -305,7 +305,7 @@ class Monitors:
         times: int = 1,
         missing: cloudwatch.TreatMissingData = cloudwatch.TreatMissingData.NOT_BREACHING,
     ) -> dict[str, Any]:
-        """An alarm after so many periods in a row, each of so many minutes, and whom it tells what."""
+        """Returns the settings of an alarm: its action, and `times` periods in a row of `minutes` each."""
         return {
             "alarm_description_override": f"{severity}: {what}",
             "period": cdk.Duration.minutes(minutes),
@@ -323,7 +323,7 @@ class Monitors:
         when: Mapping[str, Any],
         comparison: cloudwatch.ComparisonOperator = _GREATER,
     ) -> None:
-        """A graph, and an alarm beyond `limit`."""
+        """Adds a graph, and an alarm beyond `limit`."""
         threshold = monitors.CustomThreshold(threshold=limit, comparison_operator=comparison, **when)
         alarmed = monitors.CustomMetricWithAlarm(
             metric=metric, alarm_friendly_name=_alarm_name(name), add_alarm={ALARM: threshold}

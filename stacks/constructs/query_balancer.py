@@ -12,8 +12,10 @@ from stacks.constructs.function import Placement
 
 
 class Balancer(Construct):
-    """HTTPS with a certificate; without one HTTP, which stays within the VPC. `logs` is where it logs
-    requests: a bucket and a prefix."""
+    """A load balancer that serves HTTPS with a certificate, else HTTP, which stays within the VPC.
+
+    `logs` is the bucket and prefix of its request logs.
+    """
 
     def __init__(
         self,
@@ -36,9 +38,9 @@ class Balancer(Construct):
             security_group=security_group,
             idle_timeout=cdk.Duration.seconds(query.idle_seconds),
             drop_invalid_header_fields=True,
-            deletion_protection=False,  # it holds nothing, and a pause takes it away, of any instance
+            deletion_protection=False,  # it has no data, and a pause deletes it, also of a protected instance
         )
-        # Not by the method for it, which wants to know the region.
+        # Set directly, as the method for it needs to know the region.
         for name, value in (("enabled", "true"), ("bucket", logs[0]), ("prefix", logs[1])):
             self.load_balancer.set_attribute(f"access_logs.s3.{name}", value)
         certificate = query.certificate_arn
@@ -54,5 +56,5 @@ class Balancer(Construct):
 
 
 def one_in_each_zone(placement: Placement) -> list[ec2.ISubnet]:
-    """A load balancer takes no two subnets of a zone."""
+    """Returns one subnet for each zone, as a load balancer accepts no more."""
     return list({subnet.availability_zone: subnet for subnet in reversed(placement.subnets)}.values())[::-1]

@@ -1,4 +1,4 @@
-"""What a task of the query service is, and what it may do: read, and with job threads change rows."""
+"""The task of the query service, and its permissions: to read, and with job threads to change rows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ STOP_SECONDS = 120
 
 STOP_SPARE_SECONDS = 10
 WAKING_SECONDS_MAX = 60
-"""How long a query waits for a database that pauses itself, and wakes."""
+"""The time that a query waits for an auto-paused database to wake."""
 
 TOKEN_CHARACTERS = 43
-"""Of 62 each: 256 bits."""
+"""The length of a token: 43 of 62 characters make 256 bits."""
 
 USER = "10001:10001"
-"""That of the Dockerfile."""
+"""The user and group of the Dockerfile."""
 
 CPU_ARCHITECTURES = {"arm64": ecs.CpuArchitecture.ARM64, "x86_64": ecs.CpuArchitecture.X86_64}
 _IMAGE = re.compile(
@@ -43,7 +43,7 @@ _IMAGE = re.compile(
 
 
 class QueryTask(Construct):
-    """`token` is the secret that clients need, too."""
+    """A task definition with its roles. `token` is the secret that clients need, too."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, foundation: Foundation, query: QuerySettings
@@ -104,7 +104,7 @@ class QueryTask(Construct):
 
     @property
     def job_threads(self) -> int:
-        """How many jobs a task runs at once: none, unless there are row tables to change and to index."""
+        """The number of jobs that a task runs at once: 0 without row tables."""
         rows = self._foundation.settings.rows
         return 0 if rows is None else rows.job_threads
 
@@ -133,7 +133,7 @@ class QueryTask(Construct):
             port_mappings=[ecs.PortMapping(container_port=PORT)],
             environment=dict(self.environment()),
             secrets={f"{SERVICE_PREFIX}TOKEN": ecs.Secret.from_secrets_manager(self.token)},
-            # A log that cannot be written must not stop what it tells of.
+            # A failing log must not block the service.
             logging=ecs.LogDriver.aws_logs(
                 stream_prefix="query", log_group=logs, mode=ecs.AwsLogDriverMode.NON_BLOCKING
             ),
@@ -144,7 +144,7 @@ class QueryTask(Construct):
         acknowledge(self._starter, "AwsSolutions-IAM5[Resource::*]", "the token for ECR knows no resource")
 
     def environment(self) -> Mapping[str, str]:
-        """That of `dormouse serve`, apart from its token."""
+        """Returns the environment of `dormouse serve`, without its token."""
         query, database = self._query, self._foundation.database
         limits = {
             "QUERIES_MAX": query.queries_max,

@@ -1,4 +1,4 @@
-"""Objects of a bucket go to one in another region as they are written."""
+"""Replication of a bucket's objects to a bucket in another region."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from stacks.constructs.wildcards import acknowledge_resources
 
 
 class Replication(Construct):
-    """What is below the prefix, and the markers of deletions: what was deleted stays there as an earlier
-    version, for as long as the other bucket keeps it."""
+    """The replication of objects below a prefix, and of delete markers.
+
+    Deleted objects stay in the other bucket as earlier versions, until that bucket expires them.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The path and the names of roles, where an organization demands them."""
+"""The path and the names of roles, for organizations that prescribe them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ DIGEST_CHARACTERS = 8
 
 @jsii.implements(cdk.IAspect)
 class RoleNames:
-    """Names have 64 characters at most: the prefix (20), the instance's id (20), a digest of what the role is
-    for, and the region (14), as an account has its roles in common to all regions."""
+    """An aspect that names roles.
+
+    A name has at most 64 characters: the prefix (20), the instance's id (20), a digest of the role's purpose,
+    and the region (14), as the regions of an account share its roles.
+    """
 
     def __init__(self, settings: DeploymentSettings) -> None:
         self._settings = settings

@@ -16,10 +16,10 @@ RETRIES_MAX = 2
 
 
 class Schedule(Construct):
-    """On while the instance is wanted to run.
+    """A schedule that is on while the instance should run.
 
-    What is not delivered when the next is due is dropped: that one makes up for it. So no lambda is called
-    again for a call that failed, nor much later than it was due: a pause would not know of it.
+    A call that is not delivered before the next one is due is dropped, as the next call makes up for it.
+    Failed calls are not retried, and none comes much later than due: a pause could not see it.
     """
 
     def __init__(

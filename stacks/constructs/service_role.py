@@ -8,7 +8,7 @@ from constructs import Construct
 
 
 def role_of_this_account(scope: Construct, construct_id: str, service: str) -> iam.Role:
-    """For a service that may not say for which account it asks, by its documents: if it does, it counts."""
+    """Creates a role for a service that may omit the account; if it sends one, it must be this one."""
     ours = {"StringEqualsIfExists": {"aws:SourceAccount": cdk.Stack.of(scope).account}}
     return iam.Role(
         scope, construct_id, assumed_by=iam.ServicePrincipal(f"{service}.amazonaws.com", conditions=ours)
@@ -18,7 +18,7 @@ def role_of_this_account(scope: Construct, construct_id: str, service: str) -> i
 def service_role(
     scope: Construct, construct_id: str, service: str, *, sources: str, description: str | None = None
 ) -> iam.Role:
-    """`service` must say for what it assumes the role: only for an ARN like `sources`."""
+    """Creates a role that `service` may assume only for a source ARN that matches `sources`."""
     conditions = {
         "StringEquals": {"aws:SourceAccount": cdk.Stack.of(scope).account},
         "ArnLike": {"aws:SourceArn": sources},

@@ -1,6 +1,6 @@
-"""A stack that sleeps by a parameter: what costs is there while it is true, and a lambda changes it.
+"""Stacks that sleep: resources that cost money exist while a parameter is true, which a lambda changes.
 
-One that is new on a paused instance sleeps whatever the parameter begins with, as the desired state says so.
+A new stack of a paused instance sleeps whatever its parameter is, as the desired state is paused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MEMORY_MB = 256
 
 
 def running(stack: InstanceStack) -> cdk.CfnCondition:
-    """Whether the parameter of the stack is true, and the instance is wanted to run."""
+    """Returns the condition that the stack's parameter is true and the instance should run."""
     parameter = cdk.CfnParameter(
         stack,
         RUNNING_PARAMETER,
@@ -34,14 +34,14 @@ def running(stack: InstanceStack) -> cdk.CfnCondition:
 
 
 def only_while(condition: cdk.CfnCondition, scope: Construct) -> None:
-    """All resources below the scope, so far, are there while the condition is met."""
+    """Makes all current resources below the scope exist only while the condition is met."""
     for child in scope.node.find_all():
         if isinstance(child, cdk.CfnResource):
             child.cfn_options.condition = condition
 
 
 def switch(stack: InstanceStack, assets: Assets, description: str) -> Function:
-    """Updates the stack with another value of its parameter, for people who may not update stacks.
+    """Creates the lambda that changes the stack's parameter, for callers that may not update stacks.
 
     It may read the parameters that the stack has so far.
     """
@@ -58,7 +58,7 @@ def switch(stack: InstanceStack, assets: Assets, description: str) -> Function:
         environment=SwitchEnvironment.variables(instance_id=stack.settings.id, stack=stack.stack_id),
     )
     made.allow(["cloudformation:DescribeStacks", "cloudformation:UpdateStack"], [stack.stack_id])
-    # CloudFormation reads the parameters of the template with the rights of whoever updates it.
+    # CloudFormation reads the parameters of the template with the permissions of the updating role.
     names = [
         str(one.default)
         for one in stack.node.find_all()
@@ -71,7 +71,7 @@ def switch(stack: InstanceStack, assets: Assets, description: str) -> Function:
 
 
 def _parameter(stack: cdk.Stack, name: str) -> str:
-    """Its ARN; those of AWS are of no account."""
+    """Returns the ARN of a parameter; those of AWS have no account."""
     account = "" if name.startswith("/aws/") else None
     return stack.format_arn(
         service="ssm", resource="parameter", resource_name=name.removeprefix("/"), account=account

@@ -1,6 +1,6 @@
-"""A state machine that makes work for Spark, submits it, follows the run, and reports what became of it.
+"""A state machine that makes work for Spark, submits it, follows the run, and reports its outcome.
 
-What its lambdas are called with, and answer:
+The events and answers of its lambdas:
 
 - create: {"execution": its ARN} → {"jobs": how many, ...}; none, or no such key, and the execution ends
 - submit: what create answered → whatever names the run at EMR
@@ -69,12 +69,12 @@ class RunFunctions:
 
 
 def follow_seconds(run_minutes_max: int) -> int:
-    """How long to wait between two looks at a run, so that the longest run fits an execution's history."""
+    """Returns the seconds between two looks at a run, so that the longest run fits an execution's history."""
     return max(FOLLOW_SECONDS_MIN, -(-run_minutes_max * 60 // FOLLOWS_MAX))
 
 
 class SparkRuns(Construct):
-    """`state_machine` has a run from beginning to end as one execution, which fails when the run does."""
+    """A state machine in which each run is one execution, which fails when the run does."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class SparkRuns(Construct):
         super().__init__(scope, construct_id)
         self._run_minutes_max = run_minutes_max
         self._called: list[lambda_.IFunction] = []
-        # Never kept, or its name would be taken when runs that were taken out of a stack come back to it.
+        # Never kept: else its name would be taken when the settings add runs to a stack again.
         gone = cdk.RemovalPolicy.DESTROY
         logs = log_group(self, "Logs", days=log_days, name=self._log_name(), removal_policy=gone)
         definition = self._definition(create, functions)
@@ -109,7 +109,7 @@ class SparkRuns(Construct):
         self.state_machine.node.add_dependency(role)
 
     def _log_name(self) -> str:
-        """Below this prefix CloudWatch needs no policy for each; no other stack has the same, by the id."""
+        """Returns the unique name of the log group. Its prefix needs no policy for each log group."""
         stack = cdk.Stack.of(self)
         unique = cdk.Fn.select(2, cdk.Fn.split("/", stack.stack_id))
         return f"/aws/vendedlogs/states/{stack.stack_name}-{unique}"
@@ -128,7 +128,7 @@ class SparkRuns(Construct):
             "$.created",
         )
         created.add_retry(errors=SERVICE_ERRORS, max_attempts=TRIES_MAX, jitter_strategy=sfn.JitterType.FULL)
-        # What it had handed to the run before it failed is the run's again, and is not left to its deadline.
+        # A retry gets the work that the failed try assigned to the run, without waiting for its deadline.
         created.add_retry(max_attempts=CREATE_TRIES_MAX, interval=cdk.Duration.seconds(CREATE_WAIT_SECONDS))
         begin = sfn.Pass(self, "Begin", result=sfn.Result.from_object({"count": {"looks": 0}}))
         has_work = sfn.Condition.and_(
@@ -208,7 +208,7 @@ class SparkRuns(Construct):
     def _call(
         self, name: str, function: lambda_.IFunction, event: str | dict[str, Any], result_path: str
     ) -> tasks.LambdaInvoke:
-        """`event` is a path of the state, or what it consists of."""
+        """Returns a step that calls a lambda. `event` is a path of the state, or the event itself."""
         self._called.append(function)
         return tasks.LambdaInvoke(
             self,

@@ -1,4 +1,4 @@
-"""Where AWS Backup keeps what it made."""
+"""Vaults of AWS Backup."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from stacks.instance_stack import KEPT, InstanceStack
 
 
 def vault(stack: InstanceStack, *, key: kms.IKey, name: str) -> backup.BackupVault:
-    """It outlives its stack, as only an empty one can be deleted; what is in it expires, and then it is free.
-    Of a protected instance, nobody deletes anything from it before."""
+    """Creates a vault, which outlives its stack, as only an empty vault can be deleted.
+
+    Its backups expire, and an empty vault is free. Backups of a protected instance cannot be deleted earlier.
+    """
     return backup.BackupVault(
         stack,
         "Vault",

@@ -1,4 +1,4 @@
-"""Wildcards in policies that stay, as cdk-nag names them."""
+"""Acknowledgements of wildcards in policies, in the notation of cdk-nag."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from stacks.acknowledge import acknowledge
 
 
 def acknowledge_resources(scope: Construct, arns: Iterable[str], reason: str) -> None:
-    """ARNs that end in `*`; they may have tokens."""
+    """Acknowledges ARNs that end in `*`; they may contain tokens."""
     stack = cdk.Stack.of(scope)
     for arn in arns:
         acknowledge(scope, f"AwsSolutions-IAM5[Resource::{_flat(stack.resolve(arn))}]", reason)
 
 
 def _flat(value: Any) -> str:
-    """The text of cdk-nag: references in angle brackets, names of imported values bare."""
+    """Returns cdk-nag's text: references in angle brackets, names of imported values bare."""
     match value:
         case str():
             return value
