@@ -14,11 +14,31 @@ PLACES = (
     "examples", "pyspark_dormouse", "tests", "docs", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md",
     "CHANGELOG.md", "app.py", "setup.py", "dormouse_command.py",
 )  # fmt: skip
-FIXED = ("dormouse/postgres/migrations/", "tests/words.py", "tests/house/test_words.py")
+FIXED = (
+    "dormouse/postgres/migrations/",
+    "dormouse/rows/index_migrations/",
+    "tests/words.py",
+    "tests/house/test_words.py",
+)
 """Released migrations, which never change, and what has the words that it looks for."""
 EXCEPTIONS: tuple[str, ...] = (
-    "dormouse/", "stacks/", "benchmarks/", "tests/", "docs/", "CHANGELOG.md",
-)  # fmt: skip
+    "dormouse/sources/",
+    "docs/cost.md",
+    "docs/explanation/internals.md",
+    "docs/explanation/what-survives-what.md",
+    "docs/reference/jobs.md",
+    "docs/reference/rows.md",
+    "docs/reference/stacks.md",
+    "docs/security.md",
+    "stacks/access.py",
+    "stacks/constructs/query_task.py",
+    "stacks/monitoring.py",
+    "stacks/policies.py",
+    "benchmarks/",
+    "tests/",
+    "CHANGELOG.md",
+)
+"""Places that are still to be rewritten."""
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -214,7 +214,7 @@ def test_parameters_choose_what_is_read(instance: dm.Instance, client: Client) -
         ([], r"\$?1"),
         ([1, 2], "parameter"),
         ({"x": 1}, "parameter"),
-        ([{"bytes": "?"}], r"parameter \$1 is .*use  .*\"timestamp\""),
+        ([{"bytes": "?"}], r"parameter \$1 is .*use .*\"timestamp\""),
         ([{"bytes": "AA==", "date": "x"}], "types that JSON lacks, use"),
         ([{"date": 5}], "types that JSON lacks, use"),
         ([{"decimal": "x"}], "types that JSON lacks, use"),
