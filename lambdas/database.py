@@ -11,7 +11,7 @@ from dormouse.durability.ownership import Ownership
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.model.loops import tries
 from dormouse.objects import ObjectStore
-from dormouse.objects.store import guarded
+from dormouse.objects.store import GuardedStore
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.session import SESSION_SETTINGS
 from dormouse.settings.lambdas import DatabaseEnvironment
@@ -36,7 +36,7 @@ def database(
     with connections(environment.dsn, name, seconds, **limits_ms) as supplier:
         ownership = Ownership(supplier, objects)
         ownership.check()
-        yield supplier, guarded(objects, ownership.deleting)
+        yield supplier, GuardedStore(objects, ownership.deleting)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.model.loops import Progress
-from dormouse.objects.store import ObjectStore, guarded, open_store
+from dormouse.objects.store import GuardedStore, ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.lease import clock_jumps
 from dormouse.settings.process import Settings
@@ -71,7 +71,7 @@ class Durability:
         self.base_backup = base_backup
         self.metadata_backups = settings.metadata_backups
         self.ownership = Ownership(supplier, objects, read_only=read_only)
-        self.objects = guarded(objects, self.ownership.deleting)
+        self.objects = GuardedStore(objects, self.ownership.deleting)
         self.attempts = WriteAttempts(supplier, self.objects)
         self.catalog = Catalog(supplier, self.attempts)
 

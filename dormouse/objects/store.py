@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
 from dormouse.errors import DormouseError, InvalidInput, ObjectAlreadyExists
@@ -171,6 +171,8 @@ def _folder(text: str) -> Path:
 class GuardedStore:
     """An `ObjectStore` that enters `deleting` for each deletion, and deletes nothing more once that raises.
 
+    Each method is delegated by name: one that a store gets later is missing here until it is written, and so
+    cannot pass the check unseen.
     When pickled, it becomes the plain store: other processes have their own checks.
     """
 
@@ -180,8 +182,34 @@ class GuardedStore:
     def __reduce__(self) -> Any:
         return _alone, (self.store,)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.store, name)
+    @property
+    def url(self) -> str:
+        return self.store.url
+
+    @property
+    def options(self) -> dict[str, str]:
+        return self.store.options
+
+    def put(self, name: str, data: bytes) -> None:
+        self.store.put(name, data)
+
+    def staged(self, name: str) -> AbstractContextManager[Path]:
+        return self.store.staged(name)
+
+    def copy(self, source: str, name: str) -> None:
+        self.store.copy(source, name)
+
+    def get(self, name: str) -> bytes:
+        return self.store.get(name)
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        return self.store.get_range(name, start, length)
+
+    def size(self, name: str) -> int:
+        return self.store.size(name)
+
+    def reader(self, name: str) -> BinaryIO:
+        return self.store.reader(name)
 
     def delete(self, names: Iterable[str]) -> list[tuple[str, Exception]]:
         failed: list[tuple[str, Exception]] = []
@@ -191,10 +219,23 @@ class GuardedStore:
                 failed += self.store.delete(batch)
         return failed
 
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        return self.store.list(prefix)
 
-def guarded(store: ObjectStore, deleting: Deleting) -> ObjectStore:
-    """Returns the store with a check before each deletion; everything else is delegated to it."""
-    return cast("ObjectStore", GuardedStore(store, deleting))
+    def list_dated(self, prefix: str = "") -> Iterator[tuple[str, int, datetime]]:
+        return self.store.list_dated(prefix)
+
+    def local_path(self, name: str) -> Path | None:
+        return self.store.local_path(name)
+
+    def pinned(self, names: Iterable[str]) -> AbstractContextManager[dict[str, Path]]:
+        return self.store.pinned(names)
+
+    def uri(self, name: str) -> str:
+        return self.store.uri(name)
+
+    def sweep_staging(self) -> int:
+        return self.store.sweep_staging()
 
 
 def _alone(store: ObjectStore) -> ObjectStore:

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from dormouse.aws.schedules.runs import FOLDER, RunList, RunTable, read_list
 from dormouse.durability.ownership import Ownership
 from dormouse.errors import DormouseError, InvalidInput, ObjectNotFound, TableNotFound
-from dormouse.objects.store import ObjectStore, guarded, note_if_shared, open_store
+from dormouse.objects.store import GuardedStore, ObjectStore, note_if_shared, open_store
 from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.spark.tasks import compact_on_spark
 from dormouse.state.catalog import Catalog
@@ -101,7 +101,7 @@ def _run(dsn: str, objects: ObjectStore, work: RunList) -> int:
     with closing(supplier):
         ownership = Ownership(supplier, objects)
         ownership.check_now()
-        objects = guarded(objects, ownership.deleting)
+        objects = GuardedStore(objects, ownership.deleting)
         catalog = Catalog(supplier, WriteAttempts(supplier, objects))
         records = {table.table_id: table for table in catalog.tables()}
         logger.info("run %s: %s of %d tables, %d jobs", work.run_id, work.kind, len(work.tables), work.jobs)
