@@ -42,9 +42,9 @@ _GREATER = cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD
 
 
 class Monitors:
-    """Adds to a dashboard, each with its alarms; missing data raises none, as a paused instance has none.
+    """The graphs of a dashboard, each with its alarms. Missing data raises none: a paused instance has none.
 
-    `warn` is what alarms do that can wait; without it, the same as those that cannot.
+    `warn` is the action of alarms that can wait; by default it is that of urgent alarms.
     """
 
     def __init__(
