@@ -72,7 +72,7 @@ def test_the_demo_refuses_an_instance_that_is_not_its_own(
         instance.create_table("flights", schema).ingest(pa.table({"id": [1]}))
     code, _, err = cli("demo", "--folder", str(tmp_path / "lake"))
     assert code == 1
-    assert err.startswith("dormouse: the instance of")
+    assert err.startswith("dormouse: the instance in")
     assert err.count("\n") == 1
     with dm.local(tmp_path / "lake") as instance:
         assert instance.table("flights").query().read_all().to_pydict() == {"id": [1]}

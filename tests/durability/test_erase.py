@@ -273,7 +273,7 @@ def test_consumers_are_waited_for_and_told(instance: Instance) -> None:
     told = {one.name: (one.is_expired, one.rows_behind) for one in table.consumers()}
     assert told == {"late": (True, None), "quick": (False, 0)}
     assert table.status() is not None
-    with pytest.raises(dm.errors.CutExpired, match="rows of then were erased"):
+    with pytest.raises(dm.errors.CutExpired, match="rows of that time were erased"):
         late.read()
     with pytest.raises(CutExpired, match="were erased from"):
         late.read().read_all()

@@ -204,7 +204,7 @@ def test_a_process_starts_its_killed_server_again_at_its_next_use(
         for _ in range(2):
             kill(postmaster(server_folder))
             assert list(threads.map(lambda _: instance.tables(), range(6))) == [[]] * 6
-        assert caplog.text.count("it is started again") == 2
+        assert caplog.text.count("died and is started again") == 2
     assert not runs(server_folder)
 
 

@@ -159,7 +159,7 @@ def test_streams_that_cannot_go_on_raise_clear_errors(
     source.compact()
     source.history.truncate(source.history.record_cut())
     with pytest.raises(
-        Exception, match="CutExpired: the position of the checkpoint of table 't' cannot be read"
+        Exception, match="CutExpired: the position of the checkpoint of table 't' can no longer be read"
     ):
         run()
     instance.drop_table("t")

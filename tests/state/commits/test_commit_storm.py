@@ -185,10 +185,10 @@ def check_rows(instance: Instance, answers: list[Told]) -> None:
             keys = found.keys() & set(tries[0].keys)
             about = f"{table.name}: {sorted(keys)} of {tries}"
             assert len(keys) in (0, len(tries[0].keys)), about
-            answers = {t.answer for t in tries}
-            if "applied" in answers and all(clear.ended < tries[0].began for clear in clears):
+            outcomes = {t.answer for t in tries}
+            if "applied" in outcomes and all(clear.ended < tries[0].began for clear in clears):
                 assert keys, about
-            if answers == {"refused"}:
+            if outcomes == {"refused"}:
                 assert not keys, about
         assert set(found) <= {key for tries in ingests.values() for key in tries[0].keys}, (
             "rows that no process wrote"
