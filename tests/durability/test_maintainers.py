@@ -62,7 +62,9 @@ def test_a_maintainer_ends_when_another_has_taken_its_place(
             return tables()
 
         monkeypatch.setattr(instance, "tables", listed)
-        with pytest.raises(MaintenanceTakenOver, match="another process has maintained this instance") as raised:
+        with pytest.raises(
+            MaintenanceTakenOver, match="another process has maintained this instance"
+        ) as raised:
             instance.maintain(cycle_seconds=0.01)
         assert raised.value.report.cycles == 1
 
