@@ -101,8 +101,8 @@ def test_a_query_of_rows_says_that_no_database_of_indexes_may_be_made(
         staff.change([dm.Insert([{"name": "Ann"}])])
         with pytest.raises(
             IndexNotReady,
-            match="permission denied to create database; have its owner make it, or name others by "
-            "DORMOUSE_ROW_INDEXES",
+            match="permission denied to create database; create it as a user with that right, or name "
+            "other databases in DORMOUSE_ROW_INDEXES",
         ):
             staff.query("select name from staff", wait_seconds=3)
         with pytest.raises(IndexNotReady, match="permission denied to create database"):
