@@ -13,13 +13,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from dormouse.errors import CommitOutcomeUnknown, TableAlreadyExists
 from dormouse.state.commits import pointers
 from dormouse.state.commits.outcomes import CommitStatus
 from dormouse.writing.ingest import commit_id
@@ -215,6 +216,15 @@ def check_objects(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not {name for name in expected - names if not name.startswith("commits/")}
 
 
+def create(instance: Instance, name: str) -> None:
+    """Creates a table, although the server may be killed between COMMIT and its answer."""
+    with suppress(TableAlreadyExists):
+        try:
+            instance.create_table(name, SCHEMA, properties=PROPERTIES)
+        except CommitOutcomeUnknown:
+            create(instance, name)
+
+
 def storm_of(
     dsn: str, folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int, seconds: float, **numbers: int
 ) -> None:
@@ -222,7 +232,7 @@ def storm_of(
         storm = Storm(reached, folder)
         with opened(dsn, storm) as instance:
             for name in TABLES:
-                instance.create_table(name, SCHEMA, properties=PROPERTIES)
+                create(instance, name)
         with closing(Crowd(storm, seed)) as crowd:
             blow(crowd, storm, seed, seconds, **numbers)
         print(f"{proxy.vanished} connections vanished")
