@@ -215,7 +215,7 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "ILIKE, SIMILAR TO, ANY": ("select name from staff where name ilike 'A%'", "ILIKE"),
     "comments": ("select name from staff -- all", "a comment"),
 }  # fmt: skip
-"""What is often looked for: a query that has it, and what its refusal names."""
+"""Features that people often look for: a query with each, and the name in its refusal."""
 
 _PAGE = """# SQL of row tables
 

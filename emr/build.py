@@ -1,4 +1,4 @@
-"""Builds build/emr/dormouse-<architecture>.tgz: the packages of a run, and a `bin/python` that has them.
+"""Builds build/emr/dormouse-<architecture>.tgz: the packages of a run and a `bin/python` that imports them.
 
     python -m emr.build --architecture arm64|x86_64|native
 
@@ -25,7 +25,7 @@ OUTPUT = ROOT / "build" / "emr"
 LAUNCHER = Path(__file__).with_name("python")
 EXTRA = "query"
 BESIDE = ("botocore", "pandas")
-"""The IAM tokens of the database, and what Spark wants for Arrow; EMR has both for another Python only."""
+"""Libraries for IAM tokens and for Spark's use of Arrow, which EMR has for another Python only."""
 
 PRUNED = ("pyarrow/include", "pyarrow/src", "pyarrow/*flight*", "numpy/f2py", "numpy/doc")
 BOTOCORE_DATA = {
@@ -35,11 +35,13 @@ BOTOCORE_DATA = {
     "sdk-default-configuration.json",
     "sts",
 }
-"""What credentials need; the rest describes hundreds of services."""
+"""The files that credentials need; the rest describes hundreds of services."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m emr.build", description="Builds what Spark on EMR runs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m emr.build", description="Builds the Python environment for Spark on EMR."
+    )
     parser.add_argument("--architecture", choices=["arm64", "x86_64", "native"], default="arm64")
     given = parser.parse_args(arguments).architecture
     try:
@@ -55,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build(architecture: Architecture, archive: Path, package: Path | None = None) -> int:
-    """Writes the archive whole, with a copy of the package; gives how many bytes there are in it."""
+    """Writes the archive atomically, with a copy of the package. Returns its unpacked size in bytes."""
     package = package or packages.home(ROOT) / "dormouse"
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="dormouse-emr-") as folder:
@@ -84,7 +86,7 @@ def pins() -> list[str]:
 
 
 def _pack(root: Path, archive: Path) -> int:
-    """Packs everything below `root`, sorted by name, without this machine's times, owners and modes."""
+    """Packs all files below `root`, sorted by name, with fixed times, owners and modes."""
     size = 0
     with (
         archive.open("wb") as raw,

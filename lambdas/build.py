@@ -1,9 +1,9 @@
 """Builds the code of the lambdas: `python -m lambdas.build [--architecture arm64|x86_64|native] [--measure]`.
 
-Each lambda has a folder, `build/lambdas/<name>-<architecture>/`, with what it imports and nothing else;
-boto3 is the runtime's. The same sources and pins give the same bytes, wherever and whenever they are built.
-The Python of the lambdas compiles them, since a lambda keeps no bytecode from one cold start to the next;
-where this machine has none of that version, that is said, and bytecode is left out.
+Each lambda has a folder, `build/lambdas/<name>-<architecture>/`, with only the files that it imports; boto3
+comes from the runtime. Builds are reproducible: the same sources and pins give the same bytes. The files are
+compiled with the lambdas' version of Python, because a lambda keeps no bytecode between cold starts. If this
+machine lacks that version, the build prints so and leaves bytecode out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS = {
     DATABASE: ("commit", "compaction", "garbage", "maintenance", "migrate", "tables"),
     CALLS: ("pause", "runs"),
 }
-"""Those that work on the database, and those that only call AWS."""
+"""The lambdas that work on the database, and those that only call AWS."""
 
 PACKAGES = tuple(sorted(name for names in KINDS.values() for name in names))
 REQUIRED = {
@@ -38,13 +38,13 @@ REQUIRED = {
 LIBRARIES = {
     kind: sorted(packages.closure(required, LAMBDA, {"botocore"})) for kind, required in REQUIRED.items()
 }
-"""With all that they need but botocore, which the runtime has."""
+"""The libraries of each kind with their dependencies, except botocore, which the runtime has."""
 
 DATA = Path(dormouse.__file__).with_name("data")
-"""Where the package is, in a checkout or installed."""
+"""The folder of `dormouse.data`, in a checkout or installed."""
 
 OF_DATA = {"__init__.py", "transform.py"}
-"""What checks the properties of a table, and needs no library."""
+"""The files that check the properties of a table, and need no library."""
 
 ELSEWHERE = frozenset(
     {
@@ -53,7 +53,7 @@ ELSEWHERE = frozenset(
         *(f"data/{one.name}" for one in DATA.glob("*.py") if one.name not in OF_DATA),
     }
 )  # fmt: skip
-"""Parts of the package that no lambda comes near."""
+"""Parts of the package that no lambda uses."""
 
 OF_CALLS = frozenset(
     {
@@ -62,32 +62,32 @@ OF_CALLS = frozenset(
         "state/commits/sqs_queue.py",
     }
 )  # fmt: skip
-"""All of the package that lambdas come near which only call AWS."""
+"""The parts of the package for lambdas that only call AWS."""
 
 OF_CUSTOM_RESOURCES = {"migrate", "pause"}
-"""Which answer CloudFormation."""
+"""The lambdas that answer CloudFormation."""
 
 NEVER_IMPORTED = ("_cffi.*.so", "backend_cffi.*")
-"""Of zstandard, 12 MB for other Pythons than this."""
+"""Files of zstandard for other Pythons: 12 MB."""
 
 NO_PYTHON = (
-    f"there is no Python {LAMBDA.python}, which the lambdas run on: put python{LAMBDA.python} on the PATH"
+    f"Python {LAMBDA.python}, on which the lambdas run, is missing: put python{LAMBDA.python} on the PATH"
 )
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lambdas.build", description="Builds the lambdas.")
     parser.add_argument("--architecture", choices=["arm64", "x86_64", "native", "all"], default="all")
-    parser.add_argument("--measure", action="store_true", help="also tell sizes and cold imports")
+    parser.add_argument("--measure", action="store_true", help="also print sizes and cold import times")
     given = parser.parse_args(arguments)
     try:
         for architecture in _architectures(given.architecture):
             built = build(ROOT, ROOT / "build", architecture)
             print(f"{len(PACKAGES)} packages for {architecture}: {'built' if built else 'nothing changed'}")  # noqa: T201
         if packages.interpreter(LAMBDA) is None:
-            print(f"without bytecode, so that cold starts take longer: {NO_PYTHON}")  # noqa: T201
+            print(f"bytecode is left out, so cold starts take longer: {NO_PYTHON}")  # noqa: T201
         if given.measure:
-            _tell_measures(ROOT / "build", native())
+            _print_measures(ROOT / "build", native())
     except DormouseError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 1
@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def build(root: Path, target: Path, architecture: Architecture) -> bool:
-    """Builds all packages of an architecture into `<target>/lambdas`; False when nothing has changed.
+    """Builds all packages of an architecture into `<target>/lambdas`. Returns False if nothing has changed.
 
     Raises DormouseError when the libraries cannot be downloaded.
     """
@@ -164,7 +164,7 @@ print(time.process_time() - began, len(sys.modules))
 
 
 def is_of(path: Path, name: str, kind: str) -> bool:
-    """Returns whether a lambda gets this source: its own handler, and what its kind shares."""
+    """Returns whether a lambda's package has this source: its own handler, or code that its kind shares."""
     if path.parts[0] == "lambdas":
         answers = ["answers"] if name in OF_CUSTOM_RESOURCES else []
         shared = [*answers, DATABASE] if kind == DATABASE else answers
@@ -198,7 +198,7 @@ def _compile(*folders: Path) -> None:
     if (python := packages.interpreter(LAMBDA)) is None:
         return
     for folder in sorted(folders):
-        # in a process of its own: modules that are loaded already change the bytes of the bytecode
+        # in a separate process, because modules that are already loaded change the bytecode
         options = ["-q", "-j1", "--invalidation-mode", "unchecked-hash", "-s", str(folder.parent), "-p", "/"]
         command = [str(python), "-I", "-S", "-m", "compileall", *options, str(folder)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -227,10 +227,10 @@ def link_boto3(folder: Path) -> None:
         (folder / origin.name).symlink_to(origin)
 
 
-def _tell_measures(target: Path, architecture: Architecture) -> None:
+def _print_measures(target: Path, architecture: Architecture) -> None:
     for name in PACKAGES:
         folder = target / "lambdas" / f"{name}-{architecture}"
-        # other work of the machine can only make an import slower
+        # the minimum, because other work of the machine can only make an import slower
         imported = min(
             (cold_import(folder, f"lambdas.{name}") for _ in range(3)), key=lambda one: one.seconds
         )

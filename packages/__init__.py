@@ -1,6 +1,6 @@
-"""Contents of the packages for lambdas, EMR and the query service's image: pinned wheels, sources, folders.
+"""The contents of the packages for lambdas, EMR and the query service's image: pinned wheels and sources.
 
-The same sources and pins give the same bytes, wherever and whenever they are put together.
+Builds are reproducible: the same sources and pins give the same bytes on any machine.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Runtime:
     """A platform that packages run on, for either architecture."""
 
     full_version: str
-    """Of Python, for markers of requirements: the oldest patch that may be met."""
+    """The Python version for markers of requirements: the oldest patch release of the platform."""
 
     glibc_minor: int
-    """The newest wheels that are taken are for glibc 2.<this>."""
+    """The newest glibc for which wheels are installed is 2.<this>."""
 
     @property
     def python(self) -> str:
@@ -72,20 +72,22 @@ PRUNED = (
     "**/*.pyc", "**/*.pyi", "**/*.pyx", "**/*.pxd", "**/*.a", "**/*.c", "**/*.cc", "**/*.h",
     "*.dist-info/*",
 )  # fmt: skip
-"""What is never imported, and what differs from one installation to the next; METADATA and licenses stay."""
+"""Files that are never imported or differ between installations; METADATA and licenses stay."""
 
-FIXED_TIME = 1_577_836_800  # 2020; zip files know none before 1980
+FIXED_TIME = 1_577_836_800  # 2020; zip files cannot store years before 1980
 _SOURCES = (".py", ".sql", ".pem", ".toml", ".typed", ".properties")
 _PIN = re.compile(r"^([a-z0-9-]+)==((?:.*\\\n)*.*)", re.MULTILINE)
-"""With the hashes of its files, on lines of their own."""
+"""A pin in requirements.txt, followed by lines with the hashes of its files."""
 
 
 def native() -> Architecture:
-    """Returns this machine's architecture by AWS's name."""
+    """Returns this machine's architecture by AWS's name. Raises `InvalidInput` for another one."""
     try:
         return ARCHITECTURES[platform.machine()]
     except KeyError:
-        raise InvalidInput(f"nothing is built for {platform.machine()}: name an --architecture") from None
+        raise InvalidInput(
+            f"packages cannot be built for {platform.machine()}: give an --architecture"
+        ) from None
 
 
 def home(root: Path) -> Path:
@@ -106,7 +108,7 @@ def requirements(root: Path, *extras: str) -> list[str]:
 
 @cache
 def interpreter(runtime: Runtime) -> Path | None:
-    """Returns a Python of this version on this machine: this one, or one of the PATH, pyenv or uv."""
+    """Returns a Python of this version on this machine: the running one, or one of the PATH, pyenv or uv."""
     if sys.version_info[:2] == tuple(map(int, runtime.python.split("."))):
         return Path(sys.executable)
     on_path = shutil.which(f"python{runtime.python}")
@@ -124,7 +126,7 @@ def _starts(python: Path) -> bool:
 
 
 def closure(requirements: Iterable[str], runtime: Runtime, without: Collection[str] = ()) -> set[str]:
-    """Returns the names of required packages and of all that these require on the platform."""
+    """Returns the names of the required packages and of their dependencies on the platform."""
     found: set[tuple[str, str]] = set()
     pending = [(Requirement(one), "") for one in requirements]
     while pending:
@@ -189,7 +191,7 @@ def install(
 
 
 def sources(folder: Path, elsewhere: Collection[str] = ()) -> Iterator[Path]:
-    """Returns the files of a package in order, without rooms and modules that it does not use."""
+    """Returns the files of a package in order, without the folders and modules in `elsewhere`."""
     for path in sorted(folder.rglob("*")):
         within = path.relative_to(folder)
         skipped = "__pycache__" in within.parts or within.parts[0] in elsewhere or str(within) in elsewhere
@@ -199,9 +201,9 @@ def sources(folder: Path, elsewhere: Collection[str] = ()) -> Iterator[Path]:
 
 @contextmanager
 def whole(folder: Path, program: str = "") -> Iterator[Path]:
-    """Yields a folder to fill, which then replaces `folder` as a whole, without times and modes.
+    """Yields an empty folder to fill, which then replaces `folder` atomically, with fixed times and modes.
 
-    `program` is the file in it that can be run.
+    Only the file named `program` is executable.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as work:

@@ -1,9 +1,9 @@
-"""Makes build/query-image, the folder that a deploy builds the image of the query service from.
+"""Makes build/query-image, the folder from which a deploy builds the image of the query service.
 
     python -m query_image.build
 
-It has the Dockerfile, requirements.txt with exact versions of all that `dormouse serve` needs, and the
-package. The same sources and pins give the same folder; it is the same for all architectures.
+It has the Dockerfile, the package, and requirements.txt with exact versions of all that `dormouse serve`
+needs. Builds are reproducible, and the folder is the same for all architectures.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from packages import ROOT, SPARK
 FOLDER = Path("build/query-image")
 EXTRAS = ("query", "sql", "service")
 BESIDE = ("botocore", "rich", "typer")
-"""The IAM tokens of the database, and the command line."""
+"""Libraries for the IAM tokens of the database and for the command line."""
 
 ELSEWHERE = ("demo", "spark", "client", "embedded/postgres.py", "embedded/server.py")
-"""Parts of the package that the service never comes near."""
+"""Parts of the package that the service does not use."""
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def build(root: Path, folder: Path) -> None:
 
 
 def files(root: Path) -> Iterator[tuple[Path, Path]]:
-    """Returns the files to copy, and their places in the folder."""
+    """Yields each file to copy, with its place in the folder."""
     for name in ("Dockerfile", "dormouse", "healthy"):
         yield root / "query_image" / name, Path(name)
     home = packages.home(root)
@@ -51,7 +51,7 @@ def files(root: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def pins(root: Path) -> list[str]:
-    """Returns all requirements, also those of installed packages, in the versions of requirements.txt."""
+    """Returns the pins of the requirements and of their dependencies, from requirements.txt."""
     wanted = packages.closure([*packages.requirements(root, *EXTRAS), *BESIDE], SPARK)
     return packages.pins((root / "requirements.txt").read_text("utf-8"), wanted)
 

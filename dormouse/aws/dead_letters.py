@@ -33,7 +33,7 @@ class SqsDeadLetter:
     """The reason why it cannot be sent again or was rejected; empty if it was only delivered too often."""
 
     can_be_sent: bool
-    """Whether it is readable and a request of its queue."""
+    """True if it is readable and a request of its queue."""
 
     is_sent_again: bool = False
 

@@ -201,7 +201,7 @@ class Doomed:
     """The database clusters, also those that a restore has replaced."""
 
     kept: tuple[str, ...]
-    """What remains afterwards for backups: vaults of AWS Backup, and keys, each for 1 USD a month."""
+    """The remains afterwards that serve backups: vaults of AWS Backup, and keys, each for 1 USD a month."""
 
     protected_by: tuple[str, ...]
     """Protected parts: stacks with termination protection, clusters with deletion protection."""

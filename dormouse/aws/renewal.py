@@ -30,7 +30,7 @@ DEAD_HIDDEN_SECONDS = 300
 """How long a dead letter stays hidden while it is examined."""
 
 WAIT_SECONDS = 1
-"""Without a wait, SQS may report an empty queue that has messages."""
+"""The wait for messages: without one, SQS may report an empty queue that has messages."""
 
 WORK_SECONDS_MAX = 45.0
 RECEIVES_MAX = 2

@@ -36,7 +36,7 @@ Profile = Annotated[str | None, "The AWS profile [AWS_PROFILE]."]
 InstanceId = Annotated[str, typer.Option("--instance", "-i", help="The id of a deployed instance.")]
 
 On = Literal["instance", "any", "deployed", "none"]
-"""What a command works on: an instance that it opens, one that may also be deployed, a deployed one, none."""
+"""The object of a command: an instance that it opens, one that may also be deployed, a deployed one, none."""
 _SHARED: dict[On, tuple[str, ...]] = {
     "instance": ("instance", "dsn", "objects"),
     "any": ("instance", "dsn", "objects", "region", "profile"),

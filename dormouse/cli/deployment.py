@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 app = group()
 BAR_CHARACTERS = 30
 PRICED_REGION = "us-east-1"
-"""Whose prices are shown when no region is named."""
+"""The region whose prices are shown when none is named."""
 
 MARKS = {"ok": "✓", "warning": "!", "wrong": "✗"}
 

@@ -55,7 +55,7 @@ RowNumberOption = Annotated[bool, f"Add a column {ROW_NUMBER}, which is the key.
 
 TextOption = Annotated[TextOptions, TextFormat]
 _IN_FILES = {"separator": "delimiter", "null": "null_texts"}
-"""What `Files` calls options of `TextFormat`."""
+"""The names in `Files` of the options of `TextFormat`."""
 
 
 def given_files(

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from dormouse.reading.planner import PlanSummary
 
 ROWS_SHOWN = 20
-"""On a terminal; elsewhere all are."""
+"""The limit on a terminal; elsewhere all are printed."""
 TABLE_ROWS = 10_000
-"""Of one table: more rows are several tables, so that they need not fit into memory."""
+"""The rows of one printed table: more rows make several tables, so that they need not fit into memory."""
 _BINARY = {"arrow", "parquet"}
 
 Format = Literal["table", "csv", "tsv", "json", "lines", "arrow", "parquet"]

@@ -67,7 +67,7 @@ class KeyedScans:
     names: tuple[str, ...] = ()
     """The wanted columns, including the row keys."""
     hides: bool = False
-    """Whether deleted rows are returned too, since they hide rows of other files."""
+    """True if deleted rows are returned too, since they hide rows of other files."""
 
     @property
     def merges(self) -> bool:

@@ -30,11 +30,11 @@ class LoadRequest(OfTable):
     """An id of your choice for this load; loading again with the same id adds nothing."""
 
     engine: Engine = "auto"
-    """Where rows are sorted and written; auto: on Spark if it has a cluster and the load is large, else
-    in this process."""
+    """The engine that sorts and writes the rows; auto: Spark if it has a cluster and the load is large, else
+    this process."""
 
     evolve: Evolve | None = None
-    """How to treat columns that the table lacks: add adds them first; by default they are refused."""
+    """The treatment of columns that the table lacks: add adds them first; by default they are refused."""
 
 
 class IngestRequest(LoadRequest):

@@ -81,7 +81,7 @@ class PlanRequest(OfTable, OfMoment):
     """
 
     where: dict[str, Any] | None = Field(default=None, examples=[_WHERE])
-    """For each column a value, a list of values, a range (an object with min, max, or both), or null;
+    """A value for each column, a list of values, a range (an object with min, max, or both), or null;
     rows must meet all. Row keys choose the files that are read. BYTES are base64, TIMESTAMP ISO 8601 (in
     UTC when it names no zone), DATE and DECIMAL text, DOUBLE and FLOAT also "NaN", "Infinity" and
     "-Infinity"."""

@@ -21,7 +21,7 @@ class CompactRequest(OfTable):
     """Run one round of compaction: create the jobs that are due, and run them."""
 
     engine: Engine = "auto"
-    """Where the jobs run; auto: on Spark if it has a cluster, else in this process."""
+    """The engine that runs the jobs; auto: on Spark if it has a cluster, else in this process."""
 
     full: bool = False
     """Make each leaf one file, whatever the strategy. Rewrites all rows of leaves that have several files."""

@@ -87,7 +87,7 @@ class CreateRequest(OfTable):
     """Its columns: row_keys, sort_keys and values."""
 
     layout: Layout = "file_table"
-    """How files are tracked: file_table, salted_counts or dummy_reference."""
+    """The way in which files are tracked: file_table, salted_counts or dummy_reference."""
 
     split_points: list[Any] = Field(default_factory=list)
     """Values of the first row key, as texts, at which the table is divided from the start."""

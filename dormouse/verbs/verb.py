@@ -215,7 +215,7 @@ class Verb:
     """The value of the field `do` in an event of the lambdas for tables."""
 
     changes: bool = field(default=False, kw_only=True)
-    """Whether it changes the instance. Only the lambda for changes has such verbs."""
+    """True if it changes the instance. Only the lambda for changes has such verbs."""
 
 
 def options(request: Request, *without: str) -> dict[str, Any]:

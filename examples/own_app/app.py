@@ -15,7 +15,7 @@ SETTINGS = {
     "commit": {},
     "garbage": {},
 }
-"""Those of a file of config/ (docs/reference/deployment-settings.md), as values."""
+"""The settings, as in a file of config/ (docs/reference/deployment-settings.md)."""
 
 
 CODE = """

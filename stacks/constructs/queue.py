@@ -7,7 +7,7 @@ from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 DEAD_LETTER_DAYS = 14
-"""As long as SQS keeps messages at most, counted from when they were sent, and not from when they died."""
+"""The longest time for which SQS keeps messages, counted from their sending, not from their death."""
 
 RECEIVE_WAIT = cdk.Duration.seconds(20)
 

@@ -161,7 +161,7 @@ _CHANGES = {
     "alter": "table.add_column and 'dormouse table add-column' add a column, and others like them change it",
     "copy": "'dormouse sql --output FILE' writes an answer to a file, and 'dormouse ingest' reads one",
 }
-"""What to use instead of a statement that makes changes, by a word of the statement."""
+"""The alternative to a statement that makes changes, by a word of the statement."""
 _INSTEAD = _CHANGES | {
     **dict.fromkeys(("begin", "start", "commit", "end", "rollback", "abort", "savepoint"), _TRANSACTIONS),
     **dict.fromkeys(("lock", "declare", "fetch"), _TRANSACTIONS),
@@ -170,14 +170,14 @@ _INSTEAD = _CHANGES | {
     **dict.fromkeys(("grant", "revoke"), _ACCESS),
     "pragma": "SHOW TABLES lists the tables, DESCRIBE their columns",
 }
-"""What to use instead of any refused statement, by its first word."""
+"""The alternative to any refused statement, by its first word."""
 _HINTS = {
     ("for", "system_time"): _AT,
     ("for", "update"): "rows are read as they are at one moment, and none is locked",
     ("for", "share"): "rows are read as they are at one moment, and none is locked",
     ("show", "create"): "DESCRIBE table gives its columns, 'dormouse table show' its schema",
 }
-"""What to write instead, by two words of a statement that cannot be parsed."""
+"""The alternative spelling, by two words of a statement that cannot be parsed."""
 _NO_STATEMENT = "parser"
 """DuckDB's error type for a text that cannot be parsed."""
 _NO_SELECT = "CTE needs a SELECT"
@@ -214,7 +214,7 @@ class Parsed:
     run: str
     """The statement as it is run, with windows that DuckDB does not confuse."""
     has_own_names: bool
-    """Whether the columns of its answer are those of its SELECT."""
+    """True if the columns of its answer are those of its SELECT."""
     select: str
     """The statement, or the one that it explains."""
     parameters: frozenset[str]
@@ -223,14 +223,14 @@ class Parsed:
     ctes: frozenset[str]
     lists_tables: bool
     describes: bool
-    """Whether it is DESCRIBE or SHOW of one table by its name."""
+    """True for DESCRIBE or SHOW of one table by its name."""
     explains: bool
     runs: bool
     """False for EXPLAIN without ANALYZE."""
     compares_null: bool
-    """Whether it may compare NULL as a value: IS DISTINCT FROM, IS TRUE and others."""
+    """True if it may compare NULL as a value: IS DISTINCT FROM, IS TRUE and others."""
     joins_outer: bool
-    """Whether it may have a FULL JOIN, or an outer join sorted with NULLS FIRST.
+    """True if it may have a FULL JOIN, or an outer join sorted with NULLS FIRST.
 
     DuckDB then skips rows of one side that the other side needs.
     """

@@ -77,7 +77,7 @@ class Key:
     """The key's name in the plan, unique among all scans."""
     field: Field
     is_copy: bool = False
-    """Whether the key is a copy of a column elsewhere, so that conditions on it do not restrict it."""
+    """True if the key is a copy of a column elsewhere, so that conditions on it do not restrict it."""
 
 
 Known = Sequence[Key | None]
@@ -338,7 +338,7 @@ class Enough:
 
     rows: int
     in_key_order: bool
-    """Whether these must be the first rows in the order of the row keys."""
+    """True if these must be the first rows in the order of the row keys."""
 
 
 def enough(plan: Node, schemas: Mapping[str, Schema]) -> Enough | None:

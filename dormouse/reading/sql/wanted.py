@@ -49,7 +49,7 @@ class Placed:
     variables: Mapping[str, Mapping[str, Any]]
     """The parts of each variable, by name."""
     is_settled: bool
-    """Whether the plan holds when the statement runs."""
+    """True if the plan holds when the statement runs."""
 
 
 def placed(

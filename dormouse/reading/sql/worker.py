@@ -43,7 +43,7 @@ from dormouse.reading.streams import Interruption
 PIECE_BYTES_MAX = 4 * 1024 * 1024
 """The most bytes of an answer that the pool holds in memory at once."""
 OOM_SCORE = 500
-"""When memory runs out, this makes the kernel kill the worker rather than the server."""
+"""The score that makes the kernel, when memory runs out, kill the worker rather than the server."""
 CALL, STOP = b"C", b"I"
 """Frames to the worker: a pickled call; and a request to stop it."""
 VALUE, SCHEMA, BATCH, END, FAILURE = b"V", b"S", b"B", b"E", b"F"

@@ -125,7 +125,7 @@ def test_a_build_without_the_python_of_the_lambdas_says_what_it_costs(
     monkeypatch.setattr(build, "build", lambda *given: False)
     assert build.main(["--architecture", "arm64", "--measure"]) == 1
     out, err = capsys.readouterr()
-    assert f"without bytecode, so that cold starts take longer: {build.NO_PYTHON}" in out
+    assert f"bytecode is left out, so cold starts take longer: {build.NO_PYTHON}" in out
     assert err == f"error: the packages cannot be tried: {build.NO_PYTHON}\n"
 
 
