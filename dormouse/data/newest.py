@@ -1,4 +1,4 @@
-"""The newest row of each key, the first or the last of its rows: vectorised, over a stream in key order."""
+"""Vectorised filters of streams in key order that keep each key's newest row: its first or its last one."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def laid_over(
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of two streams in key order; for a key that both have, the row of `small`.
 
-    Both streams are in key order and have each key once. `gone` is the last column of `small`, a boolean:
-    such rows hide the row of `large` with the same key and are left out.
+    Both streams are in key order and have each key once. `gone` names the last column of `small`, a boolean.
+    A row for which it is true hides the row of `large` with the same key, and is itself left out.
     """
     above = _Above(small, names)
     for batch in large:

@@ -306,7 +306,7 @@ class _KeyColumn:
         )
 
     def sketch(self, drawn: np.ndarray[Any, Any]) -> KeySketch:
-        """Returns a sketch of the sample's values at some places of their order."""
+        """Returns a sketch of the sample's values at the positions `drawn` in their sorted order."""
         sketch = kll_items_sketch(SKETCH_K)
         for item in _encoded(self.type, _sorted(self._sample()).take(pa.array(drawn))):
             sketch.update(item)

@@ -84,8 +84,8 @@ class Transform:
         if found.aggregates and found.age_off is not None and found.age_off.field not in schema.key_names:
             name = found.age_off.field
             raise InvalidProperties(
-                f"filter: age_off({name}) beside aggregate needs a row key or a sort key; of {name!r}, which "
-                "merging changes, it would depend on the moment of a compaction which rows are counted"
+                f"filter: age_off({name}) beside aggregate needs a row key or a sort key; merging changes "
+                f"{name!r}, so the time of a compaction would decide which rows are counted"
             )
 
     def of(self, rows: DataFrame, ctx: SessionContext, now_ms: int) -> DataFrame:

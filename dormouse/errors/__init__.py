@@ -74,7 +74,7 @@ class PayloadRoundFailed(DormouseError):
 
 
 class JobError(DormouseError):
-    """The job does not allow it."""
+    """The operation is not possible for this job, or in its present state."""
 
     job_id = ErrorField[str]()
 
@@ -260,7 +260,7 @@ class InstanceTooNew(InstanceError):
 
 
 class PartitionError(DormouseError):
-    """The partition tree does not allow it."""
+    """The partition tree does not allow the operation."""
 
 
 class PartitionNotFound(PartitionError, LookupError):
@@ -375,7 +375,7 @@ class BackupDamaged(DormouseError):
 
 
 class MetadataDamaged(DormouseError):
-    """The database lost a row."""
+    """The database has lost a row of its metadata."""
 
 
 class QueryTooLarge(DormouseError):

@@ -191,7 +191,7 @@ def _conflicts(rows: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
 
 
 class RowError(DormouseError):
-    """The row table does not allow it."""
+    """The row table does not allow the operation."""
 
 
 class InvalidRow(RowError, ValueError):

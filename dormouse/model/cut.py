@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A recorded, exact position in a table's life. The cuts of one table are totally ordered.
+    """A recorded, exact position in a table's history. The cuts of one table are totally ordered.
 
     `recorded_at` is in UTC. `name` is None for a cut that is kept only as long as the history.
     """
@@ -50,8 +50,9 @@ def text_of_when(when: When) -> str | int:
 
 
 class Remembered(NamedTuple):
-    """A looked-up position's key in the cache: a cut, the version of the table's columns, its properties as
-    JSON.
+    """The state on which a cached position depends; the planner checks that it is still the same.
+
+    It is the cut, the version of the table's columns then, and the table's properties as JSON.
     """
 
     cut_id: int

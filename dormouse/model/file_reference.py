@@ -46,8 +46,7 @@ class FileWithReferences:
     - `min_key`, `max_key`: its smallest and largest row key, encoded by `model.region.encode_key`.
     - `digest`: the XXH3-128 of its bytes, 16 bytes; files from before digests have none.
     - `deletions_till`: the number of the last deletion before its rows came. None means the last deletion
-      that
-      exists when the file is added.
+      that exists when the file is added.
     """
 
     filename: str
@@ -102,12 +101,13 @@ class CheckAssignmentRequest(_JobFiles):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplaceFileReferencesRequest:
-    """A request to replace a job's inputs on one partition by its output; None if no rows are left.
+    """A request to replace a job's inputs on one partition by its output.
 
-    `new_file` may give the output's facts (bytes, smallest and largest key). `deletions_till` is the number
-    of
-    the last deletion that the job saw before it read: it has applied all up to it. Without it, the request is
-    refused while a deletion of the inputs is pending.
+    - `new_reference`: the output; None if no rows are left.
+    - `new_file`: the output's facts (bytes, smallest and largest key), if known.
+    - `deletions_till`: the number of the last deletion that existed when the job began to read. The job has
+      applied all deletions up to it. Without it, the request is refused while a deletion of the inputs is
+      pending.
     """
 
     job_id: str

@@ -60,14 +60,14 @@ _KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any], str]] 
     "decimal": (Decimal, str, Decimal, "a decimal number, like 0.10"),
     "double": (float, str, exact_double, "a number that a double keeps, NaN, Infinity or -Infinity"),
 }
-"""The types that JSON lacks. A value of them is an object with the kind as its key; the first that fits
-counts."""
+"""The types that JSON lacks. A value of such a type is an object whose key is the kind, such as
+{"uuid": "…"}; the first kind that fits is used."""
 
 
 def json_value(value: Any) -> Any:
     """Returns a value as JSON, with all that it contains.
 
-    Dataclasses become objects; types that JSON lacks, text.
+    Dataclasses become objects, and values of types that JSON lacks become text.
     """
     if isinstance(value, Mapping):
         return {name: json_value(item) for name, item in value.items()}

@@ -36,9 +36,9 @@ def backoff_seconds(
 ) -> float:
     """Returns a random pause before the next attempt, in seconds.
 
-    It uses full jitter, see https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/: from 0
-    to
-    twice `seconds_min` after the first attempt, doubled after each, and at most `seconds_max`.
+    The pause is from 0 to a limit: twice `seconds_min` after the first attempt, doubled after each further
+    one, and at most `seconds_max`. Source (full jitter):
+    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
     """
     ceiling = min(seconds_max, seconds_min * 2 ** min(attempt, 20))
     return random.uniform(0, ceiling)  # noqa: S311
@@ -67,10 +67,8 @@ def tries(
     """Yields the tries of some work outside a transaction, and pauses between them.
 
     The caller leaves the loop when the work is done. The loop ends after `tries_max` tries, or after the
-    first
-    try that ends past `seconds_max`; the caller then raises the last error. `pause` is in seconds, or a
-    function
-    of the try's number. `sleep` replaces `time.sleep`, and may be interrupted.
+    first try that ends past `seconds_max`; the caller then raises the last error. `pause` is in seconds, or
+    a function of the try's number. `sleep` replaces `time.sleep`, and may be interrupted.
     """
     until = time.monotonic() + seconds_max
     for number in itertools.count(1):

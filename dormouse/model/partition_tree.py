@@ -2,8 +2,8 @@
 
 The partitions of all epochs are kept in arrays: a few dozen bytes each. A node is a row number in them. Rows
 are only appended, and a split fills in the row of its partition. The epochs of a change are written last, so
-readers of older epochs can go on meanwhile. When leaves are merged, the new node
-takes the place of the node above them, and remembers that node for readers of older epochs.
+readers of older epochs can go on meanwhile. When leaves are merged, the new node takes the place of the node
+above them, and remembers that node for readers of older epochs.
 """
 
 from __future__ import annotations
@@ -139,9 +139,10 @@ class TreeArrays:
         return self.first_epoch <= epoch <= self.epoch
 
     def agrees(self, epoch: int, made_at: int | None) -> bool:
-        """Returns whether an epoch made at that time (in microseconds since 1970) can be the known one.
+        """Returns whether the known epoch of this number can be the one made at `made_at`.
 
-        A server that lost its last commits in a restore or failover makes other epochs of the same numbers.
+        `made_at` is in microseconds since 1970. A server that lost its last commits in a restore or failover
+        makes other epochs of the same numbers.
         """
         known = self.made_at.get(epoch)
         return known is None or made_at is None or known == made_at
@@ -369,8 +370,7 @@ class PartitionTree:
     """The partitions of a table at one epoch: `tree[partition_id]`.
 
     It is a light view of the arrays that all epochs share, and makes `Partition` objects only on request.
-    Code
-    that visits many partitions uses nodes: row numbers of the arrays, the same at every epoch.
+    Code that visits many partitions uses nodes: row numbers of the arrays, the same at every epoch.
 
     A partial tree lacks some partitions: a missing child is node -1 and has the id "".
     """
@@ -483,8 +483,7 @@ class PartitionTree:
         """Returns leaves, by node, in groups such that every key of a group sorts before those of the next.
 
         Leaves that were split on a later row key interleave in key order: they share a group, and its rows
-        must be
-        merged. A tree that was split on the first row key alone gives groups of one.
+        must be merged. A tree that was split on the first row key alone gives groups of one.
         """
         spans = sorted((*_key_span(self.schema, self.region_of(leaf)), leaf) for leaf in leaves)
         groups: list[list[int]] = []

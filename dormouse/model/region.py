@@ -264,8 +264,7 @@ class Region(_ByKey[Range]):
     """A range for some of the row keys; the others are unbounded.
 
     `Region(carrier=Range("AA", "DL"), flight=7)`, or `Region({"carrier": …})`. A plain value means exactly
-    that
-    value.
+    that value.
     """
 
     __slots__ = ()

@@ -334,8 +334,8 @@ def is_keyed(properties: TableProperties) -> bool:
 def stored_schema(schema: Schema, properties: TableProperties) -> Schema:
     """Returns the columns of the table's files.
 
-    A keyed table's files have two hidden columns more. A deletion mark has no values except that of
-    `newest_by`, so all other values may be null in files.
+    A keyed table's files have two more columns, which are hidden. A deletion mark has no values except that
+    of `newest_by`, so all other values may be null in files.
     """
     if not is_keyed(properties):
         return schema
@@ -452,7 +452,10 @@ def _check_newest_by(schema: Schema, properties: TableProperties) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A difference between a table (None: no table's) and its record or its objects; `detail` explains it."""
+    """A difference between a table and its record or its objects; `detail` explains it.
+
+    `table` is None for an object that belongs to no table.
+    """
 
     kind: ProblemKind
     table: str | None

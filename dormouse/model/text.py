@@ -103,7 +103,7 @@ def narrow_id(text: str) -> uuid.UUID:
 
 
 def narrow_bytes(text: str) -> bytes:
-    """Returns the 16 bytes of a narrow id."""
+    """Returns the 16 bytes of `narrow_id(text)`."""
     return blake2b(text.encode(), digest_size=16).digest()
 
 

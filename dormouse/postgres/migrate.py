@@ -260,7 +260,7 @@ def settle(conn: psycopg.Connection[Any]) -> None:
     """Corrects the transaction ids of a database that was copied from another cluster.
 
     The caller may write all of the database and holds the lock of `locked`. A copy by rows (pg_dump, logical
-    replication) keeps the transaction ids in references, in the log of removals and in the records of rounds.
+    replication) keeps the transaction ids in references, in the removal log and in the records of rounds.
     The new cluster counts transactions from the beginning. Ids that it has not reached are replaced, in the
     same order. Sequences continue after the existing numbers. Copies of disks or files and pg_upgrade need no
     change: they keep ids and counter together.

@@ -436,7 +436,7 @@ def limits_of(conn: psycopg.Connection[Any]) -> SessionLimits:
 
 
 def was_open_at(conn: psycopg.Connection[Any], since: float) -> bool:
-    """Returns whether the session was open at `since` (`time.monotonic`), so no server crash came later.
+    """Returns whether the session was open at `since` (`time.monotonic`): then no crash came after that.
 
     Returns False behind a pooler or an RDS Proxy, whose connections outlive the server.
     """

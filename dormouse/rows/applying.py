@@ -545,7 +545,7 @@ _QUERIES = load(__package__ or "", "applying")
 
 
 class _Targets:
-    """A check that the tables and files exist that cells of one change refer to."""
+    """A check that the tables and files to which the cells of a change refer exist."""
 
     def __init__(self, context: TableContext) -> None:
         self._context = context

@@ -323,7 +323,7 @@ _KINDS = (Insert, Update, Patch, Remove, LoadCsv, AddColumn, RenameColumn, Retyp
 class ChangeOptions:
     """The options of a change.
 
-    A change with a `change_id` is made once. If the id comes again, its `digest` is compared with the first.
+    A change with a `change_id` is made once. If the id is used again, the two digests are compared.
     `wait_seconds` is the timeout for the table's write lock.
     """
 

@@ -125,7 +125,7 @@ def _values(arrays: Sequence[Sequence[Any]]) -> dict[str, Any]:
 KIND, COLUMNS_KIND = "index_rows", "index_row_columns"
 """The kinds of two jobs: one updates a table's index, the other indexes single columns in it.
 
-A limit is of a kind. So a worker whose threads index columns still has threads for updates.
+Concurrency limits apply to each kind, so a worker whose threads index columns still has threads for updates.
 """
 THREADS = 2
 REPORT_SECONDS = 10.0

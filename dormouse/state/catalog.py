@@ -106,9 +106,9 @@ class Catalog:
         return table_of(rows[0])
 
     def shown(self, name: str) -> tuple[TableRecord, bool]:
-        """Returns the table that a name means, and whether it means every version of its rows.
+        """Returns the table of a name, and True if the name is that of a row table's versions.
 
-        Raises `TableNotFound`.
+        The name of the versions is the row table's name with a suffix. Raises `TableNotFound`.
         """
         row_table = named_versions(name)
         if row_table is None:

@@ -116,7 +116,7 @@ Statement = Annotated[str, Form(_json_statement)]
 Parameters = Annotated[
     list[Any] | dict[str, Any] | None,
     Form(_json_parameters, parse_parameters, texts.parse_parameters, texts=True),
-    AsText("NAME=VALUE for $NAME, or 1=VALUE for $1; as text, which takes the type it is for."),
+    AsText("NAME=VALUE for $NAME, or 1=VALUE for $1; SQL converts the text to the type that it needs."),
 ]
 """The values of a statement's parameters."""
 

@@ -243,7 +243,10 @@ class OlderRows:
 
 
 def older_rows(own: OwnTables, job: CompactionJob) -> OlderRows:
-    """Returns what may have older rows than a job. Any later file is of an open load, or of a newer one."""
+    """Returns the open load and the files that may have older rows than a job's files.
+
+    A file that is added later belongs to a load that is open now, or to a newer load.
+    """
     file_ids = Uuids([narrow_bytes(item.filename) for item in job.inputs])
     values = {"partition_id": job.partition_id, "file_ids": file_ids}
     [row] = own.rows("beside_job", values, operation="look for older rows")

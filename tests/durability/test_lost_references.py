@@ -178,7 +178,7 @@ def test_collection_deletes_nothing_of_the_table_until_it_is_accepted(lake: Inst
     lake.create_table("other", table.schema)
     lake.table("other").collect_garbage()  # which has no part in it
     assert lake.accept_differences("t") > 0
-    assert [one for one in lost(lake) if "was given" in one.detail or "should be there" in one.detail] == []
+    assert [one for one in lost(lake) if "was given" in one.detail or "by the count of" in one.detail] == []
     assert table.collect_garbage().deleted
     assert rounds_failing(lake._supplier) == 0
 
@@ -259,7 +259,7 @@ def test_no_other_table_s_counts_are_void_when_one_is_cleared(lake: Instance) ->
     other.status()
     other.files.clear()
     assert other.status().files == 0
-    assert any("should be there" in one.detail for one in lost(lake))
+    assert any("by the count of" in one.detail for one in lost(lake))
     assert {one.table for one in lost(lake)} == {"t"}
 
 
@@ -272,7 +272,7 @@ def test_removals_that_are_lost_are_told(lake: Instance) -> None:
     table.files.replace_file_references([replace("job", [name], None, leaf)])
     assert lost(lake) == []
     query(lake._supplier, "delete from removal")
-    assert any("should be there" in one.detail for one in lost(lake))
+    assert any("by the count of" in one.detail for one in lost(lake))
 
 
 ADDED = {

@@ -86,7 +86,7 @@ class DirectCommits:
     def _apply_all(self, calls: Sequence[Sequence[Envelope]]) -> list[list[CommitOutcome] | None]:
         """Applies the requests of several calls in one round trip.
 
-        Returns the outcomes of each call; None for a call of which a request was not applied like this.
+        Returns the outcomes of each call, or None for a call if one of its requests was not applied.
         """
         outcomes = iter(apply_whole(self._tables, [envelope for call in calls for envelope in call]))
         by_call = [[next(outcomes) for _ in call] for call in calls]
@@ -118,7 +118,7 @@ AWAIT_SECONDS = 0.1
 """How long one query for answers may wait in the database, and so hold a connection and a snapshot."""
 JOIN_SECONDS = 0.2
 SENT_TOGETHER_CHARACTERS_MAX = 64 * 1024
-"""The largest bodies that are sent together with those of other threads, which wait for them."""
+"""The length above which bodies are sent alone, so that the messages of other threads need not wait."""
 _REQUESTS = get_args(CommitRequest)
 
 
@@ -211,7 +211,7 @@ class CommitQueues:
         self._send(queue_number(table_id, self._settings.queues), _Sending([body]))
 
     def of_jobs(self, attempts: WriteAttempts) -> QueuedJobCommits | None:
-        """Returns the commits of jobs through the queue; None where no committer is known to run.
+        """Returns the service that commits jobs through the queue; None where no committer is known to run.
 
         One is known to run if the instance runs its own, or if the settings name a queue.
         """
@@ -270,12 +270,13 @@ class CommitQueues:
             left = [each.commit_id for each in statuses if each.state not in {"applied", "rejected"}]
             if time.monotonic() >= deadline or not left:
                 return statuses
-        raise AssertionError("it looks until it returns")
+        raise AssertionError("looks never ends")
 
     def looks(self, deadline: float) -> Iterator[float]:
-        """Yields whenever to look if a commit is done: the seconds that the look may wait in the database.
+        """Yields each time the caller should look whether its commit is done.
 
-        Sleeps between two looks, longer each time.
+        Each item is how long that look may wait in the database, in seconds; 0 with SQS. Sleeps between two
+        looks, longer each time. It does not end at the deadline: the caller stops.
         """
         if self._settings.commit_queue_urls:
             for pause in self.patience.pauses():
@@ -297,7 +298,7 @@ class CommitQueues:
         return [queue.depth() for queue in self.queues]
 
     def dead_letters(self, limit: int) -> list[DeadLetter]:
-        """Returns the last messages that could not be handled; SQS has a dead-letter queue of its own."""
+        """Returns the last messages that could not be handled; none of SQS, which keeps its own."""
         return dead_letters(self._supplier, limit)
 
     def close(self) -> None:

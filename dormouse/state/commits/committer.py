@@ -37,7 +37,7 @@ from dormouse.state.commits.outcomes import CommitOutcome, check_schema, forget_
 from dormouse.state.commits.queue import LOOKS_TO_BELIEVE, CommitQueue, Message
 from dormouse.state.files import removal_log
 
-# The messages that a committer works on are kept hidden from other receivers as long as it does.
+# A committer keeps the messages that it works on hidden from other receivers.
 
 EXTENSIONS = 3
 """How often a batch is hidden again within its visibility timeout, so that two failures do no harm."""
@@ -106,9 +106,9 @@ RETRY_SECONDS_MIN = 0.05
 RETRY_SECONDS_MAX = 30.0
 RETRY_SECONDS_MAX_OF_DRAIN = 0.25
 TOO_NEW_SECONDS = 60.0
-"""The pause before a message comes again that only a newer committer understands."""
+"""The pause before a message that only a newer committer understands is delivered again."""
 AGAIN_SECONDS = 5.0
-"""The pause before a request comes again that waits for a lock, or for a database out of reach."""
+"""The pause before a request that waits for a lock or for a database out of reach is delivered again."""
 COMMITS_OF_A_TABLE = 10
 """The commits wanted for each table of a batch when many messages wait.
 
@@ -192,7 +192,7 @@ class Committer:
           committer.
         - `InstanceTakenOver` when another database owns the object store now.
         - `InstanceError` when the database has not answered for `CLOSE_SECONDS` after the stop. The messages
-          of the unfinished batches come again.
+          of the unfinished batches are delivered again.
         """
         stop = threading.Event() if stop is None else stop
         self._ended.clear()
@@ -211,8 +211,8 @@ class Committer:
             loop.result()
         if grace.has_cut:
             raise InstanceError(
-                f"the committer was stopped, and the database did not answer for {CLOSE_SECONDS:g} s: what "
-                "it holds comes again; look at the database's server, and at the network to it"
+                f"the committer was stopped, and the database did not answer for {CLOSE_SECONDS:g} s: "
+                "its messages are delivered again; check the database's server and the network to it"
             )
         return self.metrics()
 
@@ -241,13 +241,13 @@ class Committer:
         """Tells `run` in another thread to finish its batches and return, and waits for it.
 
         Waits at most `CLOSE_SECONDS` + `LEAVE_SECONDS` after `stop`, as a server that hangs may never answer.
-        The messages of unfinished batches then come again.
+        The messages of unfinished batches are then delivered again.
         """
         self.stop()
         if self._end_by is not None and not self._ended.wait(max(0, self._end_by - time.monotonic())):
             logger.warning(
-                "a committer has not ended within %g s, as its database or queue does not answer; what it "
-                "holds comes again",
+                "a committer has not ended within %g s, as its database or queue does not answer; its "
+                "messages are delivered again",
                 CLOSE_SECONDS + LEAVE_SECONDS,
             )
 
@@ -294,7 +294,7 @@ class Committer:
                 if _is_final(error):
                     self._closed.set()
                     raise
-                # the messages come again; a commit that was applied is known by its id
+                # the messages are delivered again; a commit that was applied is known by its id
                 failures += 1
                 pause = backoff_seconds(failures, RETRY_SECONDS_MIN, FAILURE_SECONDS_MAX)
                 known = isinstance(error, DormouseError)
@@ -414,14 +414,14 @@ class Committer:
 def _is_final(error: Exception) -> bool:
     """Returns whether nothing may be applied from now on.
 
-    A database that is only read-only, as during a failover, takes writes again.
+    Returns False for a database that is only read-only, as during a failover: it will take writes again.
     """
     passes = isinstance(error.__cause__, psycopg.errors.ReadOnlySqlTransaction)
     return isinstance(error, InstanceTooNew) or (isinstance(error, InstanceReadOnly) and not passes)
 
 
 def limit_of_batch(batch_max: int, tables: int) -> int:
-    """Returns how many messages a batch may have, after a full batch for so many tables."""
+    """Returns how many messages the next batch may have, after a full batch for this number of tables."""
     return min(max(COMMITS_OF_A_TABLE * tables, batch_max), BATCHES_OF_MANY_TABLES * batch_max)
 
 
@@ -439,10 +439,14 @@ class _PutOff:
         self._applied = 0
 
     def taken(self, messages: Sequence[Message]) -> Callable[[], bool]:
-        """Returns a function that tells, after these were tried, if the queue holds only put-off messages."""
+        """Returns a function to call after `messages` were tried: is it no use to retry them?
+
+        The function returns True if the queue holds no other messages than those that were put off, and if
+        no request was applied since `taken` was called.
+        """
         keys = set(map(_key, messages))
         with self._lock:
-            self._known -= keys  # while these are tried, one of them may make what another thread's need
+            self._known -= keys  # while these are tried, one may make the inputs of another thread's messages
             applied = self._applied
 
         def are_all() -> bool:
@@ -455,9 +459,9 @@ class _PutOff:
         return are_all
 
     def left(self) -> int:
-        """Returns how many messages may wait for a newer committer.
+        """Returns how many messages may wait for a newer committer; 0 if none is of a newer version.
 
-        If there is a message that only it can apply, all that were put off may need what that one makes.
+        A message that only a newer committer can apply may make the inputs of all that were put off.
         """
         with self._lock:
             return len(self._waiting | self._too_new) if self._too_new else 0

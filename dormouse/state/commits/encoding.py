@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _Shape(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A JSON object with these keys."""
+    """The base class of JSON objects: an unknown key is refused, and default values are left out."""
 
 
 class _Part(_Shape, dict=True):
@@ -195,7 +195,7 @@ def head_of(body: str | bytes) -> Head:
 
 
 def kind_of(shape: type[Message]) -> str:
-    """Returns the type that messages of this shape name."""
+    """Returns the value of the key `type` in messages of this shape."""
     return str(shape.__struct_config__.tag)
 
 

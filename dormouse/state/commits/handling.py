@@ -56,7 +56,7 @@ class Handled:
 
     @property
     def is_tried_again(self) -> bool:
-        """True if the message comes again soon, to a committer of this version."""
+        """True if the message is soon delivered again, and a committer of this version can handle it."""
         return self.fate in ("later", "waits")
 
 

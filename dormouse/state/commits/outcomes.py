@@ -112,7 +112,7 @@ def is_for_later(error: BaseException) -> bool:
 
 
 def check_schema(supplier: Supplier, error: BaseException) -> None:
-    """Raises `InstanceTooNew` if the error may come of a newer schema, and the schema is newer."""
+    """Raises `InstanceTooNew` if a newer schema may have caused the error, and the schema is newer."""
     cause = error.__cause__ or error
     if isinstance(cause, (*NOT_OUR_SCHEMA, psycopg.IntegrityError)):
         try:
@@ -187,14 +187,14 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Awaiting:
-    """A wait in the database until one of these commits has no message there, for `seconds` at most."""
+    """A wait in the database until the message of one of these commits is deleted, for `seconds` at most."""
 
     commit_ids: Sequence[str] = ()
     seconds: float = 0.0
 
     @classmethod
     def any_of(cls, waits: Sequence[Awaiting]) -> Awaiting:
-        """Returns a wait for the first commit of all; it has 0 seconds when one of them has."""
+        """Returns one wait for the commits of all `waits`, with the shortest of their times."""
         commit_ids = [commit_id for wait in waits for commit_id in wait.commit_ids]
         return cls(commit_ids, min(wait.seconds for wait in waits))
 

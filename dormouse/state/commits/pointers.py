@@ -81,7 +81,10 @@ def table_id_in(name: str) -> int | None:
 
 RETRY_SECONDS = 5.0
 FITTING_AT_FIRST = 10_000
-"""The messages received at once. After large ones: as many as fitted, then twice as many each time."""
+"""The number of messages to receive at once, at first.
+
+When their bodies exceed `RECEIVED_BYTES_MAX`, it becomes the number that fitted, and then doubles each time.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +98,7 @@ class PointedMessage(Message):
 
 
 class PointerQueue:
-    """A `CommitQueue` around another one, for which a body that is too large is replaced by a pointer."""
+    """A `CommitQueue` that wraps another one, and replaces bodies that are too large for it by pointers."""
 
     def __init__(self, queue: CommitQueue, objects: ObjectStore) -> None:
         self.body_bytes_max = BODY_BYTES_MAX

@@ -158,7 +158,7 @@ class PostgresQueue:
             self._again("send_again", {**_deliveries(messages), "seconds": seconds})
 
     def bury(self, messages: Sequence[Message], reason: str) -> None:
-        """Moves them to the table `dead_commit_message`."""
+        """Moves messages to the table `dead_commit_message`."""
         if messages:
             text = reason.replace("\0", "�").encode(errors="replace").decode()[:REASON_CHARACTERS_MAX]
             self._again("bury", {**_deliveries(messages), "reason": text})
@@ -314,6 +314,6 @@ def _deliveries(messages: Sequence[Message]) -> _Values:
 
 
 def rehome(supplier: Supplier, queues: int) -> None:
-    """Moves messages of queues beyond the number that there is now, which no committer would receive."""
+    """Moves the messages of queues that no longer exist to the `queues` that do."""
     values = {"queues": queues}
     run_transaction(supplier, rows_of(_QUERIES["rehome"], values), operation="rehome messages")

@@ -24,11 +24,14 @@ TableName: TypeAlias = tuple[str, str]
 """A table's UUID, and the name that its sender knows."""
 RECEIVED_BYTES_MAX = 4 * 2**20
 """The bytes that one receiver gets at once, some 40,000 files; a larger message comes alone."""
-# A caller looks for its answer when the last answers came, and then less and less often.
+# A caller first looks for its answer after the time that recent answers took, then less and less often.
 
 SECONDS_MIN, SECONDS_MAX = 0.002, 0.5
 _SOONER, _LATER = 0.93, 1.075
-"""The factors balance when every second first look finds an answer: looks cost, and waits cost."""
+"""The factors of the first wait, after a first look that found the answer or did not.
+
+They balance when half of the first looks find it: a shorter wait costs more looks, a longer one costs time.
+"""
 logger = logging.getLogger(__name__)
 Waiting = Callable[[str], object]
 AGE_MESSAGES_MIN = 100
@@ -99,7 +102,7 @@ class CommitQueue(Protocol):
     def receive(self, limit: int, wait_seconds: float) -> list[Message]:
         """Returns at most `limit` messages at once, or waits up to `wait_seconds` for the first; maybe none.
 
-        Together they have about `RECEIVED_BYTES_MAX` at most, but for a larger first one.
+        Together they have about `RECEIVED_BYTES_MAX` at most, unless the first one alone is larger.
         """
 
     def delete(self, messages: Sequence[Message]) -> None:
@@ -159,7 +162,7 @@ class Patience:
         """The seconds to wait before the first look."""
 
     def learn(self, looks: int) -> None:
-        """Adapts `usual` after an answer was found with so many looks, the first of them after `usual`."""
+        """Adapts `usual` after an answer took this number of looks, the first of them after `usual`."""
         with self._lock:
             usual = self.usual * (_SOONER if looks <= 1 else _LATER)
             self.usual = min(max(usual, SECONDS_MIN), SECONDS_MAX / 10)

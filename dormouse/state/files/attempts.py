@@ -42,7 +42,7 @@ WAIT_SECONDS_MAX = 600.0
 
 
 class Numbering:
-    """The exclusive right to give rows of a table running numbers. It ends with a session of the database."""
+    """The exclusive right to give rows of a table running numbers. It ends with its database session."""
 
     def __init__(self, lock: SessionLock, table: TableRecord) -> None:
         self._lock = lock
@@ -150,7 +150,7 @@ class WriteAttempts:
         """Yields an attempt for the length of a job; when the job raises, deletes its objects.
 
         After `CommitOutcomeUnknown` the objects may be live: then nothing is deleted, and the attempt's
-        expiry decides later. `loads` means that the job adds rows, rather than rewrites those that there are.
+        expiry decides later. `loads` means that the job adds rows, rather than rewrites existing ones.
         For `leftovers`, see `discard`.
         """
         attempt = self.begin(table, loads=loads)
@@ -170,7 +170,7 @@ class WriteAttempts:
         attempt_id, has_place = uuid.uuid4().hex, loads and is_keyed(table.properties)
         values = {"table_id": table.table_id, "attempt_id": attempt_id, "prefix": table.object_prefix}
         rows = self._rows("begin", {**values, "no_place": 0 if has_place else None})
-        # a second transaction: a process that knows a larger place than this one's has seen this attempt
+        # a second transaction, so that a process that sees a larger place also sees this attempt
         places = self._rows("take_place", values) if rows and has_place else []
         if not rows or (has_place and not places):
             raise TableNotFound.gone(table.name)

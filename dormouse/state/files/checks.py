@@ -111,7 +111,7 @@ class FileChecks:
         ]
 
     def _totals(self, conn: psycopg.Connection[Any]) -> Iterator[Difference]:
-        """Yields where the remembered totals and the changes since do not add up to what there is."""
+        """Yields each total that differs from the stored total plus the changes since."""
         key = {"table_id": self._own.table.table_id}
         since = named_rows(conn.execute(self._own.on("count_since"), key))
         if since:

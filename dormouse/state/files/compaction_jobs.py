@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 LEASE_SECONDS = COMPACTION_SECONDS
 RELEASE_BATCH_JOBS = 10_000
 OLD_SECONDS = 7 * 24 * 3600.0
-"""The age, in seconds, from which a pending deletion makes each file that has its rows be merged."""
+"""The age, in seconds, from which a pending deletion is a reason to merge each file that has its rows."""
 
 KEYED_SIZE_RATIO_MAX = 0.25
 """The largest `size_ratio` of a keyed table: a leaf becomes one file when the rows of its other files are
@@ -171,9 +171,9 @@ class CompactionJobs:
     def create_of_deleted(self, jobs_max: int | None = None) -> int:
         """Makes jobs for files only because of their pending deletions; returns how many.
 
-        A file gets a job that looks when it was not yet read for rows of a deletion by values, or of an old
-        deletion. It gets a job that merges when more than `deletions_max` deletions are pending, or when an
-        old deletion has rows in it.
+        A file gets a job that only counts rows (`looks`) if no job has yet read it for the rows of a deletion
+        by values, or of an old deletion. A file gets a job that merges if more than `deletions_max` deletions
+        are pending, or if an old deletion has rows in it.
         """
         properties = self._table.properties
         limit = properties.compaction_jobs_max if jobs_max is None else jobs_max

@@ -251,9 +251,10 @@ class Erasure:
         return bool(self._rows("is_undone")[0][0])
 
     def release_others(self, *, running_too: bool) -> int:
-        """Releases files with rows from idle jobs, or all if `running_too`; returns how many jobs are left.
+        """Releases the files with rows that other jobs hold; returns how many of these jobs are left.
 
-        Also releases those of its own jobs that expired. A job that lost its files can commit nothing.
+        Leaves running jobs alone, unless `running_too`. Also releases the files of its own expired jobs.
+        A job that lost its files can commit nothing.
         """
         left = 0
         for job_id, partition_id, is_running in self._rows("held_by_others", run_id=self.run_id):

@@ -50,7 +50,8 @@ PIECE_EPOCHS = 1_000
 PIECE_PARTITIONS = 10_000
 """The number of partitions sealed or created in one piece; a single epoch may have more."""
 MARGIN_SECONDS = 60.0
-"""A time longer than from an epoch's time to its commit, and from reading the tree to a write attempt."""
+"""A time, in seconds, longer than each of these: from an epoch's time to its commit, and from a read of the
+tree to the write attempt that uses it."""
 RETIRED_MAX = 100
 """The number of deletions for which one round checks whether they are still needed."""
 _QUERIES = load(__package__ or "", "garbage")
@@ -107,7 +108,7 @@ class GarbageCollector:
         *,
         rolls_log: bool = True,
     ) -> GarbageReport:
-        """Runs one round: both stages, dead writers' objects, expired commits, log of removals, old epochs.
+        """Runs one round: both stages, dead writers' objects, expired commits, the removal log, old epochs.
 
         Stops after the batch of files during which `is_over` becomes true. Calls `progress` with the number
         of old epochs done and in all. A round over all tables rolls the log once itself, and passes False for
@@ -226,7 +227,7 @@ class GarbageCollector:
             raise CheckFailed(
                 [Problem("totals", table, each.partition_id, each.filename, each.detail) for each in lost],
                 "no file of the table is deleted until 'dormouse check --table "
-                f"{table} --accept' accepts what is there as right",
+                f"{table} --accept' accepts the current state as right",
             )
 
     def _due_before(self) -> datetime:

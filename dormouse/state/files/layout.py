@@ -89,7 +89,7 @@ ITS_PARTITION = _WATERMARKS["its_partition"]
 def reference_arrays(
     prefix: str, references: Sequence[FileReference], ids: Mapping[str, bytes] | None = None
 ) -> Parameters:
-    """Returns references as columns; `ids` has the narrow ids of their files if the caller knows them."""
+    """Returns references as columns; `ids` has `narrow_bytes` of their filenames if the caller knows it."""
     names = [r.filename for r in references]
     columns = {
         "partition_ids": texts([r.partition_id for r in references]),
@@ -483,7 +483,7 @@ class OwnTables:
         return self.run(once, operation=f"look for {purpose}")
 
     def still(self, conn: psycopg.Connection[Any]) -> None:
-        """Locks the layout's tables and the log of removals against conversion and drop.
+        """Locks the layout's tables and the removal log against conversion and drop.
 
         Call it at the start of a transaction. Until that ends, its snapshots see all of these tables.
         """

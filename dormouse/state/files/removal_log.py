@@ -54,7 +54,7 @@ def _drop_unless_needed(conn: psycopg.Connection[Any], day: date) -> None:
     conn.execute(_QUERIES["lock_day"].on(day=DAYS.name(day)))
     if _is_needed(conn, day):
         return
-    # a new hold checks if its moment can be read: before this lock, so that it is seen here, or after it
+    # a hold that checked its moment before this lock is seen below; a later one finds the day dropped
     conn.execute(_QUERIES["lock_tables"].on(day=DAYS.name(day)))
     if _is_needed(conn, day):
         return

@@ -391,7 +391,7 @@ class FileReferenceStore:
     def planned_on(
         self, partition_ids: Sequence[str], bounds: KeyBounds, conn: psycopg.Connection[Any]
     ) -> tuple[int, int, int, bool, str, PlannedRows]:
-        """Returns what a query of some partitions is planned on, in one snapshot, with one statement.
+        """Returns the data from which a query of some partitions is planned: one snapshot, one statement.
 
         Returns the table's epoch, the time of the epoch in microseconds since 1970, the schema's version,
         True if the properties that readers apply are those known here, the snapshot, and the references with
@@ -421,9 +421,9 @@ class FileReferenceStore:
         conn: psycopg.Connection[Any],
         remembered: Remembered | None = None,
     ) -> tuple[int, bool, PlannedRows]:
-        """Returns what a query of some partitions as of a snapshot is planned on.
+        """Returns the data from which a query of some partitions as of a snapshot is planned.
 
-        Returns the time, in microseconds since 1970, from which the log of removals and the files are
+        Returns the time, in microseconds since 1970, from which the removal log and the files are
         complete, True if the log has all removals since the snapshot, and the references and deletions.
         References of an older snapshot may be missing. Each ends with True if its file is still known; a
         collected file has its id as name. Raises `SchemaMoved` when `remembered`, of the cut, is outdated.

@@ -5,8 +5,7 @@ removals has those that were removed. So a count costs only what has changed sin
 it cannot be exact, because a file was forgotten with its size, everything is counted again. Garbage
 collection also counts everything once a day.
 
-References are lost if they are not those that were added less those that were removed. Two checks find lost
-references:
+References are lost if some that were added, and never removed, are missing. Two checks find lost references:
 
 - The last count and the log of removals since give what should be there now.
 - The partitions of a file that was added since the log is complete must have had all rows of the file.
@@ -106,8 +105,8 @@ def not_counted(since: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Di
             yield Difference(
                 None,
                 None,
-                f"{since[name]:,} {what} should be there, as counted {_at(since['counted_at'])} and changed "
-                f"since, and {now[name]:,} are",
+                f"expected {since[name]:,} {what}, by the count of {_at(since['counted_at'])} and the "
+                f"changes since, but there are {now[name]:,}",
             )
 
 

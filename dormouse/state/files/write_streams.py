@@ -114,9 +114,9 @@ def _advance(conn: psycopg.Connection[Any], store: FileReferenceStore, batch: St
         has = f"its batches up to {last}" if standing else "no batch"
         raise InvalidInput(
             f"the stream {batch.name!r} of table {store.table.name!r} has {has} here, and not all up to "
-            f"{batch.batch_id}: the database was restored to before, or the checkpoint wrote under another "
-            "name, or elsewhere; read what is missing again, with a checkpoint of its own and another name "
-            "in the option stream"
+            f"{batch.batch_id}: the database was restored to an earlier state, or the checkpoint wrote to "
+            "another stream or instance before; read the missing data again, with a new checkpoint and "
+            "another name in the option stream"
         )
     if query_id != batch.query_id:
         raise InvalidInput(

@@ -66,7 +66,7 @@ def span(context: TableContext, after: When | None, till: When | None) -> tuple[
 
 
 def ends_between(context: TableContext, after: When | None, till: When | None) -> Ends:
-    """Returns two moments like `span`, whose positions the statement that reads between them finds itself."""
+    """Returns two moments like `span`, but not looked up: the statement that reads between them does that."""
     return Ends(
         context,
         Known.BEGINNING if after is None else end_of(context, after),

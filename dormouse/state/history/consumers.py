@@ -1,7 +1,7 @@
-"""Consumers: named positions in a table's life, from which changes are read and acknowledged, each once.
+"""Consumers: named positions in a table's history, from which each change is read and acknowledged once.
 
 Only a reader that read from the current position can move it: of two readers of one consumer, one is refused.
-A consumer keeps the files and the log of removals from its position on. When it acknowledges nothing for
+A consumer keeps the files and the removal log from its position on. When it acknowledges nothing for
 `consumer_expiry_seconds` it expires, and reading from it raises an error, so that no change is skipped.
 """
 
@@ -57,8 +57,7 @@ class ConsumerStatus:
     """A consumer, and how far behind it is.
 
     - `rows_behind`: the rows ingested since its position.
-    - `seconds_behind`: the age of its position; 0 when there is nothing to read, no deletion or restore
-      either.
+    - `seconds_behind`: the age of its position; 0 when there are no rows, deletions or restores to read.
 
     Both are None when the consumer is expired, also when an erasure removed what it would read.
     """
@@ -80,7 +79,7 @@ class Consumers:
         self._table = context.table
 
     def create(self, name: str, begin: Position | None) -> None:
-        """Makes a consumer that begins at a moment, or now; does nothing if there is one of the name.
+        """Makes a consumer that begins at a moment, or now; does nothing if one of that name exists.
 
         Raises `CutExpired` when its beginning can no longer be read.
         """
@@ -117,7 +116,7 @@ class Consumers:
         return [self._status(state) for state in self.all()]
 
     def checked(self, state: ConsumerState) -> Position:
-        """Returns the consumer's position; raises `ConsumerExpired` when changes since may be missing."""
+        """Returns the consumer's position; raises `ConsumerExpired` if changes after it may be missing."""
         if state.snapshot is None:
             raise self._not_all(
                 state, "is from before the database was copied by pg_dump, which keeps no positions"
@@ -191,7 +190,7 @@ class Consumers:
 
     @staticmethod
     def how_to_go_on(name: str) -> str:
-        """Returns the advice, for an error message, for a consumer whose changes are not all there."""
+        """Returns advice, for an error message, on how to replace a consumer that missed changes."""
         return (
             f"To go on: table.drop_consumer({name!r}), record a cut, read the table as of it, and make the "
             f"consumer anew from it: table.consumer({name!r}, from_=cut)"

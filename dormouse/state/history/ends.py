@@ -1,7 +1,6 @@
-"""Moments that a statement looks up itself, together with what it reads at them or between them.
+"""The look-up of moments by the same statement that reads at them or between them, in one round trip.
 
-So a question about cuts takes one round trip. A moment given as a time is not supported here: it takes
-statements of its own, and maybe a wait (`moments`).
+A moment given as a time is not supported here: it takes statements of its own, and maybe a wait (`moments`).
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ _VALUES = ("kinds", "names", "cut_ids", "ats", "epochs", "snapshots")
 ENDS = _QUERIES["ends"]
 _FIND = _QUERIES["find"].including(ends=ENDS)
 NO_ENDS: Mapping[str, Any] = {name: [] for name in _VALUES}
-"""The values of a statement with the part `ends` that gets its moments in another way."""
+"""The values for a statement with the part `ends` that is given epochs, and so looks up no moments."""
 
 
 class Known(Enum):
     """The ends of a history that need no cut."""
 
     BEGINNING = "beginning"
-    """Before the first row, where the history reaches back so far."""
+    """Before the first row; refused if the history no longer reaches back so far."""
     HEAD = "head"
-    """The first epoch that is kept."""
+    """The first epoch that was not truncated."""
     NOW = "now"
 
 
@@ -42,7 +41,7 @@ End: TypeAlias = Cut | str | int | Position | Known
 
 
 class Found(NamedTuple):
-    """A moment as the database has it, and since when its table can be read.
+    """A moment that was looked up, and the oldest moment of its table that can be read (`since`).
 
     `snapshot` is None for a cut that was recorded in another database server.
     """
@@ -65,7 +64,7 @@ class Found(NamedTuple):
 
 
 class Ends:
-    """Moments of a table: the values for a statement with the part `ends`, which returns their positions."""
+    """Moments of a table, as the values for a statement that includes the part `ends` and looks them up."""
 
     def __init__(self, context: TableContext, *ends: End) -> None:
         self._context = context
@@ -209,9 +208,9 @@ def _given(context: TableContext, end: End) -> tuple[Any, ...]:
     if isinstance(end, Position):
         return "known", None, None, end.at, end.epoch, end.snapshot
     if isinstance(end, datetime):
-        raise InvalidCut(f"here only a cut can be named, by itself or its name, and no time such as {end}")
+        raise InvalidCut(f"give a cut or the name of a cut here, not a time such as {end}")
     if isinstance(end, Cut) and end.table_id != context.table.table_id:
-        raise InvalidCut(f"{named(end)} is of another table, not of {context.table.name!r}")
+        raise InvalidCut(f"{named(end)} belongs to another table, not to {context.table.name!r}")
     if isinstance(end, bool) or not (isinstance(end, Cut | int) or is_text(end)):
         raise InvalidCut(f"a moment is a cut, a cut's name, or a time with its zone, not {end!r}")
     if isinstance(end, str):

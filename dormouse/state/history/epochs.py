@@ -449,7 +449,11 @@ def _edges(context: TableContext, records: Sequence[EpochRecord], lives: Sequenc
 
 
 def _divided(begun: Sequence[str], records: Sequence[EpochRecord], lives: Sequence[Life]) -> Edges:
-    """Returns edges for which the partitions of an epoch divide the room of those that it ended equally."""
+    """Returns the begin and end of each partition on the page, for splits by several row keys.
+
+    The leaves of the first epoch, `begun`, have the same height. The partitions that a later epoch made
+    divide equally the height of those that they replaced.
+    """
     edges: Edges = {name: (Fraction(n), Fraction(n + 1)) for n, name in enumerate(begun)}
     order = {life.partition.partition_id: n for n, life in enumerate(lives)}
     regions = {life.partition.partition_id: life.partition.region for life in lives}

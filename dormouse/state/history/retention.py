@@ -26,7 +26,7 @@ from dormouse.state.history.changes import size_since
 from dormouse.state.history.moments import cut as cut_of
 from dormouse.state.history.moments import record_if_due
 
-# The lives of a database: one ends when it is restored, copied or adopted.
+# The lives of a database (not of a partition): one ends when it is restored, copied or adopted.
 
 
 class Life(NamedTuple):

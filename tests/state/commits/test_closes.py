@@ -80,7 +80,7 @@ def test_committers_and_the_instance_close_though_all_sessions_are_frozen(
             one.check()  # no thread is left that the program would wait for
     assert not [one for one in threading.enumerate() if one.name.startswith("committer")]
     assert all(
-        one.error is None or "did not answer for 0.5 s: what it holds comes again" in str(one.error)
+        one.error is None or "did not answer for 0.5 s: its messages are delivered again" in str(one.error)
         for one in running
     )
     assert any(one.error for one in running)
