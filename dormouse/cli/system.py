@@ -201,7 +201,8 @@ def _picture(shown_status: Status) -> Any:
     parts += [grid(heads, queues)] if queues else []
     parts += [shown_status.offer] if shown_status.offer else []
     parts += [
-        f"cluster {one}, which it no longer uses, costs on: delete it" for one in shown_status.left_behind
+        f"cluster {one}, which it no longer uses, still costs money: delete it"
+        for one in shown_status.left_behind
     ]
     usd = [(what, UNKNOWN if price is None else f"{price:,.4f}") for what, price in shown_status.usd_hour]
     known = [price for _, price in shown_status.usd_hour if price is not None]
@@ -311,6 +312,6 @@ def restore_deployed(session: Session, to: str, commits: Commits, *, dry_run: bo
     later = f' and database.engine_version = "{version}" or later' if version else ""
     after = (
         f'Now set database.snapshot = "{report.snapshot}"{later}, deploy, and resume {instance.id}. The '
-        f"cluster of before, {instance.cluster}, stays and costs on: delete it when you are content"
+        f"former cluster, {instance.cluster}, still exists and costs money: delete it when all is well"
     )
     session.show(report, f"{back}\n{f'{instance.id}: nothing was changed' if dry_run else after}")

@@ -75,7 +75,7 @@ def test_one_that_runs_though_it_should_sleep_is_told(deployed: Deployed) -> Non
         UsePreviousTemplate=True,
         Parameters=[{"ParameterKey": "Running", "ParameterValue": "true"}],
     )
-    assert status(deployed.find()).summary == "should be paused, but is not wholly: pause it again"
+    assert status(deployed.find()).summary == "should be paused, but a part of it is not: pause it again"
     assert keep(deployed.find()).left == ("the host for access is running: pause dev again",)
 
 
