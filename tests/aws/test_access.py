@@ -86,7 +86,7 @@ def test_one_that_was_made_while_the_instance_slept_sleeps_until_it_wakes() -> N
     asked(stubs, "true")
     described(stubs, ("UPDATE_IN_PROGRESS", "true", 2), ("UPDATE_COMPLETE", "true", 2))
     sleeper = step(stubs, runs=False)
-    assert sleeper_state(sleeper.instance, sleeper.told) == "asleep"
+    assert sleeper_state(sleeper.instance, sleeper.resources) == "asleep"
     assert ran(sleeper).outcome == "already"
     assert ran(step(stubs, runs=True)).outcome == "done"
     stubs.assert_all_were_asked()

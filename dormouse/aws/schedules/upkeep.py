@@ -1,4 +1,4 @@
-"""Scheduled upkeep: daily partitions, old jobs, old payloads, and a list of tables to split or merge by Spark.
+"""Scheduled upkeep: daily partitions, old jobs, old payloads, and a list of tables for Spark to split.
 
 A split reads keys from the sketches of files, which a lambda does not do. Upkeep only asks the database which
 tables have leaves over their threshold, references above leaves, or small leaves to merge.
