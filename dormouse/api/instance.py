@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from dormouse.api import shown
 from dormouse.api.table import Table
-from dormouse.api.tables import Tables, properties_asked, schema_asked, there_already
+from dormouse.api.tables import Tables, checked_properties, checked_schema, there_already
 from dormouse.durability.durability import Durability
 from dormouse.durability.maintaining import InstanceRound, InstanceRounds
 from dormouse.durability.ownership import KEEP_DAYS, WAIT_SECONDS, check_mark
@@ -195,8 +195,8 @@ class Instance:
         `InvalidSchema`, `InvalidData`, `InvalidRange` and `InvalidProperties`.
         """
         self._check_writable()
-        schema = schema_asked(schema, like, row_keys, sort_keys)
-        properties = properties_asked(name, schema, properties)
+        schema = checked_schema(schema, like, row_keys, sort_keys)
+        properties = checked_properties(name, schema, properties)
         try:
             record = self._catalog.create(name, schema, properties, layout, split_points or ())
         except TableAlreadyExists:
@@ -508,7 +508,7 @@ class Instance:
         older_than: timedelta = OLDER_THAN,
         progress: Progress = no_progress,
     ) -> Swept:
-        """Deletes the objects that `orphans` yields; this cannot be undone, nor another timeline restored.
+        """Deletes the objects that `orphans` yields; this cannot be undone, and other timelines are lost.
 
         `progress` gets the number of objects done. Raises `InstanceIsACopy`, `InstanceTakenOver`, and
         `CheckFailed` when tables miss files, because an orphan may be the last copy of their rows.
@@ -531,13 +531,13 @@ class Instance:
         force: bool = False,
         tell: Callable[[str], object] = lambda line: None,
     ) -> int:
-        """Makes this database, a copy or a former owner, the owner of the object store; returns its number.
+        """Makes this database, a copy or a former owner, the owner of the store; returns its incarnation.
 
         The former owner gets an error at its next write. Objects of other timelines stay, and for `keep_days`
         so do all files that this database refers to, in case you go back (`holds` lists this). Waits at most
         `wait_seconds` for deletions that the former owner has begun, and reports them to `tell`. `force` then
-        goes on without waiting: what these delete later is lost. Payload pointers to missing objects are
-        moved to objects with the same contents; `tell` gets those without.
+        goes on without waiting: objects that these deletions still delete are lost. Payload pointers to
+        missing objects are moved to objects with the same contents; `tell` gets the pointers without one.
 
         Raises `InvalidInput` if this database is the owner, `InstanceTakenOver` if another one was faster,
         `InstanceLocked` if a deletion may still run: then neither may write until `adopt` is called again.

@@ -1,4 +1,4 @@
-"""A row table as users hold it: rows with ids and versions that many edit; every version is kept."""
+"""A row table, as users see it: rows with ids and versions that many users edit; every version is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table as users hold it: loads, queries, changes and maintenance. Its methods only delegate."""
+"""A table, as users see it: loads, queries, changes and maintenance. Its methods only delegate."""
 
 from __future__ import annotations
 
@@ -547,8 +547,9 @@ class Table(Container):
         return self.files.page(after, limit)
 
     def status(self) -> TableStatus:
-        """Returns what the table consists of, and the results of its rounds; reads what changed since the
-        last call.
+        """Returns counts of the table's parts, and the results of its rounds.
+
+        Reads only what changed since the last call.
         """
         return status_of(self._reading_of(self._followed()), read_only=self._read_only)
 

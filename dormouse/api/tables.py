@@ -289,7 +289,7 @@ class Tables:
         return self._closed.is_set()
 
     def sessions(self) -> Sessions:
-        """Returns a session of this process in which statements run."""
+        """Returns a function that opens a session for a statement in this process."""
         if self._closed.is_set():
             raise InstanceError("the instance is closed")
         return self._engine.session
@@ -327,7 +327,7 @@ class Tables:
         }
 
 
-def schema_asked(
+def checked_schema(
     schema: Schema | None, like: Any, row_keys: Sequence[str], sort_keys: Sequence[str]
 ) -> Schema:
     """Returns the given schema, or derives it from `like` and the named keys; raises `InvalidSchema`."""
@@ -342,7 +342,7 @@ def schema_asked(
     return schema
 
 
-def properties_asked(name: str, schema: Schema, properties: TableProperties | None) -> TableProperties:
+def checked_properties(name: str, schema: Schema, properties: TableProperties | None) -> TableProperties:
     """Returns the properties, or the defaults, checked against the schema. Raises `InvalidProperties`."""
     from dormouse.data.transform import Transform
 

@@ -90,7 +90,7 @@ class Metric:
 
 
 class Aws:
-    """An account and region, given by a boto3 session."""
+    """A client for AWS in one account and region, made from a boto3 session."""
 
     def __init__(self, session: Any, region: str | None = None) -> None:
         self._session, self._region = session, region
@@ -118,7 +118,7 @@ class Aws:
             self.call(service, operation, **given)
         except AwsRefused as refused:
             if refused.code in _BUSY or refused.code in refusals:
-                logger.info("not now: %s", refused)
+                logger.info("AWS does not accept this change now: %s", refused)
                 return False
             raise
         return True

@@ -41,16 +41,16 @@ class SqsDeadLetter:
 def dead_letters(instance: DeployedInstance, limit: int, *, send_again: bool = False) -> list[SqsDeadLetter]:
     """Returns at most `limit` dead letters, and leaves them in place.
 
-    With `send_again`, those that can be sent go back to their queues: each is sent first and deleted then, so
-    that none is lost.
+    With `send_again`, those that can be sent go back to their queues. Each is deleted only after it was sent,
+    so none is lost.
 
     Raises InstanceError without commit queues, and when AWS refuses.
     """
-    told = instance.resources.commit
-    if told is None:
+    resources = instance.resources.commit
+    if resources is None:
         raise InstanceError(f"{instance.id} has no commit queues: add [commit] to its settings, deploy")
     found: list[SqsDeadLetter] = []
-    for queue, dead in zip(told.queues, told.dead_letters, strict=True):
+    for queue, dead in zip(resources.queues, resources.dead_letters, strict=True):
         kept: list[str] = []
         try:
             for message in received(instance, dead, limit - len(found)):

@@ -118,7 +118,10 @@ class WakeDatabase(StartDatabase):
 
 @dataclass(frozen=True)
 class DropReplaced:
-    """The step that deletes clusters which a restore replaced: no stack has them, but security groups do."""
+    """The step that deletes clusters which a restore replaced.
+
+    They belong to no stack, but use a stack's security groups, which could not be deleted before them.
+    """
 
     instance: DeployedInstance
     ours: tuple[str, ...]

@@ -90,7 +90,7 @@ def examine(
         aws = Aws(session)
         account, here = aws.account, aws.region
     except DormouseError as error:
-        mend = "do so, and run this again: then it looks at the account, too"
+        mend = "do so, and run this again, to check the account too"
         return [*checks, Check("credentials", "wrong", str(error), mend)]
     checks.append(Check("credentials", "ok", f"account {account}, {here}"))
     if settings.account and (settings.account, settings.region) != (account, here):
@@ -204,16 +204,16 @@ class _Account:
         lacking = [one for one in wanted if not found.get(one)]
         given = ",".join(f"{one}=true" for one in lacking)
         mend = f"run aws backup update-region-settings --resource-type-opt-in-preference {given}"
-        trouble = f"AWS Backup is not let at {' and '.join(lacking)} here, and backs up nothing of it"
-        fine = f"AWS Backup is let at {' and '.join(wanted)}"
+        trouble = f"AWS Backup is not enabled for {' and '.join(lacking)} here, and backs up nothing of it"
+        fine = f"AWS Backup is enabled for {' and '.join(wanted)}"
         yield Check.of("backups", fine, trouble if lacking else None, mend)
 
     def _state(self) -> Iterator[Check]:
         if (state := self.aws.parameter(state_parameter(self.settings.id))) is not None:
-            said = "the instance is paused: a deploy leaves it so, but one of its database is refused"
+            said = "the instance is paused: a deploy leaves it paused, and may not change its database"
             trouble = said if state == "paused" else None
             mend = "resume it before a deploy of another version, other tags or another database"
-            yield Check.of("state", f"the instance is wanted {state}", trouble, mend, "warning")
+            yield Check.of("state", f"the desired state is {state}", trouble, mend, "warning")
 
     def _snapshot(self) -> Iterator[Check]:
         """Checks the snapshot in the settings, which the guard would refuse only during the deploy."""
@@ -223,7 +223,7 @@ class _Account:
             given = (one.get("Properties", {}) for one in template["Resources"].values())
             made = next((one["SnapshotIdentifier"] for one in given if "SnapshotIdentifier" in one), None)
         if made and not database.snapshot:
-            what = "the database was made of a snapshot: a deploy without it is refused"
+            what = "the database was made from a snapshot: a deploy without it is refused"
             mend = f'keep database.snapshot = "{made}", or name a newer one'
             yield Check("snapshot", "wrong", what, mend)
         elif database.snapshot and database.snapshot != made:
@@ -240,7 +240,7 @@ class _Account:
             return Check("snapshot", "wrong", f"there is no snapshot {arn}", "correct database.snapshot")
         version = str(found["EngineVersion"])
         fine = f"it is of Aurora PostgreSQL {version}"
-        newer = f"{fine}, and AWS restores none as an earlier one, {wanted}"
+        newer = f"{fine}, and AWS does not restore it as an earlier version, {wanted}"
         trouble = newer if _numbers(version) > _numbers(wanted) else None
         return Check.of("snapshot", fine, trouble, f'set database.engine_version = "{version}"')
 
@@ -251,23 +251,27 @@ class _Account:
             for one in taken(self.aws, self.settings.id)
             if one["DBClusterSnapshotArn"] != self.settings.database.snapshot
         ]
-        trouble = f"{', '.join(found)}, which a restore took, costs until it is deleted" if found else None
+        trouble = (
+            f"{', '.join(found)}, which a restore took, costs money until it is deleted" if found else None
+        )
         mend = "run aws rds delete-db-cluster-snapshot once you do not want to deploy with it"
         yield Check.of("other snapshots", "there are none", trouble, mend, "warning")
 
     def _other_clusters(self) -> Iterator[Check]:
-        if (told := self.aws.parameter(resources_parameter(self.settings.id, "database"))) is None:
+        if (recorded := self.aws.parameter(resources_parameter(self.settings.id, "database"))) is None:
             return
-        others = left_behind(self.aws, self.settings.id, DatabaseResources.model_validate_json(told))
-        trouble = f"{', '.join(others)}, which the instance no longer uses, costs on" if others else None
+        others = left_behind(self.aws, self.settings.id, DatabaseResources.model_validate_json(recorded))
+        trouble = (
+            f"{', '.join(others)}, which the instance no longer uses, still costs money" if others else None
+        )
         mend = "delete it once you are content: AWS starts a stopped cluster again after seven days"
         yield Check.of("other clusters", "there are none", trouble, mend, "warning")
 
     def _queues(self) -> Iterator[Check]:
         """Checks for queues that the settings no longer have, which a deploy deletes or abandons."""
-        if (told := self.aws.parameter(resources_parameter(self.settings.id, "commit"))) is None:
+        if (recorded := self.aws.parameter(resources_parameter(self.settings.id, "commit"))) is None:
             return
-        ours, wanted = CommitResources.model_validate_json(told), self.settings.commit
+        ours, wanted = CommitResources.model_validate_json(recorded), self.settings.commit
         number = wanted.queues if wanted else 0
         urls = [*ours.queues[number:], *ours.dead_letters[number:]]
         counts = {url.rpartition("/")[2]: sum(depth(self.aws, url).values()) for url in urls}
@@ -402,8 +406,10 @@ class _Account:
             yield Check("clients", "warning", "no client may call the query service", mend)
 
     def _alarms(self) -> Iterator[Check]:
-        told = self.settings.monitoring
-        if told and not (told.email or told.topic_arn or told.slack_channel or told.teams_channel):
+        receivers = self.settings.monitoring
+        if receivers and not (
+            receivers.email or receivers.topic_arn or receivers.slack_channel or receivers.teams_channel
+        ):
             mend = "name a receiver, as in monitoring.email or topic_arn, or subscribe to the topic later"
             yield Check("alarms", "warning", "no person receives alarms", mend)
 

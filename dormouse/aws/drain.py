@@ -70,18 +70,20 @@ def application_state(instance: DeployedInstance) -> str | None:
 
 def clusters(instance: DeployedInstance, states: Sequence[str] = CLUSTERS_LIVE) -> list[Any]:
     """Returns EMR's list of clusters in these states, by default those that run and are not ending."""
-    told = instance.resources.compaction
-    if told is None or told.cluster_name is None:
+    resources = instance.resources.compaction
+    if resources is None or resources.cluster_name is None:
         return []
     live = instance.aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(states))
-    name = re.compile(rf"{re.escape(told.cluster_name)}(\W{UUID})?")  # the cluster of one run, or of all runs
+    name = re.compile(
+        rf"{re.escape(resources.cluster_name)}(\W{UUID})?"
+    )  # the cluster of one run, or of all runs
     return [one for one in live if name.fullmatch(one["Name"])]
 
 
 def executions(instance: DeployedInstance) -> list[str]:
     """Returns the ARNs of running executions of state machines."""
-    told = (instance.resources.compaction, instance.resources.maintenance)
-    machines = [one.state_machine for one in told if one is not None and one.state_machine is not None]
+    resources = (instance.resources.compaction, instance.resources.maintenance)
+    machines = [one.state_machine for one in resources if one is not None and one.state_machine is not None]
     return [
         found["executionArn"]
         for machine in machines
@@ -152,11 +154,11 @@ class DrainScheduled:
 
     def _functions(self) -> Iterator[str]:
         """Yields the scheduled lambdas, without those of state machines, which end with their executions."""
-        told = self.instance.resources
-        if told.garbage is not None:
-            yield told.garbage.function
-        if told.maintenance is not None and told.maintenance.state_machine is None:
-            yield told.maintenance.function
+        resources = self.instance.resources
+        if resources.garbage is not None:
+            yield resources.garbage.function
+        if resources.maintenance is not None and resources.maintenance.state_machine is None:
+            yield resources.maintenance.function
 
 
 @dataclass(frozen=True)
@@ -271,9 +273,9 @@ def waiting(instance: DeployedInstance, urls: tuple[str, ...] | None = None) -> 
     ages = _ages(instance, urls)
     found = []
     for url in urls:
-        told = _attributes(instance.aws, url, [*COUNTS, RETENTION])
-        messages = sum(told.get(name, 0) for name in COUNTS if name != NOT_VISIBLE)
-        found.append(Waiting(url, messages, ages.get(url), float(told.get(RETENTION, 14 * 86_400))))
+        resources = _attributes(instance.aws, url, [*COUNTS, RETENTION])
+        messages = sum(resources.get(name, 0) for name in COUNTS if name != NOT_VISIBLE)
+        found.append(Waiting(url, messages, ages.get(url), float(resources.get(RETENTION, 14 * 86_400))))
     return tuple(found)
 
 

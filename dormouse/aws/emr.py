@@ -308,7 +308,7 @@ def _submit_step(environment: RunsEnvironment, step: dict[str, Any], aws: Aws) -
             if refused.code not in _SHUTTING_DOWN:
                 raise
             failure = refused
-            logger.info("cluster %s takes no step any more: %s", cluster, refused)
+            logger.info("cluster %s no longer accepts steps: %s", cluster, refused)
             continue
         return cluster, _settle_step(cluster, added, step["Name"], aws)
     raise failure

@@ -106,8 +106,8 @@ def find(instance_id: str, session: Any) -> DeployedInstance:
             )
         )
     prefix = f"{resources.resources_path(instance_id)}/"
-    told = {name.removeprefix(prefix): text for name, text in found.items() if name.startswith(prefix)}
-    return DeployedInstance(instance_id, account, aws.region, _parsed(instance_id, told), aws)
+    described = {name.removeprefix(prefix): text for name, text in found.items() if name.startswith(prefix)}
+    return DeployedInstance(instance_id, account, aws.region, _parsed(instance_id, described), aws)
 
 
 def read_instance(instance_id: str, aws: Aws) -> DeployedInstance:
@@ -163,19 +163,19 @@ class Access:
 
 def access(instance: DeployedInstance, profile: str | None = None) -> Access:
     """Returns how to forward the database. Raises `InstanceError` without an awake host for access."""
-    told, database = instance.resources.access, instance.resources.database
-    if told is None or database is None:
+    described, database = instance.resources.access, instance.resources.database
+    if described is None or database is None:
         raise InstanceError(
             f"{instance.id} has no host for access: give it the table [access], and deploy it"
         )
-    if not told.host:
+    if not described.host:
         raise InstanceError(f"the host for access sleeps: dormouse resume --instance {instance.id}")
     where, port = database.proxy or database.endpoint, database.port
     given = {"host": [where], "portNumber": [str(port)], "localPortNumber": [str(port)]}
     command = ["aws", "ssm", "start-session", "--region", instance.region]
     command += [] if profile is None else ["--profile", profile]
-    command += ["--target", told.host, "--document-name", FORWARDING, "--parameters", json.dumps(given)]
-    return Access(instance.id, told.host, where, port, shlex.join(command))
+    command += ["--target", described.host, "--document-name", FORWARDING, "--parameters", json.dumps(given)]
+    return Access(instance.id, described.host, where, port, shlex.join(command))
 
 
 Role = Literal["dormouse_read", "dormouse_run", "dormouse_owner"]

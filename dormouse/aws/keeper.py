@@ -34,10 +34,10 @@ from dormouse.errors import InstanceError
 from dormouse.settings.resources import DesiredState, SleepingResources, stack_name
 
 ROLLED_BACK_SECONDS = 3_600.0
-"""How long the keeper waits after a failed update of a stack: each try costs what it creates."""
+"""How long the keeper waits after a failed update of a stack: the resources of each attempt cost money."""
 
 ASKED_SECONDS_MAX = 15.0
-"""How long the keeper waits for the lambda of a stack; the next look sees its result."""
+"""How long the keeper waits for the lambda of a stack; the next run of the keeper sees its result."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ DRAIN_SECONDS_MAX = 86_400.0
 
 @dataclass(frozen=True)
 class Kept:
-    """The result of one look."""
+    """The result of one run of the keeper."""
 
     desired: DesiredState
 
@@ -67,7 +67,7 @@ class Kept:
 
 
 def keep(instance: DeployedInstance) -> Kept:
-    """Looks once, and does what is due. It can be called at any time, also concurrently.
+    """Checks the instance once, and requests the changes that are due. Calls may be concurrent.
 
     Raises `InstanceError` when AWS refuses, and for faults that need a person.
     """
@@ -76,15 +76,15 @@ def keep(instance: DeployedInstance) -> Kept:
     if cluster_status(aws, cluster) is None or (desired == "running" and _is_let_go(instance)):
         return Kept(desired, None)
     left = [*_take(_asleep(instance) if desired == "paused" else _awake(instance), instance.desired_seconds)]
-    # The desired state may have changed meanwhile: then the next look corrects it.
+    # The desired state may have changed meanwhile: then the next run corrects it.
     is_wanted = instance.desired == desired
     return Kept(desired, cluster_status(aws, cluster), tuple(left), ended=is_wanted and not left)
 
 
 def _is_let_go(instance: DeployedInstance) -> bool:
     """Returns whether the keeper's own rule is off, as while the instance is being destroyed."""
-    told = instance.resources.pause
-    return told is None or rule_state(instance, rule_name(told.rule)) != "ENABLED"
+    resources = instance.resources.pause
+    return resources is None or rule_state(instance, rule_name(resources.rule)) != "ENABLED"
 
 
 def _asleep(instance: DeployedInstance) -> list[Step]:
@@ -112,7 +112,7 @@ def _awake(instance: DeployedInstance) -> list[Step]:
 
 
 def _take(steps: Iterable[Step], waited: float) -> Iterator[str]:
-    """Takes one step after another, up to one that does not end at once; yields what that has left."""
+    """Runs steps in order until one does not end at once; yields what is left to do in that step."""
     for step in steps:
         for left in step.left(waited):
             logger.info("%s: %s", step.name, left.what)
@@ -152,12 +152,12 @@ class AskSleepers:
         return f"{'start' if self.runs else 'stop'} what sleeps by a parameter"
 
     def left(self, waited: float) -> Iterator[Left]:
-        for what, told in sleepers(self.instance).items():
-            state = sleeper_state(self.instance, told)
+        for what, resources in sleepers(self.instance).items():
+            state = sleeper_state(self.instance, resources)
             if state in ("running" if self.runs else "asleep", GONE):
                 continue
-            if state in ("running", "asleep") and told.switch is not None:
-                yield Left(f"{what} is {state}", partial(self._ask, told, told.switch))
+            if state in ("running", "asleep") and resources.switch is not None:
+                yield Left(f"{what} is {state}", partial(self._ask, resources, resources.switch))
             else:
                 verb = "resume" if self.runs else "pause"
                 yield Left(f"{what} is {state}: {verb} {self.instance.id} again")

@@ -153,5 +153,8 @@ def resume(
         ended(reports[-1])
     if instance.resources.database is not None:
         for one in left_behind(instance.aws, instance.id, instance.resources.database):
-            tell(f"the database cluster {one}, which {instance.id} no longer uses, costs on: delete it")
+            tell(
+                f"the database cluster {one}, which {instance.id} no longer uses, still costs money: "
+                "delete it"
+            )
     return Report(instance.id, instance.desired, usable_status(instance), tuple(reports), dry_run)

@@ -3,8 +3,9 @@
 A message that is sent again and then deleted has a new age. Its commit id makes it apply once, even if both
 copies exist for a moment. So a resume has nothing to bring back.
 
-A pass receives every message of a queue, and SQS counts that. A message that was received twice is sent again
-at any age. So none reaches the count of a dead letter, nor three, after which CloudWatch ignores its age.
+A pass receives every message of a queue, and SQS counts each receipt. A message that was received twice is
+sent again at any age, so no count exceeds two. From three on, CloudWatch would ignore the message's age; at a
+larger count, SQS would make it a dead letter.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ def renew(
     """
     if any(mapping_state(instance, uuid) not in ("Disabled", None) for uuid in mappings(instance)):
         return True
-    began, told = now(), instance.resources.commit
-    of_dead = dict(zip(told.dead_letters, told.queues, strict=True)) if told else {}
+    began, resources = now(), instance.resources.commit
+    of_dead = dict(zip(resources.dead_letters, resources.queues, strict=True)) if resources else {}
     found = (*waiting(instance), *waiting(instance, tuple(of_dead)))
     due = [one for one in found if one.messages and _is_due(instance, one, began)]
     is_done = True
     for number, one in enumerate(due):
-        logger.info("sending those again that are old: %s", one)
+        logger.info("sending old messages again: %s", one)
         seconds = one.retention_seconds / 2
         ends = began + WORK_SECONDS_MAX * (number + 1) / len(
             due

@@ -77,7 +77,7 @@ def restore_objects(
     if since.tzinfo is None:
         raise InvalidInput(f"the time {since.isoformat()} needs a zone: {since.isoformat()}Z is in UTC")
     if since > datetime.now(UTC):
-        raise InvalidInput(f"the time {since.isoformat()} is to come")
+        raise InvalidInput(f"the time {since.isoformat()} is in the future")
     if since.year < YEAR_LEAST:
         raise InvalidInput(f"the time {since.isoformat()} is before there was S3")
     if objects is None:
@@ -188,7 +188,7 @@ def _check(moment: datetime, cluster: Any, storage: StorageResources | None) -> 
     if moment.tzinfo is None:
         raise InvalidInput(f"the time {moment.isoformat()} needs a zone: {moment.isoformat()}Z is in UTC")
     if moment > datetime.now(UTC):
-        raise InvalidInput(f"the time {moment.isoformat()} is to come")
+        raise InvalidInput(f"the time {moment.isoformat()} is in the future")
     days = storage.restore_days if storage else None
     if days is not None and moment < datetime.now(UTC) - timedelta(days=days):
         raise InvalidInput(
@@ -305,8 +305,8 @@ class PurgeQueues:
     name = "purge the commit queues"
 
     def left(self, waited: float) -> Iterable[Left]:
-        told = self.instance.resources.commit
-        queues = [] if told is None else [url for url in told.queues if url not in self.purged]
+        resources = self.instance.resources.commit
+        queues = [] if resources is None else [url for url in resources.queues if url not in self.purged]
         return [
             Left(f"{url.rpartition('/')[2]} keeps its messages", partial(self._purge, url)) for url in queues
         ]

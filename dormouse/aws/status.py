@@ -42,7 +42,7 @@ class QueueState:
 
 @dataclass(frozen=True)
 class Status:
-    """The current state of an instance, in AWS's words; `gone` for a part that no longer exists."""
+    """The current state of an instance, in AWS's terms; `gone` for a part that no longer exists."""
 
     instance: str
     account: str
@@ -128,13 +128,13 @@ def _summary(parts: Status) -> str:
             return "paused"
         if is_quiet and parts.database == STOPPING:
             return "paused; AWS is still stopping the database"
-        return "should be paused, but is not wholly: pause it again"
+        return "should be paused, but a part of it is not: pause it again"
     run = all(state in (None, "running") for state in (parts.query, parts.access))
     if parts.database in SERVES and not any(off) and run:
         return "running"
     if parts.database == GONE:
         return "should be running, but its database does not exist"
-    return "should be running, but is not wholly: resume it again"
+    return "should be running, but a part of it is not: resume it again"
 
 
 def _queues(instance: DeployedInstance, waits: tuple[Waiting, ...]) -> list[QueueState]:

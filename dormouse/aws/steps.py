@@ -144,7 +144,7 @@ class Run:
         """Raises `InstanceError` if the desired state differs from this run's."""
         if (now := self.desired()) != self.wanted:
             verb = "resumed" if now == "running" else "paused"
-            raise InstanceError(f"somebody {verb} the instance meanwhile: this run has ended where it was")
+            raise InstanceError(f"another user {verb} the instance meanwhile: this run stopped there")
 
 
 def would(step: Step) -> StepReport:

@@ -34,8 +34,12 @@ GONE = "gone"
 
 def schedules(instance: DeployedInstance) -> tuple[str, ...]:
     """Returns the names of the rules that start work, without that of the keeper."""
-    told = instance.resources
-    found = [one.rules for one in (told.garbage, told.compaction, told.maintenance) if one is not None]
+    resources = instance.resources
+    found = [
+        one.rules
+        for one in (resources.garbage, resources.compaction, resources.maintenance)
+        if one is not None
+    ]
     return tuple(rule_name(rule) for rules in found for rule in rules)
 
 
@@ -191,8 +195,8 @@ def is_running(described: Mapping[str, Any], instance_id: str) -> bool:
 
 def sleepers(instance: DeployedInstance) -> dict[str, SleepingResources]:
     """Returns the existing stacks that can sleep, by their names."""
-    told = instance.resources
-    found = {"the query service": told.query, "the host for access": told.access}
+    resources = instance.resources
+    found = {"the query service": resources.query, "the host for access": resources.access}
     return {what: one for what, one in found.items() if one is not None}
 
 
@@ -219,7 +223,7 @@ class SwitchStack:
 
     instance: DeployedInstance
     what: str
-    told: SleepingResources
+    resources: SleepingResources
     runs: bool
     seconds_max: float = STACK_SECONDS_MAX
     _asked_after: Any = field(default=None, init=False)
@@ -234,11 +238,12 @@ class SwitchStack:
         return f"{'start' if self.runs else 'stop'} {self.what}"
 
     def left(self, waited: float) -> Iterable[Left]:
-        found = stack(self.instance.aws, self.told.stack)
+        found = stack(self.instance.aws, self.resources.stack)
         if found is None:
             if self.runs:
                 raise InstanceError(
-                    f"the stack {self.told.stack} is missing: deploy {self.instance.id} again, then resume it"
+                    f"the stack {self.resources.stack} is missing: deploy {self.instance.id} again, then "
+                    "resume it"
                 )
             return []
         status, began = str(found["StackStatus"]), found.get("LastUpdatedTime")
@@ -263,11 +268,11 @@ class SwitchStack:
         return is_followed or (self._asked and began != self._asked_after)
 
     def _ask(self, described: Mapping[str, Any]) -> None:
-        aws, function = self.instance.aws, self.told.switch
+        aws, function = self.instance.aws, self.resources.switch
         asked = (
             switch(aws, function, runs=self.runs)
             if function
-            else update(aws, self.told.stack, described, runs=self.runs)
+            else update(aws, self.resources.stack, described, runs=self.runs)
         )
         if asked:
             self._asked, self._asked_after = True, described.get("LastUpdatedTime")
@@ -275,7 +280,7 @@ class SwitchStack:
     def _failure(self, status: str) -> str:
         verb = "resume" if self.runs else "pause"
         return (
-            f"could not {self.name}: its stack {self.told.stack} is {status.lower().replace('_', ' ')}: "
+            f"could not {self.name}: its stack {self.resources.stack} is {status.lower().replace('_', ' ')}: "
             f"{self._reason()}; fix that, then {verb} it again"
         )
 
@@ -304,12 +309,12 @@ class SwitchStack:
 
     def _news(self) -> Iterator[Mapping[str, Any]]:
         """Yields the events of the last update, the newest first."""
-        events = self.instance.aws.call("cloudformation", "describe_stack_events", StackName=self.told.stack)[
-            "StackEvents"
-        ]
+        events = self.instance.aws.call(
+            "cloudformation", "describe_stack_events", StackName=self.resources.stack
+        )["StackEvents"]
         for event in events:
             if (
-                event["LogicalResourceId"] == self.told.stack
+                event["LogicalResourceId"] == self.resources.stack
                 and event["ResourceStatus"] == "UPDATE_IN_PROGRESS"
             ):
                 return

@@ -19,15 +19,17 @@ def ask(instance: DeployedInstance, request: Mapping[str, Any], *, changes: bool
 
     Raises the error that the instance raised; InstanceError while it is paused, or if no answer comes.
     """
-    told = instance.resources.tables
-    if told is None:
+    resources = instance.resources.tables
+    if resources is None:
         raise InstanceError(f"{instance.id} has no lambdas for its tables: deploy it with this Dormouse")
     if instance.desired == "paused":
         raise InstanceError(
             f"{instance.id} is paused, and its database sleeps: dormouse resume --instance {instance.id}"
         )
     try:
-        said = instance.aws.invoke(told.change if changes else told.show, request, seconds_max=SECONDS_MAX)
+        said = instance.aws.invoke(
+            resources.change if changes else resources.show, request, seconds_max=SECONDS_MAX
+        )
     except AwsRefused:
         raise
     except InstanceError as error:

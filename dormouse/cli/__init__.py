@@ -1,7 +1,7 @@
 """The command line: one thin command for each method of the façade.
 
-Text for people, or with `--json` one JSON document, of a failure on stderr; exit codes 0 done, 1 failed,
-2 bad usage, 130 interrupted, 143 ended by SIGTERM.
+Commands print text for people, or with `--json` one JSON document; failures are printed on stderr. Exit
+codes: 0 done, 1 failed, 2 bad usage, 130 interrupted, 143 ended by SIGTERM.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from dormouse.errors import DormouseError
 
 
 def main() -> int:
-    """Runs the command of `sys.argv`; gives its exit code."""
+    """Runs the command of `sys.argv`; returns its exit code."""
     guard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without ✓ is no reason to fail
+            stream.reconfigure(errors="replace")  # a terminal may lack characters such as ✓
     if "--debug" not in sys.argv:
-        logging.getLogger().addHandler(logging.NullHandler())  # errors are one line, without what led there
+        logging.getLogger().addHandler(
+            logging.NullHandler()
+        )  # errors are one line, without earlier log lines
     with interrupts_once():
         try:
             return _run(sys.argv[1:])
@@ -32,7 +34,7 @@ def main() -> int:
 
 def _run(arguments: list[str]) -> int:
     if arguments == ["--version"]:
-        # which needs no command, and nothing that commands are made with
+        # the version needs none of the modules of the commands
         sys.stdout.write(f"dormouse {__version__}\n")
         sys.stdout.flush()
         return 0

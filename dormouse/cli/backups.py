@@ -26,10 +26,10 @@ def backup(
     place: Place,
     /,
     since: Annotated[
-        str | None, "An earlier backup there, or 'last' (if any): what it has is not copied again."
+        str | None, "An earlier backup there, or 'last': its objects are not copied again."
     ] = None,
     despite_damage: Annotated[
-        bool, "Objects that are damaged or missing are noted in it, and do not end it."
+        bool, "List damaged or missing objects in the backup, instead of failing."
     ] = False,
 ) -> None:
     """Back up the instance while everything runs: its database, and each object that its tables refer to."""
@@ -72,20 +72,20 @@ def restore(
     session: Session,
     place: Annotated[str | None, "Where backups are: a folder, or s3://bucket/prefix."] = None,
     /,
-    into: Annotated[Path | None, "The folder of the new instance, empty or not there."] = None,
-    backup: Annotated[str | None, "Which backup [the latest]."] = None,
-    check: Annotated[bool, "Try it beside that folder, and throw it away."] = False,
-    despite_damage: Annotated[bool, "Leave out, and tell, what is damaged or missing."] = False,
-    instance: Annotated[str | None, "Of a deployed instance, its id, like prod; with --to."] = None,
-    to: Annotated[str | None, "The moment to bring it back to, in UTC: '2026-11-20 14:00'."] = None,
+    into: Annotated[Path | None, "The folder of the new instance: empty, or not existing."] = None,
+    backup: Annotated[str | None, "The name of the backup [the latest]."] = None,
+    check: Annotated[bool, "Restore beside that folder as a test, then delete it."] = False,
+    despite_damage: Annotated[bool, "Leave out damaged or missing objects, and list them."] = False,
+    instance: Annotated[str | None, "The id of a deployed instance, like prod; with --to."] = None,
+    to: Annotated[str | None, "The moment to restore it to, in UTC: '2026-11-20 14:00'."] = None,
     commits: Annotated[
-        Commits, "With --to: what becomes of commit requests that wait in its queues."
+        Commits, "With --to: keep or purge the commit requests that wait in its queues."
     ] = "keep",
     dry_run: DryRun = False,
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Make an instance of a backup, in a folder of its own; or bring a deployed one back to a moment."""
+    """Restore a backup into a new folder, or a deployed instance to a moment."""
     from dormouse.embedded.restoring import restore as restored
 
     if instance is not None or to is not None:
@@ -123,11 +123,11 @@ def restore_metadata(
     session: Session,
     folder: Annotated[Path, "The instance's folder."],
     /,
-    backup: Annotated[str | None, "Of which time, as it is named [the latest]."] = None,
+    backup: Annotated[str | None, "The name of the backup, which is its time [the latest]."] = None,
 ) -> None:
-    """Bring back a lost database (the folder's postgres) from the daily backup in its object store.
+    """Restore a lost database (the folder's postgres) from the daily backup in its object store.
 
-    'dormouse maintain' takes them. Files that came later are orphans; what was collected since is missing.
+    'dormouse maintain' makes these backups. Later files become orphans; files collected since are missing.
     """
     from dormouse.embedded.restoring import restore_metadata as restored
 
@@ -139,12 +139,12 @@ def restore_metadata(
 def adopt(
     session: Session,
     keep_days: Annotated[
-        float, "For so long nothing is collected that is known now: one may go back.", bounds(0)
+        float, "Days for which files known now are not collected, so that you can go back.", bounds(0)
     ] = 7.0,
-    force: Annotated[bool, "Take deletions of the owner of before for ended, if they do not end."] = False,
+    force: Annotated[bool, "Adopt even if deletions of the former owner do not end in time."] = False,
     yes: Yes = False,
 ) -> None:
-    """Make a copied or restored database the owner of its object store; the owner of before is refused."""
+    """Make a copied or restored database the owner of its object store; the former owner is refused."""
     with session.open() as instance:
         if instance.refusal is not None:
             ask(yes, "adopt", done="adopted", question=f"{instance.refusal}. Adopt this one?")
@@ -157,12 +157,12 @@ def adopt(
 def holds(
     session: Session,
     release: Annotated[
-        str | None, typer.Option(help="End this one: what it holds may be collected.", metavar="HOLDER")
+        str | None, typer.Option(help="End this hold, so that its files may be collected.", metavar="HOLDER")
     ] = None,
 ) -> None:
-    """List what keeps files from collection: readers and backups at work, and adoptions, for a way back.
+    """List what keeps files from collection: running readers and backups, and recent adoptions.
 
-    What cuts and consumers keep: 'dormouse status'.
+    'dormouse status' shows what cuts and consumers keep.
     """
     with session.open(read_only=release is None) as instance:
         if release is not None:
@@ -173,24 +173,24 @@ def holds(
 
 
 LISTED_MAX = 10_000
-"""Orphans that are named; all are counted."""
+"""The most orphans that are listed; all are counted."""
 
 
 @command(app, example="--deep --table flights")
 def check(
     session: Session,
-    deep: Annotated[bool, "Read every byte, too."] = False,
+    deep: Annotated[bool, "Also read every byte."] = False,
     table: Annotated[str | None, "One table; all when not given."] = None,
-    after: Annotated[str | None, "Only tables that come after this one by name: to go on."] = None,
-    note_digests: Annotated[bool, "Files that have no digest get one; with --deep."] = False,
+    after: Annotated[str | None, "Only tables with names after this one, to resume a check."] = None,
+    note_digests: Annotated[bool, "With --deep: record digests for files without one."] = False,
     accept: Annotated[
         bool,
         "With --table: accept lost references; checks stop reporting them, and files are collected again.",
     ] = False,
 ) -> None:
-    """Check that database and object store have what was written, while everything runs.
+    """Check that database and object store have all that was written, while everything runs.
 
-    It changes nothing, but for --accept and --note-digests.
+    It changes nothing, except with --accept and --note-digests.
 
     Exit code 0 when there is no problem, 1 when there is one.
     """
@@ -228,10 +228,10 @@ def check(
 def orphans(
     session: Session,
     delete: Annotated[bool, "Delete them permanently."] = False,
-    older_than: Annotated[str, "Leave younger objects alone: 7d, 12h, 30m."] = "7d",
+    older_than: Annotated[str, "Only objects older than this: 7d, 12h, 30m."] = "7d",
     yes: Yes = False,
 ) -> None:
-    """List objects of the store that the database does not know: what a restore or another program left."""
+    """List objects that the database does not know, such as those left by a restore or another program."""
     age = parse_duration(older_than)
     with session.open(read_only=not delete) as instance:
         if delete and instance.refusal is not None:

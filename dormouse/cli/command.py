@@ -29,14 +29,14 @@ T = TypeVar("T")
 DEFAULT_FOLDER = Path("lake")
 TableName = Annotated[str, "The table."]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRun = Annotated[bool, "Say what would be done, and change nothing."]
+DryRun = Annotated[bool, "Show what would be done, and change nothing."]
 Region = Annotated[str | None, "The AWS region [AWS_REGION, or the profile's]."]
 Profile = Annotated[str | None, "The AWS profile [AWS_PROFILE]."]
 
 InstanceId = Annotated[str, typer.Option("--instance", "-i", help="The id of a deployed instance.")]
 
 On = Literal["instance", "any", "deployed", "none"]
-"""The object of a command: an instance that it opens, one that may also be deployed, a deployed one, none."""
+"""The instance that a command needs: one that it opens, one that may be deployed, a deployed one, or none."""
 _SHARED: dict[On, tuple[str, ...]] = {
     "instance": ("instance", "dsn", "objects"),
     "any": ("instance", "dsn", "objects", "region", "profile"),
@@ -58,17 +58,17 @@ class Session:
             "`status` also the id of a deployed one.",
         ),
     ] = None
-    dsn: Annotated[str | None, "A PostgreSQL to connect to; with --objects [DORMOUSE_DSN]."] = None
+    dsn: Annotated[str | None, "The PostgreSQL database; with --objects [DORMOUSE_DSN]."] = None
     objects: Annotated[
         str | None, "An object store: s3://bucket/prefix or file:///path [DORMOUSE_OBJECTS]."
     ] = None
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")] = False
-    debug: Annotated[bool, "A traceback when something fails."] = False
+    debug: Annotated[bool, "Print a traceback when something fails."] = False
     region: Region = None
     profile: Profile = None
 
     def open(self, *, read_only: bool = False, create: bool = False) -> Instance:
-        """Opens the instance that the options and settings name; makes one only if asked to `create` it."""
+        """Opens the instance that the options and settings name; creates a missing one only with `create`."""
         from dormouse.settings.process import load_settings
 
         settings = load_settings()
@@ -96,7 +96,7 @@ class Session:
         return local(folder, read_only=read_only)
 
     def open_or_make(self, first: Callable[[], T]) -> tuple[Instance, T | None]:
-        """Opens the instance; makes one that is missing after `first`, whose result comes with it."""
+        """Opens the instance, or calls `first` and then creates it; returns it and the result of `first`."""
         try:
             return self.open(), None
         except NotAnInstance:
@@ -105,12 +105,12 @@ class Session:
 
     @contextmanager
     def work(self, doing: str, unit: str, *, read_only: bool = False) -> Iterator[tuple[Instance, Progress]]:
-        """Opens the instance for long work; gives it with the function that moves a bar of progress."""
+        """Opens the instance for long work; yields it and the function that moves the progress bar."""
         with self.open(read_only=read_only) as instance, progress(doing, unit=unit) as moved:
             yield instance, moved
 
     def show(self, value: Any, text: str | Callable[[], Any]) -> None:
-        """Shows the value as JSON; or else a text, or what `text` returns: something that rich renders."""
+        """Prints the value as JSON, or else `text`; a callable returns an object that rich renders."""
         if self.as_json:
             sys.stdout.write(json.dumps(json_value(value)) + "\n")
             sys.stdout.flush()
@@ -130,7 +130,7 @@ class Session:
         empty: str = "",
         cell_characters_max: int = CELL_CHARACTERS_MAX,
     ) -> None:
-        """Shows the value as JSON, or else a table of cells with lines `below`; `empty` if there are none."""
+        """Prints the value as JSON, or else a table with lines `below`; `empty` if there are no rows."""
 
         def shown() -> Any:
             from rich.console import Group
@@ -146,7 +146,7 @@ class Session:
         self.show(value, shown)
 
     def lines(self, value: Any, lines: Iterable[str], *, empty: str = "") -> None:
-        """Shows the value as JSON; or else lines, without any what is `empty`."""
+        """Prints the value as JSON, or else the lines; `empty` if there are none."""
         self.show(value, lambda: "\n".join(lines) or empty)
 
 
@@ -158,11 +158,12 @@ def group(name: str | None = None, help: str | None = None) -> typer.Typer:
 def command(
     app: typer.Typer, *, example: str = "", on: On = "instance", more: str = ""
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes a command of a function `(session, …)`, with the options that all share; `more` ends its help.
+    """Returns a decorator that makes a command of a function `(session, …)`, with the shared options.
 
-    It is called as the function is; its `example` is what follows that name, or a line that has it.
-    What the function takes by position alone are arguments, all else options; a text in an annotation is the
-    help. Without a docstring its help is that of the request. `on` says which options name an instance.
+    The command has the function's name. `example` is the text after that name, or a whole line; `more` ends
+    the help. Positional-only parameters are arguments, all others options; a text in an annotation is the
+    help.
+    A function without a docstring has the help of its request. `on` says which options name an instance.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -196,20 +197,20 @@ def command(
 
 
 def ask(yes: bool, doing: str, *, done: str, question: str | None = None) -> None:
-    """Asks a person, unless `yes`, whether to do it; raises `InvalidInput` if nothing is to be `done`."""
+    """Asks the user for consent, unless `yes`; raises `InvalidInput` if the user refuses."""
     if not (yes or agreed(doing, question or f"{doing[0].upper()}{doing[1:]}?")):
         raise InvalidInput(f"nothing was {done}")
 
 
 def agreed(doing: str, question: str) -> bool:
-    """Returns whether a person wants it done; raises `InvalidInput` where there is no terminal to ask on."""
+    """Returns whether the user consents; raises `InvalidInput` without a terminal to ask on."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InvalidInput(f"--yes is needed to {doing}, because there is no terminal to ask on")
     return confirmed(question)
 
 
 def confirmed(question: str, *, default: bool = False) -> bool:
-    """Returns what a person answers; to end the input is a no."""
+    """Returns the user's answer to a yes-or-no question; the end of the input means no."""
     try:
         return typer.confirm(question, default=default, err=True)
     except typer.Abort:

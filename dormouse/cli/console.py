@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 10_000_000  # tables take what they need; nothing is cut off
 PIPED_CELL_WIDTH = 1_000
-"""A longer cell goes on in the next line of its row: all cells of a column are as wide as the widest."""
+"""The widest cell without a terminal; a longer one is wrapped, as all cells of a column get its width."""
 CELL_CHARACTERS_MAX = 60
 
 
@@ -95,7 +95,7 @@ def byte_size(number: float) -> str:
 
 
 def branches(lines: Iterable[tuple[int | None, str, str | None]]) -> Tree:
-    """Returns a tree of lines, each below its parent's number, with the contents of those that have some."""
+    """Returns a tree of lines, given as the parent's number or None, a text, and the contents or None."""
     from rich.markup import escape
     from rich.tree import Tree
 

@@ -50,7 +50,7 @@ def query(
     output: OutputOption = None,
     explain: ExplainOption = False,
 ) -> None:
-    """The rows that meet conditions, in key order. Values with a colon: write it as \\:."""
+    """Print the rows that meet conditions, in key order. Write a colon within a value as \\:."""
     format = check_output(session, format, output, explain=explain)
     given = options(request, "table")
     given["columns"] = columns = request.columns or None
@@ -80,7 +80,7 @@ def sql(
     output: OutputOption = None,
     explain: ExplainOption = False,
 ) -> None:
-    """The answer of a SELECT over the instance's tables, in DuckDB's dialect."""
+    """Print the answer of a SELECT over the instance's tables, in DuckDB's dialect."""
     format = check_output(session, format, output, explain=explain)
     if (statement is None) == (file is None):
         raise InvalidInput("give a statement, - to read it from stdin, or --file FILE")
@@ -107,11 +107,9 @@ def changes(
     session: Session,
     request: ChangesRequest,
     consumer: Annotated[
-        str | None, "What is new to this consumer; acknowledged when all of it is written."
+        str | None, "Print this consumer's new changes, and acknowledge them once all are written."
     ] = None,
-    from_: Annotated[
-        str | None, "As --after: where the consumer begins, if there is none of the name."
-    ] = None,
+    from_: Annotated[str | None, "The moment at which the consumer begins, if it does not exist yet."] = None,
     format: Annotated[
         Literal["lines", "json", "csv", "tsv", "arrow", "parquet"] | None,
         typer.Option(
@@ -122,7 +120,7 @@ def changes(
     ] = None,
     output: OutputOption = None,
 ) -> None:
-    """The rows that came after a moment, as they were ingested, and those that were deleted, with `_change`.
+    """Print the rows that were ingested and deleted after a moment, with a column `_change`.
 
     A new consumer begins now, or at --from.
     """
@@ -185,14 +183,14 @@ def erase(
     /,
     where: RowsToGo = None,
     all: AllRows = False,
-    dry_run: Annotated[bool, "Look which files have such rows, and change nothing."] = False,
+    dry_run: Annotated[bool, "Find the files that have such rows, and change nothing."] = False,
     yes: Yes = False,
-    engine: Annotated[Engine, "auto: Spark on a cluster, here else."] = "auto",
-    wait_seconds: Annotated[float, "How long it waits for jobs, consumers and writers.", bounds(0)] = 60.0,
-    abandon_writers: Annotated[bool, "Writers that began before can commit nothing any more."] = False,
+    engine: Annotated[Engine, "auto: Spark if it has a cluster, else this machine."] = "auto",
+    wait_seconds: Annotated[float, "The longest wait for jobs, consumers and writers.", bounds(0)] = 60.0,
+    abandon_writers: Annotated[bool, "Keep writers that began before from committing."] = False,
     backups: Annotated[
         list[str] | None,
-        typer.Option(help="A place to look for backups in, beside those that are known.", metavar="PLACE"),
+        typer.Option(help="A place to search for backups, besides the known ones.", metavar="PLACE"),
     ] = None,
 ) -> None:
     """Delete rows permanently: also from the history, and from deleted objects that the store keeps. An
@@ -220,7 +218,7 @@ def erase(
 
 @command(app, example="customers --json")
 def erasures(session: Session, table: TableName, /) -> None:
-    """The proofs of a table's erasures, the oldest first."""
+    """List the proofs of a table's erasures, the oldest first."""
     with session.open(read_only=True) as instance:
         proofs = instance.table(table).erasures()
     session.lines(
@@ -239,7 +237,7 @@ def restore_table(
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Make a table's rows what they were at a moment, in one commit, which can be undone likewise."""
+    """Give a table the rows that it had at a moment, in one commit, which can be undone in the same way."""
     moment = parse_moment(to)
     with session.open(read_only=dry_run) as instance:
         of = instance.table(table)
@@ -259,13 +257,13 @@ def restore_table(
 
 
 def _check_said(verb: str, where: list[str] | None, all: bool) -> None:
-    """Raises `InvalidInput` unless it is said which rows go: by conditions, or all of them."""
+    """Raises `InvalidInput` unless conditions or --all select the rows."""
     if all == bool(where):
         raise InvalidInput(f"say which rows to {verb} by --where, or --all of them")
 
 
 def _rows_to_go(of: Table, table: str, where: list[str] | None) -> tuple[DeleteWhere, str]:
-    """Returns their condition, and in words; without conditions it is all rows."""
+    """Returns the condition of the rows to delete, and its description; without conditions, of all rows."""
     from dormouse.reading.where import ALL
 
     if not where:

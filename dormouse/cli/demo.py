@@ -1,4 +1,4 @@
-"""`dormouse demo`, and how a person sees it: steps as they end, the tree, the answers."""
+"""`dormouse demo`, and its output: the steps as they end, the partition tree, the answers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def demo(
     session: Session,
     folder: Annotated[Path, "A new folder, or that of an earlier demo."] = Path("demo-lake"),
     rows: Annotated[
-        int | None, "Generate so many rows of TPC-H lineitem, instead of flights.", bounds(1)
+        int | None, "Generate this many rows of TPC-H lineitem, instead of flights.", bounds(1)
     ] = None,
     keep: Annotated[
         bool, typer.Option("--keep/--remove", help="Keep the data, or remove it at the end.")
     ] = True,
 ) -> None:
-    """A year of real flights: ingested, compacted, split, collected, queried, checked against DuckDB."""
+    """Ingest, compact, split, collect and query a year of real flights; check the answers with DuckDB."""
     from dormouse.demo.pipeline import run_demo
 
     report = run_demo(folder, rows=rows, keep=keep, screen=DemoScreen(quiet=session.as_json))
@@ -46,7 +46,7 @@ def demo(
 
 
 class DemoScreen:
-    """Prints as things happen; nothing when quiet."""
+    """The output of a demo, printed as its steps end; nothing if `quiet`."""
 
     def __init__(self, *, quiet: bool) -> None:
         from rich.console import Console

@@ -1,4 +1,4 @@
-"""`dormouse cost`, `doctor` and `destroy`: of an instance as its file of settings has it."""
+"""`dormouse cost`, `doctor` and `destroy`, for an instance given by its settings file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 app = group()
 BAR_CHARACTERS = 30
 PRICED_REGION = "us-east-1"
-"""The region whose prices are shown when none is named."""
+"""The region of the prices when none is given."""
 
 MARKS = {"ok": "✓", "warning": "!", "wrong": "✗"}
 
@@ -70,7 +70,7 @@ def destroy(
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Delete a deployed instance with all of its data. One that is protected is refused."""
+    """Delete a deployed instance with all of its data. A protected instance is refused."""
     from dormouse.aws import destroy as system
     from dormouse.aws.aws import Aws, open_session
 
@@ -96,7 +96,7 @@ def destroy(
 
 
 def _settings(session: Session, config: Path) -> DeploymentSettings:
-    """Returns the settings; prints each problem of the file as a line on stderr, or all as one document."""
+    """Returns the settings; prints each problem of the file on stderr, or with --json all as one document."""
     from dormouse.settings.config_file import load
 
     try:

@@ -18,7 +18,7 @@ from typing import Any
 from dormouse.errors import DormouseError, InvalidData, InvalidInput, missing
 
 _COMMANDS = {*range(32), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)} - {0, 9, 10}
-"""Control characters but for NUL, tab and line feed; and those that turn the direction of writing."""
+"""Control characters except NUL, tab and line feed, and those that change the direction of text."""
 _ESCAPED = {code: ascii(chr(code))[1:-1] for code in _COMMANDS}
 
 FAILED, BAD_USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
@@ -30,11 +30,11 @@ def printable(text: str) -> str:
 
 
 class ReaderGone(Exception):
-    """The reader of our output has what it wanted."""
+    """An error that ends a command: the reader of its output has closed the pipe."""
 
 
 class _Output(io.FileIO):
-    """Fails once, by an error that names it; what comes after goes nowhere, as at Python's exit."""
+    """A standard output whose first failure raises an error that names it; later writes are discarded."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -49,11 +49,11 @@ class _Output(io.FileIO):
 
 
 def guard_streams() -> None:
-    """Has failures of standard output name it, and no file of ours take the number of a closed stream."""
+    """Makes errors name standard output, and keeps files from taking the descriptor of a closed stream."""
     is_original = sys.stdout is sys.__stdout__
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # answers must not be lost without a word; errors may be, where they are not wanted
+            # writes to a closed stdout must fail; writes to a closed stderr may be lost
             nothing = os.open(os.devnull, os.O_RDONLY if name == "stdout" else os.O_RDWR)
             setattr(sys, name, os.fdopen(nothing, mode, encoding="utf-8", closefd=False))
     if is_original:
@@ -66,7 +66,8 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM: ends a command as Ctrl-C does, so that no server and no Java stays behind."""
 
 
-# What interrupted us; the error that ends the command may be another: DuckDB makes a RuntimeError of it.
+# The signals received. The error that ends the command may differ: DuckDB turns KeyboardInterrupt into
+# a RuntimeError.
 _came: list[KeyboardInterrupt] = []
 
 
@@ -84,15 +85,15 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def report(error: BaseException, *, debug: bool, as_json: bool = False) -> int:
-    """Says what went wrong in one line, with a traceback before it when asked; gives the exit code.
+    """Prints an error in one line, with `debug` after its traceback; returns the exit code.
 
-    `as_json`: the command line with `--json` is that of another process.
+    `as_json`: print JSON even if the command line of this process has no `--json`.
     """
     if isinstance(error, ReaderGone):
         return exit_code_of(error)
     if _came:
         error = _came[0]
-        signal.setitimer(signal.ITIMER_REAL, 0)  # it got through: raised again, it would be reported twice
+        signal.setitimer(signal.ITIMER_REAL, 0)  # raised once more, it would be reported twice
     if debug:
         traceback.print_exception(error)
     code = exit_code_of(error)
@@ -198,7 +199,7 @@ def _fail(
     as_json: bool = False,
     data: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Says a failure on stderr; with `--json` as the last line there, a document."""
+    """Prints a failure on stderr; with `--json` as a JSON document in the last line."""
     if as_json or "--json" in sys.argv:
         said = {"error": kind, "message": " ".join(message.split()), "exit_code": code}
         document = {**data, **said}
@@ -213,11 +214,11 @@ def say(message: str) -> None:
 
 
 SAID_MAX = 100
-"""Lines about single objects on standard error; --json has all."""
+"""The most lines about single objects on stderr; --json has all."""
 
 
 def say_some(messages: Iterable[str], end: str) -> None:
-    """Says the first of some lines on stderr, and the `end`; nothing if there are none."""
+    """Prints the first `SAID_MAX` lines on stderr, then `end`; nothing if there are no lines."""
     said = list(islice(messages, SAID_MAX))
     for message in [*said, *[end] * bool(said)]:
         say(message)

@@ -28,16 +28,14 @@ _LATEST = datetime.max.replace(tzinfo=UTC)
 
 app = group()
 history = group(
-    "history", "See what a table was: its partitions over time, its epochs; and how much of it is kept."
+    "history", "Show past partitions and epochs of a table, and set how much of its history is kept."
 )
 app.add_typer(history)
-FromOption = Annotated[
-    str | None, "From the epoch at this moment on: a time, like 2026-11-20T14:00, or a cut's name."
-]
-ToOption = Annotated[str | None, "Up to the epoch at this moment."]
+FromOption = Annotated[str | None, "The first epoch: a time, like 2026-11-20T14:00, or a cut's name."]
+ToOption = Annotated[str | None, "The last epoch, likewise."]
 LimitOption = Annotated[
     int | None,
-    f"So many epochs at most, the newest [{EPOCHS_SHOWN}; with --html {EPOCHS_DRAWN:,}].",
+    f"The most epochs, the newest first [{EPOCHS_SHOWN}; with --html {EPOCHS_DRAWN:,}].",
     bounds(1),
 ]
 Name = Annotated[str, "Its name."]
@@ -51,7 +49,7 @@ def show(
     from_: FromOption = None,
     to: ToOption = None,
     limit: LimitOption = None,
-    html: Annotated[Path | None, "Draw it as a page, in this file: one that needs nothing else."] = None,
+    html: Annotated[Path | None, "Draw the history in this file, as a self-contained HTML page."] = None,
 ) -> None:
     """List splits and merges of partitions, the newest first, with times, rows and bytes."""
     with session.open(read_only=True) as instance:
@@ -79,7 +77,7 @@ def epochs(
     to: ToOption = None,
     limit: LimitOption = None,
 ) -> None:
-    """The epochs, the newest first: when, how many splits and merges, what was sealed."""
+    """List the epochs, the newest first: time, number of splits and merges, sealed rows and bytes."""
     with session.open(read_only=True) as instance:
         table = instance.table(name)
         records = list(table.history.epochs(*_range(table, from_, to, limit or EPOCHS_SHOWN)))[::-1]
@@ -94,7 +92,7 @@ def epochs(
 
 @command(history, example="flights")
 def consumers(session: Session, table: TableName, /) -> None:
-    """A table's consumers: where each stands, how far it is behind, and until when its files are kept."""
+    """List a table's consumers: position, distance to the newest change, and until when files are kept."""
     with session.open(read_only=True) as instance:
         known = instance.table(table).consumers()
     columns = ("consumer", "rows behind", "seconds behind", "stands at", "acknowledged", "keeps files until")
@@ -114,7 +112,7 @@ def consumers(session: Session, table: TableName, /) -> None:
 
 @command(history, example="flights etl")
 def drop_consumer(session: Session, table: TableName, consumer: Name, /) -> None:
-    """Forget a consumer, and keep nothing for it any more."""
+    """Delete a consumer, so that no files are kept for it."""
     with session.open() as instance:
         instance.table(table).drop_consumer(consumer)
     session.show({"table": table, "dropped": consumer}, f"consumer {consumer} of table {table} is dropped")
@@ -125,12 +123,12 @@ def retain(
     session: Session,
     table: TableName,
     /,
-    seconds: Annotated[float | None, "Keep at least so many seconds."] = None,
+    seconds: Annotated[float | None, "Keep at least this many seconds."] = None,
     for_: Annotated[str | None, "Likewise: 7d, 12h, 30m or 45s."] = None,
-    bytes: Annotated[int | None, "Keep at least the last so many bytes that were ingested."] = None,
+    bytes: Annotated[int | None, "Keep at least the last changes with this many ingested bytes."] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Drop the history beyond limits; by default beyond the property history_retention_seconds."""
+    """Truncate the history beyond limits; by default beyond the property history_retention_seconds."""
     if for_ is not None and seconds is not None:
         raise InvalidInput("--for and --seconds say the same: give one")
     wanted = seconds if for_ is None else parse_duration(for_).total_seconds()
@@ -143,7 +141,7 @@ def retain(
 def truncate(
     session: Session, table: TableName, cut: Annotated[str, "The cut's name."], /, dry_run: DryRun = False
 ) -> None:
-    """Make what lies before a cut unreadable, for good; 'dormouse gc' collects its files and epochs."""
+    """Make everything before a cut unreadable, permanently; 'dormouse gc' deletes its files and epochs."""
     with session.open(read_only=dry_run) as instance:
         report = instance.table(table).history.truncate(cut, dry_run=dry_run)
     begins, was = ("would begin", "would be dropped") if dry_run else ("begins", "dropped")
@@ -158,11 +156,11 @@ def cut(
     session: Session,
     table: TableName,
     name: Annotated[
-        str | None, "A name: the cut is kept until it is dropped, else as long as the history."
+        str | None, "The cut's name. A named cut is kept until dropped, any other as long as the history."
     ] = None,
     /,
 ) -> None:
-    """Record the present as a cut, to be read and restored by its name."""
+    """Record the current state as a cut, which can be read and restored by its name."""
     with session.open() as instance:
         cut = instance.table(table).history.record_cut(name)
     called = "a cut" if name is None else f"the cut {name}"
@@ -171,7 +169,7 @@ def cut(
 
 @command(history, example="flights")
 def cuts(session: Session, table: TableName, /) -> None:
-    """A table's cuts, the newest first: those with a name, and those that maintenance records."""
+    """List a table's cuts, the newest first: named ones, and those that maintenance records."""
     with session.open(read_only=True) as instance:
         known = list(instance.table(table).history.cuts())[::-1]
     rows = ((one.name, one.recorded_at, one.epoch) for one in known)
@@ -180,7 +178,7 @@ def cuts(session: Session, table: TableName, /) -> None:
 
 @command(history, example="flights release-4")
 def drop_cut(session: Session, table: TableName, name: Name, /) -> None:
-    """Forget a cut: the files that it alone has kept are collected."""
+    """Delete a cut, so that the files that only it keeps are collected."""
     with session.open() as instance:
         instance.table(table).history.drop_cut(name)
     session.show({"table": table, "dropped": name}, f"cut {name} of table {table} is dropped")

@@ -1,4 +1,4 @@
-"""`dormouse jobs`, `committer`, `commit-status` and `queue`: what runs, what waits, what came of it."""
+"""`dormouse jobs`, `committer`, `commit-status` and `queue`: jobs, commit requests and their results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dormouse.state.commits.queue import QueueDepth
 
 app = group()
-jobs = group("jobs", "Jobs and rounds: what runs, what waits, what has ended.")
+jobs = group("jobs", "Show, cancel, limit and run jobs; list rounds.")
 app.add_typer(jobs)
 JobId = Annotated[str, "The job's id."]
 
@@ -35,12 +35,12 @@ JobId = Annotated[str, "The job's id."]
 @command(jobs, example="--kind round:compaction")
 def list_(
     session: Session,
-    kind: Annotated[str | None, "Only of this kind; of rounds round:ingest, round:compaction, …"] = None,
+    kind: Annotated[str | None, "Only this kind; rounds are round:ingest, round:compaction, …"] = None,
     state: Annotated[str | None, "Only PROCESSING, COMPLETE, FAILED or CANCELLED ones."] = None,
     owner: Annotated[str | None, "Only this owner's."] = None,
-    limit: Annotated[int, "How many at most.", bounds(1, 10_000)] = 30,
+    limit: Annotated[int, "The most jobs to list.", bounds(1, 10_000)] = 30,
 ) -> None:
-    """Jobs and rounds: those that have not ended, newest first, then those that ended last."""
+    """List jobs and rounds: unfinished ones first, the newest first; then the last that ended."""
     with session.open(read_only=True) as instance:
         listed = instance.jobs.list(kind, state, owner=owner, limit=limit)  # type: ignore[arg-type]
         kinds = instance.jobs.kinds()
@@ -79,9 +79,9 @@ def show(
     session: Session,
     job_id: JobId,
     /,
-    result: Annotated[bool, "Also what it was asked and what it gave."] = False,
+    result: Annotated[bool, "Also show its request and its result."] = False,
 ) -> None:
-    """One job: its state, and how it came to it. Exit code 1 when it has failed."""
+    """Show one job: its state and how it got there. Exit code 1 when it has failed."""
     with session.open(read_only=True) as instance:
         job = instance.jobs.status(job_id)
         more: dict[str, Any] = {}
@@ -95,7 +95,7 @@ def show(
 
 @command(jobs, example="0198c0de-0000-7000-8000-000000000000")
 def cancel(session: Session, job_id: JobId, /) -> None:
-    """End a job that waits; ask one that runs to end, which it does when it next tells how far it is."""
+    """Cancel a job. A running job ends when it next reports its progress."""
     with session.open() as instance:
         job = instance.jobs.cancel(job_id)
     session.show(job, f"job {job_id} is {job.state if job.has_ended else 'asked to end'}")
@@ -105,7 +105,7 @@ def cancel(session: Session, job_id: JobId, /) -> None:
 def limit(
     session: Session,
     kind: Annotated[str, "The kind of job."],
-    running_max: Annotated[int, "How many run at once; 0: any number.", bounds(0)],
+    running_max: Annotated[int, "The most that run at once; 0: any number.", bounds(0)],
     /,
 ) -> None:
     """Limit how many jobs of a kind run at once, across all workers."""
@@ -119,15 +119,16 @@ def limit(
 def worker(
     session: Session,
     function: Annotated[
-        list[str] | None, "A kind and what runs it: KIND=module:function(request, progress). Repeatable."
+        list[str] | None, "A kind and its function(request, progress), as KIND=module:function. Repeatable."
     ] = None,
-    threads: Annotated[int, "How many jobs of each kind run at once.", bounds(1, 1_000)] = 4,
-    drain: Annotated[bool, "End when no job is left that may run."] = False,
+    threads: Annotated[int, "The most jobs of each kind that run at once.", bounds(1, 1_000)] = 4,
+    drain: Annotated[bool, "End when no job can run."] = False,
     idle_seconds: Annotated[
-        float, "After so long without work it lets its connection go, and asks now and then."
+        float,
+        "Seconds without work after which the worker closes its connection and only polls at intervals.",
     ] = 300.0,
 ) -> None:
-    """Run jobs until Ctrl-C or SIGTERM: then finish what runs; a second one has others run it.
+    """Run jobs until Ctrl-C or SIGTERM, then finish running ones; after a second, other workers run them.
 
     It runs queries, ingests, compactions and splits that were started as jobs, and the functions given.
     """
@@ -220,13 +221,11 @@ DEAD_LETTERS_MAX = 100_000
 @command(app, example="--concurrency 4")
 def committer(
     session: Session,
-    drain: Annotated[
-        bool, typer.Option("--drain", "--once", help="Apply what is there, and end when the queue is empty.")
-    ] = False,
-    concurrency: Annotated[int, "How many batches are applied at once."] = 2,
-    batch: Annotated[int, "How many requests a batch has at most."] = 500,
+    drain: Annotated[bool, typer.Option("--drain", "--once", help="End when the queue is empty.")] = False,
+    concurrency: Annotated[int, "The most batches applied at once."] = 2,
+    batch: Annotated[int, "The most requests of a batch."] = 500,
 ) -> None:
-    """Apply the commit requests of the queue, until Ctrl-C or SIGTERM: then finish what is begun."""
+    """Apply commit requests of the queue until Ctrl-C or SIGTERM, then finish running batches."""
     with session.open() as instance:
         committer = instance.committer(concurrency=concurrency, batch_max=batch)
         if drain:
@@ -249,7 +248,7 @@ def committer(
 @command(app, example="ingest:2026-01-31")
 def commit_status(
     session: Session,
-    commit_id: Annotated[str, "The id that the request was sent with; that of an ingest is ingest:ID."],
+    commit_id: Annotated[str, "The id of the commit request; for an ingest it is ingest:ID."],
     /,
 ) -> None:
     """Show the state of a commit: applied, rejected with the reason, pending or unknown.
@@ -266,9 +265,7 @@ def commit_status(
 @command(app, example="--json")
 def queue(
     session: Session,
-    dead: Annotated[
-        int, "How many dead letters are shown.", bounds(0, DEAD_LETTERS_MAX)
-    ] = DEAD_LETTERS_SHOWN,
+    dead: Annotated[int, "The most dead letters to show.", bounds(0, DEAD_LETTERS_MAX)] = DEAD_LETTERS_SHOWN,
 ) -> None:
     """Show the depth of the commit queue, and its dead letters with their reasons."""
     with session.open(read_only=True) as instance:
@@ -286,14 +283,14 @@ def _picture(depths: Sequence[QueueDepth], letters: Sequence[DeadLetter]) -> Any
         for number, depth in enumerate(depths)
     ]
     shown = [(f"{one.buried_at:%Y-%m-%d %H:%M:%S}", one.reason, one.body) for one in letters]
-    # the reason says what to do at its end: it is wrapped, not cut
+    # a reason ends with its remedy, so it is wrapped and not cut off
     dead = grid(("dead since", "reason", "message"), shown, cell_characters_max=TEXT_CHARACTERS_MAX)
     return Group(grid(("queue", "messages", "oldest"), rows), dead if letters else "no dead letters")
 
 
 @contextmanager
 def _progress(committer: Committer) -> Iterator[None]:
-    """Says on stderr now and then how far the committer is, when there is news."""
+    """Prints the committer's progress on stderr every `PROGRESS_SECONDS`, if it changed."""
     from dormouse.postgres.lease import Pulse
 
     batches = committer.metrics().batches

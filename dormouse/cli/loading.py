@@ -1,4 +1,4 @@
-"""`dormouse ingest` and `upsert`; a table is made on the way with `--create`."""
+"""`dormouse ingest` and `upsert`; with `--create` they also create the table."""
 
 from __future__ import annotations
 
@@ -47,21 +47,20 @@ Paths = Annotated[
 ]
 TypeOption = Annotated[
     Many,
-    "column=type, where another is inferred than is meant; of a time also as it is written, "
-    "column=date:%d.%m.%Y.",
+    "column=type, to correct an inferred type; for a time optionally with its format, column=date:%d.%m.%Y.",
 ]
 RowNumberOption = Annotated[bool, f"Add a column {ROW_NUMBER}, which is the key."]
 
 
 TextOption = Annotated[TextOptions, TextFormat]
 _IN_FILES = {"separator": "delimiter", "null": "null_texts"}
-"""The names in `Files` of the options of `TextFormat`."""
+"""The names in `Files` of some options of `TextFormat`."""
 
 
 def given_files(
     paths: list[str], types: Many, how: TextOptions | None = None, *, with_types: bool = True
 ) -> Files:
-    """Returns the files and what is said of them; of a table that is there types are not `with` it."""
+    """Returns the files with their options; without `with_types`, for existing tables, refuses types."""
     from dormouse.sources.data_files import Files
 
     kinds, time_formats = parse_types(types or [])
@@ -82,7 +81,7 @@ AddColumns = Annotated[
 def _load(
     session: Session, request: LoadRequest, load: Callable[..., IngestReport], data: Any, **more: Any
 ) -> None:
-    """Loads the rows, with a bar of progress, and shows what was added; `more` are options of the door."""
+    """Loads the rows with a progress bar and prints the result; `more` are options of `load`."""
     with progress(f"{load.__name__} into {request.table}", unit="rows") as moved:
         report = load(data, **options(request, "table") | more, progress=moved)
     done = (
@@ -103,16 +102,18 @@ def ingest(
     how: TextOption,
     type: TypeOption = None,
     evolve: AddColumns = False,
-    create: Annotated[bool, "Make the table, if it is not there, with the files' columns."] = False,
-    key: Annotated[Many, "With --create: columns to sort and partition by, a,b or one each."] = None,
-    sort_key: Annotated[Many, "With --create: what rows of one key are sorted by."] = None,
+    create: Annotated[bool, "Create a missing table, with the files' columns."] = False,
+    key: Annotated[
+        Many, "With --create: columns to sort and partition by: a,b, or repeat the option."
+    ] = None,
+    sort_key: Annotated[Many, "With --create: columns that sort rows with equal keys."] = None,
     key_row_number: RowNumberOption = False,
     yes: Yes = False,
 ) -> None:
     """Add rows from files: all of them, in one commit, or none.
 
-    With --create the columns and their types are those of the files' beginning; they are shown, and on a
-    terminal asked for. Without --key the key is a running number.
+    With --create, columns and types are inferred from the first rows of the files, shown, and on a terminal
+    confirmed by you. Without --key the key is a running number.
     """
     table, keys, sort_keys = request.table, _names(key), _names(sort_key)
     wanted = "add" if evolve else None
@@ -145,9 +146,11 @@ def upsert(
     how: TextOption,
     type: TypeOption = None,
     evolve: AddColumns = False,
-    deletes: Annotated[str | None, "A boolean column of the files, not of the table: rows to delete."] = None,
+    deletes: Annotated[
+        str | None, "A boolean column that only the files have: true deletes the row's key."
+    ] = None,
 ) -> None:
-    """Bring rows to a table that keeps the newest row of each key: all of them, in one commit, or none."""
+    """Add or replace rows of a table that keeps the newest row of each key: all, in one commit, or none."""
     files = given_files(paths, type, how, with_types=False)
     with session.open() as instance:
         wanted = "add" if evolve else None
@@ -176,7 +179,7 @@ def _names(texts: Many) -> list[str]:
 def _agreed(
     session: Session, table: str, files: Files, keys: tuple[list[str], list[str]], *, ask: bool
 ) -> Inferred:
-    """Returns what a new table will be: shown, and on a terminal asked for."""
+    """Returns the inferred columns of a new table; prints them, and asks for consent on a terminal."""
     from dormouse.sources.infer import infer
 
     found = infer(files, *keys)
@@ -198,7 +201,7 @@ def _made(
     *,
     add_columns: bool = False,
 ) -> Iterator[Any]:
-    """Makes the table, as agreed; gives the files with what was found. It goes if the load fails."""
+    """Creates a missing table as agreed; yields the files to load. Drops the new table if the load fails."""
     from dormouse.sources.infer import infer
     from dormouse.sources.text_values import TIMES
 
@@ -220,7 +223,7 @@ def _made(
         said = f"table {table!r} exists already, with other columns: {columns}"
         raise TableAlreadyExists(said, table=table)
     if any(name in schema and schema.field(name).type in TIMES for name in found.unsure):
-        # what is not shown is not guessed, and the load asks which times are meant
+        # a format that was not shown is not assumed; the load then raises an error for ambiguous times
         [how] = found.files.formats.values()
         yield replace(found.files, formats={}, encoding=how.text.encoding)
     else:
@@ -233,7 +236,7 @@ def dropped_if_it_fails(instance: Instance, made: Table) -> Iterator[None]:
     try:
         yield
     except CommitOutcomeUnknown:
-        raise  # the rows may come yet
+        raise  # the rows may still be committed
     except BaseException:
         with suppress(DormouseError):
             instance.drop_unused(made)

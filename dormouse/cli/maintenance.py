@@ -1,4 +1,4 @@
-"""`dormouse compact`, `split`, `merge` and `gc`; and `status`, where it is about tables."""
+"""`dormouse compact`, `split`, `merge`, `gc` and `maintain`; and `status` for tables."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def split(session: Session, request: SplitRequest) -> None:
 def merge(
     session: Session, table: TableName, /, dry_run: Annotated[bool, "List what would be merged now."] = False
 ) -> None:
-    """One round of merges: halves of a partition with few rows (merge_threshold_rows) become one leaf."""
+    """Run one round of merges: halves of a partition with few rows (merge_threshold_rows) become one leaf."""
     with session.open(read_only=dry_run) as instance:
         of = instance.table(table)
         if dry_run:
@@ -97,9 +97,9 @@ def merge(
 def gc(
     session: Session, table: TableName, /, dry_run: Annotated[bool, "List what would be deleted now."] = False
 ) -> None:
-    """One round of garbage collection: delete files a while after their last reference went.
+    """Run one round of garbage collection: delete files some time after their last reference was removed.
 
-    Also forgets what the history has of before its truncation, for half a minute at most.
+    Also deletes history from before its truncation, for half a minute at most.
     """
     with session.work(f"gc {table}", "old epochs", read_only=dry_run) as (instance, moved):
         of = instance.table(table)
@@ -108,7 +108,7 @@ def gc(
             session.lines({"would_delete": ready}, ready, empty="nothing would be deleted")
             return
         report = of.collect_garbage(progress=moved, waiting=say)
-    # without a delay, they were tried in the same round
+    # without a delay, this round has tried to delete them already
     later = report.newly_unreferenced if of.properties.gc_delay_seconds else 0
     are = "is" if later == 1 else "are"
     waiting = f"; {later:,} more {are} without references now, to go once the delay is over" if later else ""
@@ -128,13 +128,15 @@ def gc(
 @command(app, example="--instance ./lake")
 def maintain(
     session: Session,
-    once: Annotated[bool, "One round of everything, as from cron."] = False,
-    every: Annotated[float, "Seconds between looks for something to do.", bounds(0.1, 86_400)] = 30.0,
-    metrics: Annotated[Path | None, "A file for Prometheus' textfile collector, written each time."] = None,
+    once: Annotated[bool, "Run one round of all work and end, for example from cron."] = False,
+    every: Annotated[float, "Seconds between checks for work.", bounds(0.1, 86_400)] = 30.0,
+    metrics: Annotated[
+        Path | None, "A file for Prometheus' textfile collector, written after each cycle."
+    ] = None,
 ) -> None:
     """Split, merge, compact and collect all tables, until Ctrl-C or SIGTERM; once a day back up the metadata.
 
-    For an instance of your own: a deployed one has schedules. Exit code 1 when anything failed with --once.
+    Deployed instances have schedules instead. With --once, exit code 1 when anything failed.
     """
     with session.open() as instance, stop_on_signals() as stop:
         if not once:
@@ -159,7 +161,7 @@ def _show_maintenance(session: Session, done: Maintenance) -> None:
 
 
 def show_status(session: Session, table: str | None) -> None:
-    """Shows what the tables consist of: `dormouse status`."""
+    """Prints the counts and states of tables: `dormouse status`."""
     with session.open(read_only=True) as instance:
         tables = [instance.table(table)] if table is not None else instance.tables()
         found, rounds, held = [item.status() for item in tables], instance.rounds(), instance.holds()

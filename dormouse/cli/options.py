@@ -1,4 +1,4 @@
-"""Options of commands, from Python's signatures and the models of requests: nothing is written twice."""
+"""Options of commands, derived from Python's signatures and the models of requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OTHERWISE = {
     "ingest_id": ["--id"], "change_id": ["--id"], "parameters": ["--param"],
     "separator": ["--separator", "--delimiter"],
 }  # fmt: skip
-"""Fields of requests that are called otherwise on a command line."""
+"""Fields of requests that have other names on a command line."""
 
 WHOLE_MAX = (1 << 63) - 1
 """The largest 64-bit number: a bound of this size is left out of help texts."""
@@ -21,7 +21,7 @@ _BY_NAME = inspect.Parameter.KEYWORD_ONLY
 
 
 def bounds(least: float | None, most: float | None = None) -> dict[str, Any]:
-    """Returns the bounds of a number, to stand in an annotation."""
+    """Returns the bounds of a number, for use in an annotation."""
     return {"min": least, "max": most}
 
 
@@ -37,7 +37,7 @@ class Taken:
         taken = inspect.signature(function, eval_str=True).parameters
         self.options: list[inspect.Parameter] = []
         self.about = ""
-        """What a request says of itself."""
+        """The docstring of the first request model among the parameters."""
         self._made: dict[str, tuple[Any, list[str]]] = {}
         for name, parameter in list(taken.items())[1:]:
             fields = _options_of_fields(parameter.annotation)
@@ -52,14 +52,14 @@ class Taken:
         self._by_position = [name for name, each in taken.items() if each.kind is each.POSITIONAL_ONLY][1:]
 
     def bind(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Returns what the function is called with."""
+        """Returns the function's positional and keyword arguments, from the values of the options."""
         for name, (kind, fields) in self._made.items():
             given[name] = _made(kind, {field: given.pop(field) for field in fields})
         return [given.pop(name) for name in self._by_position], given
 
 
 def options_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Returns what a function takes, each by name, as typer reads it."""
+    """Returns a function's parameters in the form that typer reads, all keyword-only."""
     return [_option(each) for each in inspect.signature(function, eval_str=True).parameters.values()]
 
 
@@ -80,7 +80,7 @@ def _option(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def _names(name: str, kind: Any, default: Any) -> list[str]:
-    """Returns the names of an option that typer would not give it: a flag is given, or it is not."""
+    """Returns the names of an option where typer's own do not fit: typer adds a `--no-` form to flags."""
     if name in OTHERWISE:
         return OTHERWISE[name]
     is_flag = kind is bool and default is False
@@ -88,14 +88,14 @@ def _names(name: str, kind: Any, default: Any) -> list[str]:
 
 
 def _settings_of(kind: Any) -> Any:
-    """Returns the model that an annotation names whose fields may all be left out."""
+    """Returns the model in `Annotated[dict, model]`, whose fields are all optional; else None."""
     return next((note for note in get_args(kind) if hasattr(note, "model_fields")), None)
 
 
 def _options_of_fields(kind: Any) -> list[inspect.Parameter] | None:
-    """Returns an option for each field of a dataclass or model; None for what is another kind.
+    """Returns an option for each field of a dataclass or model; None for another kind of annotation.
 
-    None of them is a secret, which other users of the machine would see.
+    Secrets get no option, because other users of the machine can see command lines.
     """
     if is_dataclass(kind):
         return options_of(kind)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def _options_of_fields(kind: Any) -> list[inspect.Parameter] | None:
     from dormouse.verbs.verb import fields_of
 
     fields = {name: model.model_fields[name] for name in fields_of(model)}
-    # whose environment may have others
+    # the environment may set other defaults
     shown = settings is not None and "env_prefix" in model.model_config
     return [
         _of_field(name, field, optional=settings is not None, default_shown=shown)
@@ -116,9 +116,9 @@ def _options_of_fields(kind: Any) -> list[inspect.Parameter] | None:
 
 
 def _of_field(name: str, field: Any, *, optional: bool, default_shown: bool) -> inspect.Parameter:
-    """Returns an option for a field of a model, or an argument for one that it must have.
+    """Returns an option for a field of a model, or an argument if the field is required.
 
-    Of one that is `optional` None stands for one that is not given.
+    An `optional` field has the default None, which means that it was not given.
     """
     from dormouse.verbs.verb import AsText
 
@@ -145,14 +145,14 @@ def _of_field(name: str, field: Any, *, optional: bool, default_shown: bool) -> 
 
 
 def _form(field: Any) -> Any:
-    """Returns how a field is written as a text, if not as its type tells."""
+    """Returns the field's own text form, or None if its type determines the form."""
     return next((note for note in field.metadata if getattr(note, "of_text", None) is not None), None)
 
 
 def _made(kind: Any, given: dict[str, Any]) -> Any:
-    """Returns what a function is given for several options; typer has checked types and bounds.
+    """Returns the dict, dataclass or request made from several options; typer has checked types and bounds.
 
-    A request lacks what the function takes by itself; only whole ones are checked.
+    A request without a required field, which the function adds itself, is not checked here.
     """
     if _settings_of(kind) is not None:
         return {name: value for name, value in given.items() if value is not None}
@@ -170,7 +170,7 @@ def _made(kind: Any, given: dict[str, Any]) -> Any:
 
 
 def declare(run: Callable[..., Any], options: Iterable[inspect.Parameter]) -> None:
-    """Gives a function `(**given)` the options that typer is to find."""
+    """Sets the signature of a function `(**given)`, so that typer finds these options."""
     listed = list(options)
     run.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in listed}

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from dormouse.reading.planner import PlanSummary
 
 ROWS_SHOWN = 20
-"""The limit on a terminal; elsewhere all are printed."""
+"""The most rows shown on a terminal; elsewhere all are."""
 TABLE_ROWS = 10_000
-"""The rows of one printed table: more rows make several tables, so that they need not fit into memory."""
+"""The most rows of one printed table; more rows become several tables, to save memory."""
 _BINARY = {"arrow", "parquet"}
 
 Format = Literal["table", "csv", "tsv", "json", "lines", "arrow", "parquet"]
 FormatOption = Annotated[
-    Format, typer.Option("--format", "-f", help="How rows are written; lines have a JSON object each.")
+    Format, typer.Option("--format", "-f", help="The format of rows; lines have a JSON object each.")
 ]
-ExplainOption = Annotated[bool, "Say what would be read, and read nothing."]
+ExplainOption = Annotated[bool, "Show what would be read, and read nothing."]
 OutputOption = Annotated[
     Path | None,
     typer.Option(
@@ -47,14 +47,14 @@ def is_plan(reader: pa.RecordBatchReader) -> bool:
 
 
 def print_plan(reader: pa.RecordBatchReader) -> None:
-    """Prints each part of a plan below its name; a table would cut its lines off."""
+    """Prints each part of a plan below its name; cells of a table would cut lines off."""
     for batch in reader:
         for row in batch.to_pylist():
             sys.stdout.write(f"{row['plan_type']}\n{indent(row['plan'].rstrip(), '  ')}\n")
 
 
 def show_plans(session: Session, plans: Mapping[str, PlanSummary]) -> None:
-    """Shows what would be read of each table."""
+    """Prints the plan summary of each table."""
     columns = ("table", "partitions", "of", "files", "files pruned", "size")
     rows = (
         (name, one.partitions, one.partitions_total, one.files, one.files_pruned, byte_size(one.byte_count))
@@ -88,7 +88,7 @@ def check_output(
 
 
 def format_of(output: Path | None, otherwise: Format) -> Format:
-    """Returns the format that the name of a file tells."""
+    """Returns the format that a file name implies; `otherwise` without a file or a known ending."""
     if output is None:
         return otherwise
     from dormouse.sources.export import format_of_name
@@ -99,7 +99,7 @@ def format_of(output: Path | None, otherwise: Format) -> Format:
 def write(
     session: Session, reader: pa.RecordBatchReader, file_format: Format, output: Path | None, *, limited: bool
 ) -> None:
-    """Writes rows to stdout, or to a file and a line about it to stdout."""
+    """Writes rows to stdout, or to a file; then prints the file's name and row count."""
     from dormouse.sources.export import export
 
     if output is not None:
@@ -113,7 +113,7 @@ def write(
 
 
 def show_written(session: Session, file: str, rows: int) -> None:
-    """Shows that rows are in a file."""
+    """Prints the name and the row count of a written file."""
     session.show({"file": file, "rows": rows}, f"wrote {plural(rows, 'row')} to {file}")
 
 
@@ -147,7 +147,7 @@ def _print_table(reader: pa.RecordBatchReader, rows_max: int | None) -> None:
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Returns the rows with values that a terminal shows."""
+    """Yields the rows as dicts with values in the form that a terminal shows."""
     from dormouse.sources.export import python_values
 
     names = batch.schema.names

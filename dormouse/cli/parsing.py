@@ -23,7 +23,7 @@ _UNESCAPED_COLON = re.compile(r"(?<!\\):")
 
 
 def read_bytes(file: Path) -> bytes:
-    """Returns what a file has; - is stdin."""
+    """Returns the bytes of a file; - is stdin."""
     try:
         return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
@@ -31,7 +31,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def read_text(file: Path) -> str:
-    """Returns the text that a file has; - is stdin."""
+    """Returns the text of a file; - is stdin."""
     try:
         return read_bytes(file).decode()
     except UnicodeDecodeError:
@@ -39,7 +39,7 @@ def read_text(file: Path) -> str:
 
 
 def read_json(file: Path, kind: type[InvalidInput] = InvalidInput) -> Any:
-    """Returns what a file of JSON has; - is stdin. Raises an error of that kind where it is none."""
+    """Returns the content of a JSON file; - is stdin. Raises an error of `kind` for other content."""
     try:
         return parse_json(read_bytes(file).decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -62,12 +62,12 @@ def parse_duration(text: str) -> timedelta:
 
 
 def parse_time(text: str) -> datetime:
-    """Returns a time as ISO 8601 has it."""
+    """Returns a time from ISO 8601 text."""
     return _parsed(datetime, "time", text, "2026-03-05T12:00:00Z")
 
 
 def parse_day(text: str) -> date:
-    """Returns a day as ISO 8601 has it."""
+    """Returns a day from ISO 8601 text."""
     return _parsed(date, "day", text, "2026-03-05")
 
 
@@ -142,7 +142,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _nothing(field: Field) -> Any:
-    """Returns the empty text; `InvalidQuery` says how to ask for nulls of other types."""
+    """Returns the field's value for an empty text; `InvalidQuery` says how to ask for nulls."""
     try:
         return value_of_text(field, "")
     except InvalidInput as error:

@@ -1,4 +1,4 @@
-"""`dormouse payloads …`: JSON that is hot for a day, and how it cools down."""
+"""`dormouse payloads …`: JSON documents that are rows for a day, then in objects, then in blocks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 app = group()
 payloads = group(
-    "payloads", "Keep JSON documents, and see how they cool down: inline, then in objects, then in blocks."
+    "payloads", "Store JSON documents, and manage their days: rows first, then objects, then blocks."
 )
 app.add_typer(payloads)
-Tenant = Annotated[str, "Whose it is."]
-Id = Annotated[str, "Its id."]
-At = Annotated[str, "When it was inserted: 2026-03-05T12:00:00Z."]
-Kind = Annotated[str, "Its kind, like request."]
+Tenant = Annotated[str, "The tenant."]
+Id = Annotated[str, "The id."]
+At = Annotated[str, "The time of insertion: 2026-03-05T12:00:00Z."]
+Kind = Annotated[str, "The kind, like request."]
 Day = Annotated[str, "The day, in UTC: 2026-03-05."]
 
 
@@ -38,9 +38,9 @@ def put(
     inserted_at: At,
     kind: Kind,
     /,
-    file: Annotated[Path | None, "A file of JSON; standard input when not given."] = None,
+    file: Annotated[Path | None, "A JSON file; standard input when not given."] = None,
 ) -> None:
-    """Keep a payload, in place of the one of the same key."""
+    """Store a payload; replaces one with the same key."""
     content = read_json(file or Path("-"), InvalidPayload)
     with session.open() as instance:
         instance.payloads.put(tenant, id, parse_time(inserted_at), kind, content)
@@ -49,15 +49,15 @@ def put(
 
 @command(payloads, example="acme 17 2026-03-05T12:00:00Z request")
 def get(session: Session, tenant: Tenant, id: Id, inserted_at: At, kind: Kind, /) -> None:
-    """Show a payload, wherever it is, as JSON."""
+    """Print a payload as JSON."""
     with session.open(read_only=True) as instance:
         content = instance.payloads.get(tenant, id, parse_time(inserted_at), kind)
     sys.stdout.write(json.dumps(content, ensure_ascii=not sys.stdout.isatty()) + "\n")
 
 
 @command(payloads, example="--json")
-def days(session: Session, expired: Annotated[bool, "Also those that were dropped."] = False) -> None:
-    """The days that there are payloads of: what state each is in, what it has, and why it is not done."""
+def days(session: Session, expired: Annotated[bool, "Also list dropped days."] = False) -> None:
+    """List the days of payloads: the state of each, its contents, and why its work has not ended."""
     with session.open(read_only=True) as instance:
         known = instance.payloads.days(expired=expired)
     columns = ("day", "state", "being done", "rows", "in PostgreSQL", "objects", "bytes", "last failure")
@@ -94,11 +94,13 @@ def offload(
     session: Session,
     day: Annotated[str | None, "One day, like 2026-03-05; all when not given."] = None,
     dry_run: DryRun = False,
-    seconds: Annotated[float | None, "End after so long; another run goes on.", bounds(1)] = None,
+    seconds: Annotated[
+        float | None, "Stop after this many seconds; another run continues.", bounds(1)
+    ] = None,
 ) -> None:
-    """Move the payloads of days that are over into objects, while everything goes on; then fold cold days.
+    """Offload payloads of past days into objects while everything runs, then fold offloaded days.
 
-    Exit code 1 when a day failed; the others are done all the same.
+    Exit code 1 when a day failed; this does not stop the other days.
     """
     with session.work("offload payloads", "payloads", read_only=dry_run) as (instance, moved):
         of = None if day is None else parse_day(day)
@@ -128,9 +130,9 @@ def verify(
     session: Session,
     day: Day,
     /,
-    rebuild: Annotated[bool, "First make anew, from the objects, what the database has lost."] = False,
+    rebuild: Annotated[bool, "First restore lost pointers and blocks from the objects."] = False,
 ) -> None:
-    """Read all objects of a day, and compare the day's pointers or blocks with what they have.
+    """Read all objects of a day, and compare them with the day's pointers or blocks.
 
     Exit code 0 when there is no problem, 1 when there is one.
     """
@@ -153,7 +155,7 @@ def verify(
 
 @command(payloads, example="2026-03-05")
 def rehydrate(session: Session, day: Day, /) -> None:
-    """Make the payloads of a day hot again: they are in PostgreSQL for a day at least."""
+    """Copy the payloads of a day back into PostgreSQL, where they stay for at least a day."""
     with session.work("rehydrate payloads", "payloads") as (instance, moved):
         count = instance.payloads.rehydrate(parse_day(day), progress=moved)
     session.show({"rehydrated": count}, f"{plural(count, 'payload')} made hot again")
@@ -162,7 +164,7 @@ def rehydrate(session: Session, day: Day, /) -> None:
 @command(payloads, example="2026-01-01 --dry-run")
 def expire(
     session: Session,
-    before: Annotated[str, "Days before this one go."],
+    before: Annotated[str, "Delete the days before this one."],
     /,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -182,7 +184,7 @@ def expire(
 
 
 def figure(name: str, value: Any) -> str:
-    """Returns a figure of the status as text, rounded to what a reader compares."""
+    """Returns a figure of the status as text, rounded to a useful precision."""
     match value:
         case None:
             return "none yet"

@@ -1,4 +1,4 @@
-"""All commands as one program; of most, the module of the one that is asked for is loaded alone."""
+"""All commands as one program, which loads only the module of the requested command if possible."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GROUPS: dict[str, dict[str, str | None]] = {
         "restore-objects": "system",
     },
 }  # fmt: skip
-"""The commands in groups, as help lists them, each with its module of this folder, which is loaded alone."""
+"""The commands in groups, as help lists them, each with its module in this folder."""
 HOMES = {name: module for names in GROUPS.values() for name, module in names.items() if module is not None}
 """The module of each command."""
 
@@ -54,7 +54,7 @@ def width() -> int:
 
 
 class Grouped(TyperGroup):
-    """Lists its commands under the names of their groups."""
+    """A group that lists its commands under headings."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         known = {name: command for name, command in self.commands.items() if not command.hidden}
@@ -65,7 +65,7 @@ class Grouped(TyperGroup):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs a command; gives its exit code."""
+    """Runs a command; returns its exit code."""
     home = HOMES.get(arguments[0]) if arguments else None
     try:
         return int(_program(home)(list(arguments), prog_name="dormouse", standalone_mode=False) or 0)

@@ -1,4 +1,4 @@
-"""`dormouse rows`: tables whose rows are edited, by files and by statements."""
+"""`dormouse rows`: tables whose rows are edited, by files or lists of changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 TextOption = Annotated[TextOptions, TextFormat]
 RowId = Annotated[int, "A ROW_ID."]
-RowVersion = Annotated[int | None, "That version of the row.", bounds(1)]
+RowVersion = Annotated[int | None, "A version of the row [the newest].", bounds(1)]
 
 app = group()
 rows = group("rows", "Tables whose rows have ids and versions, and are edited by many.")
@@ -51,7 +51,7 @@ _COLUMN = re.compile(r"(?P<name>[^:]+):(?P<type>[A-Za-z]+)(\((?P<size>\d+)\))?(=
 
 
 def show_changed(session: Session, request: MadeOnce, done: Changed) -> None:
-    """Shows what a change did, or would do."""
+    """Prints the result of a change, or of its dry run."""
     counted = [f"{count:,} {what}" for what, count in done.changed.items() if count]
     versions = f"; {versions_text(done.versions)}" if done.versions else ""
     did = f"{'would change' if request.dry_run else 'changed'} {request.table}"
@@ -59,7 +59,7 @@ def show_changed(session: Session, request: MadeOnce, done: Changed) -> None:
 
 
 def given(request: Request, *without: str) -> dict[str, Any]:
-    """Returns the options that a method of the table is called with, but those that have its defaults."""
+    """Returns the options of a request, for a method of the table; leaves out defaults."""
     return {name: value for name, value in options(request, "table", *without).items() if value is not None}
 
 
@@ -79,7 +79,7 @@ def create(
     schema: Annotated[
         Path | None, "A file with a JSON list of columns: name, type, size_max, default, enum."
     ] = None,
-    like: Annotated[Path | None, "A CSV or TSV file, of which all rows are looked at."] = None,
+    like: Annotated[Path | None, "A CSV or TSV file whose rows determine the columns."] = None,
 ) -> None:
     """Make a row table. Types: INTEGER, DOUBLE, STRING, DATE, BOOLEAN, ENTITY, LINK, FILE, JSON."""
     if sum(one is not None for one in (column or None, schema, like)) != 1:
@@ -132,7 +132,7 @@ def _default(column: Column, text: str | None) -> Any:
 
 @command(rows, example="samples")
 def show(session: Session, table: Annotated[str | None, "The table; all when not given."] = None, /) -> None:
-    """The row tables, or one: its columns, its newest version, its snapshots."""
+    """List the row tables, or show one: its columns, newest version and snapshots."""
     with session.open(read_only=True) as instance:
         if table is None:
             states = [(one.name, one.state()) for one in instance.row_tables()]
@@ -159,7 +159,7 @@ def show(session: Session, table: Annotated[str | None, "The table; all when not
 
 @command(rows, example="samples 7 --version 2")
 def get(session: Session, table: TableName, row_id: RowId, /, version: RowVersion = None) -> None:
-    """One row as it is now, or a version of it."""
+    """Print a row, or a version of it."""
     with session.open(read_only=True) as instance:
         row = instance.row_table(table).row(row_id, version)
     session.table(row, ("column", "value"), row.items())
@@ -171,10 +171,10 @@ def query(
     request: RowQueryRequest,
     sql: Annotated[str | None, "A SELECT from the table."] = None,
     /,
-    page_rows: Annotated[int, "How many rows a page has.", bounds(1, 100_000)] = 20,
-    wait_seconds: Annotated[float, "How long the index is waited for.", bounds(0, WAIT_SECONDS_MAX)] = 600.0,
+    page_rows: Annotated[int, "The most rows of a page.", bounds(1, 100_000)] = 20,
+    wait_seconds: Annotated[float, "The longest wait for the index.", bounds(0, WAIT_SECONDS_MAX)] = 600.0,
 ) -> None:
-    """A page of a query's rows. --page goes on, at the version that the query began on."""
+    """Print a page of a query's rows. --page continues at the version that the query began on."""
     of_page = {"page_rows": None if request.page else page_rows, "wait_seconds": wait_seconds}
     with session.open() as instance:
         page = instance.row_table(request.table).query(sql, **given(request) | of_page)
@@ -230,7 +230,7 @@ def change(
         ),
     ],
 ) -> None:
-    """Make a list of changes, in its order, as one transaction: all of them, or none."""
+    """Apply a list of changes, in its order, as one transaction: all of them, or none."""
     from dormouse.rows.changes import parse_changes
 
     made = parse_changes(read_json(changes), path_of=str)
@@ -244,7 +244,7 @@ def upsert(
     session: Session,
     request: RowUpsertRequest,
     rows: Annotated[Path, typer.Argument(help="JSON, a list of rows; - for stdin.")],
-    on: Annotated[str, "The columns whose values say which row it is, with commas."],
+    on: Annotated[str, "The columns whose values identify a row, separated by commas."],
 ) -> None:
     """Update the rows that have the values of some columns, and insert those that no row has."""
     listed = read_json(rows)
@@ -260,11 +260,11 @@ def upsert(
 def snapshot(
     session: Session,
     table: TableName,
-    name: Annotated[str | None, "Its name; lists them when not given."] = None,
+    name: Annotated[str | None, "The name; without it, list the snapshots."] = None,
     /,
-    drop: Annotated[bool, "Forget the name; the versions stay."] = False,
+    drop: Annotated[bool, "Delete the snapshot; the versions stay."] = False,
 ) -> None:
-    """Name the newest version; without a name, list what was named."""
+    """Name the newest version; without a name, list the snapshots."""
     with session.open(read_only=name is None) as instance:
         of = instance.row_table(table)
         if name is None:
@@ -287,8 +287,8 @@ def history(
     session: Session,
     table: TableName,
     /,
-    limit: Annotated[int, "How many at most.", bounds(1, 10_000)] = 30,
-    before: Annotated[int | None, "Only those of before a version.", bounds(1)] = None,
+    limit: Annotated[int, "The most changes to list.", bounds(1, 10_000)] = 30,
+    before: Annotated[int | None, "Only changes before this version.", bounds(1)] = None,
 ) -> None:
     """List the changes with their authors and times, the newest first."""
     with session.open(read_only=True) as instance:
@@ -312,7 +312,7 @@ def history(
 
 FileOption = Annotated[str, "A CSV or TSV file; - for stdin."]
 
-# A file of more columns is shown with a line for each column, and beside it the values of its first rows.
+# A file with more columns is shown with a line for each column, beside the values of the first rows.
 _COLUMNS_BESIDE, _ROWS_BESIDE = 12, 3
 
 
@@ -323,11 +323,11 @@ def upload(
     request: RowUploadRequest,
     file: FileOption,
     /,
-    create: Annotated[bool, "Make the table, of columns as all rows of the file need."] = False,
+    create: Annotated[bool, "Create the table, with columns that fit all rows of the file."] = False,
 ) -> None:
-    """Insert the rows of a file; with ROW_ID and ROW_VERSION update them, with nothing else delete them.
+    """Insert the rows of a file, in one transaction: all of them, or none.
 
-    All of them, or none.
+    Rows with ROW_ID and ROW_VERSION are updated; those with no other column are deleted.
     """
     from dormouse.rows.csv_preview import preview_csv
 
@@ -364,15 +364,15 @@ def download(
         "stdout.",
     ],
     /,
-    sql: Annotated[str | None, "The rows of a SELECT from the table."] = None,
+    sql: Annotated[str | None, "Only the rows of this SELECT from the table."] = None,
     version: Annotated[int | None, "The rows as of a version.", bounds(0)] = None,
     snapshot: Annotated[str | None, "The rows of a snapshot."] = None,
     separator: Annotated[
         str | None, typer.Option("--separator", "--delimiter", help=HELP["separator"])
     ] = None,
-    no_header: Annotated[bool, "Without the columns' names."] = False,
+    no_header: Annotated[bool, "Leave out the columns' names."] = False,
 ) -> None:
-    """Write the rows with their ids and versions: CSV that is edited and uploaded again updates them."""
+    """Write the rows with their ids and versions. Edit the CSV and upload it to update the rows."""
     from dormouse.rows.csv_loads import write_csv
 
     if file == "-" and session.as_json:
@@ -406,7 +406,7 @@ def put_file(
     table: TableName,
     file: Annotated[Path, "A file of this machine."],
     /,
-    name: Annotated[str | None, "What it is called, by default as it is."] = None,
+    name: Annotated[str | None, "The file's name in the cell [its own]."] = None,
 ) -> None:
     """Upload a file, and print the value for a cell of a FILE column."""
     with session.open() as instance:
@@ -420,11 +420,11 @@ def get_file(
     table: TableName,
     row_id: RowId,
     column: Annotated[str, "A column of type FILE."],
-    file: Annotated[Path | None, "Where to, by default as it is called."] = None,
+    file: Annotated[Path | None, "The file to write [the name in the cell]."] = None,
     /,
     version: RowVersion = None,
 ) -> None:
-    """Write the bytes that a FILE cell refers to."""
+    """Write the file of a FILE cell."""
     with session.open(read_only=True) as instance:
         of = instance.row_table(table)
         target = of.save_file(row_id, column, file or of.file(row_id, column, version).name, version)
@@ -437,10 +437,10 @@ def preview(
     file: FileOption,
     /,
     how: TextOption,
-    rows: Annotated[int, "How many rows are shown.", bounds(0, 1_000)] = 10,
-    whole: Annotated[bool, "Look at all of the file, not at its first 64 MB."] = False,
+    rows: Annotated[int, "The most rows to show.", bounds(0, 1_000)] = 10,
+    whole: Annotated[bool, "Read the whole file, not only its first 64 MB."] = False,
 ) -> None:
-    """The columns that a table for a file would have, and its first rows."""
+    """Show the columns that a table for a file would have, and its first rows."""
     from dormouse.rows.csv_preview import preview_csv
 
     with _file(file) as path:

@@ -1,4 +1,4 @@
-"""`dormouse serve`."""
+"""`dormouse serve`, and the processes that it starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ app = group()
 
 @command(app, example="--port 8088 --token-file token.txt")
 def serve(session: Session, given: Annotated[dict[str, Any], ServiceSettings]) -> None:
-    """Answer queries over HTTP, until Ctrl-C or SIGTERM: then finish what runs, for a while.
+    """Answer queries over HTTP until Ctrl-C or SIGTERM, then finish running ones within a time limit.
 
     Its paths are described at /docs. Each option can also be set as DORMOUSE_SERVICE_ and its name, like
     DORMOUSE_SERVICE_QUERIES_MAX. Without a token it listens on loopback only.
@@ -60,7 +60,7 @@ def _supervise(session: Session, settings: ServiceSettings) -> None:
     from dormouse.service.supervisor import Supervisor
 
     def given(number: int, port: int) -> tuple[Session, ServiceSettings]:
-        # one runs the jobs, all take them
+        # only the first process runs jobs; all accept them
         threads = settings.job_threads if number == 0 or settings.job_threads is None else 0
         return session, settings.model_copy(update={"port": port, "job_threads": threads})
 
@@ -83,7 +83,7 @@ def serve_as_worker() -> None:
 
 
 def _end_although_queries_run() -> None:
-    """Ends the process although queries run: at exit, Python would wait for their threads."""
+    """Ends the process even if queries run: a normal exit would wait for their threads."""
     from dormouse.reading.streams import end_idle
 
     end_idle()

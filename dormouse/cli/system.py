@@ -1,4 +1,4 @@
-"""`dormouse pause`, `resume` and `status`, of deployed instances; `status` of others as well."""
+"""Commands for deployed instances, such as `dormouse pause` and `resume`; `status` also for others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pause(
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Put a deployed instance to sleep: nothing runs, messages are kept. It may be run again at any time."""
+    """Pause a deployed instance: nothing runs, messages are kept. Can be repeated at any time."""
     from dormouse.aws import pause as system
 
     ended, tell = step_printers(session)
@@ -58,7 +58,7 @@ def resume(
     wait: Annotated[bool, "Also wait for a database that AWS is still stopping."] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Wake a deployed instance, and wait until it works. It may be run again at any time."""
+    """Resume a deployed instance, and wait until it works. Can be repeated at any time."""
     from dormouse.aws import pause as system
 
     ended, tell = step_printers(session)
@@ -88,9 +88,9 @@ def status(
 
 
 def deployed(session: Session, *, makes: bool = False) -> DeployedInstance | None:
-    """Returns the deployed instance whose id --instance is; None for another.
+    """Returns the deployed instance whose id is given by --instance; None if --instance is a folder.
 
-    A command that `makes` one makes a folder of that name where there are no credentials to ask AWS with.
+    With `makes`, and without AWS credentials, the name is taken for a new folder.
     """
     if not _is_deployed(session):
         return None
@@ -104,7 +104,7 @@ def deployed(session: Session, *, makes: bool = False) -> DeployedInstance | Non
 
 
 def _is_deployed(session: Session) -> bool:
-    """Returns whether --instance is an id; a folder of that name comes first."""
+    """Returns whether --instance is an id; an existing folder of that name takes precedence."""
     from dormouse.aws.instance import ID
 
     if session.region or session.profile:
@@ -201,7 +201,8 @@ def _picture(shown_status: Status) -> Any:
     parts += [grid(heads, queues)] if queues else []
     parts += [shown_status.offer] if shown_status.offer else []
     parts += [
-        f"cluster {one}, which it no longer uses, costs on: delete it" for one in shown_status.left_behind
+        f"cluster {one}, which it no longer uses, still costs money: delete it"
+        for one in shown_status.left_behind
     ]
     usd = [(what, UNKNOWN if price is None else f"{price:,.4f}") for what, price in shown_status.usd_hour]
     known = [price for _, price in shown_status.usd_hour if price is not None]
@@ -216,9 +217,9 @@ def env(
     role: Annotated[
         DatabaseRole, "The role of the database; only the owner makes and drops tables."
     ] = "dormouse_owner",
-    forwarded: Annotated[bool, "With the database at the port that 'dormouse access' tells."] = False,
+    forwarded: Annotated[bool, "Reach the database at the local port of 'dormouse access'."] = False,
 ) -> None:
-    """The environment variables that make the other commands work on a deployed instance, for a shell."""
+    """Print, for a shell, environment variables by which other commands use a deployed instance."""
     from dormouse.aws.instance import environment
 
     variables = environment(find(session), role, forwarded=forwarded)
@@ -229,7 +230,7 @@ def env(
 
 @command(app, example="--instance dev", on="deployed")
 def access(session: Session) -> None:
-    """The command that brings the database of a deployed instance to a port of this machine."""
+    """Print the command that forwards the database of a deployed instance to a port of this machine."""
     from dormouse.aws.instance import access as look
 
     way = look(find(session), session.profile)
@@ -246,12 +247,12 @@ def access(session: Session) -> None:
 @command(app, example="--instance prod --send-again", on="deployed")
 def dead_letters(
     session: Session,
-    send_again: Annotated[bool, "Send those that can be read to their queues again."] = False,
-    limit: Annotated[int, "How many at most.", bounds(1, DEAD_LETTERS_MAX)] = 100,
+    send_again: Annotated[bool, "Send readable ones to their queues again."] = False,
+    limit: Annotated[int, "The most to list.", bounds(1, DEAD_LETTERS_MAX)] = 100,
 ) -> None:
-    """The messages that the commit lambda could not handle; with --send-again it gets them once more.
+    """List the messages that the commit lambda could not handle; --send-again sends them to it again.
 
-    What was applied before is not applied twice. What cannot be read stays where it is, for 14 days at most.
+    Commits that were applied are not applied twice. Unreadable messages stay, for 14 days at most.
     """
     from dormouse.aws.dead_letters import dead_letters as look
 
@@ -277,11 +278,13 @@ def dead_letters(
 @command(app, example="--instance prod --since 2026-11-20T08:00:00Z --dry-run", on="deployed")
 def restore_objects(
     session: Session,
-    since: Annotated[str, "The moment that the database was restored to: 2026-11-20T08:00:00Z."],
-    objects: Annotated[str | None, "A copy in place of the instance's bucket: s3://bucket/data."] = None,
+    since: Annotated[str, "The moment to which the database was restored: 2026-11-20T08:00:00Z."],
+    objects: Annotated[
+        str | None, "A copy to use instead of the instance's bucket: s3://bucket/data."
+    ] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Bring back the objects that were deleted since a moment, for a database that was restored to it."""
+    """Restore the objects that were deleted since a moment, for a database that was restored to it."""
     from dormouse.aws.restore import restore_objects as restore
 
     moment, instance = parse_time(since), find(session)
@@ -311,6 +314,6 @@ def restore_deployed(session: Session, to: str, commits: Commits, *, dry_run: bo
     later = f' and database.engine_version = "{version}" or later' if version else ""
     after = (
         f'Now set database.snapshot = "{report.snapshot}"{later}, deploy, and resume {instance.id}. The '
-        f"cluster of before, {instance.cluster}, stays and costs on: delete it when you are content"
+        f"former cluster, {instance.cluster}, still exists and costs money: delete it when all is well"
     )
     session.show(report, f"{back}\n{f'{instance.id}: nothing was changed' if dry_run else after}")

@@ -1,4 +1,4 @@
-"""`dormouse table …`: make, list, show, drop, rename, set; here, or of a deployed instance by its lambdas."""
+"""`dormouse table …`: create, list, show, drop, rename, set; for a deployed instance through its lambdas."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from dormouse.verbs.texts import parse_properties
 from dormouse.verbs.verb import Request
 
 app = group()
-table = group("table", "Make, list, show, drop and rename tables, and set their properties.")
+table = group("table", "Create, list, show, drop and rename tables, and set their properties.")
 app.add_typer(table)
 Many = list[str] | None
 
@@ -53,22 +53,24 @@ def create(
     session: Session,
     name: TableName,
     /,
-    row_key: Annotated[Many, "name:type; what it is sorted and partitioned by."] = None,
-    sort_key: Annotated[Many, "name:type; what rows of one row key are sorted by."] = None,
+    row_key: Annotated[Many, "name:type of a column to sort and partition by."] = None,
+    sort_key: Annotated[Many, "name:type of a column that sorts rows with equal row keys."] = None,
     value: Annotated[Many, "name:type, with ? when it may be null."] = None,
     schema: Annotated[Path | None, "A JSON file with row_keys, sort_keys and values."] = None,
     like: Annotated[
-        Path | None, "Take the columns of this file (Parquet, CSV, JSON); keys are then only named."
+        Path | None, "Take the columns of this file (Parquet, CSV, JSON); give keys by name, without types."
     ] = None,
     key_row_number: RowNumberOption = False,
     type: TypeOption = None,
-    split_point: Annotated[Many, "Divide it from the start, on the first row key."] = None,
+    split_point: Annotated[
+        Many, "A value of the first row key at which to divide the table from the start."
+    ] = None,
     property: Annotated[Many, "name=value; 'dormouse table set --help' lists them."] = None,
     layout: Annotated[
         str, "How files are tracked: file_table, salted_counts or dummy_reference."
     ] = "file_table",
 ) -> None:
-    """Make a table. Types: int long string bytes timestamp date; values also double float boolean
+    """Create a table. Types: int long string bytes timestamp date; values also double float boolean
     decimal(p,s) list<t> map<k,v> struct<name:t,…>; with ? at the end where nulls are allowed."""
     if like is None and (type or key_row_number):
         raise InvalidInput("--type and --key-row-number go with --like")
@@ -88,7 +90,7 @@ def create(
 
 @command(table, on="any")
 def list_(session: Session) -> None:
-    """The tables, by name; row tables are marked, of which 'dormouse rows list --json' gives the names."""
+    """List the tables by name, with row tables marked; 'dormouse rows list --json' lists only these."""
     listed = ask_tables(session, ListRequest(marked=True), read_only=True)
     lines = (f"{name} (row table)" if is_row_table else name for name, is_row_table in listed)
     session.lines([name for name, _ in listed], lines, empty="there are no tables yet")
@@ -96,7 +98,7 @@ def list_(session: Session) -> None:
 
 @command(table, example="flights", on="any")
 def show(session: Session, name: TableName, /) -> None:
-    """A table's columns, properties, partitions and what it consists of."""
+    """Show a table's columns, properties, partitions and counts."""
     shown = ask_tables(session, ShowRequest(table=name, drawn=not session.as_json), read_only=True)
     session.show(shown, lambda: _picture(shown))
 
@@ -118,9 +120,9 @@ def deletions(
     session: Session,
     name: TableName,
     /,
-    all: Annotated[bool, "Those that no file needs any more, too."] = False,
+    all: Annotated[bool, "Also list deletions that no longer apply to any file."] = False,
 ) -> None:
-    """The deletions of a table that readers apply, as compaction has not left out all of their rows yet."""
+    """List the pending deletions of a table: compaction has not yet removed all of their rows."""
     with session.open(read_only=True) as instance:
         known = instance.table(name).deletions(pending_only=not all)
     columns = ("deletion", "deleted at", "pending", "where")
@@ -144,7 +146,7 @@ def convert_layout(session: Session, request: ConvertLayoutRequest) -> None:
 
 
 def _properties() -> Iterator[str]:
-    """Gives a line for each, which begins with what it is without being set."""
+    """Yields a line for each property, which begins with its default."""
     for name, field in TableProperties.model_fields.items():
         about = f": {field.description}" if field.description else ""
         yield f"{name}={'' if field.default is None else field.default}{about} ({allowed_values(name)})"
@@ -181,12 +183,12 @@ def widen_column(session: Session, request: WidenColumnRequest) -> None:
 
 @command(table, example="flights delay --yes", on="any")
 def drop_column(session: Session, request: DropColumnRequest, yes: Yes = False) -> None:
-    """Drop a value column. Asks first on a terminal; elsewhere it needs --yes. Values do not come back."""
+    """Drop a value column. Asks first on a terminal; elsewhere it needs --yes. Its values are lost."""
     _drop(session, request, yes=yes)
 
 
 def _drop(session: Session, request: DropRequest | DropColumnRequest, *, yes: bool) -> None:
-    """Drops a table or a column, after a question; or shows what would go."""
+    """Drops a table or a column after asking, or shows what would be dropped."""
     if request.dry_run or not yes:
         would = ask_tables(session, request.model_copy(update={"dry_run": True}), read_only=True)
         if request.dry_run:
@@ -214,7 +216,7 @@ def _version(now: Mapping[str, Any]) -> str:
 
 
 def ask_tables(session: Session, request: Request, *, read_only: bool = False, create: bool = False) -> Any:
-    """Returns the answer of the instance, which is here, or deployed and asked through its lambdas."""
+    """Returns the answer of the instance: a local one, or a deployed one through its lambdas."""
     verb = next(verb for verb in VERBS if verb.request is type(request))
     if (instance_there := deployed(session, makes=create)) is not None:
         from dormouse.aws.tables import ask

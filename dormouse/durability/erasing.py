@@ -470,7 +470,7 @@ class _Erasing:
         self._erasure.looked({look.filename: self._rows(look) for look in looks}, len(looks), conn)
 
     def _rows(self, look: Look) -> int:
-        if self._erasure.deletion_id in look.unasked:
+        if self._erasure.deletion_id in look.unchecked:
             raise InvalidQuery(
                 f"table {self._context.table.name!r}: a column that the erasure names was dropped while it "
                 "ran, and files of the history may have rows: erase them by other columns"

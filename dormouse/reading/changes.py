@@ -254,7 +254,7 @@ def _steps(pages: _Pages, events: Sequence[PastEvent]) -> Iterator[_Pages | Past
 
 
 class _Coming:
-    """A stream of added files, read once, for successive moments, each of which sees what the one before saw.
+    """A stream of added files, read once and divided by moments; each moment sees all that earlier ones saw.
 
     Files of transactions that were still running at a moment are kept for later moments. They are few, since
     events wait for all transactions that change the table.
@@ -419,7 +419,7 @@ def _scans(files: Iterable[ChangedFile]) -> Iterator[Scan]:
         yield Scan(filename, slices or (KeyRanges(),), parts[0].partition_id, parts[0].byte_count)
 
 
-# A consumer, as users hold it: it misses no change and gets none twice.
+# Consumers, as users see them: a consumer misses no change, and reads none twice once it is acknowledged.
 
 
 @dataclass(slots=True)

@@ -113,8 +113,8 @@ def verify(
 ) -> None:
     """Compares the digests of files that this process has not verified yet, if the context verifies.
 
-    `digests` are those of the database by filename, if the caller has them; a process that has them needs no
-    database, and always verifies. Raises `FileGone` or `ObjectDamaged`, `InvalidQuery` for a file without a
+    `digests` are those that the database has, by filename. A caller that passes them needs no database, and
+    the files are always verified. Raises `FileGone` or `ObjectDamaged`, `InvalidQuery` for a file without a
     digest, and `DormouseError` at once when it is interrupted.
     """
     if not context.verifies and digests is None:
@@ -311,14 +311,16 @@ def _failure(context: TableContext, scans: Sequence[Scan], error: Exception) -> 
     return InvalidQuery(f"the query of table {context.table.name!r} failed: {text.strip()}")
 
 
-# Work that starts with a table's current columns, and keeps them while they are changed elsewhere.
+# Work that begins with a table's current columns, and keeps these columns if another process changes the
+# table's columns meanwhile.
 
 
 def on_current(context: TableContext, work: Callable[[TableContext], T]) -> T:
     """Runs work with the table's current columns and properties, and returns its result.
 
-    Runs it again when they differ from those known here, or when it fails with those known here and they have
-    changed. Raises `TableBusy` when they keep changing.
+    Work begins with the columns that this process knows. If they turn out to be outdated, or the work raises
+    `InvalidInput` and they have changed, it runs again with the new ones. Raises `TableBusy` when they keep
+    changing.
     """
 
     def once() -> T:
@@ -339,7 +341,7 @@ def on_current(context: TableContext, work: Callable[[TableContext], T]) -> T:
 
 
 def again_if_moved(work: Callable[[], T]) -> T:
-    """Runs work that looks up the columns itself, again while they are changed; raises `TableBusy`."""
+    """Runs work, and repeats it while it raises `SchemaMoved`; raises `TableBusy` after too many attempts."""
     for _ in range(SCHEMAS_CHASED_MAX):
         try:
             return work()
@@ -351,7 +353,7 @@ def again_if_moved(work: Callable[[], T]) -> T:
 
 
 def keeping_columns(context: TableContext) -> TableContext:
-    """Returns the context with its known columns, which can also read files that were written since.
+    """Returns the context with unchanged columns, able to read files that were written with later ones.
 
     Raises `QueryOvertaken` when one of the columns was dropped.
     """
@@ -365,7 +367,7 @@ def keeping_columns(context: TableContext) -> TableContext:
 
 
 def seen_by(context: TableContext, later: Schema) -> TableContext:
-    """Returns the context with its known columns, which can also read files up to a version of the schema.
+    """Returns the context with unchanged columns, able to read files written up to the schema `later`.
 
     Raises `InvalidSchema` when one of the columns no longer exists.
     """

@@ -62,7 +62,9 @@ BATCHES_BYTES_MAX = 64 * 1024 * 1024
 Many queries share 2 GiB.
 """
 ROW_GROUPS_BYTES_MAX = 256 * 1024 * 1024
-"""The most bytes of one row group of each file: a few of its rows may have all the bytes, and so may a batch.
+"""The most bytes of the largest row groups, one of each file.
+
+A few rows of a row group may have nearly all of its bytes, and a batch may consist of these rows.
 """
 FILES_MAX = 64
 """The most files of a group that is divided: of more files each part would read too little."""
@@ -158,7 +160,7 @@ class Part:
 def parts(
     context: TableContext, question: Question, at: Position, bytes_max: int = PART_BYTES
 ) -> Iterator[Part]:
-    """Yields a query of a moment in parts of about `bytes_max` bytes of files, in key order.
+    """Yields a query as of a moment, divided into parts of about `bytes_max` bytes of files, in key order.
 
     Each part has whole groups of leaves. A file counts each time that it is read. The context has the columns
     of that moment. Raises as `query` does.
@@ -221,15 +223,15 @@ class _Execution:
             if missing is not None:
                 self._check_can_resume(missing, gone)
                 gone.add(str(missing.filename))
-                # rows of the newest key stay back, since the new plan's files may have them in another
-                # order
+                # rows of the last key are not returned, since the new plan's files may have them in
+                # another order
                 yield from self._limited(self._held.interrupt())
                 # a collector that is faster than the reader must not make it plan again without end
                 futile = futile + 1 if self._held.reached == start else 0
                 groups = self._again(missing, futile)
 
     def _again(self, missing: FileGone, futile: int) -> Groups:
-        """Plans again from the key that was reached; the plan may have more than what is wanted."""
+        """Plans again from the first row key that was reached; the plan may include rows already returned."""
         if futile == REPLANS_MAX:
             raise ObjectNotFound(
                 f"files of table {self._context.table.name!r} are collected faster than they are read, the "
@@ -243,14 +245,14 @@ class _Execution:
     def planned(self, groups: Groups, start: Reached | None) -> Iterator[pa.RecordBatch]:
         """Yields a plan's rows from a key on, group by group; the rows of an incomplete key are held back."""
         groups = self._verified(groups)
-        if self._question.limit is not None:  # the next group may be needless
+        if self._question.limit is not None:  # the next group may not be needed
             parts = first_divided(groups, self._moment, self._question.limit)
             yield from self._used(self._prepared(parts, start))
             return
         parts = divided(groups, self._context.objects, self._moment)
         first = list(islice(parts, 2))
         prepared = self._prepared(chain(first, parts), start)
-        if len(first) < 2:  # nothing is to be made ahead
+        if len(first) < 2:  # there is no next group to prepare
             yield from self._used(prepared)
             return
         with Ahead(self._begun(prepared)) as made:
@@ -312,7 +314,7 @@ class _Execution:
         return KeyedScans(context.schema, context.properties, scans, question.conditions, self.now_ms, names)
 
     def _may_be_many(self, scans: Sequence[Scan]) -> bool:
-        """Returns whether batches may have many rows; of several files, only if they are merged unchanged."""
+        """Returns whether large batches may be used; for several files, only if all their rows are kept."""
         if self._question.limit is not None or self._transform.aggregates:
             return False  # the caller of a limited query waits for its first rows
         if len(scans) > 1:

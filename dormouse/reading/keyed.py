@@ -85,9 +85,10 @@ class KeyedScans:
         return large, replace(self, scans=found.small, hides=True)
 
     def rows(self, ctx: SessionContext, store: ObjectStore) -> DataFrame:
-        """Returns rows in no order: the wanted ones if no key occurs twice, else all, with column `GONE`."""
+        """Returns rows, unordered: the wanted ones if no key occurs twice, else all, with column `GONE`."""
         stored, order = stored_schema(self.schema, self.properties), newest_first(self.properties)
-        # grouped by the deletions whose rows hide others; other deletions leave rows out while they are read
+        # a row that a hiding deletion matches still hides older rows, so it is only marked; rows that other
+        # deletions match are left out when the files are read
         ways: dict[tuple[Deletion, ...], list[Scan]] = defaultdict(list)
         for scan in self.scans:
             hiding, others = parted(scan.deletions, hides=self.properties.newest_by is not None)

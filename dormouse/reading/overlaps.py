@@ -39,7 +39,7 @@ class NewestBounds(NamedTuple):
 
 
 def newest_bounds(store: ObjectStore, name: str, columns: Sequence[str | None]) -> NewestBounds | None:
-    """Returns how new the rows of a file are, by columns of `WHOLE_NUMBERS` with their names in the file.
+    """Returns how new the rows of a file are, by `columns` of `WHOLE_NUMBERS`, named as in the file.
 
     Reads each footer once a process. Returns None if the file, a column or its statistics are missing.
     """

@@ -86,7 +86,7 @@ class Reading:
     def locations(self) -> int:
         """Returns the number of page locations in an offset index, and moves to the first of them."""
         if self._data[:1] != b"\x19":
-            raise NotUnderstood("no list of places of pages")
+            raise NotUnderstood("no list of page locations")
         self.at = 1
         return self._list()[0]
 
@@ -142,7 +142,7 @@ class Reading:
     def _unsigned(self) -> int:
         data, at = self._data, self.at
         found = data[at]
-        if found < 128:  # as most
+        if found < 128:  # true of most numbers
             self.at = at + 1
             return found
         found, self.at = read_varint(data, at)
@@ -255,14 +255,14 @@ class Pages:
 class Chunk:
     """A column in a row group.
 
-    `schema` is the bytes of its element in the file's schema. `said` is the bytes of its type, encodings,
-    path and codec; `codec` is the codec's number.
+    `schema` is the bytes of its element in the file's schema. `metadata` is the bytes of its type,
+    encodings, path and codec; `codec` is the codec's number.
     """
 
     name: str
     schema: bytes
     is_optional: bool
-    said: bytes
+    metadata: bytes
     codec: int
     dictionary: tuple[int, int] | None
     offset_index: tuple[int, int]
@@ -304,7 +304,7 @@ def pages(index: bytes, row_count: int) -> Pages:
     found, at = [], reading.at
     for _ in range(count):
         if (place := _LOCATION.match(index, at)) is None:
-            raise NotUnderstood("places of pages that are not as they are written")
+            raise NotUnderstood("page locations in an unknown form")
         found.append(place.groups())
         at = place.end()
     offsets, sizes, rows = zip(*found, strict=True) if found else ((), (), ())
@@ -370,7 +370,7 @@ def _row_group(group: Struct, elements: Mapping[str, tuple[bytes, bool]]) -> Row
         chunks[name] = Chunk(
             name,
             *elements[name],
-            _said(said),
+            _metadata_bytes(said),
             said[4],
             None if not start else (start, said[9] - start),
             (chunk[4], chunk[5]),
@@ -388,7 +388,7 @@ def _values_bytes(chunk: Struct, row_count: int) -> int | None:
     return int(chunk[16][1]) + row_count * _TEXT_BYTES if 16 in chunk and 1 in chunk[16] else None
 
 
-def _said(chunk: Struct) -> bytes:
+def _metadata_bytes(chunk: Struct) -> bytes:
     """Returns the first four fields of a column's metadata, as bytes."""
     kind, encodings, path, codec = (chunk[number] for number in range(1, 5))
     return b"".join(
@@ -420,7 +420,7 @@ def small_file(parts: list[Part], row_count: int) -> bytes:
         body += [part.dictionary, part.data]
         count = zigzag(row_count)
         meta = [
-            chunk.said,
+            chunk.metadata,
             b"\x16", count,
             b"\x16", zigzag(size),
             b"\x16", zigzag(size),
@@ -534,7 +534,7 @@ def values_of_dictionary(data: bytes, chunk: Chunk) -> pa.Array | None:
 
 @lru_cache(maxsize=1_024)
 def _kind(schema: bytes) -> pa.DataType | None:
-    """Returns the type as which pyarrow reads a column, None if it has an unsupported logical type."""
+    """Returns the Arrow type that pyarrow gives a column; None if its logical type is not supported here."""
     said = struct_of(schema)
     if said[1] == BYTE_ARRAY and said.get(6, 0) == 0 and set(said.get(10, {1: None})) == {1}:
         return pa.string() if 6 in said or 10 in said else pa.binary()
@@ -550,7 +550,7 @@ def _unpacked(data: bytes, codec: int, size: int) -> bytes:
 
 
 def _item(data: bytes, width: int, number: int) -> int:
-    """Returns the value at a place of a hybrid of runs and bit-packed values."""
+    """Returns the value numbered `number` in Parquet's hybrid encoding of runs and bit-packed values."""
     at = 0
     while True:
         head, at = read_varint(data, at)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dormouse.reading.where import Deletion
 
 NO_NODE = -1
+"""The `home` of a file with rows of several partitions: `home` is the only partition with its rows."""
 _FILENAME = attrgetter("filename")
 
 
@@ -74,7 +75,7 @@ def may_hold(
         return False
     is_one_range = len(ranges) == 1 and len(ranges.get(schema.row_keys[0].name, ())) == 1
     if is_one_range and not (max_key.startswith(lowest) or min_key.startswith(highest)):
-        return True  # the corners may not be wanted themselves; away from them there is nothing to decode
+        return True  # the bounds decide, unless the keys touch a corner, which may itself not be wanted
     for name, low, high in _spans(schema, min_key, max_key):
         held = Range(low, high, max_inclusive=True)
         if name in ranges and not ranges.overlaps(name, held):

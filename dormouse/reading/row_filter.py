@@ -124,11 +124,12 @@ def after(fields: Sequence[Field], key: Sequence[KeyValue], *, inclusive: bool) 
 def parted(
     deletions: Sequence[Deletion], *, hides: bool
 ) -> tuple[tuple[Deletion, ...], tuple[Deletion, ...]]:
-    """Parts the deletions of a keyed table's file: those whose rows still hide older rows, and the others.
+    """Divides the deletions of a keyed table's file: those whose rows still hide older rows, and the rest.
 
-    Rows of the others are left out when they are read. With `hides` a value decides which row of a key is
-    newer, so an older row may come from another file, and must stay hidden. Otherwise the rows that are older
-    than a deleted row are deleted with it. An erasure leaves nothing to hide.
+    Rows that the rest matches are left out when the file is read. `hides` is true if a column decides which
+    row of a key is the newest. An older row may then be in a file that came later, to which the deletion does
+    not apply; the deleted row must still hide it. Without `hides`, the deletion also applies to all older
+    rows. Rows removed by an erasure hide nothing.
     """
     hiding = tuple(one for one in deletions if hides and not one.is_erasure)
     return hiding, tuple(one for one in deletions if not hides or one.is_erasure)

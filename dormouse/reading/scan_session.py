@@ -217,7 +217,7 @@ class _KeySession:
         self._of_large_batches.sql(f"SET datafusion.execution.batch_size = {LARGE_BATCH_ROWS}")
 
     def renewed(self, of_large_batches: bool) -> SessionContext:
-        """Returns the session, with today's credentials of the store."""
+        """Returns the session, with the store's current credentials."""
         now = credentials(self._store)
         if now != self._credentials:
             register(self._ctx, self._store)
@@ -408,14 +408,14 @@ def _sums(context: TableContext, scan: Scan, groups: Sequence[Sequence[Deletion]
 class Look:
     """The deletions that match rows of a file, by number, with the count of rows each matches.
 
-    All deletions up to number `till` were checked, except `unasked`: they name dropped columns, and apply
+    All deletions up to number `till` were checked, except `unchecked`: they name dropped columns, and apply
     only to moments before the drop.
     """
 
     filename: str
     till: int
     rows: Mapping[int, int]
-    unasked: tuple[int, ...] = ()
+    unchecked: tuple[int, ...] = ()
 
 
 def look_at(
@@ -430,7 +430,7 @@ def look_at(
     `ObjectNotFound` and `ObjectDamaged`.
     """
     looks = on_current(context, lambda now: _looks(now, files))
-    noted = [Noted(one.filename, one.till, sorted({*one.rows, *one.unasked})) for one in looks]
+    noted = [Noted(one.filename, one.till, sorted({*one.rows, *one.unchecked})) for one in looks]
     context.deletions.note(noted, lambda conn: record(conn, looks))
     return looks
 
@@ -444,8 +444,9 @@ def _looks(context: TableContext, files: Sequence[tuple[str, int | None]]) -> li
 
     def look(number: int) -> Look:
         one = found.files[number]
-        unasked = tuple(n for n in dropped if n > (one.till or 0) or n in (one.left or ()))
-        return Look(names[number], found.till, count_rows(context, *files[number], checked[number]), unasked)
+        unchecked = tuple(n for n in dropped if n > (one.till or 0) or n in (one.left or ()))
+        rows = count_rows(context, *files[number], checked[number])
+        return Look(names[number], found.till, rows, unchecked)
 
     if len(files) == 1:
         return [look(0)]

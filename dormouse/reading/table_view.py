@@ -151,7 +151,10 @@ def differing_groups(
 
 @contextmanager
 def reading_at(context: TableContext, at: Position) -> Iterator[None]:
-    """Keeps what a table had at a moment; raises `CutExpired`, or an error for a lost file, on `FileGone`."""
+    """Keeps the files that a table had at a moment while the block runs.
+
+    If the block raises `FileGone`, raises the error of `gone_of_moment` instead.
+    """
     with kept(context, at):
         try:
             yield
@@ -380,7 +383,7 @@ class _View:
         self._moment.schema = keeping_columns(self._context).schema
 
     def tree(self, ranges: KeyRanges, *, whole: bool = False) -> PartitionTree:
-        """Returns the known tree; a process that asks once reads only the part that has the ranges."""
+        """Returns the cached tree, or reads it; at the first request only the part that has the ranges."""
         if self._at is not None:
             return self._partitions.at(self._at.epoch, made_at=self._at.made_at)
         cached = self._partitions.cached()

@@ -75,7 +75,7 @@ def test_one_that_runs_though_it_should_sleep_is_told(deployed: Deployed) -> Non
         UsePreviousTemplate=True,
         Parameters=[{"ParameterKey": "Running", "ParameterValue": "true"}],
     )
-    assert status(deployed.find()).summary == "should be paused, but is not wholly: pause it again"
+    assert status(deployed.find()).summary == "should be paused, but a part of it is not: pause it again"
     assert keep(deployed.find()).left == ("the host for access is running: pause dev again",)
 
 
@@ -86,7 +86,7 @@ def test_one_that_was_made_while_the_instance_slept_sleeps_until_it_wakes() -> N
     asked(stubs, "true")
     described(stubs, ("UPDATE_IN_PROGRESS", "true", 2), ("UPDATE_COMPLETE", "true", 2))
     sleeper = step(stubs, runs=False)
-    assert sleeper_state(sleeper.instance, sleeper.told) == "asleep"
+    assert sleeper_state(sleeper.instance, sleeper.resources) == "asleep"
     assert ran(sleeper).outcome == "already"
     assert ran(step(stubs, runs=True)).outcome == "done"
     stubs.assert_all_were_asked()

@@ -235,7 +235,7 @@ def test_a_pause_ends_when_somebody_resumes_meanwhile(deployed: Deployed, clock:
     start_job_run(deployed)
     name, ssm = resources.state_parameter("dev"), deployed.client("ssm")
     clock.at.append((10.0, lambda: ssm.put_parameter(Name=name, Value="running", Overwrite=True)))
-    with pytest.raises(InstanceError, match="somebody resumed the instance meanwhile"):
+    with pytest.raises(InstanceError, match="another user resumed the instance meanwhile"):
         pause(deployed.find(), clock=clock.clock)
     state = deployed.state()
     assert (state["desired"], state["database"], state["spark"]) == ("running", "available", "STARTED")

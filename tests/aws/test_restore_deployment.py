@@ -176,7 +176,7 @@ def test_an_instance_that_runs_is_not_restored(deployed: Deployed, moment: datet
 
 
 def test_a_moment_that_the_backups_do_not_reach_is_refused(deployed: Deployed, moment: datetime) -> None:
-    with pytest.raises(InvalidInput, match="is to come"):
+    with pytest.raises(InvalidInput, match="is in the future"):
         restore_deployment(deployed.find(), datetime.now(UTC) + timedelta(days=1))
     with pytest.raises(InvalidInput, match="needs a zone"):
         restore_deployment(deployed.find(), datetime(2026, 1, 1))
@@ -205,7 +205,7 @@ def test_the_command_says_what_is_next(deployed: Deployed, moment: datetime, cli
     code, out, _ = cli(*on, "--to", to)
     assert code == 0
     assert 'Now set database.snapshot = "arn:aws:rds:' in " ".join(out.split())
-    assert f"{deployed.cluster}, stays and costs on" in " ".join(out.split())
+    assert f"{deployed.cluster}, still exists and costs money" in " ".join(out.split())
     plain, (code, out, _) = " ".join(out.split()), cli(*on, "--to", to, "--json")
     told = json.loads(out)
     assert told["snapshot"] in snapshots(deployed)

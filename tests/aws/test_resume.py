@@ -67,7 +67,7 @@ def test_a_cluster_that_a_restore_has_replaced_is_told(deployed: Deployed, clock
     )  # fmt: skip
     told: list[str] = []
     resume(deployed.find(), tell=told.append, clock=clock.clock)
-    assert told == ["the database cluster the-former, which dev no longer uses, costs on: delete it"]
+    assert told == ["the database cluster the-former, which dev no longer uses, still costs money: delete it"]
     assert status(deployed.find()).left_behind == ("the-former",)
 
 
@@ -105,7 +105,7 @@ def test_a_resume_ends_when_somebody_pauses_meanwhile(deployed: Deployed) -> Non
             name = resources.state_parameter("dev")
             ssm.put_parameter(Name=name, Value="paused", Overwrite=True)
 
-    with pytest.raises(InstanceError, match="somebody paused the instance meanwhile"):
+    with pytest.raises(InstanceError, match="another user paused the instance meanwhile"):
         resume(deployed.find(), tell=tell, clock=FakeClock().clock)
     assert {events.describe_rule(Name=rule)["State"] for rule in deployed.rules} == {"DISABLED"}
 

@@ -257,7 +257,7 @@ def test_who_pauses_it_meanwhile_is_heard() -> None:
     deployed.client("stepfunctions").start_execution(stateMachineArn=deployed.machine)
     write = {"Name": resources.state_parameter("dev"), "Value": "paused", "Overwrite": True}
     clock.at.append((60.0, lambda: deployed.client("ssm").put_parameter(**write)))
-    with pytest.raises(InstanceError, match="somebody paused the instance meanwhile"):
+    with pytest.raises(InstanceError, match="another user paused the instance meanwhile"):
         ended(deployed, clock)
 
 

@@ -228,10 +228,10 @@ def test_clusters_of_emr_are_runs(moto: None, engine: Any) -> None:
 def test_the_summary_names_what_is_not_as_it_should_be(deployed: Deployed) -> None:
     rule = deployed.rules[0]
     deployed.client("events").disable_rule(Name=rule)
-    assert status(deployed.find()).summary == "should be running, but is not wholly: resume it again"
+    assert status(deployed.find()).summary == "should be running, but a part of it is not: resume it again"
     name = resources.state_parameter("dev")
     deployed.client("ssm").put_parameter(Name=name, Value="paused", Overwrite=True)
-    assert status(deployed.find()).summary == "should be paused, but is not wholly: pause it again"
+    assert status(deployed.find()).summary == "should be paused, but a part of it is not: pause it again"
 
 
 def test_a_small_instance_has_a_status_too(deployed: Deployed) -> None:

@@ -53,7 +53,7 @@ class GarbageRound:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Returns what the next round must know."""
+        """Returns the values that the next round needs."""
         return {_LAST: self.last_table}
 
 

@@ -23,7 +23,8 @@ from dormouse.state.files.attempts import WriteAttempts
 class MigrationReport:
     """The applied migrations, and the number of objects that the schema's role took over.
 
-    It also has the first of its transactions: a copied database has all earlier ones from its original.
+    `began_xid` is the id of its first transaction. A copied database has all earlier transactions from its
+    original.
     """
 
     applied: tuple[Migration, ...]
@@ -117,6 +118,6 @@ def own(
             instance_id,
             wait_seconds=OLD_DELETIONS_SECONDS,
             force=True,
-            # the owner itself has continued at another address
+            # without a refusal this database is the owner itself, at another address
             began_xid=None if refusal is None else began_xid,
         )

@@ -1,4 +1,4 @@
-"""Scheduled upkeep: days of removals, jobs, payloads, and a list of tables that Spark is to split or merge.
+"""Scheduled upkeep: daily partitions, old jobs, old payloads, and a list of tables for Spark to split.
 
 A split reads keys from the sketches of files, which a lambda does not do. Upkeep only asks the database which
 tables have leaves over their threshold, references above leaves, or small leaves to merge.
@@ -51,7 +51,7 @@ class Upkeep:
 
     @property
     def memory(self) -> dict[str, dict[str, str]]:
-        """Returns what the next round must know."""
+        """Returns the values that the next round needs."""
         return {_SEEN: self.seen}
 
 

@@ -140,7 +140,7 @@ class Session(Protocol):
     """The steps of one statement, run one after another."""
 
     def parsed(self, statement: str) -> Parsed:
-        """Returns what the statement names."""
+        """Parses the statement; returns the names that it uses."""
         ...
 
     def wanted(self, schemas: Mapping[str, Schema], statement: Parsed, parameters: Parameters) -> Wanted:
@@ -148,7 +148,7 @@ class Session(Protocol):
         ...
 
     def rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
-        """Returns the statement's rows, with tables as SELECTs of their files; an earlier call ends."""
+        """Runs the statement, with each table as a SELECT of its files; a call ends the one before it."""
         ...
 
     def close(self) -> None: ...

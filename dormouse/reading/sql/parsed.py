@@ -140,11 +140,13 @@ _UPSERTS = (
 )
 _DELETES = "table.delete and 'dormouse delete' delete rows"
 _AT = (
-    "SQL takes no AT: a moment is given beside the statement: as_of, or --as-of; all its tables are "
-    "read as they were then"
+    "SQL takes no AT: give the moment beside the statement, by as_of or --as-of; all tables are then read "
+    "as they were at that moment"
 )
-_TRANSACTIONS = "each statement reads one moment by itself; as_of, or --as-of, gives several the same one"
-_MAINTAINS = "'dormouse maintain' and 'dormouse compact' keep tables fit"
+_TRANSACTIONS = (
+    "each statement reads one moment; as_of, or --as-of, lets several statements read the same one"
+)
+_MAINTAINS = "'dormouse maintain' and 'dormouse compact' maintain tables"
 _PREPARES = "give the values of $1 or $name beside a statement: parameters, or --param"
 _ACCESS = "roles of PostgreSQL and tokens of 'dormouse serve' say what a user may do"
 _CHANGES = {
@@ -237,7 +239,7 @@ class Parsed:
 
 
 def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
-    """Returns what a statement names; raises `InvalidQuery` unless it only reads tables."""
+    """Parses a statement; raises `InvalidQuery` unless it only reads tables."""
     if not isinstance(statement, str):
         raise InvalidQuery(f"a statement must be a string, not {statement!r}")
     if not is_text(statement):

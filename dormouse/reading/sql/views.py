@@ -48,9 +48,9 @@ class LiveFile:
 def live_files(context: TableContext, as_of: When | None = None) -> list[LiveFile]:
     """Returns the files with the table's rows, now or at another moment, each once, with conditions.
 
-    A row is in as many files as it was ingested. Conditions are DuckDB's SQL, on columns of the file. Raises
-    `InvalidQuery` if no condition can select the rows: for tables that merge or hide rows, and for files that
-    were written before the table's columns changed.
+    A row that was ingested several times appears as often. Conditions are DuckDB's SQL, on columns of the
+    file. Raises `InvalidQuery` if no condition can select the rows: for tables that merge or hide rows, and
+    for files that were written before the table's columns changed.
     """
     then, at = at_moment(context, as_of)
 

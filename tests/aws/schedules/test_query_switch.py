@@ -97,7 +97,7 @@ def test_a_wish_of_meanwhile_is_heard_though_a_stack_is_broken(deployed: Deploye
             given: Any = {"Name": state_parameter("dev"), "Value": "running", "Overwrite": True}
             deployed.client("ssm").put_parameter(**given)
 
-    with pytest.raises(InstanceError, match="somebody resumed the instance meanwhile"):
+    with pytest.raises(InstanceError, match="another user resumed the instance meanwhile"):
         pause(deployed.find(), tell=resumed, clock=FakeClock().clock)
     assert deployed.state()["database"] == "available"
 
@@ -136,7 +136,7 @@ def test_status_says_when_it_runs_though_it_should_sleep(deployed: Deployed) -> 
         UsePreviousTemplate=True,
         Parameters=[{"ParameterKey": "Running", "ParameterValue": "true"}],
     )
-    assert status(deployed.find()).summary == "should be paused, but is not wholly: pause it again"
+    assert status(deployed.find()).summary == "should be paused, but a part of it is not: pause it again"
 
 
 def test_without_a_query_service_there_is_no_step() -> None:
