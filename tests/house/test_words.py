@@ -24,8 +24,6 @@ FIXED = (
 EXCEPTIONS: tuple[str, ...] = (
     "dormouse/sources/",
     "docs/cost.md",
-    "docs/explanation/internals.md",
-    "docs/explanation/what-survives-what.md",
     "docs/reference/jobs.md",
     "docs/reference/rows.md",
     "docs/reference/stacks.md",
