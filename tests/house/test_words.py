@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[2]
 PLACES = (
     "dormouse", "stacks", "lambdas", "emr", "packages", "query_image", "benchmarks", "documentation",
     "examples", "pyspark_dormouse", "tests", "docs", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md",
-    "CHANGELOG.md", "app.py", "setup.py", "dormouse_command.py",
 )  # fmt: skip
 FIXED = (
     "dormouse/postgres/migrations/",
@@ -30,7 +29,6 @@ EXCEPTIONS: tuple[str, ...] = (
     "stacks/policies.py",
     "benchmarks/",
     "tests/",
-    "CHANGELOG.md",
 )
 """Places that are still to be rewritten."""
 
