@@ -1,9 +1,10 @@
-"""Builds the code of the lambdas: `python -m lambdas.build [--architecture arm64|x86_64|native] [--measure]`.
+"""The build of the lambdas: `python -m lambdas.build [--architecture arm64|x86_64|native] [--measure]`.
 
-Each lambda has a folder, `build/lambdas/<name>-<architecture>/`, with what it imports and nothing else;
-boto3 is the runtime's. The same sources and pins give the same bytes, wherever and whenever they are built.
-The Python of the lambdas compiles them, since a lambda keeps no bytecode from one cold start to the next;
-where this machine has none of that version, that is said, and bytecode is left out.
+Each lambda has a folder, `build/lambdas/<name>-<architecture>/`, with only the modules that it imports. It
+lacks boto3, which the runtime has. The same sources and pins give the same bytes on every machine.
+
+The files are compiled, since a lambda keeps no bytecode from one cold start to the next. This needs the
+Python version of the lambdas: without it, the command prints a note and leaves bytecode out.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ KINDS = {
     DATABASE: ("commit", "compaction", "garbage", "maintenance", "migrate", "tables"),
     CALLS: ("pause", "runs"),
 }
-"""Those that work on the database, and those that only call AWS."""
+"""The lambdas that use the database, and those that only call AWS."""
 
 PACKAGES = tuple(sorted(name for names in KINDS.values() for name in names))
 REQUIRED = {
@@ -38,13 +39,13 @@ REQUIRED = {
 LIBRARIES = {
     kind: sorted(packages.closure(required, LAMBDA, {"botocore"})) for kind, required in REQUIRED.items()
 }
-"""With all that they need but botocore, which the runtime has."""
+"""The required libraries with their own requirements, without botocore, which the runtime has."""
 
 DATA = Path(dormouse.__file__).with_name("data")
-"""Where the package is, in a checkout or installed."""
+"""The folder `dormouse/data`, in a checkout or of the installed package."""
 
 OF_DATA = {"__init__.py", "transform.py"}
-"""What checks the properties of a table, and needs no library."""
+"""The modules of that folder that check the properties of a table. They need no library."""
 
 ELSEWHERE = frozenset(
     {
@@ -53,7 +54,7 @@ ELSEWHERE = frozenset(
         *(f"data/{one.name}" for one in DATA.glob("*.py") if one.name not in OF_DATA),
     }
 )  # fmt: skip
-"""Parts of the package that no lambda comes near."""
+"""The parts of the package dormouse that no lambda imports."""
 
 OF_CALLS = frozenset(
     {
@@ -62,13 +63,13 @@ OF_CALLS = frozenset(
         "state/commits/sqs_queue.py",
     }
 )  # fmt: skip
-"""All of the package that lambdas come near which only call AWS."""
+"""The only parts of the package dormouse that lambdas import if they only call AWS."""
 
 OF_CUSTOM_RESOURCES = {"migrate", "pause"}
-"""Which answer CloudFormation."""
+"""The lambdas that answer CloudFormation as custom resources."""
 
 NEVER_IMPORTED = ("_cffi.*.so", "backend_cffi.*")
-"""Of zstandard, 12 MB for other Pythons than this."""
+"""Files of zstandard for other Python implementations. They have 12 MB."""
 
 NO_PYTHON = (
     f"there is no Python {LAMBDA.python}, which the lambdas run on: put python{LAMBDA.python} on the PATH"
@@ -78,7 +79,7 @@ NO_PYTHON = (
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lambdas.build", description="Builds the lambdas.")
     parser.add_argument("--architecture", choices=["arm64", "x86_64", "native", "all"], default="all")
-    parser.add_argument("--measure", action="store_true", help="also tell sizes and cold imports")
+    parser.add_argument("--measure", action="store_true", help="also print sizes and times of cold imports")
     given = parser.parse_args(arguments)
     try:
         for architecture in _architectures(given.architecture):
@@ -87,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
         if packages.interpreter(LAMBDA) is None:
             print(f"without bytecode, so that cold starts take longer: {NO_PYTHON}")  # noqa: T201
         if given.measure:
-            _tell_measures(ROOT / "build", native())
+            _print_measures(ROOT / "build", native())
     except DormouseError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 1
@@ -95,9 +96,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def build(root: Path, target: Path, architecture: Architecture) -> bool:
-    """Builds all packages of an architecture into `<target>/lambdas`; False when nothing has changed.
+    """Builds all packages of an architecture into `<target>/lambdas`. Returns False if nothing has changed.
 
-    Raises DormouseError when the libraries cannot be downloaded.
+    Raises `DormouseError` if the libraries cannot be downloaded.
     """
     requirements = (root / "requirements.txt").read_text("utf-8")
     pins = {kind: packages.pins(requirements, names) for kind, names in LIBRARIES.items()}
@@ -133,7 +134,7 @@ def tree_bytes(folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ColdImport:
-    """The CPU time that an import took, and how many modules it loaded."""
+    """The CPU time of an import, in seconds, and the number of modules that it loaded."""
 
     seconds: float
     modules: int
@@ -164,7 +165,7 @@ print(time.process_time() - began, len(sys.modules))
 
 
 def is_of(path: Path, name: str, kind: str) -> bool:
-    """Returns whether a lambda gets this source: its own handler, and what its kind shares."""
+    """Returns whether the package of a lambda contains a source file, by the lambda's name and kind."""
     if path.parts[0] == "lambdas":
         answers = ["answers"] if name in OF_CUSTOM_RESOURCES else []
         shared = [*answers, DATABASE] if kind == DATABASE else answers
@@ -179,7 +180,7 @@ def _architectures(given: str) -> list[Architecture]:
 
 
 def _libraries(cache: Path, name: str, version: str, pins: list[str]) -> Path:
-    """Returns the folder of the libraries, which are downloaded once; packages link to its files."""
+    """Returns the folder of the libraries, downloaded once. Packages get hard links to its files."""
     folder = cache / f"lambdas-{name}-{version}"
     if folder.is_dir():
         return folder
@@ -194,11 +195,11 @@ def _libraries(cache: Path, name: str, version: str, pins: list[str]) -> Path:
 
 
 def _compile(*folders: Path) -> None:
-    """Compiles folders to bytecode that is never checked for age; skips it without the lambdas' Python."""
+    """Compiles folders to bytecode that is never checked for age, if this machine has the lambdas' Python."""
     if (python := packages.interpreter(LAMBDA)) is None:
         return
     for folder in sorted(folders):
-        # in a process of its own: modules that are loaded already change the bytes of the bytecode
+        # in a new process: modules that are loaded already would change the bytes of the bytecode
         options = ["-q", "-j1", "--invalidation-mode", "unchecked-hash", "-s", str(folder.parent), "-p", "/"]
         command = [str(python), "-I", "-S", "-m", "compileall", *options, str(folder)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -227,16 +228,17 @@ def link_boto3(folder: Path) -> None:
         (folder / origin.name).symlink_to(origin)
 
 
-def _tell_measures(target: Path, architecture: Architecture) -> None:
+def _print_measures(target: Path, architecture: Architecture) -> None:
+    """Prints the size and the cold import of each package."""
     for name in PACKAGES:
         folder = target / "lambdas" / f"{name}-{architecture}"
-        # other work of the machine can only make an import slower
+        # the fastest of three: other work on this machine can only make an import slower
         imported = min(
-            (cold_import(folder, f"lambdas.{name}") for _ in range(3)), key=lambda one: one.seconds
+            (cold_import(folder, f"lambdas.{name}") for _ in range(3)), key=lambda cold: cold.seconds
         )
         size = tree_bytes(folder) / 1024 / 1024
-        told = f"cold import {imported.seconds:.2f} s, {imported.modules} modules"
-        print(f"{name:12} {size:5.1f} MB unpacked, {told}")  # noqa: T201
+        cold = f"cold import {imported.seconds:.2f} s, {imported.modules} modules"
+        print(f"{name:12} {size:5.1f} MB unpacked, {cold}")  # noqa: T201
 
 
 if __name__ == "__main__":
