@@ -189,7 +189,7 @@ def test_codes_that_come_late_or_in_another_file_do_not_lose_their_zeros(
     for late in ("01234", '"01234"', "-01", " 007", "007 ", "0x1F"):
         folder = written(tmp_path / "a", a_csv=f"k,zip,at\n{rows}7,{late},2020-01-01 05:00\n")
         with pytest.raises(
-            InvalidData, match=r"line 3,002: column 'zip' is .* looks like a code, .*zip=string"
+            InvalidData, match=r"line 3,002: column 'zip' is .* looks like a code; .*zip=string"
         ):
             inferred(folder, "zip")
     with pytest.raises(InvalidData, match=r"line 3,002: column 'zip' is '0x1F'.* it is hexadecimal"):
