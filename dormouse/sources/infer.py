@@ -250,7 +250,10 @@ def _of_arrow(schema: pa.Schema) -> _Columns:
 
 
 def _of_texts(values: Sequence[str | None]) -> tuple[DataType, bool]:
-    """Returns LONG if all texts (of folder names) are whole numbers, else STRING; and whether one is null."""
+    """Returns the type of texts in folder names, and whether one is null.
+
+    The type is LONG if all texts are whole numbers without leading zeros, else STRING.
+    """
     texts = [value for value in values if value is not None]
     is_whole = bool(texts) and all(_WHOLE.fullmatch(text) and -(2**63) <= int(text) < 2**63 for text in texts)
     return (LONG if is_whole else STRING), len(texts) < len(values)

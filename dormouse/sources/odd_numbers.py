@@ -201,7 +201,7 @@ def are_kept(column: pa.Array, point: str) -> bool:
 
 
 def _longest_fraction(codes: npt.NDArray[np.uint8], point: int) -> int:
-    """Returns the length of the longest run of digits that has a point."""
+    """Returns the length of the longest run of digits with a decimal point, which is counted as well."""
     is_point = codes == point
     if not len(points := np.flatnonzero(is_point)):
         return 0

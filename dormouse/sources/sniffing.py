@@ -101,7 +101,7 @@ class _Proposal:
 
 
 def sniff(file: DataFile, *, guess_encoding: bool) -> Sniffed:
-    """Detects the format of a file. Options that the caller gave are not questioned.
+    """Returns the detected format of a file. Options that the caller gave are used as they are.
 
     Raises `InvalidData` if the format cannot be detected, or if the file is not UTF-8 and neither an encoding
     was given nor `guess_encoding` is set.

@@ -188,7 +188,7 @@ def _parquet(file: DataFile, schema: Schema, row_groups: Sequence[int] | None) -
 def _whole(
     batches: Iterator[pa.RecordBatch], file: DataFile, rows: int, groups: Sequence[int], int96: list[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the batches. Raises `InvalidData` if an INT96 time is no whole number of microseconds.
+    """Yields the batches. Raises `InvalidData` if an INT96 time is not a whole number of microseconds.
 
     The file is read a second time in nanoseconds, to compare. Outside their range, both sides of the
     comparison wrap around in the same way.

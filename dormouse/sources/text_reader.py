@@ -362,7 +362,7 @@ class _Run:
                 has = f"{self.width_min} cells, not {self.file.width} as the others, and no line end"
                 raise self.file.refused(row - 1, f"the file ends in the middle of it: it has {has}")
             if source.breaks_off and self.must_end and row > 1:
-                why = "so its last value may be cut off: add a line end if the file is complete"
+                why = "so its last value may be cut off and mean another row: end the line if it is whole"
                 raise self.file.refused(row - 1, f"the file ends without a line end, {why}")
 
     def _parsed(self, source: _Source) -> Generator[pa.RecordBatch, None, None]:
