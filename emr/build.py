@@ -1,4 +1,4 @@
-"""Builds build/emr/dormouse-<architecture>.tgz: the packages of a run and a `bin/python` that imports them.
+"""The build of build/emr/dormouse-<architecture>.tgz: the packages of a run, and a `bin/python` to use them.
 
     python -m emr.build --architecture arm64|x86_64|native
 
@@ -25,7 +25,7 @@ OUTPUT = ROOT / "build" / "emr"
 LAUNCHER = Path(__file__).with_name("python")
 EXTRA = "query"
 BESIDE = ("botocore", "pandas")
-"""Libraries for IAM tokens and for Spark's use of Arrow, which EMR has for another Python only."""
+"""The packages for database tokens of IAM and for Arrow in Spark. EMR has both only for another Python."""
 
 PRUNED = ("pyarrow/include", "pyarrow/src", "pyarrow/*flight*", "numpy/f2py", "numpy/doc")
 BOTOCORE_DATA = {
@@ -35,13 +35,11 @@ BOTOCORE_DATA = {
     "sdk-default-configuration.json",
     "sts",
 }
-"""The files that credentials need; the rest describes hundreds of services."""
+"""The data that credentials need. The rest describes hundreds of services."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m emr.build", description="Builds the Python environment for Spark on EMR."
-    )
+    parser = argparse.ArgumentParser(prog="python -m emr.build", description="Builds what Spark on EMR runs.")
     parser.add_argument("--architecture", choices=["arm64", "x86_64", "native"], default="arm64")
     given = parser.parse_args(arguments).architecture
     try:
@@ -57,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build(architecture: Architecture, archive: Path, package: Path | None = None) -> int:
-    """Writes the archive atomically, with a copy of the package. Returns its unpacked size in bytes."""
+    """Writes the archive, with a copy of the package, in one step. Returns its unpacked size in bytes."""
     package = package or packages.home(ROOT) / "dormouse"
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="dormouse-emr-") as folder:
@@ -69,7 +67,7 @@ def build(architecture: Architecture, archive: Path, package: Path | None = None
             if path.name.removesuffix(".gz") not in BOTOCORE_DATA:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         packages.copy(
-            site / "dormouse", ((one, one.relative_to(package)) for one in packages.sources(package))
+            site / "dormouse", ((path, path.relative_to(package)) for path in packages.sources(package))
         )
         (root / "bin").mkdir()
         shutil.copyfile(LAUNCHER, root / "bin" / "python")
@@ -80,13 +78,13 @@ def build(architecture: Architecture, archive: Path, package: Path | None = None
 
 
 def pins() -> list[str]:
-    """Returns the names of all packages that compaction and ingest need."""
+    """Returns the pinned versions of all packages that compaction and ingest need."""
     wanted = packages.closure([*packages.requirements(ROOT, EXTRA), *BESIDE], SPARK)
     return packages.pins((ROOT / "requirements.txt").read_text("utf-8"), wanted)
 
 
 def _pack(root: Path, archive: Path) -> int:
-    """Packs all files below `root`, sorted by name, with fixed times, owners and modes."""
+    """Packs everything below `root`, sorted by name, without this machine's times, owners and modes."""
     size = 0
     with (
         archive.open("wb") as raw,

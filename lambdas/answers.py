@@ -1,4 +1,4 @@
-"""Reading of the events of CloudFormation's custom resources, and the answer to each: once, in one line."""
+"""The events of CloudFormation's custom resources, and the single answer to each."""
 
 from __future__ import annotations
 

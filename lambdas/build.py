@@ -1,9 +1,10 @@
-"""Builds the code of the lambdas: `python -m lambdas.build [--architecture arm64|x86_64|native] [--measure]`.
+"""The build of the lambdas: `python -m lambdas.build [--architecture arm64|x86_64|native] [--measure]`.
 
-Each lambda has a folder, `build/lambdas/<name>-<architecture>/`, with only the files that it imports; boto3
-comes from the runtime. Builds are reproducible: the same sources and pins give the same bytes. The files are
-compiled with the lambdas' version of Python, because a lambda keeps no bytecode between cold starts. If this
-machine lacks that version, the build prints so and leaves bytecode out.
+Each lambda has a folder, `build/lambdas/<name>-<architecture>/`, with only the modules that it imports. It
+lacks boto3, which the runtime has. The same sources and pins give the same bytes on every machine.
+
+The files are compiled, since a lambda keeps no bytecode from one cold start to the next. This needs the
+Python version of the lambdas: without it, the command prints a note and leaves bytecode out.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ KINDS = {
     DATABASE: ("commit", "compaction", "garbage", "maintenance", "migrate", "tables"),
     CALLS: ("pause", "runs"),
 }
-"""The lambdas that work on the database, and those that only call AWS."""
+"""The lambdas that use the database, and those that only call AWS."""
 
 PACKAGES = tuple(sorted(name for names in KINDS.values() for name in names))
 REQUIRED = {
@@ -38,13 +39,13 @@ REQUIRED = {
 LIBRARIES = {
     kind: sorted(packages.closure(required, LAMBDA, {"botocore"})) for kind, required in REQUIRED.items()
 }
-"""The libraries of each kind with their dependencies, except botocore, which the runtime has."""
+"""The required libraries with their own requirements, without botocore, which the runtime has."""
 
 DATA = Path(dormouse.__file__).with_name("data")
-"""The folder of `dormouse.data`, in a checkout or installed."""
+"""The folder `dormouse/data`, in a checkout or of the installed package."""
 
 OF_DATA = {"__init__.py", "transform.py"}
-"""The files that check the properties of a table, and need no library."""
+"""The modules of that folder that check the properties of a table. They need no library."""
 
 ELSEWHERE = frozenset(
     {
@@ -53,7 +54,7 @@ ELSEWHERE = frozenset(
         *(f"data/{one.name}" for one in DATA.glob("*.py") if one.name not in OF_DATA),
     }
 )  # fmt: skip
-"""Parts of the package that no lambda uses."""
+"""The parts of the package dormouse that no lambda imports."""
 
 OF_CALLS = frozenset(
     {
@@ -62,30 +63,30 @@ OF_CALLS = frozenset(
         "state/commits/sqs_queue.py",
     }
 )  # fmt: skip
-"""The parts of the package for lambdas that only call AWS."""
+"""The only parts of the package dormouse that lambdas import if they only call AWS."""
 
 OF_CUSTOM_RESOURCES = {"migrate", "pause"}
-"""The lambdas that answer CloudFormation."""
+"""The lambdas that answer CloudFormation as custom resources."""
 
 NEVER_IMPORTED = ("_cffi.*.so", "backend_cffi.*")
-"""Files of zstandard for other Pythons: 12 MB."""
+"""Files of zstandard for other Python implementations. They have 12 MB."""
 
 NO_PYTHON = (
-    f"Python {LAMBDA.python}, on which the lambdas run, is missing: put python{LAMBDA.python} on the PATH"
+    f"there is no Python {LAMBDA.python}, which the lambdas run on: put python{LAMBDA.python} on the PATH"
 )
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lambdas.build", description="Builds the lambdas.")
     parser.add_argument("--architecture", choices=["arm64", "x86_64", "native", "all"], default="all")
-    parser.add_argument("--measure", action="store_true", help="also print sizes and cold import times")
+    parser.add_argument("--measure", action="store_true", help="also print sizes and times of cold imports")
     given = parser.parse_args(arguments)
     try:
         for architecture in _architectures(given.architecture):
             built = build(ROOT, ROOT / "build", architecture)
             print(f"{len(PACKAGES)} packages for {architecture}: {'built' if built else 'nothing changed'}")  # noqa: T201
         if packages.interpreter(LAMBDA) is None:
-            print(f"bytecode is left out, so cold starts take longer: {NO_PYTHON}")  # noqa: T201
+            print(f"without bytecode, so that cold starts take longer: {NO_PYTHON}")  # noqa: T201
         if given.measure:
             _print_measures(ROOT / "build", native())
     except DormouseError as error:
@@ -97,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
 def build(root: Path, target: Path, architecture: Architecture) -> bool:
     """Builds all packages of an architecture into `<target>/lambdas`. Returns False if nothing has changed.
 
-    Raises DormouseError when the libraries cannot be downloaded.
+    Raises `DormouseError` if the libraries cannot be downloaded.
     """
     requirements = (root / "requirements.txt").read_text("utf-8")
     pins = {kind: packages.pins(requirements, names) for kind, names in LIBRARIES.items()}
@@ -133,7 +134,7 @@ def tree_bytes(folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ColdImport:
-    """The CPU time that an import took, and how many modules it loaded."""
+    """The CPU time of an import, in seconds, and the number of modules that it loaded."""
 
     seconds: float
     modules: int
@@ -164,7 +165,7 @@ print(time.process_time() - began, len(sys.modules))
 
 
 def is_of(path: Path, name: str, kind: str) -> bool:
-    """Returns whether a lambda's package has this source: its own handler, or code that its kind shares."""
+    """Returns whether the package of a lambda contains a source file, by the lambda's name and kind."""
     if path.parts[0] == "lambdas":
         answers = ["answers"] if name in OF_CUSTOM_RESOURCES else []
         shared = [*answers, DATABASE] if kind == DATABASE else answers
@@ -179,7 +180,7 @@ def _architectures(given: str) -> list[Architecture]:
 
 
 def _libraries(cache: Path, name: str, version: str, pins: list[str]) -> Path:
-    """Returns the folder of the libraries, which are downloaded once; packages link to its files."""
+    """Returns the folder of the libraries, downloaded once. Packages get hard links to its files."""
     folder = cache / f"lambdas-{name}-{version}"
     if folder.is_dir():
         return folder
@@ -194,11 +195,11 @@ def _libraries(cache: Path, name: str, version: str, pins: list[str]) -> Path:
 
 
 def _compile(*folders: Path) -> None:
-    """Compiles folders to bytecode that is never checked for age; skips it without the lambdas' Python."""
+    """Compiles folders to bytecode that is never checked for age, if this machine has the lambdas' Python."""
     if (python := packages.interpreter(LAMBDA)) is None:
         return
     for folder in sorted(folders):
-        # in a separate process, because modules that are already loaded change the bytecode
+        # in a new process: modules that are loaded already would change the bytes of the bytecode
         options = ["-q", "-j1", "--invalidation-mode", "unchecked-hash", "-s", str(folder.parent), "-p", "/"]
         command = [str(python), "-I", "-S", "-m", "compileall", *options, str(folder)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -228,15 +229,16 @@ def link_boto3(folder: Path) -> None:
 
 
 def _print_measures(target: Path, architecture: Architecture) -> None:
+    """Prints the size and the cold import of each package."""
     for name in PACKAGES:
         folder = target / "lambdas" / f"{name}-{architecture}"
-        # the minimum, because other work of the machine can only make an import slower
+        # the fastest of three: other work on this machine can only make an import slower
         imported = min(
-            (cold_import(folder, f"lambdas.{name}") for _ in range(3)), key=lambda one: one.seconds
+            (cold_import(folder, f"lambdas.{name}") for _ in range(3)), key=lambda cold: cold.seconds
         )
         size = tree_bytes(folder) / 1024 / 1024
-        told = f"cold import {imported.seconds:.2f} s, {imported.modules} modules"
-        print(f"{name:12} {size:5.1f} MB unpacked, {told}")  # noqa: T201
+        cold = f"cold import {imported.seconds:.2f} s, {imported.modules} modules"
+        print(f"{name:12} {size:5.1f} MB unpacked, {cold}")  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Applies commit requests from SQS; the event source mapping must report batch item failures."""
+"""A lambda that applies commit requests from SQS. Its mapping must report batch item failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ from lambdas.services import called, tracer
 
 
 class CommitBatch(BasePartialBatchProcessor):
-    """A batch is applied whole before records are answered, since it is one statement a table and kind."""
+    """A batch of commit requests, which is applied as a whole before any record is answered.
+
+    Requests of the same table and kind are one statement, so they cannot be applied one by one.
+    """
 
     def __init__(self, supplier: Supplier, objects: ObjectStore, environment: CommitEnvironment) -> None:
         super().__init__(EventType.SQS, raise_on_entire_batch_failure=False)
@@ -60,9 +63,9 @@ class CommitBatch(BasePartialBatchProcessor):
 
 @tracer.capture_lambda_handler(capture_response=False)
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
-    """Answers which records are to be delivered again. Keeps no connection: an idle database can pause."""
+    """Returns the records to deliver again. Keeps no connection, so that the database can pause."""
     with called(CommitEnvironment, "commit", context) as call:
-        field(event, "Records", list)  # or the database would be woken for nothing
+        field(event, "Records", list)  # checked first: an invalid event must not wake the database
         objects = open_store(call.environment.objects)
         with database(call, objects, **COMMIT) as (supplier, owned):
             batch = CommitBatch(supplier, owned, call.environment)

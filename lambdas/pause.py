@@ -35,7 +35,7 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
             instance = read_instance(environment.instance_id, Aws(open_session(environment.region)))
             found = keep(instance)
         except InstanceError:
-            call.count(**{RUNNING_WHILE_PAUSED: 1.0})  # the lambda cannot tell that it sleeps
+            call.count(**{RUNNING_WHILE_PAUSED: 1.0})  # the instance may be running, for all that is known
             raise
         logger.info(
             "wanted %s, cluster %s; %s", found.desired, found.status, "; ".join(found.left) or "as wanted"
@@ -48,9 +48,9 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
 
 @tracer.capture_lambda_handler(capture_response=False)
 def switch(event: Any, context: Any) -> dict[str, bool]:
-    """Starts an update of the stack for `{"running": true or false}`; returns whether AWS took it.
+    """Starts an update of the stack for `{"running": true or false}`.
 
-    AWS refuses an update of a stack that is being updated.
+    Returns {"asked": whether AWS accepted it}. AWS refuses it while the stack is being updated.
     """
     with called(SwitchEnvironment, "switch", context) as call:
         running = event.get("running") if isinstance(event, Mapping) else None
@@ -64,7 +64,7 @@ def switch(event: Any, context: Any) -> dict[str, bool]:
 
 @tracer.capture_lambda_handler(capture_response=False, capture_error=False)
 def guard(event: dict[str, Any], context: Any) -> None:
-    """Refuses to change a stopped database: AWS can neither change it nor roll a change back."""
+    """Fails a deploy that would change a stopped database: AWS can neither change it nor roll back."""
     answer = Answer(event, GUARD_ID)
     try:
         with called(Environment, "guard", context) as call:
@@ -74,10 +74,10 @@ def guard(event: dict[str, Any], context: Any) -> None:
 
 
 def _let_through(event: Mapping[str, Any], environment: Environment, answer: Answer) -> str:
-    """Returns why a change of the database may go on; raises `InstanceError` if it must not.
+    """Returns the reason why a change of the database is allowed. Raises `InstanceError` if it is not.
 
-    Another property Snapshot means another database; the property Changes differs with any other change. If
-    Snapshot is removed, CloudFormation would replace the database by an empty one.
+    If the property Snapshot changes, CloudFormation creates another database; if it is removed, an empty one.
+    For any other change of the database, the property Changes differs.
     """
     if request_type(event) == "Delete":
         return "there is nothing left to guard"
@@ -86,14 +86,14 @@ def _let_through(event: Mapping[str, Any], environment: Environment, answer: Ans
     new, old = field(event, "ResourceProperties", dict), properties_before(event)
     if old.get("Snapshot") and not new.get("Snapshot"):
         raise InstanceError(
-            "the database was made of a snapshot, and without it an empty one would come in its place: "
+            "the database was created from a snapshot, and without it an empty one would replace it: "
             f'keep database.snapshot = "{old["Snapshot"]}", or name a newer one'
         )
     if old and old.get("Snapshot") != new.get("Snapshot"):
         return "another database comes in its place"
     if aws.parameter(state_parameter(environment.instance_id)) == "paused":
         raise InstanceError(
-            "the instance is paused, and AWS changes no database that is stopped: "
+            "the instance is paused, and AWS cannot change a stopped database: "
             "resume it, deploy, and pause it again"
         )
     return "the database may be changed"

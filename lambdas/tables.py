@@ -1,6 +1,6 @@
-"""Lambdas that people call for one table: `show` for verbs that only read, `change` for the others.
+"""Lambdas for verbs on one table: `show` for verbs that only read, `change` for the others.
 
-Each has a role of its own in IAM and in the database, so that IAM separates readers from operators.
+Each has its own role in IAM and in the database, so that IAM separates readers from operators.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ def change(event: Any, context: Any) -> Answer:
 
 
 def _answer(event: Any, call: Call[DatabaseEnvironment], *, changes: bool) -> Answer:
-    """Runs the verb. Answers the caller's mistakes: a failure of the lambda would ring an alarm."""
+    """Runs the verb. Returns errors as answers, since a failure of the lambda would raise an alarm."""
     environment = call.environment
     try:
-        verb, asked = verbs.parse_event(event, [verb for verb in verbs.VERBS if verb.changes == changes])
+        verb, request = verbs.parse_event(event, [verb for verb in verbs.VERBS if verb.changes == changes])
         with (
             # waits for a database that is waking up
             connections(environment.dsn, f"dormouse-{call.name}", environment.connect_seconds_max),
             connect(environment.dsn, environment.objects, read_only=not changes) as instance,
         ):
-            answer = {"answer": verbs.answer(instance, verb, asked)}
+            answer = {"answer": verbs.answer(instance, verb, request)}
     except DormouseError as error:
         logger.info("%s: %s", type(error).__name__, error)
         return _error(error)
     size = len(json.dumps(answer))
     if size > ANSWER_BYTES_MAX:
-        most = f"the answer has {size:,} bytes, and {ANSWER_BYTES_MAX:,} may be"
+        most = f"the answer has {size:,} bytes, more than {ANSWER_BYTES_MAX:,}"
         return _error(InstanceError(f"{most}: use table show without --json, or describe"))
     return answer
 

@@ -27,7 +27,7 @@ IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-arm64"
 
 class AccessStack(InstanceStack):
     def __init__(self, scope: Construct, foundation: Foundation, access: AccessSettings) -> None:
-        super().__init__(scope, "access", foundation.settings, description="way to the database")
+        super().__init__(scope, "access", foundation.settings, description="access to the database")
         self._placement, database = foundation.network.placement, foundation.database
         is_running = running(self)
         group = closed_group(self, "SecurityGroup", self._placement.vpc, f"{self.stack_name}: host")
@@ -54,7 +54,9 @@ class AccessStack(InstanceStack):
             iam.PolicyStatement(actions=["ssm:UpdateInstanceInformation", *CHANNELS], resources=["*"])
         )
         acknowledge(
-            role, "AwsSolutions-IAM5[Resource::*]", "the channels of Session Manager know no resources"
+            role,
+            "AwsSolutions-IAM5[Resource::*]",
+            "the channel actions of Session Manager support no resource-level permissions",
         )
         host = ec2.Instance(
             self.awake,
@@ -85,8 +87,8 @@ class AccessStack(InstanceStack):
         )
         made.availability_zone = None  # the subnet determines it
         cdk.Tags.of(host).add(ACCESS_TAG, self.settings.id)
-        acknowledge(host, "AwsSolutions-EC28", "nobody looks at its metrics; each minute of them costs")
-        acknowledge(host, "AwsSolutions-EC29", "a pause takes it away, and it keeps nothing")
+        acknowledge(host, "AwsSolutions-EC28", "detailed metrics cost money, and nothing uses them")
+        acknowledge(host, "AwsSolutions-EC29", "a pause deletes it, and it stores no data")
         return host
 
     def _let_out(self, host: ec2.Instance, group: ec2.SecurityGroup, access: AccessSettings) -> None:
@@ -105,4 +107,4 @@ class AccessStack(InstanceStack):
             placement=self._placement,
             security_group=ways,
         )
-        host.node.add_dependency(endpoints)  # else its agent would fail at first, and wait before it retries
+        host.node.add_dependency(endpoints)  # else the agent would fail first, and wait before its retry

@@ -68,7 +68,7 @@ class AuditStack(InstanceStack):
             ],
             removal_policy=self.removal_policy,
         )
-        acknowledge(bucket, "AwsSolutions-S1", "it has nothing but a log, whose files CloudTrail signs")
+        acknowledge(bucket, "AwsSolutions-S1", "it holds only log files, which CloudTrail signs")
         return bucket
 
     def _let_write(self, bucket: s3.Bucket, trail: str) -> s3.BucketPolicy:

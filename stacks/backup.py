@@ -55,7 +55,7 @@ class BackupStack(InstanceStack):
             acknowledge(
                 role,
                 f"AwsSolutions-IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/{policy}]",
-                "AWS's own, which follows what AWS Backup calls; none but AWS Backup takes the role",
+                "AWS's own policy, which AWS updates with AWS Backup; only AWS Backup assumes the role",
             )
         return role
 

@@ -50,9 +50,9 @@ class CompactionStack(InstanceStack):
         self._let_spark_work()
         self.create = self._database_function("Create", "create", "Makes compaction jobs for a run")
         self.function = self.create.function
-        report = self._database_function("Report", "report", "Releases what a run did not finish")
+        report = self._database_function("Report", "report", "Releases the jobs that a run did not finish")
         submit = self._call_function("Submit", "submit", "Submits a run to EMR")
-        follow = self._call_function("Follow", "follow", "Asks EMR how a run goes")
+        follow = self._call_function("Follow", "follow", "Asks EMR for the state of a run")
         cancel = self._call_function("Cancel", "cancel", "Cancels a run that takes too long")
         self.emr.allow_submit(submit)
         self.emr.allow_follow(follow)

@@ -137,12 +137,12 @@ def _let_send(role: iam.Role, commit: CommitStack) -> dict[str, str]:
 def _check_place(stage: cdk.Stage | None, settings: DeploymentSettings) -> None:
     """Raises `InvalidInput` without a Stage, for a region without certificates, or for an id in use there."""
     if stage is None:
-        raise InvalidInput(f"{settings.id}: an instance is made in an app or a Stage, and this is in none")
+        raise InvalidInput(f"{settings.id}: an instance must be in an app or a Stage, and this is in neither")
     region = settings.region or stage.region
     if region and not cdk.Token.is_unresolved(region) and (trouble := no_certificates(region)):
         raise InvalidInput(trouble)
     if settings.id in _instances(stage):
-        raise InvalidInput(f"there is an instance {settings.id} here already: give each an id of its own")
+        raise InvalidInput(f"there is an instance {settings.id} here already: choose another id")
 
 
 def _instances(scope: IConstruct) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Aurora PostgreSQL, serverless or of fixed size, and an RDS Proxy if wanted."""
+"""Aurora PostgreSQL, serverless or of fixed size, and an RDS Proxy if the settings have one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ PORT = 5433
 
 NAME = "dormouse"
 ROWS_NAME = "dormouse_rows"
-"""The database of indexes in a cluster of their own. In the instance's cluster, a number is appended."""
+"""The database of indexes of row tables, in clusters of their own.
+
+In the instance's cluster, an underscore and a number are appended.
+"""
 
 ADMINISTRATOR = "dormouse_admin"
 """The master user, whose password RDS keeps and rotates; only the migrations use it."""
@@ -68,7 +71,10 @@ def parameters(idle_session_seconds: int) -> dict[str, str]:
 
 
 class DatabaseStack(InstanceStack):
-    """The stack of the database. Roles log in with IAM tokens over TLS; only `let_in` opens the network."""
+    """The stack of the database. Roles log in with IAM tokens over TLS.
+
+    Its network is closed, except to the clients in the settings and to groups that other stacks let in.
+    """
 
     def __init__(
         self, scope: Construct, settings: DeploymentSettings, network: NetworkStack, assets: Assets
@@ -124,11 +130,11 @@ class DatabaseStack(InstanceStack):
         return own or [f"{self.fact(stack, 'host')}:{self.port}/{name}" for name in self.row_databases]
 
     def _own_row_indexes(self) -> list[str]:
-        """Returns the same for use within this stack."""
+        """Returns the same databases as `row_indexes`, for use within this stack."""
         host = self.cluster.cluster_endpoint.hostname if self.proxy is None else self.proxy.endpoint
         return [
             *(f"{host}:{self.port}/{name}" for name in self.row_databases),
-            *(f"{one.cluster_endpoint.hostname}:{PORT}/{ROWS_NAME}" for one in self.row_clusters),
+            *(f"{each.cluster_endpoint.hostname}:{PORT}/{ROWS_NAME}" for each in self.row_clusters),
         ]
 
     @property
@@ -174,7 +180,10 @@ class DatabaseStack(InstanceStack):
         grantee.add_to_policy(iam.PolicyStatement(actions=["rds-db:connect"], resources=users))
 
     def let_in_as_administrator(self, security_group: ec2.SecurityGroup, grantee: iam.Role) -> None:
-        """Allows both to connect to the cluster itself as the master user, also with a token."""
+        """Allows a security group and an IAM role to connect to the clusters themselves as the master user.
+
+        The role may also log in with a token in place of the password.
+        """
         users = user_arns(
             cdk.Stack.of(grantee), self.fact(cdk.Stack.of(grantee), "resource"), [ADMINISTRATOR]
         )
@@ -186,7 +195,7 @@ class DatabaseStack(InstanceStack):
 
     @property
     def client_ports(self) -> ec2.Port:
-        """Returns the range of ports of the cluster or its proxy, and of the clusters for row tables.
+        """The range of ports of the cluster or its proxy, and of the clusters for row tables.
 
         It is one range, as a security group has at most 60 rules.
         """
@@ -263,7 +272,7 @@ class DatabaseStack(InstanceStack):
         return cluster
 
     def _row_clusters(self) -> list[rds.DatabaseCluster]:
-        """Creates the serverless clusters that only index row tables. They are not kept."""
+        """Creates the serverless clusters that only index row tables. They are deleted with the stack."""
         rows = self.settings.rows
         if rows is None or not rows.own_clusters:
             return []
@@ -302,7 +311,7 @@ class DatabaseStack(InstanceStack):
                 vpc_subnets=ec2.SubnetSelection(subnets=self.placement.subnets),
                 security_groups=[self.security_group],
             )
-            acknowledge(cluster, "AwsSolutions-RDS10", "what it holds is made of the objects again")
+            acknowledge(cluster, "AwsSolutions-RDS10", "its contents can be rebuilt from the objects")
             assert cluster.secret is not None  # noqa: S101
             facts = {
                 "host": cluster.cluster_endpoint.hostname,

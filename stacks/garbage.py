@@ -23,7 +23,7 @@ class GarbageStack(InstanceStack):
             foundation=foundation,
             name="garbage",
             handler="lambdas.garbage.handler",
-            description="Deletes files that nothing refers to",
+            description="Deletes files that no partition refers to",
             memory_mb=garbage.memory_mb,
             timeout_seconds=garbage.timeout_seconds,
             environment=DatabaseEnvironment,

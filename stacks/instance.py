@@ -79,7 +79,7 @@ def stacks_of(settings: DeploymentSettings, assets: Assets, app: Construct) -> t
 def not_built(assets: Assets) -> str:
     """Returns the error line that names the commands to build missing files."""
     commands = ", ".join(assets.to_run)
-    return f"placeholders stand in for what is not built, and a deploy is refused: run {commands}"
+    return f"placeholders stand in for files that are not built, so a deploy is refused: run {commands}"
 
 
 def _optional(app: Construct, foundation: Foundation, migrate: MigrateStack) -> Watched:

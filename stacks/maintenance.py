@@ -33,7 +33,7 @@ class MaintenanceStack(InstanceStack):
             foundation=foundation,
             name="maintenance",
             handler="lambdas.maintenance.handler",
-            description="Rolls the removal log, cools payloads down, looks for partitions to split",
+            description="Rolls the removal log, cools payloads down, finds partitions to split",
             memory_mb=maintenance.memory_mb,
             timeout_seconds=maintenance.timeout_seconds,
             environment=MaintenanceEnvironment,

@@ -29,7 +29,7 @@ from stacks.tables import TablesStack
 
 @dataclass(frozen=True)
 class Watched(Switched):
-    """The optional stacks that are deployed."""
+    """The optional stacks that are deployed, which the dashboard and the policies cover."""
 
     pause: PauseStack | None = None
     tables: TablesStack | None = None
@@ -73,10 +73,10 @@ class MonitoringStack(InstanceStack):
         self._chat(name, [topic for topic in (self.topic, warning_topic) if topic is not None])
 
     def _chat(self, name: str, topics: list[sns.ITopic]) -> None:
-        told = self._limits
-        if (workspace := told.slack_workspace) and (channel := told.slack_channel):
+        chat = self._limits
+        if (workspace := chat.slack_workspace) and (channel := chat.slack_channel):
             SlackChannel(self, "Slack", name=name, workspace=workspace, channel=channel, topics=topics)
-        if (tenant := told.teams_tenant) and (team := told.teams_team) and (channel := told.teams_channel):
+        if (tenant := chat.teams_tenant) and (team := chat.teams_team) and (channel := chat.teams_channel):
             TeamsChannel(self, "Teams", name=name, tenant=tenant, team=team, channel=channel, topics=topics)
 
     def _topic(self) -> sns.ITopic:
@@ -124,7 +124,7 @@ class MonitoringStack(InstanceStack):
             watch.query(cluster, SERVICE, targets)
         if (pause := watched.pause) is not None:
             name = "Starts of the database"
-            what = "the lambda Pause failed for a day: its log says why; purge them when it is mended"
+            what = "the lambda Pause failed for a day: fix the cause that its log shows, then purge them"
             watch.queue(name, *self._queues(pause, name, pause.queue), what)
             watch.function("Pause", self._function(pause, pause.function), "Critical")
             watch.pause()

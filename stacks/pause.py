@@ -35,15 +35,15 @@ from stacks.maintenance import MaintenanceStack
 from stacks.query import QueryStack
 
 LOOK_SECONDS = 540
-"""The least delay before a message returns; it does until the cluster stops or should run."""
+"""The least delay before SQS delivers a message again, which it does until the desired state is reached."""
 
 TIMEOUT_SECONDS = LOOK_SECONDS // VISIBILITY_FACTOR
 MEMORY_MB = 256
 MESSAGE_DAYS = 1
-"""The days for which a message returns before it becomes a dead letter, which raises an alarm."""
+"""The days for which a message is delivered again before it becomes a dead letter, which raises an alarm."""
 
 STARTED = ["RDS-EVENT-0151", "RDS-EVENT-0153"]
-"""The events of a cluster that a user started, and that AWS started after the longest stop."""
+"""The events for a cluster that a user started, and for one that AWS started after the longest stop."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ KEEPS_MESSAGES = [
 
 
 class PauseStack(InstanceStack):
-    """A stack that enforces the desired state. Its rule stays on in a pause, when it is needed."""
+    """A stack that enforces the desired state. Its rule stays on during a pause, since it is needed then."""
 
     def __init__(
         self, scope: Construct, foundation: Foundation, pause: PauseSettings, switched: Switched
@@ -83,7 +83,7 @@ class PauseStack(InstanceStack):
             resource_name=cluster,
             arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
         )
-        # work that a look switched off has ended when the next look comes
+        # long enough for work whose schedule one call turned off to end before the next call
         look_seconds = max(LOOK_SECONDS, self.settings.scheduled_seconds + 60 + 2 * SCHEDULED_SECONDS_MAX)
         self.queue = Queue(
             self,
@@ -100,7 +100,7 @@ class PauseStack(InstanceStack):
             name="pause",
             code=foundation.assets.lambda_code("pause"),
             handler="lambdas.pause.handler",
-            description="Keeps the instance paused or running, as it is wanted",
+            description="Keeps the instance paused or running, according to the desired state",
             memory_mb=MEMORY_MB,
             timeout_seconds=TIMEOUT_SECONDS,
             environment=Environment.variables(instance_id=self.settings.id),
@@ -127,21 +127,22 @@ class PauseStack(InstanceStack):
         )
 
     def _let_look(self, lambda_: Function, switched: Switched) -> None:
+        """Allows the lambda to read the state of the instance."""
         name, parameter = self.settings.id, partial(self._arn, "ssm", "parameter")
-        told = [resources_parameter(name, stack).removeprefix("/") for stack in Resources.model_fields]
-        told.append(state_parameter(name).removeprefix("/"))
-        lambda_.allow(["ssm:GetParameter"], [parameter(one) for one in told])
+        parameters = [resources_parameter(name, stack).removeprefix("/") for stack in Resources.model_fields]
+        parameters.append(state_parameter(name).removeprefix("/"))
+        lambda_.allow(["ssm:GetParameter"], [parameter(each) for each in parameters])
         sleeping = [one.name for one in (switched.query, switched.access) if one]
         stacks = ["migrate", *sleeping]
         ours = [self._arn("cloudformation", "stack", f"{stack_name(name, one)}/*") for one in stacks]
         lambda_.allow(["cloudformation:DescribeStacks"], ours)
         acknowledge_resources(
-            lambda_.role, ours, "behind the name of a stack is an id that each new one has anew"
+            lambda_.role, ours, "the id after the name of a stack differs for each new stack"
         )
         members = self._arn("rds", "db", "*", cdk.ArnFormat.COLON_RESOURCE_NAME)
         lambda_.allow(["rds:DescribeDBInstances"], [members])
         acknowledge_resources(
-            lambda_.role, [members], "which instance of the cluster writes changes; it only reads"
+            lambda_.role, [members], "the writer of the cluster can change; the action only reads"
         )
 
         lambda_.allow(
@@ -149,7 +150,10 @@ class PauseStack(InstanceStack):
         )  # supports no resource-level permissions, like X-Ray's actions
 
     def _let_switch(self, lambda_: Function, switched: Switched) -> None:
-        """Allows the lambda to switch off what starts work, and to see, but not cancel, running work."""
+        """Allows the lambda to switch off everything that starts work, and to see running work.
+
+        It cannot cancel running work.
+        """
         colon = cdk.ArnFormat.COLON_RESOURCE_NAME
         sleeping = [one for one in (switched.query, switched.access) if one]
         switches = [fact(one, self, "switch", one.switch.function.function_name) for one in sleeping]

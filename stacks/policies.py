@@ -1,4 +1,4 @@
-"""Managed policies: operators pause and resume the instance, and readers read its tables."""
+"""Managed policies: operators pause and resume the instance and change tables, and readers read tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LOOKS = [
     "sqs:GetQueueAttributes",
     "states:ListExecutions",
 ]
-"""The actions with which `dormouse pause`, `resume` and `status` read the state."""
+"""The actions that `dormouse pause`, `resume` and `status` need to read the state."""
 
 LETTERS = ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:ReceiveMessage", "sqs:SendMessage"]
 COLON = cdk.ArnFormat.COLON_RESOURCE_NAME
@@ -52,9 +52,11 @@ class PoliciesStack(InstanceStack):
         for name in self.settings.iam.policies:
             description = f"Dormouse {self.settings.id}: {name}"
             policy = iam.ManagedPolicy(self, name.capitalize(), description=description)
-            told = [self._parameter(""), self._parameter("/*")]
-            _allow(policy, ["ssm:GetParameter", "ssm:GetParametersByPath"], told)
-            acknowledge_resources(policy, told[1:], "what the stacks of this instance tell")
+            parameters = [self._parameter(""), self._parameter("/*")]
+            _allow(policy, ["ssm:GetParameter", "ssm:GetParametersByPath"], parameters)
+            acknowledge_resources(
+                policy, parameters[1:], "the parameters that the stacks of this instance write"
+            )
             (self._operator if name == "operator" else self._reader)(policy)
             cdk.CfnOutput(self, f"{name.capitalize()}Arn", value=policy.managed_policy_arn)
 
@@ -83,11 +85,11 @@ class PoliciesStack(InstanceStack):
             for user in ("${aws:userid}", "<aws:userid>")
         )
         _allow(policy, ["ssm:ResumeSession", "ssm:TerminateSession"], [own])
-        acknowledge_resources(policy, [named], "the sessions of who has the policy")
+        acknowledge_resources(policy, [named], "the user's own sessions")
 
     def _operator(self, policy: iam.ManagedPolicy) -> None:
         _allow(policy, LOOKS, ["*"])
-        acknowledge(policy, "AwsSolutions-IAM5[Resource::*]", "it only looks")
+        acknowledge(policy, "AwsSolutions-IAM5[Resource::*]", "these actions only read")
         cluster = self._foundation.database.fact(self, "cluster")
         database = self.format_arn(service="rds", resource="cluster", resource_name=cluster, arn_format=COLON)
         _allow(policy, ["rds:StartDBCluster", "rds:StopDBCluster"], [database])
@@ -113,7 +115,7 @@ class PoliciesStack(InstanceStack):
             _allow(policy, ["lambda:InvokeFunction"], functions)
 
     def _switches(self, policy: iam.ManagedPolicy) -> None:
-        """Allows switching schedules, mappings and the query service."""
+        """Allows switching schedules, event source mappings, the query service and the host for access."""
         watched = self._watched
         rules = [
             self.format_arn(
@@ -149,10 +151,14 @@ class PoliciesStack(InstanceStack):
                 name = f"{sleeping.stack_name}/*"
                 stack = self.format_arn(service="cloudformation", resource="stack", resource_name=name)
                 _allow(policy, ["cloudformation:DescribeStackEvents"], [stack])
-                acknowledge_resources(policy, [stack], "who asks by name may be let in by the name only")
+                acknowledge_resources(
+                    policy,
+                    [stack],
+                    "requests by name can be allowed only by name; the id differs for each new stack",
+                )
 
     def _runs(self, policy: iam.ManagedPolicy) -> None:
-        """Allows stopping the runs that outlast a pause, and the database."""
+        """Allows stopping runs that a pause does not wait for, and what runs them on EMR."""
         for owner in (self._watched.compaction, self._watched.maintenance):
             if owner is None or owner.runs is None:
                 continue
@@ -176,7 +182,7 @@ class PoliciesStack(InstanceStack):
         else:
             clusters = self.format_arn(service="elasticmapreduce", resource="cluster", resource_name="*")
             _allow(policy, ["elasticmapreduce:TerminateJobFlows"], [clusters], self._ours("elasticmapreduce"))
-            acknowledge_resources(policy, [clusters], "those with the tag of this instance")
+            acknowledge_resources(policy, [clusters], "the clusters with the tag of this instance")
 
     def _ours(self, service: str) -> Mapping[str, Any]:
         return {"StringEquals": {f"{service}:ResourceTag/{INSTANCE_TAG}": self.settings.id}}

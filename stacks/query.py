@@ -68,7 +68,7 @@ class QueryStack(InstanceStack):
         acknowledge(
             cluster,
             "AwsSolutions-ECS4",
-            "CPU and memory are in AWS/ECS, requests in AWS/ApplicationELB; the same again would cost",
+            "AWS/ECS and AWS/ApplicationELB have CPU, memory and requests for free",
         )
         return cluster
 

@@ -1,4 +1,4 @@
-"""Lambdas with which the command line works on tables, for people without access to the database."""
+"""Lambdas through which the command line works on tables, for users without access to the database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TablesStack(InstanceStack):
     def __init__(self, scope: Construct, foundation: Foundation) -> None:
         super().__init__(scope, "tables", foundation.settings, description="tables by name")
         self._foundation = foundation
-        self.show = self._function("Show", "Tells what tables there are", READ_ROLE, ["s3:GetObject"])
+        self.show = self._function("Show", "Lists and describes tables", READ_ROLE, ["s3:GetObject"])
         self.change = self._function(
             "Change",
             "Makes, changes and drops tables",

@@ -119,7 +119,7 @@ def _verb(path: Path, line: int, text: str) -> Iterator[Fault]:
 def _may_open_with_a_noun(node: Function) -> bool:
     called = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
     names = {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in called}
-    return bool(names & NOUNS_MAY_OPEN) or node.name == "completion"  # a command without a decorator
+    return bool(names & NOUNS_MAY_OPEN)
 
 
 def _words(path: Path, line: int, text: str) -> Iterator[Fault]:

@@ -95,7 +95,11 @@ def _program(home: str | None) -> typer.Typer:
     for module in dict.fromkeys(HOMES.values()) if home is None else (home,):
         app.add_typer(import_module(f"dormouse.cli.{module}").app)
     if home is None:
-        app.command("completion", epilog='Example: eval "$(dormouse completion bash)"')(completion)
+        app.command(
+            "completion",
+            help="Print the completion script for a shell; --install-completion installs it permanently.",
+            epilog='Example: eval "$(dormouse completion bash)"',
+        )(completion)
     return app
 
 
@@ -118,7 +122,7 @@ def _root(
 def completion(
     shell: Annotated[str, typer.Argument(help=f"The shell: {', '.join(_SHELLS)}.", show_default=False)],
 ) -> None:
-    """Print the completion script for a shell; --install-completion installs it permanently."""
+    """Prints the completion script for a shell. Raises `InvalidInput` for an unknown shell."""
     if shell not in _SHELLS:
         raise InvalidInput(f"there is no completion for {shell!r}: name one of {', '.join(_SHELLS)}")
     script = get_completion_script(prog_name="dormouse", complete_var="_DORMOUSE_COMPLETE", shell=shell)

@@ -1,1 +1,1 @@
-"""Readers of other people's data: CSV, JSON and Parquet files, URLs and frames."""
+"""The reading of data to load (CSV, JSON and Parquet files, URLs, DataFrames), and the export of rows."""

@@ -1,4 +1,4 @@
-"""Files of CSV as rows of a table: in the usual format, or in the one that their beginning tells."""
+"""The reading of CSV files as rows of a table, in the usual format or in one that is detected."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ from dormouse.sources.text_values import TIMES, UnfitRow, UnfitText, day_orders,
 if TYPE_CHECKING:
     from dormouse.sources.sniffing import Sniffed
 
-_ADVICE = "; if it stands for null, say so (--null), or give the column another type (--type)"
+_ADVICE = "; if it stands for null, name it with --null, or give the column another type (--type)"
 _UNKNOWN_MAX = 1_000
-"""Of a file with more columns that are not in the schema, no other format is looked for: it takes minutes."""
+"""If more columns than this are not in the schema, no other format is tried: that would take minutes."""
 
 
 class _UnknownColumns(InvalidData):
-    """A header that has the columns of the schema, and others, or very many others."""
+    """A header with unknown columns besides those of the schema, or with very many unknown columns."""
 
 
 class _Unsure(InvalidData):
-    """A file that can be read in more than one way."""
+    """A file whose times can be read in more than one way."""
 
 
 class _Formatted(Unreadable):
-    """A row that is not readable with the format of its times."""
+    """A row that cannot be read in a format that has time formats."""
 
 
 def csv_format(file: DataFile, schema: Schema) -> FileFormat:
-    """Returns the known or usual format, if the beginning of the file can be read with it, or detects one.
+    """Returns the format of a file, after reading the beginning of the file with it.
 
-    Raises `InvalidData` if no format gives the columns of the schema.
+    It is the known format if there is one, else the usual one, else a detected one. Raises `InvalidData` if
+    no format gives the columns of the schema.
     """
     _check_plain(schema, [name for name in schema.names if not schema.is_optional(name)])
     known = file.given.formats.get(str(file.path))
@@ -54,7 +55,7 @@ def csv_format(file: DataFile, schema: Schema) -> FileFormat:
     try:
         return _tried(file, schema, FileFormat())
     except (_UnknownColumns, NeverClosed):
-        raise  # another format would not find fewer columns, and might find the quotes to be characters
+        raise  # another format has no fewer columns, or would treat the open quote as a character
     except InvalidData as error:
         usual = error
     try:
@@ -64,13 +65,13 @@ def csv_format(file: DataFile, schema: Schema) -> FileFormat:
     except (_Unsure, _Formatted):
         raise
     except InvalidData as error:
-        # of a file whose columns are found as usual, the first error tells what is wrong
-        is_found = isinstance(usual, Unreadable) and not isinstance(usual, NotText)
-        raise (usual if is_found else error) from None
+        # if the usual format finds the columns, its error names the actual fault
+        has_columns = isinstance(usual, Unreadable) and not isinstance(usual, NotText)
+        raise (usual if has_columns else error) from None
 
 
 def _check_plain(schema: Schema, names: Iterable[str]) -> None:
-    """Raises `InvalidData` where one of these columns is a list, a map or a struct."""
+    """Raises `InvalidData` if one of these columns is a list, a map or a struct."""
     nested = next((name for name in names if name in schema and schema.field(name).type.is_nested), None)
     if nested is not None:
         kind = schema.field(nested).type
@@ -78,15 +79,16 @@ def _check_plain(schema: Schema, names: Iterable[str]) -> None:
 
 
 def _sniffed(file: DataFile, schema: Schema) -> FileFormat:
+    """Returns the detected format, after reading the beginning of the file with it. Raises `InvalidData`."""
     from dormouse.sources.sniffing import GUESSED, sniff
 
-    # what was guessed of the load's first file, and shown, may be guessed of the others
-    guesses = any(one.text.encoding == GUESSED for one in file.given.formats.values())
-    found = sniff(file, guess_encoding=guesses)
-    how = replace(found.format, time_formats=_time_formats(found, file.given, schema))
+    # an encoding that was guessed for the load's first file, and shown, may be guessed for the other files
+    guesses = any(known.text.encoding == GUESSED for known in file.given.formats.values())
+    sniffed = sniff(file, guess_encoding=guesses)
+    how = replace(sniffed.format, time_formats=_time_formats(sniffed, file.given, schema))
     inside = [name for name in schema.names if name not in dict(file.folders)]
     names, absent = inside[: len(how.names)], inside[len(how.names) :]
-    # what was added to the table since the file was written comes last
+    # columns that were added to the table after the file was written are the last ones
     is_named = len(names) == len(how.names) and all(map(schema.is_optional, absent))
     if not how.text.header and file.given.header is False and is_named:
         how = replace(how, names=tuple(names))
@@ -96,17 +98,20 @@ def _sniffed(file: DataFile, schema: Schema) -> FileFormat:
         raise (_Formatted(*error.args, **error.data) if how.time_formats else error) from None
 
 
-def _time_formats(found: Sniffed, given: Files, schema: Schema) -> tuple[tuple[str, str], ...]:
-    """Days and months in the order of the load's first file; `InvalidData` where it cannot be told."""
+def _time_formats(sniffed: Sniffed, given: Files, schema: Schema) -> tuple[tuple[str, str], ...]:
+    """Returns the time format of each column, with days and months in the order of the load's first file.
+
+    Raises `InvalidData` if that order is unknown, or if a format was given for a column that holds no times.
+    """
     kinds = {field.name: field.type for field in schema.fields}
     wrong = next((name for name in given.time_formats if kinds.get(name) not in TIMES), None)
     if wrong is not None:
         kind = f"is {kinds[wrong]}" if wrong in kinds else "is not in the schema"
-        raise InvalidData(f"column {wrong!r} {kind}: no format of times goes with it")
-    first = {name: how for one in given.formats.values() for name, how in one.time_formats}
-    chosen = dict(found.format.time_formats)
-    for name, how in found.format.time_formats:
-        known, other = first.get(name, ""), found.unsure.get(name)
+        raise InvalidData(f"column {wrong!r} {kind}, so it cannot have a time format")
+    first = {name: how for known in given.formats.values() for name, how in known.time_formats}
+    chosen = dict(sniffed.format.time_formats)
+    for name, how in sniffed.format.time_formats:
+        known, other = first.get(name, ""), sniffed.unsure.get(name)
         if kinds.get(name) not in TIMES or name in given.time_formats or known == how:
             continue
         if known in day_orders(how) and other is not None:
@@ -121,7 +126,10 @@ def _time_formats(found: Sniffed, given: Files, schema: Schema) -> tuple[tuple[s
 
 
 def _tried(file: DataFile, schema: Schema, how: FileFormat) -> FileFormat:
-    """Returns the format, if the beginning of the file is of the schema by it."""
+    """Returns the format with the columns that the file lacks, after reading the file's first batch with it.
+
+    Raises `InvalidData` if the header or the first batch does not fit the schema.
+    """
     text = TextFile(file.path, how.text, how.names)
     names = [*text.names, *(name for name, _ in file.folders if name not in text.names)]
     _check_header(names, schema)
@@ -144,7 +152,7 @@ def _check_header(names: list[str], schema: Schema) -> None:
         check_names(names, schema)
     except InvalidData as error:
         has_all = {name for name in schema.names if not schema.is_optional(name)}.issubset(names)
-        # a header without any known column may have another separator, also where all may be absent
+        # a header without any known column may have another separator, even if all columns are optional
         has_some = not set(schema.names).isdisjoint(names)
         if (has_all and has_some) or len(names) > len(schema.names) + _UNKNOWN_MAX:
             raise _UnknownColumns(*error.args, **error.data) from None
@@ -154,9 +162,9 @@ def _check_header(names: list[str], schema: Schema) -> None:
 def _whole_as_text(
     error: UnfitCell, text: TextFile, types: Mapping[str, pa.DataType]
 ) -> dict[str, pa.DataType]:
-    """Returns types with text for whole numbers, if Arrow's reader failed at one: it does not read 5.0.
+    """Returns the types, with text in place of integers: Arrow's reader does not accept 5.0 as an integer.
 
-    Raises the error again if it has another cause.
+    Raises the error again if it is about a column of another type.
     """
     if not pa.types.is_integer(types.get(text.names[error.column], pa.null())):
         raise error
@@ -176,10 +184,13 @@ def _read(
 
 
 def csv_batches(file: DataFile, schema: Schema) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a file, with the schema's columns that it has; `InvalidData` names the line."""
+    """Yields the rows of a file, with the columns of the schema that it has.
+
+    Raises `InvalidData`, which names the line.
+    """
     how = file.format or csv_format(file, schema)
     text, types = TextFile(file.path, how.text, how.names), _types(file, schema, how)
-    fields = [one for one in schema.fields if one.name in types]
+    fields = [field for field in schema.fields if field.name in types]
 
     def as_texts(names: list[str], text: TextFile = text) -> Iterator[pa.RecordBatch]:
         return _read(text, how, dict.fromkeys(names, pa.string()), names)
@@ -198,8 +209,8 @@ def csv_batches(file: DataFile, schema: Schema) -> Iterator[pa.RecordBatch]:
             yield from islice(watched(_whole_as_text(error, text, types)), read, None)
 
     rows, batches = [0], from_start()
-    # in a text that must not be null, what stands for null in other columns is a text
-    texts = [one.name for one in fields if one.type == STRING and not one.nullable]
+    # in a text column that must not be null, a text that means null elsewhere is an ordinary value
+    texts = [field.name for field in fields if field.type == STRING and not field.nullable]
     with _located(text, rows):
         if texts and how.text.null:
             plain = TextFile(file.path, how.text.model_copy(update={"null": ()}), how.names)
@@ -211,19 +222,21 @@ def csv_batches(file: DataFile, schema: Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _with_texts(batch: pa.RecordBatch, texts: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns the batch with the columns of `texts` in place of its own."""
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns |= zip(texts.schema.names, texts.columns, strict=True)
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 def _types(file: DataFile, schema: Schema, how: FileFormat) -> dict[str, pa.DataType]:
+    """Returns the type to read each column as, without columns of folder names and those the file lacks."""
     outside = {*dict(file.folders), *how.absent}
     return {name: kind for name, kind in read_types(schema, how).items() if name not in outside}
 
 
 @contextmanager
 def _located(text: TextFile, rows: list[int]) -> Iterator[None]:
-    """Adds the line to errors of values that do not fit. `rows` holds the number of rows read before."""
+    """Adds the line to errors about values that do not fit. `rows[0]` is the number of rows read before."""
     try:
         yield
     except UnfitRow as error:

@@ -1,6 +1,6 @@
-"""Files of rows, as they are given: paths, folders, patterns, URLs and standard input.
+"""The search for files to load: paths, folders, patterns, URLs and standard input.
 
-Standard input and objects by URL are copied, to be read as files are.
+Standard input and remote objects are copied to temporary files first.
 """
 
 from __future__ import annotations
@@ -37,25 +37,32 @@ KINDS: dict[str, Kind] = {
 _PACKED = {".gz", ".zst", ".bz2", ".lz4", ".zip"}
 _GLOB = set("*?[")
 _JSON = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[{\]]|\{\s*[\"}])")
-"""An object, or an array of objects, however it is laid out."""
+"""The beginning of a JSON object or of an array of objects, with any white space."""
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 STDIN = "-"
 KNOWN = ".parquet, .csv, .tsv or .jsonl"
 TIMEOUT_SECONDS = 60
 _COPY_BYTES = 1024 * 1024
 IsData = Callable[[str, int], bool]
-"""Given a name, and how many parts of it were asked for as they are."""
+"""A function that returns whether a name is that of a data file.
+
+Its second argument is the number of leading parts of the path that the caller named explicitly.
+"""
 
 
 @dataclass(frozen=True)
 class Files:
-    """Files to be read, and what is known of how they are written; what is not said is found out.
+    """Files to load, with options of their format. Options that are not given are detected.
 
-    `paths` are one or several: of files, folders, patterns, `https://` and `s3://` URLs, or "-" for standard
-    input. Of text: its `delimiter`, `quote` ("" for none), `escape`, whether it has a `header`, the lines to
-    skip (`skip_lines`), its `encoding`, and the `null_texts` beside nothing at all. `types` are those of
-    columns whose inferred ones are not meant, and `time_formats` those of their times, as of strptime.
-    `row_number` is a column of running numbers to add.
+    - `paths`: one path or several. Each is a file, a folder, a pattern, an `https://` or `s3://` URL, or "-"
+      for standard input.
+    - `delimiter`, `quote` ("" for none), `escape`, `header` (whether there is one), `skip_lines` (the number
+      of lines before it) and `encoding`: the format of CSV files.
+    - `null_texts`: the texts that mean null, besides an empty cell.
+    - `types`: the types of columns, in place of the inferred ones.
+    - `time_formats`: the strptime formats of columns with times.
+    - `row_number`: the name of a column of consecutive numbers to add. They begin with `first_row_number`.
+    - `kind`: "parquet", "csv" or "json", in place of the kind that the file names imply.
     """
 
     paths: Any
@@ -74,12 +81,12 @@ class Files:
     formats: Mapping[str, FileFormat] = field(default_factory=dict, repr=False)
     found: Sequence[DataFile] = field(default=(), repr=False)
     is_inferred: bool = field(default=False, repr=False)
-    """Whether the types of columns, but for `types`, were inferred of the first file."""
+    """Whether the types of columns, except `types`, were inferred from the first file."""
 
     @property
     def said(self) -> TextOptions:
-        """Returns what is said of how text is written."""
-        nulls = None if self.null_texts is None else [one for one in self.null_texts if one]
+        """The options of the CSV format that were given."""
+        nulls = None if self.null_texts is None else [text for text in self.null_texts if text]
         given = {
             "separator": self.delimiter, "quote": self.quote, "escape": self.escape, "header": self.header,
             "skip_lines": self.skip_lines, "null": nulls, "encoding": self.encoding,
@@ -92,9 +99,9 @@ class Files:
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file, where it is on this machine, and how it is to be read as far as that is known.
+    """One file to load: its local path, its name in messages, and what is known of its format.
 
-    `folders` are the columns that its folders tell, like `month=3`; `staged` keeps a copy while it is used.
+    `folders` has the columns and values of its folder names, like `month=3`. `staged` owns a temporary copy.
     """
 
     path: Path
@@ -130,7 +137,7 @@ def _files_of(text: str, given: Files) -> Iterator[DataFile]:
     if text == STDIN or "://" in text:
         for path, name, keeper in staged(text, _is_name_of_data):
             kind = given.kind or kind_of(path) or _kind_by_content(path, name)
-            folders = _told_by(name) if name.startswith("s3://") else ()
+            folders = _folder_columns(name) if name.startswith("s3://") else ()
             yield DataFile(path, name, kind, given, folders, staged=keeper)
         return
     path = Path(text)
@@ -141,7 +148,7 @@ def _files_of(text: str, given: Files) -> Iterator[DataFile]:
     elif path.exists():
         known = given.kind or kind_of(path)
         if known is None:
-            raise InvalidData(f"file {text!r} is neither {KNOWN} by its name")
+            raise InvalidData(f"file {text!r} does not have a known suffix ({KNOWN})")
         yield DataFile(path.absolute(), str(path), known, given)
         return
     elif not _GLOB & set(text):
@@ -159,7 +166,7 @@ def _files_of(text: str, given: Files) -> Iterator[DataFile]:
         each = given.kind or kind_of(one)
         if each is not None:
             below = str(one.relative_to(path)) if one.is_relative_to(path) else str(one)
-            yield DataFile(one.absolute(), str(one), each, given, _told_by(below))
+            yield DataFile(one.absolute(), str(one), each, given, _folder_columns(below))
 
 
 def kind_of(path: Path) -> Kind | None:
@@ -196,8 +203,8 @@ def _is_name_of_data(name: str, above: int) -> bool:
     return kind_of(path) is not None and not any(part[0] in "._" for part in path.parts[above:])
 
 
-def _told_by(name: str) -> tuple[tuple[str, str | None], ...]:
-    """Returns the columns and values in the folder names of a file, as Hive writes them (`month=3`)."""
+def _folder_columns(name: str) -> tuple[tuple[str, str | None], ...]:
+    """Returns the columns and values in the folder names of a file, in Hive's form (`month=3`)."""
     folders = [part.partition("=") for part in Path(name).parts[:-1] if "=" in part]
     return tuple(
         (unquote(column), None if value == _NO_VALUE else unquote(value)) for column, _, value in folders
@@ -219,7 +226,7 @@ class Staged:
 def staged(text: str, is_data: IsData) -> Iterator[tuple[Path, str, Staged]]:
     """Yields local copies of standard input ("-") or of a URL: the path, the name, and the owner of the copy.
 
-    Of a folder or a pattern of objects, only those whose names `is_data` accepts.
+    From a folder or pattern in S3, copies only the objects whose names `is_data` accepts.
     """
     scheme = urlsplit(text).scheme.lower()
     if text == "-":
@@ -239,7 +246,7 @@ def staged(text: str, is_data: IsData) -> Iterator[tuple[Path, str, Staged]]:
 
 
 def _objects(url: str, is_data: IsData) -> Iterator[tuple[Path, str, Staged]]:
-    """Yields copies of the object of this name, those that a pattern matches, or those in a folder."""
+    """Yields copies of one object, of the objects that match a pattern, or of the objects in a folder."""
     bucket, _, key = url.removeprefix("s3://").partition("/")
     pattern = next((number for number, sign in enumerate(key) if sign in _GLOB), None)
     prefix = (key if pattern is None else key[:pattern]).rpartition("/")[0]
@@ -271,7 +278,7 @@ def _objects(url: str, is_data: IsData) -> Iterator[tuple[Path, str, Staged]]:
 def _is_like(parts: Sequence[str], wanted: Sequence[str]) -> bool:
     """Returns whether a name matches a path pattern: `*` is within a part, `**` any number of parts."""
     if not wanted or not parts:
-        return not parts and all(one == "**" for one in wanted)
+        return not parts and all(part == "**" for part in wanted)
     if wanted[0] == "**":
         return _is_like(parts, wanted[1:]) or _is_like(parts[1:], wanted)
     return fnmatch.fnmatchcase(parts[0], wanted[0]) and _is_like(parts[1:], wanted[1:])
@@ -316,5 +323,5 @@ def _downloaded(url: str) -> tuple[Path, str, Staged]:
         why = getattr(error, "reason", None) or error
         raise InvalidData(f"{url!r} cannot be read: {one_line(Exception(str(why)))}") from None
     if expected is not None and int(expected) != path.stat().st_size:
-        raise InvalidData(f"{url!r} ended before its end: {path.stat().st_size:,} of {int(expected):,} bytes")
+        raise InvalidData(f"{url!r} broke off after {path.stat().st_size:,} of {int(expected):,} bytes")
     return path, url, keeper

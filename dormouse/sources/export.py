@@ -50,7 +50,7 @@ def json_rows(batch: pa.RecordBatch, ending: str = "\n") -> pa.Buffer | bytes:
 
 
 def _few_rows(batch: pa.RecordBatch, closing: str) -> bytes:
-    """Returns the same as `json_rows`, faster for few rows, where calls of Arrow cost more than values."""
+    """Returns the same as `json_rows`. It is faster for few rows, for which Arrow's calls cost most."""
     parts, columns = [], []
     for number, (field, column) in enumerate(zip(batch.schema, batch.columns, strict=True)):
         parts.append(("," if number else "{") + json.dumps(field.name) + ":")
@@ -229,15 +229,15 @@ def _bracketed(lists: pa.Array, texts: pa.Array) -> pa.Array:
     counts = pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int64())
     offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(counts)])
     joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, texts), _literal(","))
-    found = pc.binary_join_element_wise(_literal("["), joined.cast(_TEXT), _literal("]"), _literal(""))
-    return pc.if_else(lists.is_valid(), found, pa.scalar(None, _TEXT))
+    arrays = pc.binary_join_element_wise(_literal("["), joined.cast(_TEXT), _literal("]"), _literal(""))
+    return pc.if_else(lists.is_valid(), arrays, pa.scalar(None, _TEXT))
 
 
 def _struct(column: pa.Array) -> pa.Array:
     if not column.type.num_fields:
         return pc.if_else(column.is_valid(), _literal("{}"), pa.scalar(None, _TEXT))
-    found = _objects(column.type, column.flatten(), "}")
-    return pc.if_else(column.is_valid(), found, pa.scalar(None, _TEXT))
+    objects = _objects(column.type, column.flatten(), "}")
+    return pc.if_else(column.is_valid(), objects, pa.scalar(None, _TEXT))
 
 
 def _objects(fields: Iterable[pa.Field], columns: Sequence[pa.Array], closing: str) -> pa.Array:
@@ -278,7 +278,9 @@ class Writer(Protocol):
         """Returns the bytes before the rows."""
         ...
 
-    def rows(self, batch: pa.RecordBatch) -> bytes | pa.Buffer: ...
+    def rows(self, batch: pa.RecordBatch) -> bytes | pa.Buffer:
+        """Returns the bytes of the rows of a batch, as far as they can be written yet."""
+        ...
 
     def end(self) -> bytes:
         """Returns the bytes after the last row."""
@@ -376,7 +378,7 @@ class JsonArray:
 
 
 class WriterOfArrow:
-    """A writer of Arrow and a buffer, from which the written bytes are taken after each batch."""
+    """A writer of Arrow that writes into a buffer. `taken` returns and removes the written bytes."""
 
     def __init__(self, open_writer: Callable[[pa.NativeFile], Any]) -> None:
         self._file = BytesIO()

@@ -1,4 +1,4 @@
-"""Data as it is given: paths of files, or rows in memory, whatever holds them, as Arrow."""
+"""The conversion of rows in memory (Arrow data, DataFrames, dicts and lists) to Arrow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dormouse.sources.data_files import Files
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader
 INDEX = "__index_level_"
-"""What pandas calls an index that has no name."""
+"""The prefix of the columns that pandas makes for an index without a name."""
 _FAILED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError)
 
 
@@ -50,15 +50,15 @@ def as_arrow(data: Any, defaults: Mapping[str, Any] = {}) -> Rows | None:  # noq
     return None
 
 
-def without_index(found: Rows) -> Rows:
-    """Returns the rows without pandas indexes that have no name."""
-    if isinstance(found, pa.RecordBatchReader) or not any(n.startswith(INDEX) for n in found.schema.names):
-        return found
-    return found.select([name for name in found.schema.names if not name.startswith(INDEX)])
+def without_index(rows: Rows) -> Rows:
+    """Returns the rows without the columns of pandas indexes that have no name. A stream is unchanged."""
+    if isinstance(rows, pa.RecordBatchReader) or not any(n.startswith(INDEX) for n in rows.schema.names):
+        return rows
+    return rows.select([name for name in rows.schema.names if not name.startswith(INDEX)])
 
 
 def is_of(data: Any, package: str) -> bool:
-    """Returns whether a package made the data; it is not imported for that."""
+    """Returns whether the data is an object of a package's class, without importing the package."""
     return any(kind.__module__.partition(".")[0] == package for kind in type(data).__mro__)
 
 
@@ -66,7 +66,7 @@ def _of_columns(columns: Mapping[str, Any]) -> pa.Table:
     arrays = [_array(name, values) for name, values in columns.items()]
     lengths = {len(array) for array in arrays}
     if len(lengths) > 1:
-        raise InvalidData(f"the columns of the dict are of different lengths: {sorted(lengths)}")
+        raise InvalidData(f"the columns of the dict have different lengths: {sorted(lengths)}")
     return pa.table(dict(zip(map(str, columns), arrays, strict=True)))
 
 
@@ -104,6 +104,6 @@ def _of_pandas(frame: Any) -> pa.Table:
 
 def _mixed(name: Any, error: Exception) -> InvalidData:
     return InvalidData(
-        f"column {name!r} has values of several types ({one_line(error)[:200]}): make them one, "
+        f"column {name!r} has values of several types ({one_line(error)[:200]}): convert them to one type, "
         "e.g. by .astype(str)"
     )

@@ -1,4 +1,4 @@
-"""A table's schema from the columns of files or data."""
+"""The inference of a table's schema from the columns of files or data."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ _WHOLE = re.compile("0|-?[1-9][0-9]{0,18}")
 
 @dataclass(frozen=True)
 class Inferred:
-    """The schema, rows as they look, how the text is written, and the files with all that was found.
+    """The result of inferring a schema.
 
-    `unsure` are other formats that the times of a column could have, whose days could be months.
+    - `sample`: the first rows of a CSV file as texts, else None.
+    - `written`: a description of how the format of the first file differs from the usual one, or "".
+    - `files`: the given data; for files, `Files` with the detected formats, to load them with.
+    - `unsure`: another possible time format for each column whose days could be months.
     """
 
     schema: Schema
@@ -41,18 +44,19 @@ class Inferred:
 
 
 def schema_like(data: Any, row_keys: Sequence[str] = (), sort_keys: Sequence[str] = ()) -> Schema:
-    """Returns the schema of files or data with these keys; see `infer`."""
+    """Returns the schema of files or data, with the given columns as keys; see `infer`."""
     return infer(data, row_keys, sort_keys).schema
 
 
 def infer(
     data: Any, row_keys: Sequence[str] = (), sort_keys: Sequence[str] = (), types: Mapping[str, DataType] = {}
 ) -> Inferred:
-    """The columns of data, or of the first of some files, with these keys; the others are values.
+    """Returns the schema of data, or of the first file that has rows. Columns that are not keys are values.
 
-    `types` are those that are not meant to be inferred. Of text, types are those that all values of its
-    beginning have, and values are nullable; of all else, as it says. Raises `InvalidData` when it cannot be
-    read, `InvalidSchema` when a column has no type of ours, or a key is none that can be.
+    `types` replaces inferred types. In text files, the type of a column is one that fits all values of the
+    file's beginning, and values are nullable. In other data, types and nullability are those of the data.
+    Raises `InvalidData` if the data cannot be read, and `InvalidSchema` if a column's type is not supported
+    or a column cannot be a key.
     """
     sample, written, files = None, "", data
     unsure: Mapping[str, str] = {}
@@ -60,16 +64,17 @@ def infer(
         given = data if isinstance(data, Files) else Files(data)
         types = {**given.types, **types}
         name, columns, sample, files, unsure = _of_files(replace(given, types=types))
-        written = _as_shown(files, unsure)
+        written = _description(files, unsure)
         if given.row_number is not None:
-            columns = {given.row_number: (LONG, False), **_unlike(columns, given.row_number)}
+            _check_new(given.row_number, columns)
+            columns = {given.row_number: (LONG, False), **columns}
             row_keys = row_keys or [given.row_number]
     else:
         name, columns = "the data", _of_data(data)
-    unknown = next((one for one in types if one not in columns), None)
+    unknown = next((column for column in types if column not in columns), None)
     if unknown is not None:
         raise InvalidSchema(f"{name} has no column {unknown!r}{did_you_mean(unknown, columns)}")
-    columns = {one: (types.get(one, kind), null) for one, (kind, null) in columns.items()}
+    columns = {column: (types.get(column, kind), null) for column, (kind, null) in columns.items()}
     return Inferred(_schema(name, columns, row_keys, sort_keys, sample), sample, written, files, unsure)
 
 
@@ -78,9 +83,10 @@ _Columns = dict[str, tuple[DataType, bool]]
 
 
 def columns_of(data: Any) -> tuple[Any, dict[str, DataType]]:
-    """Returns the types of all columns of data, of files those of every file, and the data to be read then.
+    """Returns the data to read afterwards, and the types of all columns; for files, of every file.
 
-    Raises `InvalidData` for what cannot be read, and for a column that has no common type in all files.
+    The returned data replaces the given data, which may be a stream that was begun. Raises `InvalidData` if
+    the data cannot be read, or if a column has no common type in all files.
     """
     if are_paths(data):
         given = data if isinstance(data, Files) else Files(data)
@@ -95,25 +101,25 @@ def columns_of(data: Any) -> tuple[Any, dict[str, DataType]]:
             for name, kind in types.items():
                 columns[name] = _common(file, name, columns.get(name, kind), kind)
         return replace(given, found=tuple(files)), untyped | columns
-    found = as_arrow(data)
-    if found is None and isinstance(data, Iterable) and not isinstance(data, str | bytes):
+    rows = as_arrow(data)
+    if rows is None and isinstance(data, Iterable) and not isinstance(data, str | bytes):
         batches = iter(data)
-        found = next(batches, None)
-        data = [] if found is None else chain([found], batches)
-    elif isinstance(found, pa.RecordBatchReader):
-        data = found  # a stream is read once
-    if not isinstance(found, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
+        rows = next(batches, None)
+        data = [] if rows is None else chain([rows], batches)
+    elif isinstance(rows, pa.RecordBatchReader):
+        data = rows  # a stream can be opened only once
+    if not isinstance(rows, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
         return data, {}
-    return data, columns_of_arrow(found.schema)
+    return data, columns_of_arrow(rows.schema)
 
 
-def columns_of_arrow(found: pa.Schema) -> dict[str, DataType]:
-    """Returns the types of columns; raises `InvalidSchema` for a type that no table has."""
-    return {name: kind for name, (kind, _) in _of_arrow(found).items()}
+def columns_of_arrow(schema: pa.Schema) -> dict[str, DataType]:
+    """Returns the types of columns. Raises `InvalidSchema` for a type that is not supported."""
+    return {name: kind for name, (kind, _) in _of_arrow(schema).items()}
 
 
 def _types_of(file: DataFile) -> tuple[dict[str, DataType], bool]:
-    """Returns a file's columns, and whether there are values of which their types are known."""
+    """Returns the types of a file's columns, and whether they are known: a CSV file must have rows."""
     has_rows = True
     with naming(file.name):
         if is_empty(file):
@@ -127,43 +133,43 @@ def _types_of(file: DataFile) -> tuple[dict[str, DataType], bool]:
     return {name: kind for name, (kind, _) in columns.items()} | folders, has_rows
 
 
-def _common(file: DataFile, name: str, one: DataType, other: DataType) -> DataType:
-    """Returns a type that holds the values of both."""
-    if one == other:
-        return one
+def _common(file: DataFile, name: str, earlier: DataType, kind: DataType) -> DataType:
+    """Returns the type that holds the values of both types. Raises `InvalidData` if there is none."""
+    if earlier == kind:
+        return kind
     for types in ((INT, LONG, DOUBLE), (FLOAT, DOUBLE)):
-        if one in types and other in types:
-            return max(one, other, key=types.index)
+        if earlier in types and kind in types:
+            return max(earlier, kind, key=types.index)
     raise InvalidData(
-        f"file {file.name!r}: column {name!r} is {other}, and {one} in a file before it: add the column with "
-        "the type that is meant (add_column), then ingest the files"
+        f"file {file.name!r}: column {name!r} is {kind}, but {earlier} in an earlier file: add the column "
+        "with the right type (add_column), then ingest the files"
     )
 
 
-def _unlike(columns: _Columns, row_number: str) -> _Columns:
-    if row_number in columns:
-        raise InvalidSchema(f"there is a column {row_number!r} already: make it the key, or name another")
-    return columns
+def _check_new(name: str, columns: _Columns) -> None:
+    """Raises `InvalidSchema` if the column for the numbers of rows exists already."""
+    if name in columns:
+        raise InvalidSchema(f"there is a column {name!r} already: make it the key, or choose another name")
 
 
-def _as_shown(files: Files, unsure: Mapping[str, str]) -> str:
-    """Describes how the format of the first text file differs from the usual one."""
-    how = [str(one) for one in files.formats.values()]
-    return "; ".join([*how, *(f"times of {name!r} could also be {one}" for name, one in unsure.items())])
+def _description(files: Files, unsure: Mapping[str, str]) -> str:
+    """Returns a description of how the format of the first text file differs from the usual one."""
+    how = [str(file_format) for file_format in files.formats.values()]
+    return "; ".join([*how, *(f"times of {name!r} could also be {other}" for name, other in unsure.items())])
 
 
 def _of_files(given: Files) -> tuple[str, _Columns, pa.Table | None, Files, Mapping[str, str]]:
-    found = find_files(given)
-    # files without rows say nothing of their columns
-    file = next((one for one in found if _has_rows(one)), found[0])
+    """Returns the name of the first file with rows, its columns, its sample, the files, and `unsure`."""
+    files = find_files(given)
+    file = next((file for file in files if _has_rows(file)), files[0])
     with naming(file.name):
         if file.kind == "csv":
             columns, sample, given, unsure = _of_csv(file)
         else:
             columns, sample, unsure = _of_json(file) if file.kind == "json" else _of_parquet(file), None, {}
-    told = [dict(one.folders) for one in found]
+    folder_values = [dict(file.folders) for file in files]
     folders = {
-        column: _of_texts([one.get(column) for one in told])
+        column: _of_texts([values.get(column) for values in folder_values])
         for column, _ in file.folders
         if column not in columns
     }
@@ -171,7 +177,7 @@ def _of_files(given: Files) -> tuple[str, _Columns, pa.Table | None, Files, Mapp
         file.name,
         {**columns, **folders},
         sample,
-        replace(given, found=tuple(found), is_inferred=True),
+        replace(given, found=tuple(files), is_inferred=True),
         unsure,
     )
 
@@ -184,18 +190,17 @@ def _has_rows(file: DataFile) -> bool:
 def _of_csv(file: DataFile) -> tuple[_Columns, pa.Table, Files, Mapping[str, str]]:
     from dormouse.sources.sniffing import sniff
 
-    found = sniff(file, guess_encoding=True)
-    times = {name for name, kind in found.types.items() if kind in TIMES}
-    how = replace(
-        found.format, time_formats=tuple(one for one in found.format.time_formats if one[0] in times)
-    )
+    sniffed = sniff(file, guess_encoding=True)
+    times = {name for name, kind in sniffed.types.items() if kind in TIMES}
+    time_formats = tuple((name, how) for name, how in sniffed.format.time_formats if name in times)
+    how = replace(sniffed.format, time_formats=time_formats)
     known = replace(
         file.given,
         null_texts=how.text.null or file.given.null_texts,
         formats={str(file.path): how},
     )
-    columns = {name: (kind, True) for name, kind in found.types.items()}
-    return columns, found.sample, known, found.unsure
+    columns = {name: (kind, True) for name, kind in sniffed.types.items()}
+    return columns, sniffed.sample, known, sniffed.unsure
 
 
 def _of_json(file: DataFile) -> _Columns:
@@ -203,7 +208,7 @@ def _of_json(file: DataFile) -> _Columns:
 
     types = inferred_json_types(file)
     if not types:
-        raise InvalidData("is empty, and says nothing of its columns")
+        raise InvalidData("is empty, so its columns are unknown")
     return {name: (kind, True) for name, kind in types.items()}
 
 
@@ -218,24 +223,26 @@ def _of_parquet(file: DataFile) -> _Columns:
 def _of_data(data: Any) -> _Columns:
     if isinstance(data, pa.Schema):
         return _of_arrow(data)
-    found = as_arrow(data)
-    if found is None:
+    rows = as_arrow(data)
+    if rows is None:
         raise InvalidData(
             f"like is {type(data).__name__}; give files, a pyarrow Table or Schema, a DataFrame, or a dict"
         )
-    return _of_arrow(found.schema)
+    return _of_arrow(rows.schema)
 
 
-def _of_arrow(found: pa.Schema) -> _Columns:
+def _of_arrow(schema: pa.Schema) -> _Columns:
     columns: _Columns = {}
-    for column in found:
+    for column in schema:
         if column.name.startswith(INDEX):
             continue
         kind = data_type(column.type)
         if kind is None and pa.types.is_null(column.type):
             kind = STRING
         if kind is None:
-            raise InvalidSchema(f"column {column.name!r} is {column.type}, which no table has: convert it")
+            raise InvalidSchema(
+                f"column {column.name!r} is {column.type}, which tables do not support: convert it"
+            )
         if column.name in columns:
             raise InvalidData(f"has two columns {column.name!r}")
         columns[column.name] = (kind, column.nullable)
@@ -243,7 +250,10 @@ def _of_arrow(found: pa.Schema) -> _Columns:
 
 
 def _of_texts(values: Sequence[str | None]) -> tuple[DataType, bool]:
-    """Returns LONG if all texts (of folder names) are whole numbers, else STRING; and whether one is null."""
+    """Returns the type of texts in folder names, and whether one is null.
+
+    The type is LONG if all texts are whole numbers without leading zeros, else STRING.
+    """
     texts = [value for value in values if value is not None]
     is_whole = bool(texts) and all(_WHOLE.fullmatch(text) and -(2**63) <= int(text) < 2**63 for text in texts)
     return (LONG if is_whole else STRING), len(texts) < len(values)
@@ -262,7 +272,7 @@ def _schema(
     for key in keys:
         _check_key(name, key, columns[key][0], sample)
     fields = [Field(key, columns[key][0]) for key in keys]
-    values = [Field(one, *found) for one, found in columns.items() if one not in keys]
+    values = [Field(column, *kind) for column, kind in columns.items() if column not in keys]
     split = len(row_keys)
     return Schema(fields[:split], fields[split:], values)
 
@@ -270,13 +280,13 @@ def _schema(
 def _check_key(name: str, key: str, kind: DataType, sample: pa.Table | None) -> None:
     if not kind.is_key_type:
         raise InvalidSchema(
-            f"key {key!r} of {name} is {kind}, which no key is: name another, or say a type for it, "
+            f"key {key!r} of {name} is {kind}, which cannot be a key: choose another key, or give it a type, "
             f"like {key}=string"
         )
     if sample is not None and key in sample.column_names and sample.column(key).null_count:
-        raise InvalidSchema(f"key {key!r} of {name} has nulls: name another, or --key-row-number")
+        raise InvalidSchema(f"key {key!r} of {name} has nulls: choose another key, or use --key-row-number")
 
 
-def shown_sample(found: Inferred) -> list[dict[str, Any]]:
-    """Returns the first rows as texts."""
-    return [] if found.sample is None else found.sample.slice(0, SAMPLE_ROWS).to_pylist()
+def shown_sample(inferred: Inferred) -> list[dict[str, Any]]:
+    """Returns the first `SAMPLE_ROWS` rows as dicts of texts, or an empty list without a sample."""
+    return [] if inferred.sample is None else inferred.sample.slice(0, SAMPLE_ROWS).to_pylist()

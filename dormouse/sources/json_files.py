@@ -1,4 +1,7 @@
-"""Files of JSON, an object a line or an array of objects: read by DuckDB as text, typed by the schema."""
+"""The reading of JSON files (one object a line, or an array of objects) as rows of a table.
+
+DuckDB reads all values as text, and this module converts them to the types of the schema.
+"""
 
 from __future__ import annotations
 
@@ -52,25 +55,25 @@ from dormouse.sources.text_values import (
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-    Ask = Callable[[str], DuckDBPyConnection]
-    """Runs a statement about one file, `$path`."""
+    Query = Callable[[str], DuckDBPyConnection]
+    """A function that runs a statement about one file, `$path`."""
 
-# Places in files of JSON: the line of each value, and the first thing that is no object.
+# Places in JSON files: the line of each value, and the first value that is not an object.
 
 _EMPTY = re.compile(r"\s*(\[\s*\]\s*)?")
 _EMPTY_BYTES_MAX = 1 << 16
 _WHOLE_CHARACTERS_MAX = 1 << 28
-"""Of a file whose values go over lines: it is parsed as a whole."""
+"""The part of a file that is parsed for errors if it is an array or its values span several lines."""
 _BETWEEN = re.compile(r"[\s,\[\]]*")
 JSON_DEPTH_MAX = 100
-"""DuckDB, and Python, recurse once a level, and end the process, or raise, at some thousands."""
+"""The limit of nesting. At some thousands of levels, DuckDB crashes the process and Python raises."""
 _DEPTH_BYTES = 1 << 20
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _NO_UTF8 = re.compile("[\udc80-\udcff]")
 _SHOWN = 100
 _NAMES = {
     str: "a text",
-    bool: "a truth",
+    bool: "a boolean",
     int: "a number",
     float: "a number",
     list: "a list",
@@ -79,7 +82,7 @@ _NAMES = {
 
 
 def is_empty(file: DataFile) -> bool:
-    """Returns whether a file of text has no rows: it is empty, or of JSON an array without objects."""
+    """Returns whether a text file has no rows: it is blank, or an empty JSON array. False for Parquet."""
     if file.kind == "parquet":
         return False
     with opened(file.path) as stream:
@@ -91,11 +94,12 @@ def is_empty(file: DataFile) -> bool:
 
 
 def check_depth(path: Path) -> None:
-    """Raises `InvalidData` for a file that nests more than `JSON_DEPTH_MAX` deep."""
+    """Raises `InvalidData` for a file with more than `JSON_DEPTH_MAX` levels of nesting."""
     depth, line, is_text, rest = 0, 1, False, b""
     with opened(path) as stream:
         while block := bytes(stream.read(_DEPTH_BYTES)):
             data = rest + block
+            # an odd number of backslashes at the end escapes a character of the next block
             slashes = len(data) - len(data.rstrip(b"\\"))
             data, rest = (data[:-1], data[-1:]) if slashes % 2 else (data, b"")
             codes = np.frombuffer(_ESCAPED.sub(b"..", data), np.uint8)
@@ -107,12 +111,12 @@ def check_depth(path: Path) -> None:
             depths = depth + np.cumsum(np.where(in_text, 0, steps), dtype=np.int32)
             if depths.max() > JSON_DEPTH_MAX:
                 line += data.count(b"\n", 0, int(np.argmax(depths > JSON_DEPTH_MAX)))
-                raise InvalidData(f"line {line:,}: nests more than {JSON_DEPTH_MAX} deep", line=line)
+                raise InvalidData(f"line {line:,}: more than {JSON_DEPTH_MAX} levels of nesting", line=line)
             depth, is_text, line = int(depths[-1]), bool(in_text[-1]), line + data.count(b"\n")
 
 
 def line_of_object(path: Path, number: int) -> int | None:
-    """Returns the line, from 1, that an object begins on, by its number from 0; None if it is not found."""
+    """Returns the line, from 1, on which an object (its number from 0) begins, or None if it is not found."""
     try:
         return next((line for line, _ in islice(_values(path), number, None)), None)
     except InvalidData:
@@ -120,22 +124,23 @@ def line_of_object(path: Path, number: int) -> int | None:
 
 
 def check_objects(path: Path, fields: tuple[Field, ...] = ()) -> bool:
-    """Returns whether some object has a key; it is slow, for a file that DuckDB refuses.
+    """Returns whether any object has a key. It is slow, so it is used only for a file that DuckDB refuses.
 
-    Raises `InvalidData` for the first thing that is no object, or no list or object where a field is one.
+    Raises `InvalidData` for the first value that is not an object, has a key twice, or has another shape than
+    the type of a field.
     """
     has_keys = False
     for line, value in _values(path):
         if not isinstance(value, _Object):
-            said = f"line {line:,}: is {_named(value)}; each line, or each element, is an object"
-            raise InvalidData(said, line=line)
+            why = f"is {_named(value)}; each line, or each element of the array, must be an object"
+            raise InvalidData(f"line {line:,}: {why}", line=line)
         if value.doubled is not None:
             raise InvalidData(f"line {line:,}: has {value.doubled!r} twice", line=line)
         has_keys = has_keys or bool(value)
         for field in fields:
             if (wrong := _misshapen(value.get(field.name), field.type)) is not None:
                 raise InvalidData(
-                    f"line {line:,}: column {field.name!r} is {field.type}, and has {_named(wrong)} there",
+                    f"line {line:,}: column {field.name!r} is {field.type}, but has {_named(wrong)} there",
                     line=line,
                     column=field.name,
                 )
@@ -143,7 +148,7 @@ def check_objects(path: Path, fields: tuple[Field, ...] = ()) -> bool:
 
 
 class _Object(dict[str, Any]):
-    """An object, and a key that it has twice."""
+    """A JSON object, and in `doubled` a key that it has twice, or None."""
 
     doubled: str | None = None
 
@@ -160,7 +165,7 @@ _decoder = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def _values(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yields each value with its line; `InvalidData` for what is no JSON."""
+    """Yields the line, from 1, and the value of each element or line. Raises `InvalidData`."""
     with opened(path) as stream:
         text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape")
         before, first = 0, ""
@@ -173,22 +178,24 @@ def _values(path: Path) -> Iterator[tuple[int, Any]]:
             yield from _of_text(whole, before, is_cut=bool(text.read(1)))
             return
         yield from _of_text(first, before)
-        for line, one in enumerate(text, before + 1):
-            yield from _of_text(one, line)
+        for line, value in enumerate(text, before + 1):
+            yield from _of_text(value, line)
 
 
 def _is_whole(text: str) -> bool:
+    """Returns whether a line has a whole value, or is wrong in its middle: then more lines do not help."""
     try:
         _decoder.raw_decode(text.lstrip())
     except json.JSONDecodeError as error:
-        return error.pos < len(text.strip())  # broken in its middle
+        return error.pos < len(text.strip())
     return True
 
 
 def _of_text(text: str, first_line: int, *, is_cut: bool = False) -> Iterator[tuple[int, Any]]:
-    """Yields the values of a text, in an array or one after the other; `first_line` is its first.
+    """Yields the line and the value of each value of a text, in an array or one after the other.
 
-    Of a text that is cut, those before the first that is not whole.
+    `first_line` is the line of the beginning of the text. If the text is cut, stops at the first value that
+    is not whole. Raises `InvalidData`.
     """
     at, line, counted = 0, first_line, 0
     while (at := _after(text, at)) < len(text):
@@ -199,8 +206,8 @@ def _of_text(text: str, first_line: int, *, is_cut: bool = False) -> Iterator[tu
             if is_cut:
                 return
             there = line + text.count("\n", at, error.pos)
-            said = f"line {there:,}: is no JSON: {error.msg} {_seen(text, error.pos)}"
-            raise InvalidData(said, line=there) from None
+            why = f"is not JSON: {error.msg} {_seen(text, error.pos)}"
+            raise InvalidData(f"line {there:,}: {why}", line=there) from None
         except RecursionError:
             raise InvalidData(f"line {line:,}: is nested too deeply", line=line) from None
         if (wrong := _NO_UTF8.search(text, at, end)) is not None:
@@ -211,8 +218,9 @@ def _of_text(text: str, first_line: int, *, is_cut: bool = False) -> Iterator[tu
 
 
 def _after(text: str, at: int) -> int:
-    found = _BETWEEN.match(text, at)
-    return found.end() if found else at
+    """Returns the position of the next value."""
+    between = _BETWEEN.match(text, at)
+    return between.end() if between else at
 
 
 def _seen(text: str, at: int) -> str:
@@ -228,13 +236,13 @@ def _named(value: Any) -> str:
 
 
 def _misshapen(value: Any, kind: DataType) -> Any:
-    """Returns a part that is no list or object where the type has one; None if there is none."""
+    """Returns a part of a value that is not a list or object where the type has one, or None."""
     if value is None or not kind.is_nested:
         return None
     if kind.element is not None:
         if not isinstance(value, list):
             return value
-        return next((wrong for one in value if (wrong := _misshapen(one, kind.element)) is not None), None)
+        return next((wrong for item in value if (wrong := _misshapen(item, kind.element)) is not None), None)
     if not isinstance(value, dict):
         return value
     parts = (_misshapen(value.get(part.name), part.type) for part in kind.parts)
@@ -243,13 +251,13 @@ def _misshapen(value: Any, kind: DataType) -> Any:
 
 MEMORY = "1GB"
 BATCH_ROWS = 2_048
-"""As many as DuckDB makes at once: rows may be of any width, and who reads them puts small ones together."""
+"""The number of rows that DuckDB makes at once. Rows can be wide; the caller joins small batches."""
 _FILE = "$path, hive_partitioning = false"
-"""DuckDB takes names for patterns, and has values of folders in place of those of the file."""
+"""Arguments for DuckDB. Without the second, values of folder names would replace those of the file."""
 
 _INEXACT = (pa.ArrowInvalid, TypeError, ValueError)
 _ADVICE = re.compile(r" (?:Try setting|LINE 1:) ")
-"""What DuckDB adds for statements of ours, which no caller can change."""
+"""The beginning of DuckDB's advice about the statement, which the caller cannot change."""
 _OF_ENGINE = re.compile(r'^[A-Za-z ]+ Error: | in file "[^"]*"')
 
 _ROUNDED = {DOUBLE, FLOAT, INT, LONG, STRING}
@@ -260,29 +268,36 @@ _OF_DUCKDB = {
 
 
 class _NoColumns(InvalidData):
-    """All objects are empty."""
+    """An error raised when all objects are empty."""
 
 
 @contextmanager
-def _asked(file: DataFile, fields: Sequence[Field] = ()) -> Iterator[Ask]:
-    """Yields what asks DuckDB; raises `InvalidData`, with the line, for what it refuses of the file."""
+def _queries(file: DataFile, fields: Sequence[Field] = ()) -> Iterator[Query]:
+    """Yields a function that runs statements of DuckDB about the file.
+
+    Raises `InvalidData`, with the line if it is known, if DuckDB refuses the file.
+    """
     try:
         import duckdb
     except ImportError:
         raise not_installed("duckdb", "sql") from None
     with duckdb.connect(config={"memory_limit": MEMORY}) as connection:
         try:
+            # escaped, since DuckDB expands patterns in paths
             yield partial(connection.execute, parameters={"path": glob.escape(str(file.path))})
         except duckdb.Error as error:
             has_keys = check_objects(file.path, tuple(fields))
             if not has_keys and isinstance(error, duckdb.BinderException):
                 raise _NoColumns("has no columns") from None
             why = _OF_ENGINE.sub("", _ADVICE.split(one_line(error))[0])[:300]
-            raise InvalidData(f"is no JSON of an object a line, or of an array of objects: {why}") from None
+            raise InvalidData(f"is not JSON with one object a line, or an array of objects: {why}") from None
 
 
 def json_types(file: DataFile) -> dict[str, DataType]:
-    """The columns of all objects, and their types; what has several, or none, is text. `InvalidData`."""
+    """Returns the columns of all objects and their types. Columns with several types, or none, are text.
+
+    Raises `InvalidData` if the file is not JSON, is nested too deeply, or has keys that differ by case only.
+    """
     try:
         if is_empty(file):
             return {}
@@ -293,22 +308,22 @@ def json_types(file: DataFile) -> dict[str, DataType]:
 
 
 def _json_types(file: DataFile) -> dict[str, DataType]:
-    with _asked(file) as ask:
-        found = ask(
+    with _queries(file) as query:
+        nothing = query(
             f"select * from read_json({_FILE}, sample_size = -1, records = true, "
             "map_inference_threshold = -1) limit 0"
         )
-        types = {str(one[0]): _type(one[1]) for one in found.description or ()}
+        types = {str(column[0]): _type(column[1]) for column in nothing.description or ()}
         if any(_is_renamed(name, types) for name in types):
-            _check_keys(ask)
+            _check_keys(query)
         return types
 
 
 def inferred_json_types(file: DataFile) -> dict[str, DataType]:
-    """Returns the types of `json_types` for a new table; `InvalidData`.
+    """Returns the types of `json_types` for a new table. Raises `InvalidData`.
 
-    Columns are text if they have words that DuckDB takes for times, like infinity and epoch, or numbers with
-    more digits than a double keeps.
+    Two kinds of columns are text here: columns with words that DuckDB reads as times, like infinity and
+    epoch, and columns of numbers with more digits than a double keeps.
     """
     types = _with_digits(file, json_types(file))
     times = [name for name, kind in types.items() if kind in TIMES]
@@ -316,9 +331,9 @@ def inferred_json_types(file: DataFile) -> dict[str, DataType]:
         return types
     words = ", ".join(f"bool_or(not regexp_matches({quoted(name)}, '\\d'))" for name in times)
     texts = _struct(dict.fromkeys(times, "VARCHAR"))
-    with _asked(file) as ask:
-        [found] = ask(f"select {words} from read_json({_FILE}, columns = {texts})").fetchall()
-    return types | {name: STRING for name, has_word in zip(times, found, strict=True) if has_word}
+    with _queries(file) as query:
+        [have_words] = query(f"select {words} from read_json({_FILE}, columns = {texts})").fetchall()
+    return types | {name: STRING for name, has_word in zip(times, have_words, strict=True) if has_word}
 
 
 def _with_digits(file: DataFile, types: Mapping[str, DataType]) -> dict[str, DataType]:
@@ -334,6 +349,7 @@ def _with_digits(file: DataFile, types: Mapping[str, DataType]) -> dict[str, Dat
 
 
 def _with_kept(texts: pa.Array, kind: DataType) -> DataType:
+    """Returns the type, with STRING for each DOUBLE in it that does not keep the digits of `texts`."""
     if kind.element is not None:
         return LIST(_with_kept(texts.flatten(), kind.element))
     if kind.parts:
@@ -346,43 +362,46 @@ def _with_kept(texts: pa.Array, kind: DataType) -> DataType:
 
 
 def _is_renamed(name: str, names: Iterable[str]) -> bool:
-    """Whether DuckDB may have called it so: it sees no difference between Name and name."""
+    """Returns whether DuckDB may have renamed a column by adding a number, as for both Name and name."""
     stem = re.fullmatch(r"(.+)_\d+", name, re.DOTALL)
-    return stem is not None and any(one.casefold() == stem[1].casefold() for one in names)
+    return stem is not None and any(other.casefold() == stem[1].casefold() for other in names)
 
 
-def _check_keys(ask: Ask) -> None:
-    """Refuses keys that differ by case only."""
-    found = ask(f"select distinct unnest(json_keys(json)) from read_json_objects({_FILE})").fetchall()
+def _check_keys(query: Query) -> None:
+    """Raises `InvalidData` if two keys differ by case only."""
+    keys = query(f"select distinct unnest(json_keys(json)) from read_json_objects({_FILE})").fetchall()
     seen: dict[str, str] = {}
-    for (key,) in sorted(found):
+    for (key,) in sorted(keys):
         other = seen.setdefault(key.casefold(), key)
         if other != key:
             raise InvalidData(f"has columns {other!r} and {key!r}, which differ by case only: rename one")
 
 
-def _type(found: Any, levels: int = NESTING_DEPTH_MAX - 1) -> DataType:
-    """Returns our type for one of DuckDB's; text for one that has none, or is below the last level."""
-    kind = str(found.id)
+def _type(duckdb_type: Any, levels: int = NESTING_DEPTH_MAX - 1) -> DataType:
+    """Returns the type for a type of DuckDB. It is STRING if there is none, or below `levels` of nesting."""
+    kind = str(duckdb_type.id)
     if kind in ("list", "struct") and not levels:
         return STRING
     if kind == "list":
-        return LIST(_type(found.children[0][1], levels - 1))
+        return LIST(_type(duckdb_type.children[0][1], levels - 1))
     if kind == "struct":
-        parts = ((name, _type(part, levels - 1)) for name, part in found.children)
+        parts = ((name, _type(part, levels - 1)) for name, part in duckdb_type.children)
         return STRUCT([Field(name, part, nullable=True) for name, part in parts])
-    return _OF_DUCKDB.get(str(found), STRING)
+    return _OF_DUCKDB.get(str(duckdb_type), STRING)
 
 
 def json_batches(
     file: DataFile, fields: Sequence[Field], defaults: Mapping[str, Any] = {}
 ) -> Iterator[pa.RecordBatch]:
-    """Yields these columns, in objects that lack them with their defaults, or null; `InvalidData`."""
+    """Yields the columns of the fields, in batches. An object without a key gets the default, or null.
+
+    Raises `InvalidData`, which names the line.
+    """
     columns = {field.name: _as_text(field.type) for field in fields}
     if is_empty(file):
         return
-    with _asked(file, fields) as ask:
-        rows = ask(f"select * from read_json({_FILE}, columns = {_struct(columns)})")
+    with _queries(file, fields) as query:
+        rows = query(f"select * from read_json({_FILE}, columns = {_struct(columns)})")
         reader = rows.to_arrow_reader(BATCH_ROWS)
         is_odd = has_long_numbers(file.path)
         exact = [
@@ -413,66 +432,67 @@ def json_batches(
             except UnfitRow as error:
                 line = line_of_object(file.path, row + error.place)
                 where = f"object {row + error.place + 1:,}" if line is None else f"line {line:,}"
-                told = {**error.data, "line": line, "row": int(row + error.place)}
-                raise InvalidData(f"{where}: {error.after(row)}", **told) from None
+                data = {**error.data, "line": line, "row": int(row + error.place)}
+                raise InvalidData(f"{where}: {error.after(row)}", **data) from None
             yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
             row += batch.num_rows
 
 
 def _filled(
-    columns: Mapping[str, pa.Array], there: pa.RecordBatch, defaults: Mapping[Field, Any]
+    columns: Mapping[str, pa.Array], presence: pa.RecordBatch, defaults: Mapping[Field, Any]
 ) -> dict[str, pa.Array]:
-    """Returns columns with their defaults in the objects that lack them."""
+    """Returns the columns that have defaults, with the default in each object that lacks the key."""
     return {
         field.name: pc.if_else(
-            there.column(field.name), columns[field.name], pa.scalar(default, arrow_type(field.type))
+            presence.column(field.name), columns[field.name], pa.scalar(default, arrow_type(field.type))
         )
         for field, default in defaults.items()
     }
 
 
 def _presence(file: DataFile, fields: Sequence[Field]) -> Iterator[pa.RecordBatch]:
-    """Yields which objects have these columns, be they null, in batches as of `json_batches`."""
+    """Yields whether each object has each key, even if null. Batches match those of `json_batches`."""
     pointers = {field.name: "/" + field.name.replace("~", "~0").replace("/", "~1") for field in fields}
     columns = (f"json_exists(json, {_literal(to)}) as {quoted(name)}" for name, to in pointers.items())
-    with _asked(file) as ask:
-        found = ask(f"select {', '.join(columns)} from read_json_objects({_FILE})")
-        yield from found.to_arrow_reader(BATCH_ROWS)
+    with _queries(file) as query:
+        rows = query(f"select {', '.join(columns)} from read_json_objects({_FILE})")
+        yield from rows.to_arrow_reader(BATCH_ROWS)
 
 
 def _objects(file: DataFile) -> Iterator[pa.Array]:
-    """The texts of all objects, in batches as of `json_batches`."""
-    with _asked(file) as ask:
-        for batch in ask(f"select json from read_json_objects({_FILE})").to_arrow_reader(BATCH_ROWS):
+    """Yields the texts of all objects. Batches match those of `json_batches`."""
+    with _queries(file) as query:
+        for batch in query(f"select json from read_json_objects({_FILE})").to_arrow_reader(BATCH_ROWS):
             yield batch.column(0)
 
 
 def _as_written(
     objects: pa.Array, fields: Sequence[Field], read: Mapping[str, pa.Array]
 ) -> dict[str, pa.Array]:
-    """These columns of objects, with numbers as they are written: DuckDB makes doubles of them first.
+    """Returns columns of objects, given as texts, with each number as it is written.
 
-    A value without decimals that is none of its column's type is as DuckDB `read` it, or null.
+    DuckDB would convert numbers to doubles first. A value that does not fit its column's type is taken from
+    `read`, the columns as DuckDB read them, or is null. If the type has decimals, raises `UnfitText` instead.
     """
     parsed = [json.loads(text, parse_float=str, parse_int=str) for text in objects.to_pylist()]
-    found = {}
+    written = {}
     for field in fields:
-        given = [None if one is None else one.get(field.name) for one in parsed]
+        given = [None if row is None else row.get(field.name) for row in parsed]
         try:
-            found[field.name] = _exact_column(given, field)
+            written[field.name] = _exact_column(given, field)
         except _INEXACT:
-            odd = [row for row, one in enumerate(given) if not _is_exact(one, field)]
+            odd = [row for row, value in enumerate(given) if not _is_exact(value, field)]
             if _has_decimals(field.type):
                 raise UnfitText(field, given[odd[0]], odd[0]) from None
-            texts = [None if row in odd else _exact(one, field.type) for row, one in enumerate(given)]
+            texts = [None if row in odd else _exact(value, field.type) for row, value in enumerate(given)]
             for row in odd if field.name in read else ():
                 texts[row] = read[field.name][row].as_py()
-            found[field.name] = pa.array(texts, _exact_type(field.type))
-    return found
+            written[field.name] = pa.array(texts, _exact_type(field.type))
+    return written
 
 
 def _exact_column(given: Sequence[Any], field: Field) -> pa.Array:
-    return pa.array([_exact(one, field.type) for one in given], _exact_type(field.type))
+    return pa.array([_exact(value, field.type) for value in given], _exact_type(field.type))
 
 
 def _is_exact(value: Any, field: Field) -> bool:
@@ -484,16 +504,16 @@ def _is_exact(value: Any, field: Field) -> bool:
 
 
 def _exact(value: Any, kind: DataType) -> Any:
-    """Returns decimals, and texts of all else."""
+    """Returns a value with decimals as `Decimal` and all other numbers as text. Raises one of `_INEXACT`."""
     if kind.element is not None and isinstance(value, list):
-        return [_exact(one, kind.element) for one in value]
+        return [_exact(item, kind.element) for item in value]
     if kind.parts and isinstance(value, dict):
         return {part.name: _exact(value.get(part.name), part.type) for part in kind.parts}
     if isinstance(value, bool) and not kind.is_nested and kind.precision is None:
         return str(value).lower()
     if value is None or (isinstance(value, str) and not kind.is_nested):
         return value if value is None or kind.precision is None else exact_decimal(value.strip(), kind)
-    raise TypeError(f"there is a {type(value).__name__} where {kind} is wanted")
+    raise TypeError(f"a {type(value).__name__} is not a value of {kind}")
 
 
 def _exact_type(kind: DataType) -> pa.DataType:
@@ -509,7 +529,7 @@ def _has_decimals(kind: DataType) -> bool:
 
 
 def _has(kind: DataType, wanted: set[DataType]) -> bool:
-    """Returns whether a type is, or has within, one of these."""
+    """Returns whether a type is one of `wanted`, or contains one."""
     return kind in wanted or any(_has(inner, wanted) for inner in _inner(kind))
 
 
@@ -518,9 +538,12 @@ def _inner(kind: DataType) -> list[DataType]:
 
 
 def _as_text(kind: DataType) -> str:
-    """The type of DuckDB which loses nothing: text, in lists and structs, too."""
+    """Returns DuckDB's type for reading without loss: VARCHAR, also within lists and structs.
+
+    Raises `InvalidData` for a map.
+    """
     if kind.key is not None:
-        raise InvalidData(f"JSON is not read into a {kind}; use Parquet")
+        raise InvalidData(f"JSON cannot be read into a {kind}; use Parquet")
     if kind.element is not None:
         return f"{_as_text(kind.element)}[]"
     if kind.parts:

@@ -1,6 +1,7 @@
-"""Numbers that readers change: codes, hexadecimal, more digits than a double has, 1e400.
+"""The detection of odd numbers, which readers would change silently.
 
-Arrow's reader of CSV takes all of them for others, and DuckDB's of JSON makes doubles first.
+Odd numbers are codes with leading zeros, hexadecimal numbers, and numbers with more digits or a larger
+exponent than a double has. Arrow's CSV reader and DuckDB's JSON reader turn them into other numbers.
 """
 
 from __future__ import annotations
@@ -27,23 +28,24 @@ if TYPE_CHECKING:
 
 _CODES = {INT: r"^\s*[+-]?0[0-9xX]", LONG: r"^\s*[+-]?0[0-9xX]", DOUBLE: LEADING_ZERO}
 _TINY = re.compile(rb"[eE]-[0-9]{2}|[0-9]{16}[eE]-")
-"""Ends of numbers that a floating one may take for zero, or round."""
+"""The end of a number that a floating-point number may round, or turn into zero."""
 _NO_NUMBER = r"(?i)^\s*[+-]?(?:inf|infinity|nan)\s*$"
 _NUMBER = r"^\s*[+-]?(?:[0-9]+(?:%s[0-9]*)?|%s[0-9]+)(?:[eE][+-]?[0-9]+)?\s*$"
 _DIGITS_MAX = 16
-"""A double keeps all fractions of one digit less; their point is counted, too."""
+"""The length up to which a double keeps a fraction: 15 digits and the decimal point."""
 _TAIL_BYTES = 1024
-"""More than what is looked for has."""
+"""The overlap of blocks. It is longer than any pattern that is looked for."""
 _UNKNOWN = b"?"
-"""Stands for what comes next: no end of a cell."""
+"""A placeholder for the byte after a block, which does not end a cell."""
 _ZERO, _TEN = ord("0"), 10
 _NUMBER_BYTES_MAX, _BLOCK_BYTES = 1 << 10, 1 << 20
 
 
 def _table(characters: str) -> npt.NDArray[np.bool_]:
-    found = np.zeros(256, bool)
-    found[list(characters.encode())] = True
-    return found
+    """Returns an array of 256 booleans, true at the codes of these ASCII characters."""
+    table = np.zeros(256, bool)
+    table[list(characters.encode())] = True
+    return table
 
 
 _PADDING = _table("+- \t")
@@ -54,14 +56,15 @@ _AROUND_NUMBERS = _table(" \t\r\n:,[]{}")
 
 
 class WatchedNumbers:
-    """A watch over a file of CSV, of which `checked` reads columns again as text that may have odd numbers.
+    """A check that no number of a CSV file is changed by reading it.
 
-    They are looked for in the bytes. Where types were inferred, this costs a tenth of reading them.
+    `see` looks for odd numbers in the bytes of the file. If there may be one, `checked` reads the columns of
+    numbers again as text and compares. If types were inferred, `see` costs a tenth of the time of reading.
     """
 
     def __init__(self, how: FileFormat, given: Files, fields: Sequence[Field]) -> None:
         self._point = how.decimal_point
-        # a column that is said to be of numbers has no codes
+        # if the caller gave the type of a column, its leading zeros do not make it a column of codes
         is_guess = bool(given.formats)
         self._columns = {f.name: f for f in fields if f.type in (INT, LONG, DOUBLE, FLOAT)}
         self._inferred = {name for name in self._columns if is_guess and name not in given.types}
@@ -73,7 +76,7 @@ class WatchedNumbers:
         self._tail = b"\n\n"
 
     def see(self, text: bytes) -> None:
-        """Looks for odd numbers in what comes next of the file; no bytes are its end."""
+        """Looks for odd numbers in the next bytes of the file. Empty bytes mean its end."""
         if self._columns and not self._has_odd:
             seen = self._tail + text
             self._has_odd = self._odd_in(seen + (_UNKNOWN if text else b"\n"))
@@ -82,7 +85,10 @@ class WatchedNumbers:
     def checked(
         self, batches: Iterator[pa.RecordBatch], again: Callable[[list[str]], Iterator[pa.RecordBatch]]
     ) -> Iterator[pa.RecordBatch]:
-        """The same batches; `again` gives those of the columns as text. `UnfitText`."""
+        """Yields the same batches. Raises `UnfitText` for a number that reading changed.
+
+        `again` reads the named columns from the start of the file as text, in batches of the same rows.
+        """
         texts: Iterator[pa.RecordBatch] | None = None
         for number, batch in enumerate(batches):
             if texts is None and (self._has_odd or self._has_large(batch)):
@@ -105,8 +111,11 @@ class WatchedNumbers:
         return self._is_double_inferred and _longest_fraction(codes, ord(self._point)) > _DIGITS_MAX
 
     def _codes_in(self, codes: npt.NDArray[np.uint8]) -> bool:
-        """Whether any cell is of digits after a zero, as no time is, or begins like a hexadecimal one."""
-        digits = (codes - _ZERO) < _TEN  # what is less wraps around
+        """Returns whether any cell is a zero followed by digits only, or begins like a hexadecimal number.
+
+        Times can begin with a zero, too, but have other characters after it.
+        """
+        digits = (codes - _ZERO) < _TEN  # bytes below "0" wrap around to large numbers
         is_hex = (codes | 32) == ord("x")
         at = self._first(codes, np.flatnonzero((codes[:-1] == _ZERO) & (digits | is_hex)[1:]))
         if not len(at) or is_hex[at + 1].any():
@@ -115,8 +124,8 @@ class WatchedNumbers:
         return bool((self._before | _BLANKS)[codes[others[np.searchsorted(others, at)]]].any())
 
     def _first(self, codes: npt.NDArray[np.uint8], at: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Those of these at which a cell begins, before which a sign or blanks may be."""
-        at = at[at > 1]  # the others were seen before, with what is in front of them
+        """Returns the positions in `at` at which a cell begins, after an optional sign or blanks."""
+        at = at[at > 1]  # the first two bytes overlap with the last block, which was checked
         before = codes[at - 1]
         is_padded = _PADDING[before] & (self._before | _PADDING)[codes[at - 2]]
         return at[self._before[before] | is_padded]
@@ -134,7 +143,7 @@ class WatchedNumbers:
 
 
 def has_long_numbers(path: Path, *, even_whole: bool = False) -> bool:
-    """Returns whether a file of JSON has a number with an exponent, or with more digits than a double keeps.
+    """Returns whether a JSON file has a number with an exponent, or with more digits than a double keeps.
 
     Whole numbers count only with `even_whole`. A number within a text may count, too.
     """
@@ -164,14 +173,15 @@ def _long_in(text: bytes, even_whole: bool) -> bool:
 
 
 def _any_in(at: npt.NDArray[np.intp], begins: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]) -> bool:
-    """Returns whether a number, of those that begin and end there, has one of these places within."""
+    """Returns whether any range from `begins` to `ends` contains a position of `at`, which is sorted."""
     return bool(len(at) and (np.searchsorted(at, begins) < np.searchsorted(at, ends)).any())
 
 
 def with_infinities(column: pa.Array, proposed: DataType, point: str) -> DataType:
-    """Returns DOUBLE for a column of numbers with some that are infinite or NaN; STRING for such words alone.
+    """Returns the type of a column of texts, in which infinity and NaN are numbers.
 
-    DuckDB proposes types by the order of the rows.
+    It is DOUBLE for such words beside numbers, STRING for such words beside anything else or alone, and
+    `proposed` if there are none. DuckDB's own proposal depends on the order of the rows.
     """
     is_word = pc.match_substring_regex(column, _NO_NUMBER)
     if proposed not in (STRING, LONG, DOUBLE) or not pc.any(is_word).as_py():
@@ -182,7 +192,7 @@ def with_infinities(column: pa.Array, proposed: DataType, point: str) -> DataTyp
 
 
 def are_kept(column: pa.Array, point: str) -> bool:
-    """Returns whether doubles keep all digits; True for texts that Arrow does not parse."""
+    """Returns whether doubles keep all digits of a column of texts. True if Arrow cannot parse the texts."""
     texts = pc.replace_substring(pc.ascii_trim_whitespace(column), point, ".")
     try:
         return first_unkept(texts, numbers := texts.cast(pa.float64()), DOUBLE, pc.is_valid(numbers)) < 0
@@ -191,7 +201,7 @@ def are_kept(column: pa.Array, point: str) -> bool:
 
 
 def _longest_fraction(codes: npt.NDArray[np.uint8], point: int) -> int:
-    """Returns the length of the longest run of digits that has a point."""
+    """Returns the length of the longest run of digits with a decimal point, which is counted as well."""
     is_point = codes == point
     if not len(points := np.flatnonzero(is_point)):
         return 0
@@ -202,18 +212,20 @@ def _longest_fraction(codes: npt.NDArray[np.uint8], point: int) -> int:
 
 
 def _check_kept(column: pa.Array, numbers: pa.Array, field: Field) -> None:
+    """Raises `UnfitText` for a text with more digits than its double keeps."""
     if (row := first_unkept(column, numbers, DOUBLE, pc.is_valid(numbers))) >= 0:
-        why = f": it has more digits than a double, which --type {field.name}=string keeps"
+        why = f": it has more digits than a double; --type {field.name}=string keeps them"
         raise UnfitText(field, column[row].as_py(), row, why)
 
 
 def _check_no_code(column: pa.Array, field: Field) -> None:
+    """Raises `UnfitText` for a text that looks like a code: a number with leading zeros, or hexadecimal."""
     row = pc.index(pc.match_substring_regex(column, _CODES[field.type]), True).as_py()
     if row >= 0:
         raise UnfitText(
             field,
             column[row].as_py(),
             row,
-            f": it looks like a code, which --type {field.name}=string keeps, and "
-            f"--type {field.name}={field.type} does not",
+            f": it looks like a code; --type {field.name}=string keeps its zeros, "
+            f"--type {field.name}={field.type} drops them",
         )

@@ -72,9 +72,10 @@ GUESSED = "cp1252"
 
 @dataclass(frozen=True)
 class Sniffed:
-    """The detected format of a file, the types of its columns, and its first rows as texts.
+    """The detected format of a file, the types of its columns, and its sample as texts.
 
-    `unsure` has another possible time format for each column whose days could be months.
+    `is_whole` is whether the sample is the whole file. `unsure` has another possible time format for each
+    column whose days could be months.
     """
 
     format: FileFormat
@@ -85,7 +86,7 @@ class Sniffed:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Proposal:
     """The answer of DuckDB's sniffer."""
 
     delimiter: str
@@ -100,7 +101,7 @@ class _Found:
 
 
 def sniff(file: DataFile, *, guess_encoding: bool) -> Sniffed:
-    """Detects the format of a file. Options that the caller gave are not questioned.
+    """Returns the detected format of a file. Options that the caller gave are used as they are.
 
     Raises `InvalidData` if the format cannot be detected, or if the file is not UTF-8 and neither an encoding
     was given nor `guess_encoding` is set.
@@ -108,18 +109,18 @@ def sniff(file: DataFile, *, guess_encoding: bool) -> Sniffed:
     raw, is_whole = _head(file.path)
     encoding = file.given.encoding or guessed_encoding(raw)
     if not guess_encoding and encoding == GUESSED and file.given.encoding is None:
-        raise InvalidData("is not UTF-8: say which encoding it has, like latin-1")
+        raise InvalidData("is not UTF-8: give its encoding, like latin-1")
     said = text_format(**file.given.said)
     text = _decoded(raw, encoding, said.separator, is_whole=is_whole)
     if not text.strip():
-        raise InvalidData("is empty, and says nothing of its columns")
+        raise InvalidData("is empty, so its columns are unknown")
     with tempfile.TemporaryDirectory(prefix="dormouse-") as folder:
         sample = Path(folder) / "sample.csv"
         sample.write_text(text, UTF_8, newline="")
-        how, found = _format(sample, text, file, said)
+        how, proposal = _format(sample, text, file, said)
         names, how = _named(sample, how)
         texts = _texts(sample, how, names)
-        types, time_formats = _types(texts, found, file, how.decimal_point)
+        types, time_formats = _types(texts, proposal, file, how.decimal_point)
         chosen = {**time_formats, **file.given.time_formats}
         types = _confirmed(sample, how, types, {*file.given.types, *chosen})
     others = {
@@ -174,15 +175,15 @@ def guessed_encoding(raw: bytes) -> str:
         return UTF_8
     is_other = [_is_other(text) for text in raw.splitlines() if not text.isascii()]
     if b"\0" in raw:
-        raise InvalidData(f"line {line}: is no text of UTF-8; say which encoding it has, like utf-16")
+        raise InvalidData(f"line {line}: is not UTF-8 text; give its encoding, like utf-16")
     if not all(is_other):
         raise InvalidData(
-            f"line {line}: is not UTF-8, but other lines are: it has two encodings; make it one, or say which"
+            f"line {line}: is not UTF-8, but other lines are: it has two encodings; convert it to one"
         )
     try:
         raw.decode(GUESSED)
     except UnicodeDecodeError:
-        raise InvalidData(f"line {line}: is not UTF-8; say which encoding it has, like latin-1") from None
+        raise InvalidData(f"line {line}: is not UTF-8; give its encoding, like latin-1") from None
     return GUESSED
 
 
@@ -195,7 +196,10 @@ def _is_other(line: bytes) -> bool:
 
 
 def _decoded(raw: bytes, encoding: str, delimiter: str, *, is_whole: bool) -> str:
-    """Returns the decoded text up to the last line end outside of quoted values, so with whole rows only."""
+    """Returns the decoded text up to its last whole row, which ends at a line end outside quoted values.
+
+    `is_whole`: the text is the whole file, and is not cut. Raises `InvalidData`.
+    """
     try:
         decoder = codecs.getincrementaldecoder(encoding)()
         text = decoder.decode(raw, final=is_whole).removeprefix("\ufeff")
@@ -212,7 +216,8 @@ def _decoded(raw: bytes, encoding: str, delimiter: str, *, is_whole: bool) -> st
     return text[: end + 1] if end > 0 else text
 
 
-def _format(sample: Path, text: str, file: DataFile, said: TextFormat) -> tuple[FileFormat, _Found]:
+def _format(sample: Path, text: str, file: DataFile, said: TextFormat) -> tuple[FileFormat, _Proposal]:
+    """Returns the format of a sample, and the sniffer's proposal. `said` has the options that were given."""
     is_said = said.model_fields_set
     if said.skip_lines:  # the sniffer would take quotes in the skipped lines for quotes of cells
         lines = io.StringIO(text, newline="")
@@ -225,31 +230,31 @@ def _format(sample: Path, text: str, file: DataFile, said: TextFormat) -> tuple[
     if "separator" not in is_said and has_tabs(file.path):
         given["delim"] = "\t"
     nulls: Sequence[str] = said.null
-    found, point = _sniffed(sample, given, nulls), "."
+    proposal, point = _sniffed(sample, given, nulls), "."
     if "null" not in is_said:
-        found, nulls = _with_nulls(sample, text, given, found)
-    if found.delimiter != "," and "VARCHAR" in found.kinds and _DECIMAL_COMMA.search(text):
+        proposal, nulls = _with_nulls(sample, text, given, proposal)
+    if proposal.delimiter != "," and "VARCHAR" in proposal.kinds and _DECIMAL_COMMA.search(text):
         with_comma = _sniffed(sample, {**given, "decimal_separator": ","}, nulls)
-        if with_comma.kinds.count("DOUBLE") > found.kinds.count("DOUBLE"):
-            found, point = with_comma, ","
-    found = _unskipped(found, text)
-    if len(found.names) == 1 and "separator" not in is_said:
-        found = _divided(found, text)
+        if with_comma.kinds.count("DOUBLE") > proposal.kinds.count("DOUBLE"):
+            proposal, point = with_comma, ","
+    proposal = _unskipped(proposal, text)
+    if len(proposal.names) == 1 and "separator" not in is_said:
+        proposal = _divided(proposal, text)
     # if the sample has no quotes, assume the usual one for the rest of the file
-    quote = found.quote or (None if '"' in text else '"')
+    quote = proposal.quote or (None if '"' in text else '"')
     how: dict[str, Any] = {
-        "separator": found.delimiter,
+        "separator": proposal.delimiter,
         "quote": quote,
-        "escape": found.escape if found.escape not in ("", quote) else None,
-        "header": found.has_header,
-        "skip_lines": found.skip,
+        "escape": proposal.escape if proposal.escape not in ("", quote) else None,
+        "header": proposal.has_header,
+        "skip_lines": proposal.skip,
         "null": nulls,
     }
     how |= {name: getattr(said, name) for name in is_said if name != "encoding"}
-    return FileFormat(text_format(**how), point, found.names), found
+    return FileFormat(text_format(**how), point, proposal.names), proposal
 
 
-def _divided(found: _Found, text: str) -> _Found:
+def _divided(proposal: _Proposal, text: str) -> _Proposal:
     """Returns the format with a delimiter that is in the first line and in most others, if there is one.
 
     If lines have different numbers of cells, the sniffer finds a single column.
@@ -257,51 +262,51 @@ def _divided(found: _Found, text: str) -> _Found:
     lines = [line for line in text.splitlines() if line.strip()]
     for delimiter in _DELIMITERS:
         divided = sum(delimiter in line for line in lines)
-        if delimiter != found.delimiter and delimiter in lines[0] and divided * 2 > len(lines):
+        if delimiter != proposal.delimiter and delimiter in lines[0] and divided * 2 > len(lines):
             names = tuple(next(csv.reader(lines[:1], delimiter=delimiter), []))
             kinds = ("VARCHAR",) * len(names)
-            return replace(found, delimiter=delimiter, has_header=True, names=names, kinds=kinds, skip=0)
-    return found
+            return replace(proposal, delimiter=delimiter, has_header=True, names=names, kinds=kinds, skip=0)
+    return proposal
 
 
-def _unskipped(found: _Found, text: str) -> _Found:
+def _unskipped(proposal: _Proposal, text: str) -> _Proposal:
     """Returns the format with fewer skipped lines, if some of them look like a header or rows.
 
     The sniffer skips leading lines that do not fit the following ones, as if they were titles.
     """
-    if not found.skip:
-        return found
+    if not proposal.skip:
+        return proposal
     lines = text.splitlines()
-    before = lines[: found.skip]
-    if found.skip * _TITLES_SHARE <= len(lines) or not any(found.delimiter in line for line in before):
-        first = next(csv.reader([before[-1]], delimiter=found.delimiter), [])
-        if found.has_header or len(first) != len(found.names) - 1:
-            return found
+    before = lines[: proposal.skip]
+    if proposal.skip * _TITLES_SHARE <= len(lines) or not any(proposal.delimiter in line for line in before):
+        first = next(csv.reader([before[-1]], delimiter=proposal.delimiter), [])
+        if proposal.has_header or len(first) != len(proposal.names) - 1:
+            return proposal
         # R writes row names, but no header for their column
-        return replace(found, skip=found.skip - 1, has_header=True, names=(found.names[0], *first))
-    names = tuple(next(csv.reader(lines[:1], delimiter=found.delimiter), []))
-    return replace(found, skip=0, has_header=True, names=names, kinds=("VARCHAR",) * len(names))
+        return replace(proposal, skip=proposal.skip - 1, has_header=True, names=(proposal.names[0], *first))
+    names = tuple(next(csv.reader(lines[:1], delimiter=proposal.delimiter), []))
+    return replace(proposal, skip=0, has_header=True, names=names, kinds=("VARCHAR",) * len(names))
 
 
 def _with_nulls(
-    sample: Path, text: str, options: Mapping[str, Any], found: _Found
-) -> tuple[_Found, list[str]]:
+    sample: Path, text: str, options: Mapping[str, Any], proposal: _Proposal
+) -> tuple[_Proposal, list[str]]:
     """Returns the format with texts like "NA" as null, and these texts, if that gives a column a type."""
-    if "VARCHAR" not in found.kinds:
-        return found, []
-    cells = set(re.split(rf"[{re.escape(found.delimiter)}\r\n]", text))
+    if "VARCHAR" not in proposal.kinds:
+        return proposal, []
+    cells = set(re.split(rf"[{re.escape(proposal.delimiter)}\r\n]", text))
     null_texts = [text for text in NULL_TEXTS if text in cells]
     if not null_texts:
-        return found, []
-    without = _sniffed(sample, {**options, "delim": found.delimiter}, null_texts)
-    if len(without.kinds) != len(found.kinds) or without.kinds.count("VARCHAR") >= found.kinds.count(
+        return proposal, []
+    without = _sniffed(sample, {**options, "delim": proposal.delimiter}, null_texts)
+    if len(without.kinds) != len(proposal.kinds) or without.kinds.count("VARCHAR") >= proposal.kinds.count(
         "VARCHAR"
     ):
-        return found, []
+        return proposal, []
     return without, null_texts
 
 
-def _sniffed(sample: Path, options: Mapping[str, Any], nulls: Sequence[str]) -> _Found:
+def _sniffed(sample: Path, options: Mapping[str, Any], nulls: Sequence[str]) -> _Proposal:
     try:
         import duckdb
     except ImportError:
@@ -318,8 +323,10 @@ def _sniffed(sample: Path, options: Mapping[str, Any], nulls: Sequence[str]) -> 
             except duckdb.Error as error:
                 why = error
         else:
-            raise InvalidData(f"is no CSV whose format can be told: {one_line(why)[:120]}; say its delimiter")
-    return _Found(
+            raise InvalidData(
+                f"is not a CSV file whose format can be detected: {one_line(why)[:120]}; give its delimiter"
+            )
+    return _Proposal(
         row["Delimiter"],
         row["Quote"].replace(_NONE, ""),
         row["Escape"].replace(_NONE, ""),
@@ -333,7 +340,7 @@ def _sniffed(sample: Path, options: Mapping[str, Any], nulls: Sequence[str]) -> 
 
 
 def _named(sample: Path, how: FileFormat) -> tuple[tuple[str, ...], FileFormat]:
-    """Returns the names of the columns, and the format, which has names only if the header's do not suffice.
+    """Returns the names of the columns, and the format, with names only if they differ from the header's.
 
     Raises `InvalidData` if a name occurs twice.
     """
@@ -353,24 +360,24 @@ def _named(sample: Path, how: FileFormat) -> tuple[tuple[str, ...], FileFormat]:
 def _texts(sample: Path, how: FileFormat, names: Sequence[str]) -> pa.Table:
     """Returns the sample as the reader splits it into cells, all as texts."""
     batches = TextFile(sample, how.text, names).batches(dict.fromkeys(names, pa.string()))
-    columns = [
-        pa.chunked_array(some, pa.string()) for some in zip(*(one.columns for one in batches), strict=True)
-    ]
+    by_column = zip(*(batch.columns for batch in batches), strict=True)
+    columns = [pa.chunked_array(chunks, pa.string()) for chunks in by_column]
     return pa.table(columns or [pa.array([], pa.string())] * len(names), names=list(names))
 
 
 def _types(
-    texts: pa.Table, found: _Found, file: DataFile, point: str
+    texts: pa.Table, proposal: _Proposal, file: DataFile, point: str
 ) -> tuple[dict[str, DataType], dict[str, str]]:
+    """Returns the type of each column, and the time formats of columns for which none was given."""
     types: dict[str, DataType] = {}
     time_formats: dict[str, str] = {}
-    for name, kind in zip(texts.column_names, found.kinds, strict=True):
+    for name, kind in zip(texts.column_names, proposal.kinds, strict=True):
         column = texts.column(name).combine_chunks()
         given = file.given.types.get(name)
         if given is not None:
             types[name] = given
             continue
-        types[name], how = _type(column, kind, found, point)
+        types[name], how = _type(column, kind, proposal, point)
         if how is not None and name not in file.given.time_formats:
             time_formats[name] = how
     return types, time_formats
@@ -379,23 +386,25 @@ def _types(
 def _confirmed(
     sample: Path, how: FileFormat, types: Mapping[str, DataType], skipped: set[str]
 ) -> dict[str, DataType]:
-    """Returns the types, with STRING for each column whose sample Arrow's reader cannot parse as its type."""
-    found = dict(types)
+    """Returns the types, with STRING for columns that Arrow cannot parse. Ignores `skipped` columns."""
+    confirmed = dict(types)
     text = TextFile(sample, how.text, list(types))
     while True:
         numbers = {
-            name: arrow_type(kind) for name, kind in found.items() if kind in _READ and name not in skipped
+            name: arrow_type(kind)
+            for name, kind in confirmed.items()
+            if kind in _READ and name not in skipped
         }
         try:
             for _ in text.batches(numbers, decimal_point=how.decimal_point):
                 pass
         except UnfitCell as error:
-            found[text.names[error.column]] = STRING
+            confirmed[text.names[error.column]] = STRING
         else:
-            return found
+            return confirmed
 
 
-def _type(column: pa.Array, kind: str, found: _Found, point: str) -> tuple[DataType, str | None]:
+def _type(column: pa.Array, kind: str, proposal: _Proposal, point: str) -> tuple[DataType, str | None]:
     """Returns the type that DuckDB proposes, if all values of the sample fit it without loss; else STRING.
 
     Also returns the time format, or None. A STRING column has one if all its values with digits fit it.
@@ -407,21 +416,24 @@ def _type(column: pa.Array, kind: str, found: _Found, point: str) -> tuple[DataT
         return STRING, None  # a code, such as a postal code, whose zeros count
     if proposed == DOUBLE and (_any(column, _WHOLE_AND_LONG) or not are_kept(column, point)):
         return STRING, None
-    for how in _formats(proposed, found):
+    for how in _formats(proposed, proposal):
         if (proposed in _READ and how is None and proposed != DATE) or _fits(column, proposed, how):
             return proposed, how
     if proposed in TIMES:  # a table with a time column can then name the values that do not fit
         times = pc.if_else(pc.match_substring_regex(column, "[0-9]"), column, None)
-        return STRING, next((how for how in _formats(proposed, found) if _fits(times, proposed, how)), None)
+        return STRING, next(
+            (how for how in _formats(proposed, proposal) if _fits(times, proposed, how)), None
+        )
     return STRING, None
 
 
-def _formats(proposed: DataType, found: _Found) -> list[str | None]:
-    sniffed = {DATE: found.date_format, TIMESTAMP: found.timestamp_format}.get(proposed)
+def _formats(proposed: DataType, proposal: _Proposal) -> list[str | None]:
+    sniffed = {DATE: proposal.date_format, TIMESTAMP: proposal.timestamp_format}.get(proposed)
     return [None] if not sniffed else [None, *formats_to_try(sniffed)]
 
 
 def _fits(column: pa.Array, proposed: DataType, how: str | None) -> bool:
+    """Returns whether all texts of a column can be converted to a type, with the time format if given."""
     try:
         value_column(column, Field("column", proposed, nullable=True), how)
     except InvalidData:

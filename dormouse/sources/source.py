@@ -135,38 +135,39 @@ def _starts(size: int, pieces: int) -> Iterator[int]:
         yield number * (size - PIECE_BYTES) // (pieces - 1)
 
 
-def _add_table(found: Hash, table: pa.Table) -> None:
+def _add_table(digest: Hash, table: pa.Table) -> None:
+    """Adds the columns of a table to a digest, in the order of their names."""
     if table.nbytes > TABLE_BYTES_MAX and table.num_rows > 2 * ROWS_AT_ONCE:
-        found.update(repr(table.num_rows).encode())
+        digest.update(repr(table.num_rows).encode())
         last = table.slice(table.num_rows - ROWS_AT_ONCE)
         table = pa.concat_tables([table.slice(0, ROWS_AT_ONCE), last])
     names = table.column_names
     for number in sorted(range(len(names)), key=names.__getitem__):
         name, column = names[number], table.column(number)
-        found.update(repr((name, str(column.type), len(column))).encode())
+        digest.update(repr((name, str(column.type), len(column))).encode())
         for start in range(0, len(column), ROWS_AT_ONCE):
             piece = column.slice(start, ROWS_AT_ONCE)
-            _add_values(found, pa.concat_arrays(piece.chunks))
+            _add_values(digest, pa.concat_arrays(piece.chunks))
 
 
-def _add_values(found: Hash, values: pa.Array) -> None:
+def _add_values(digest: Hash, values: pa.Array) -> None:
     """Adds the validity of each value, and the valid values. The bytes behind a null are undefined."""
-    found.update(np.packbits(values.is_valid().to_numpy(zero_copy_only=False)))
+    digest.update(np.packbits(values.is_valid().to_numpy(zero_copy_only=False)))
     kind, there = values.type, values.drop_null()
     if kinds.is_dictionary(kind):
-        _add_values(found, there.dictionary_decode())
+        _add_values(digest, there.dictionary_decode())
     elif kinds.is_struct(kind):
         for part in there.flatten():
-            _add_values(found, part)
+            _add_values(digest, part)
     elif kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_map(kind):
         ends = there.offsets.to_numpy()
-        found.update(np.diff(ends))
+        digest.update(np.diff(ends))
         for part in [there.keys, there.items] if kinds.is_map(kind) else [there.values]:
-            _add_values(found, part.slice(ends[0], ends[-1] - ends[0]))
+            _add_values(digest, part.slice(ends[0], ends[-1] - ends[0]))
     else:
         if kinds.is_string_view(kind) or kinds.is_binary_view(kind):
             there = there.cast(pa.large_binary())
-        found.update(pa.record_batch([there], ["values"]).serialize())
+        digest.update(pa.record_batch([there], ["values"]).serialize())
 
 
 # Many files, or parts of them, are read as one stream. The next ones are read while the caller uses rows.
@@ -280,10 +281,10 @@ def _numbered(data: Files, name: str, schema: Schema) -> Source:
 
 
 def without(schema: Schema, name: str) -> Schema:
-    """Returns the schema without a column. If no key remains, it has none: it is only used for reading."""
+    """Returns the schema without a column, for reading. Unlike a table's schema, it may have no key."""
     others = [field for field in schema.fields if field.name != name]
     if not others:
-        raise InvalidData(f"there is no column beside {name!r}")
+        raise InvalidData(f"there is no column besides {name!r}")
     keys = [field for field in schema.key_fields if field.name != name]
     named = zip(schema.names, schema.shape.columns, strict=True)
     shape = replace(schema.shape, columns=tuple(column for other, column in named if other != name))

@@ -34,7 +34,7 @@ _BYTES_MAX = 256 * 1024 * 1024
 
 def batch_rows(path: Path, parquet: pq.ParquetFile, row_groups: Sequence[int], rows_max: int) -> int:
     """Returns a number of rows from 1 to `rows_max`, so that a batch of them has at most about 256 MiB."""
-    # a file that was changed meanwhile may have fewer row groups: it is refused when it is read
+    # a file that was changed in the meantime may have fewer row groups; the reader will refuse it
     group_count = parquet.metadata.num_row_groups
     known = (number for number in row_groups if number < group_count)
     return min((_rows(path, parquet, number, rows_max) for number in known), default=rows_max)
@@ -188,7 +188,7 @@ def _parquet(file: DataFile, schema: Schema, row_groups: Sequence[int] | None) -
 def _whole(
     batches: Iterator[pa.RecordBatch], file: DataFile, rows: int, groups: Sequence[int], int96: list[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the batches. Raises `InvalidData` if an INT96 time is no whole number of microseconds.
+    """Yields the batches. Raises `InvalidData` if an INT96 time is not a whole number of microseconds.
 
     The file is read a second time in nanoseconds, to compare. Outside their range, both sides of the
     comparison wrap around in the same way.
@@ -204,16 +204,16 @@ def _whole(
                 whole = pc.multiply(batch.column(name).view(pa.int64()), 1_000)
                 if pc.any(pc.not_equal(nanoseconds, whole)).as_py():
                     raise InvalidData(
-                        f"column {name!r} has nanoseconds, which a timestamp has not: round them"
+                        f"column {name!r} has nanoseconds, but timestamps have microseconds: round them"
                     )
             row += batch.num_rows
             yield batch
 
 
-def _plain(found: pa.Schema, schema: Schema) -> pa.Schema:
-    """Returns the columns without the nameless indexes of pandas, unless the schema has them."""
+def _plain(columns: pa.Schema, schema: Schema) -> pa.Schema:
+    """Returns the columns of a file without the nameless indexes of pandas, unless the schema has them."""
     return pa.schema(
-        [field for field in found if not field.name.startswith(_INDEX) or field.name in schema],
+        [field for field in columns if not field.name.startswith(_INDEX) or field.name in schema],
     )
 
 
@@ -226,52 +226,54 @@ def _check_json(file: DataFile, schema: Schema) -> None:
         return
     types = json_types(file)
     _check(file, pa.schema([(name, pa.null()) for name in types]), schema)
-    for name, found in types.items():
+    for name, file_type in types.items():
         kind = schema.field(name).type
-        part = _unknown_part(found, kind)
+        part = _unknown_part(file_type, kind)
         if part is not None:
             raise InvalidData(f"column {name!r} has a part {part!r}, which is not in the schema's {kind}")
 
 
-def _unknown_part(found: DataType, wanted: DataType) -> str | None:
-    """Returns the path of a part, at any depth, that the wanted type lacks, or None.
+def _unknown_part(kind: DataType, wanted: DataType) -> str | None:
+    """Returns the path of a part of `kind`, at any depth, that the wanted type lacks, or None.
 
     Reading by the wanted type would drop such a part silently.
     """
-    if found.element is not None and wanted.element is not None:
-        return _unknown_part(found.element, wanted.element)
+    if kind.element is not None and wanted.element is not None:
+        return _unknown_part(kind.element, wanted.element)
     known = {part.name: part.type for part in wanted.parts}
-    for part in found.parts if known else ():
+    for part in kind.parts if known else ():
         inner = "" if part.name not in known else _unknown_part(part.type, known[part.name])
         if inner is not None:
             return f"{part.name}.{inner}".removesuffix(".")
     return None
 
 
-def _check(file: DataFile, found: pa.Schema, schema: Schema) -> None:
+def _check(file: DataFile, columns: pa.Schema, schema: Schema) -> None:
     """Raises `InvalidData` if the columns of a file and of its folder names cannot fit the schema."""
-    folder_columns = [name for name, _ in file.folders if name not in found.names]
-    check_columns(pa.schema([*found, *((name, pa.null()) for name in folder_columns)]), schema)
+    folder_columns = [name for name, _ in file.folders if name not in columns.names]
+    check_columns(pa.schema([*columns, *((name, pa.null()) for name in folder_columns)]), schema)
 
 
 def _folder_values(file: DataFile, schema: Schema) -> Mapping[str, pa.Scalar]:
-    found = {}
+    """Returns the values of the columns in folder names. Raises `InvalidData` if one does not fit."""
+    values = {}
     for name, text in file.folders:
         if name not in schema:
-            said = f"column {name!r}, which its folder tells, is not in the schema"
-            raise InvalidData(said, column=name)
+            why = f"column {name!r}, from the name of its folder, is not in the schema"
+            raise InvalidData(why, column=name)
         field = schema.field(name)
         if text is not None and field.type.name in _NUMBERS and not _NUMBER.fullmatch(text):
-            raise InvalidData(f"its folder says {name}={text}, and {name!r} is {field.type}", column=name)
+            raise InvalidData(f"its folder says {name}={text}, but {name!r} is {field.type}", column=name)
         try:
             value = None if text is None else value_of_text(field, text)
-            found[name] = pa.scalar(value, arrow_type(field.type))
+            values[name] = pa.scalar(value, arrow_type(field.type))
         except (InvalidQuery, pa.ArrowInvalid, OverflowError) as error:
             raise InvalidData(f"its folder says {one_line(error)}") from None
-    return found
+    return values
 
 
 def _with_folders(batch: pa.RecordBatch, folders: Mapping[str, pa.Scalar]) -> pa.RecordBatch:
+    """Returns the batch with the columns of folder names that it lacks."""
     for name, value in folders.items():
         if name in batch.schema.names:
             continue  # the file has the column, too
@@ -357,6 +359,7 @@ class InOrder:
         self._last = b""
 
     def goes_on(self, batch: pa.RecordBatch) -> bool:
+        """Returns whether the next batch is in key order and follows the batches before it."""
         keys = batch.select(self._names)
         first, last = (
             encode_key(self._fields, [column[row].as_py() for column in keys.columns])

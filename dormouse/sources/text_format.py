@@ -1,4 +1,4 @@
-"""How CSV is written: the options that every door has, and what was found of one file."""
+"""The format of CSV files: the options that every door has, and the detected format of one file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMED_SEPARATORS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "p
 
 
 class TextOptions(TypedDict, total=False):
-    """The fields of a `TextFormat`, as calls of Python take them."""
+    """The fields of a `TextFormat` as keyword arguments."""
 
     separator: str | None
     quote: str | None
@@ -32,27 +32,27 @@ class TextOptions(TypedDict, total=False):
 
 
 class TextFormat(BaseModel):
-    """The format of a CSV file: RFC 4180 in UTF-8 unless another is said.
+    """The format of a CSV file. By default it is RFC 4180 in UTF-8. `text_format` makes one.
 
-    What was said is in `model_fields_set`; of tables, the rest is found out. `text_format` makes one.
+    `model_fields_set` has the options that the caller gave. For tables, the other options are detected.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     separator: str = ","
-    """Between cells; tab for tabs. By default a comma, or a tab for .tsv and .tab."""
+    """The character between cells, or `tab`. By default a comma, or a tab for .tsv and .tab."""
     quote: str | None = '"'
-    """Around cells; '' for none."""
+    """The character around cells; '' for none."""
     escape: str | None = None
-    """Before a quote or separator that is part of a cell; two quotes are one anyway."""
+    """The character before a quote or separator that is part of a cell. A doubled quote needs none."""
     header: bool = True
     """Whether the first row has the names of the columns."""
     skip_lines: int = 0
-    """Lines before the header or the first row."""
+    """The number of lines to skip before the header or the first row."""
     null: tuple[str, ...] = ()
     """A text that stands for null where it is not quoted, like NA. Repeatable."""
     encoding: str = UTF_8
-    """Of the text, like latin-1."""
+    """The encoding of the text, like latin-1."""
 
     @field_validator("separator", "quote", "escape", mode="before")
     @classmethod
@@ -64,7 +64,7 @@ class TextFormat(BaseModel):
         if not (isinstance(given, str) and len(given) == 1 and given.isascii()):
             raise ValueError(f"must be one ASCII character, not {given!r}")
         if given in "\r\n\0":
-            raise ValueError(f"must not be {given!r}, which ends a row or is no text")
+            raise ValueError(f"must not be {given!r}: line ends and NUL cannot be used")
         return given
 
     @field_validator("header", mode="before")
@@ -85,7 +85,7 @@ class TextFormat(BaseModel):
     @classmethod
     def _texts(cls, given: Any) -> Any:
         texts = (given,) if isinstance(given, str) else given or ()
-        if not isinstance(texts, list | tuple) or not all(isinstance(one, str) and one for one in texts):
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
             raise ValueError(f"must be a text, like NA, not {given!r}")
         return tuple(texts)
 
@@ -100,15 +100,15 @@ class TextFormat(BaseModel):
 
     @model_validator(mode="after")
     def _differ(self) -> TextFormat:
-        used = [one for one in (self.separator, self.quote, self.escape) if one is not None]
+        used = [sign for sign in (self.separator, self.quote, self.escape) if sign is not None]
         if len(set(used)) < len(used):
             raise ValueError(f"separator, quote and escape must differ: {', '.join(map(repr, used))}")
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the options as a request of a job has them, which workers of earlier versions take.
+        """Returns the options for the request of a job, in a form that workers of earlier versions accept.
 
-        They know neither an encoding nor several texts for null.
+        Those versions know neither an encoding nor several texts for null: these appear only if given.
         """
         given = {name: getattr(self, name) for name in TextFormat.model_fields}
         given["null"] = list(self.null) if len(self.null) > 1 else self.null[0] if self.null else None
@@ -119,13 +119,13 @@ USUAL = TextFormat()
 HELP: Mapping[str, str] = {
     name: str(field.description).strip() for name, field in TextFormat.model_fields.items()
 }
-"""What each option is, in every door."""
+"""The help text of each option, for every door."""
 
 
 def text_format(path: str | PathLike[str] | None = None, **given: Unpack[TextOptions]) -> TextFormat:
-    """Returns the format of a file; `InvalidInput` names an option that cannot be.
+    """Returns the format with the given options. Raises `InvalidInput`, which names a wrong option.
 
-    A name that ends with .tsv or .tab tells tabs, unless a separator is given.
+    If no separator is given, it is a tab for a path that ends with .tsv or .tab, else a comma.
     """
     if path is not None and given.get("separator") is None:
         given = {**given, "separator": "\t" if has_tabs(path) else ","}
@@ -138,7 +138,7 @@ def text_format(path: str | PathLike[str] | None = None, **given: Unpack[TextOpt
 
 
 def has_tabs(path: str | PathLike[str]) -> bool:
-    """Returns whether the name of a file, which may be compressed, tells that tabs are between its cells."""
+    """Returns whether a file name ends with .tsv or .tab, with or without a compression suffix."""
     suffixes = [suffix.lower() for suffix in Path(fspath(path)).suffixes]
     if suffixes and (suffixes[-1] in COMPRESSIONS or suffixes[-1] == ".zip"):
         suffixes.pop()
@@ -147,11 +147,11 @@ def has_tabs(path: str | PathLike[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """The format of one file of a table, as it was found.
+    """The known or detected format of one file of a table.
 
-    `names` are its columns, where they are others than the header has. `time_formats` are DuckDB's, as of
-    strptime, of columns whose times are not as ISO 8601 has them. `absent` are columns of the table that the
-    file lacks.
+    - `names`: the names of its columns, if they differ from the header's; else empty.
+    - `time_formats`: a strptime format of DuckDB for each column whose times are not in ISO 8601.
+    - `absent`: the columns of the table that the file lacks.
     """
 
     text: TextFormat = USUAL
@@ -161,7 +161,7 @@ class FileFormat:
     absent: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Names what is not as usual."""
+        """Returns a description of the options that differ from the usual format."""
         text, usual = self.text, USUAL
         shown = {
             "delimiter": None if text.separator == usual.separator else repr(text.separator),

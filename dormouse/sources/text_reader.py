@@ -1,7 +1,7 @@
 """The reader of CSV files: batches of texts or of typed values, in bounded memory.
 
-Arrow parses. What it does not tell is made sure here: that no cell's quote is open at the end of the file,
-where a row stands, which row has bytes that are no text, and that a row may be larger than a block.
+Arrow parses the file. This module adds what Arrow's reader lacks: errors name the line, a quote that is still
+open at the end of the file is detected, and rows can be larger than a block.
 """
 
 from __future__ import annotations
@@ -30,49 +30,46 @@ from dormouse.objects.names import COMPRESSIONS
 from dormouse.sources.text_format import UTF_8, TextFormat
 
 BLOCK_BYTES = (1 << 20, 8 << 20, 64 << 20)
-"""What is parsed at once; a larger block is tried where a row does not fit one, up to the last.
-
-The first is as fast as larger ones, and fits a processor's memory.
-"""
+"""The sizes of the blocks that Arrow parses. If a row does not fit into a block, the next size is tried."""
 HEAD_BYTES_MAX = 1 << 20
-"""What is skipped and the header, or the first row of a file without one, are within so many bytes."""
+"""The largest size of the skipped lines and the header (or the first row, if there is no header) together."""
 SHORT_ROWS_MAX = 1_000_000
-"""Rows of fewer cells that are held until another comes: Arrow gives no batch before it."""
+"""The most consecutive short rows. They are held in memory, since Arrow gives no batch before a full row."""
 SHOWN_CHARACTERS = 60
 _LAST: deque[object] = deque(maxlen=16)
-"""Objects of Python that threads of Arrow refer to for a moment after the last row, of the last readers.
+"""Python objects of the last readers, which Arrow's threads still refer to briefly after the last row.
 
-A thread that releases one last needs the interpreter, and aborts the process if that is ending.
+If such a thread dropped the last reference while the interpreter shuts down, the process would abort.
 """
 BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, UTF_8),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-OTHER_ENCODING = "; say which encoding it has (--encoding), or make it one"
+OTHER_ENCODING = "; give its encoding (--encoding), or convert it to UTF-8"
 _COLUMN = re.compile(r"In CSV column #(\d+): ")
 _ROW = re.compile(r"(?:CSV parse error: )?Row #(\d+): ")
 _CELL = re.compile(r"CSV conversion error to ([^:]+): invalid value '(.*)'", re.DOTALL)
 _LINE_END = re.compile(r"\r\n?|\n")
 _BEGINNINGS = {"line ": ", ", "row ": ", ", "is ": " ", "has ": " "}
-"""How what is said of a file begins, and what stands between it and the file's name."""
+"""The separator between a file's name and a message, for each beginning of a message; else a colon."""
 _KINDS = {"int64": "long", "int32": "int", "bool": "boolean", "date32[day]": "date"}
 
 
 class Unreadable(InvalidData):
-    """A file of CSV, or a row of one, that cannot be read; it names the line."""
+    """A CSV file, or a row of one, that cannot be read. The message names the line."""
 
 
 class NotText(Unreadable):
-    """Bytes that are no text of the file's encoding."""
+    """Bytes that are not text in the file's encoding."""
 
 
 class NeverClosed(Unreadable):
-    """A cell whose quote is opened and never closed."""
+    """A cell with an opening quote but no closing quote."""
 
 
 class UnfitCell(Exception):
-    """A cell that its column's type cannot have; `TextFile.unfit` tells its line."""
+    """A cell that does not fit the type of its column. Its row is counted from 1, its column from 0."""
 
     def __init__(self, text: str, row: int | None, column: int) -> None:
         super().__init__(text)
@@ -80,14 +77,17 @@ class UnfitCell(Exception):
 
 
 class Watch(Protocol):
-    """An object that is given all bytes of a file, as UTF-8, before the rows that they are."""
+    """An observer that gets all bytes of a file, as UTF-8, before the rows that are parsed from them."""
 
     def see(self, text: bytes) -> None: ...
 
 
 @contextmanager
 def naming(name: str, called: str | None = None) -> Iterator[None]:
-    """Puts a file's name before what is wrong with it, or what it is `called`: then its path is no data."""
+    """Adds the name of a file to errors that the block raises. All become `InvalidData`.
+
+    With `called`, messages begin with that text instead, and the error's data does not have the file.
+    """
     said, data = (called, {}) if called else (f"file {name!r}", {"file": name})
     try:
         yield
@@ -102,7 +102,10 @@ def naming(name: str, called: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, of what is compressed unpacked; `InvalidData` for an archive of several files."""
+    """Yields a stream of the bytes of a file, decompressed if its suffix is that of a compressed file.
+
+    Raises `InvalidData` for a zip archive of several files.
+    """
     if path.suffix.lower() == ".zip":
         with _zipped(path) as stream:
             yield stream
@@ -124,25 +127,26 @@ def _zipped(path: Path) -> Iterator[BinaryIO]:
             if len(names) != 1:
                 raise InvalidData(
                     f"is an archive of {len(names)} files ({', '.join(names[:3])}, …): "
-                    "unpack it, and give those to be read"
+                    "unpack it, and give the files to read"
                 )
             with archive.open(names[0]) as stream:
                 yield cast(BinaryIO, stream)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error, EOFError) as error:
-        raise InvalidData(f"is no zip file that can be read: {one_line(error)}") from None
+        raise InvalidData(f"is not a readable zip file: {one_line(error)}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class TextBatch:
-    """Some rows that follow each other, and how much of the file was read for them.
+    """Consecutive rows of a file.
 
-    A text is null where there is nothing, not even quotes. Rows of fewer cells have batches of their own.
+    A cell is null if it is empty and has no quotes. Short rows, with fewer cells, have batches of their own.
     """
 
     first_row: int
-    """The number of the first, from 1; a header has none."""
+    """The number of the first row, from 1. The header is not counted."""
     columns: list[pa.Array]
     bytes_read: int
+    """The number of bytes of the file that were read so far."""
 
     @property
     def num_rows(self) -> int:
@@ -159,7 +163,7 @@ class TextBatch:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a row in a file; its line is looked for when it is shown."""
+    """The place of a row in a file. Its line is looked up only when it is formatted, since this is slow."""
 
     file: TextFile
     row: int
@@ -172,10 +176,10 @@ class Place:
 
 
 class TextFile:
-    """A CSV file whose header is read; `batches` can be called again and again.
+    """A CSV file whose header was read. `batches` can be called several times.
 
-    `header` has the cells of the header, None without one; `names` are those of the columns, which are given,
-    or the header's, or numbers. Raises `Unreadable` for a file that is empty or no text.
+    `header` has the cells of the header, or is None without one. `names` are the given names of the columns,
+    else those of the header, else numbers. Raises `Unreadable` for a file that is empty or not text.
     """
 
     def __init__(self, path: str | PathLike[str], how: TextFormat, names: Sequence[str] = ()) -> None:
@@ -192,9 +196,9 @@ class TextFile:
         self.names = tuple(names or self.header or (f"number {n + 1}" for n in range(self.width)))
 
     def _head(self, raw: bytes) -> tuple[list[str], str]:
-        """Returns the cells of the header, or of the first row, and the text that is before the rows."""
+        """Returns the cells of the header, or of the first row, and the text before the first row."""
         what, is_cut = "header" if self.how.header else "first row", len(raw) == HEAD_BYTES_MAX
-        # what is no text may be in a later row, which names its line
+        # invalid bytes may be in a later row: ignore them here, the reader of that row names its line
         errors = "surrogateescape" if self.encoding == UTF_8 else "replace"
         text = codecs.getincrementaldecoder(self.encoding)(errors).decode(raw, final=not is_cut)
         end = _new_end()
@@ -221,7 +225,7 @@ class TextFile:
             raise Unreadable(f"the {what} {longer if is_cut else unclosed}")
         for cell in map(_bytes, cells if self.how.header else ()):
             if not _is_text(cell):
-                raise NotText(f"the header is not UTF-8 text: {_shown(cell)}{OTHER_ENCODING}")
+                raise NotText(f"the header is not UTF-8 text: {_excerpt(cell)}{OTHER_ENCODING}")
         return cells, text[: lines.tell() if self.how.header else begin]
 
     def cells_of(self, record: str) -> list[str]:
@@ -238,16 +242,17 @@ class TextFile:
         width_min: int | None = None,
         must_end: bool = False,
     ) -> Iterator[TextBatch]:
-        """Yields all rows, in their order: as texts, or with `types` as these, which `only` are read then.
+        """Yields all rows in order: as texts, or with `types` as values of these types.
 
-        - `watch` is given the bytes first; of a file with rows larger than a block, some of them again.
-        - Rows of `width_min` cells are welcome beside those of all.
-        - With `must_end` the last line must have its end.
+        - `only`: the names of the columns to read, in the order of the result.
+        - `watch` gets the bytes before they are parsed, some of them twice if a row is larger than a block.
+        - `width_min`: rows with this number of cells (short rows) are accepted, too.
+        - `must_end`: the last line must have a line end.
 
-        Raises `Unreadable` for a row of another number of cells, that is no text, larger than the largest
-        block, or broken off; `UnfitCell` for a cell that is not of its type.
+        Raises `UnfitCell` for a cell that does not fit its type, and `Unreadable` for a row that has another
+        number of cells, is not text, is larger than the largest block, or is cut off at the end of the file.
         """
-        done = 0
+        done = 0  # after a restart with larger blocks, rows up to this number were yielded already
         for size in BLOCK_BYTES:
             run = _Run(self, size, types, only, decimal_point, watch, width_min, must_end)
             try:
@@ -263,11 +268,11 @@ class TextFile:
         raise self.refused(done + 1, longer)
 
     def refused(self, row: int, why: str, kind: type[Unreadable] = Unreadable, **data: Any) -> Unreadable:
-        """Returns an error for a row, by its number from 1, that names the line."""
+        """Returns an error for a row, given by its number from 1. The message names the line."""
         return kind(f"{Place(self, row)}: {why}", line=self.line_of(row), row=row - 1, **data)
 
     def unfit(self, error: UnfitCell, advice: str = "") -> Unreadable:
-        """Returns the error for a cell, which names line and column."""
+        """Returns the error for a cell that does not fit. Its message names the line and the column."""
         name = self.names[error.column]
         if (cell := _CELL.search(str(error))) is None:
             why = f"column {name!r}: {one_line(error)}"
@@ -279,9 +284,9 @@ class TextFile:
         )
 
     def line_of(self, row: int) -> int | None:
-        """Returns the line that a row begins on, by its number from 1; None if Python does not read so far.
+        """Returns the line on which a row begins, both from 1, or None if a cell is too long for Python.
 
-        It is slow, for what went wrong.
+        It is slow, since it parses the file again; only errors use it.
         """
         encoding = "utf-8-sig" if self.encoding == UTF_8 else self.encoding
         with opened(self.path) as stream:
@@ -301,17 +306,20 @@ class TextFile:
 
 
 def _new_end() -> str:
-    """Returns a text that no file has, and that looks like no number."""
+    """Returns a random text, which no file contains and which does not look like a number."""
     return f"z{uuid4().hex}"
 
 
 class _TooSmall(Exception):
-    """A row is larger than a block."""
+    """An error raised when a row is larger than a block."""
 
 
 @dataclass
 class _Run:
-    """One reading of a file by blocks of some size."""
+    """One pass over a file with one block size.
+
+    A row that starts with `end` is added after the last row: a quote that is still open there swallows it.
+    """
 
     file: TextFile
     block_bytes: int
@@ -322,13 +330,15 @@ class _Run:
     width_min: int | None
     must_end: bool
     end: str = field(default_factory=_new_end)
-    """The first cell of a row that is added after the last, which a quote that is still open swallows."""
+    """The first cell of the added row."""
     ended_at: int | None = None
+    """The number of the added row, once Arrow has parsed it."""
     short: list[tuple[int, str]] = field(default_factory=list)
-    """Rows of fewer cells that are welcome, with their texts."""
+    """The number and text of each short row (one with `width_min` cells) that is not yielded yet."""
     last_short: int = 0
+    """The number of the last short row."""
     wrong: tuple[int, int, str] | None = None
-    """The first row that is not: its number, its cells, its text."""
+    """The first row with a wrong number of cells: its row number, its number of cells, and its text."""
 
     def batches(self) -> Iterator[TextBatch]:
         with opened(self.file.path) as raw:
@@ -336,25 +346,24 @@ class _Run:
             source = _Source(raw, self.file.encoding, end, self.watch)
             source.read(self.file._start)
             row = 1
-            with closing(self._parsed(source)) as parsed:  # before the file is
+            with closing(self._parsed(source)) as parsed:  # closes the parser before the file
                 for batch in parsed:
                     for part in self._parts(batch, row):
                         yield TextBatch(row, part, source.bytes_read)
                         row += len(part[0])
-            # Arrow gives no batch of a file that has no other rows
+            # Arrow gives no batch if the file has only short rows
             if self.short and self.short[0][0] == row:
                 rest = self._short_rows(row)
                 yield TextBatch(row, rest, source.bytes_read)
                 row += len(rest[0])
             self._check(row)
             if source.breaks_off and self.last_short == row - 1 > 0:
-                # of a row that was whole, its beginning would be another change
+                # the row may be the beginning of a full row, and would then make another change
                 has = f"{self.width_min} cells, not {self.file.width} as the others, and no line end"
                 raise self.file.refused(row - 1, f"the file ends in the middle of it: it has {has}")
             if source.breaks_off and self.must_end and row > 1:
-                why = "a part of an id is the id of another row: end the line if the file is whole"
-                said = f"the file ends without the end of its last line, and {why}"
-                raise self.file.refused(row - 1, said)
+                why = "so its last value may be cut off and mean another row: end the line if it is whole"
+                raise self.file.refused(row - 1, f"the file ends without a line end, {why}")
 
     def _parsed(self, source: _Source) -> Generator[pa.RecordBatch, None, None]:
         how, numbers = self.file.how, [str(number) for number in range(self.file.width)]
@@ -368,7 +377,7 @@ class _Run:
             quote_char=how.quote or False,
             escape_char=how.escape or False,
             newlines_in_values=True,
-            # of a single column, an empty line is a null
+            # in a file with a single column, an empty line is a null
             ignore_empty_lines=self.file.width > 1,
             invalid_row_handler=self._other_width,
         )
@@ -376,16 +385,16 @@ class _Run:
         try:
             with pacsv.open_csv(
                 stream,
-                # one thread: only then a row has a number
+                # only with one thread do errors have the number of the row
                 pacsv.ReadOptions(use_threads=False, block_size=self.block_bytes, column_names=numbers),
                 parsing,
                 pacsv.ConvertOptions(
-                    # texts as bytes: Arrow does not say in which row a text is none
+                    # texts are read as bytes: Arrow does not report which row has invalid text
                     column_types=types,
                     include_columns=None if self.only is None else [named[name] for name in self.only],
                     null_values=["", *how.null],
                     strings_can_be_null=True,
-                    # nothing at all is null, but not two quotes
+                    # an empty cell is null, but two quotes are an empty text
                     quoted_strings_can_be_null=False,
                     decimal_point=self.decimal_point,
                 ),
@@ -400,7 +409,7 @@ class _Run:
             raise self._unparsed(error) from None
 
     def _unparsed(self, error: Exception) -> Exception:
-        """Returns what Arrow's error says of the file; the error itself, if it is none that is known."""
+        """Returns our error for an error of Arrow's, or the same error if it is of no known kind."""
         text = str(error)
         if "straddling object" in text:
             return _TooSmall()
@@ -408,7 +417,7 @@ class _Run:
             return self.file.refused(
                 self.last_short,
                 f"more than {SHORT_ROWS_MAX:,} rows of {self.width_min} cells follow each other: "
-                "send them as a file of these columns",
+                "put them into a file that has only these columns",
             )
         row, column = _ROW.search(text), _COLUMN.search(text)
         number = int(row[1]) if row else None
@@ -419,12 +428,12 @@ class _Run:
         if self.end in text:
             return self._unclosed(number or 1)
         if "invalid UTF8" in text:
-            for _ in self.file.batches():  # as bytes, of which one tells its row
+            for _ in self.file.batches():  # reads texts as bytes, which raises an error with the row
                 pass
         return UnfitCell(_COLUMN.sub("", _ROW.sub("", text)).strip(), number, int(column[1]))
 
     def _other_width(self, row: Any) -> str:
-        """Called for each row that has not as many cells as the others."""
+        """Records a row with another number of cells; Arrow calls this. Returns "skip" or "error"."""
         if row.text.startswith(self.end):
             self.ended_at = row.number
         elif row.actual_columns == self.width_min and self.end not in row.text:
@@ -437,7 +446,7 @@ class _Run:
         return "skip"
 
     def _parts(self, batch: pa.RecordBatch, row: int) -> Iterator[list[pa.Array]]:
-        """A batch cut where rows of fewer cells stood, with these; `row` is the number of its first."""
+        """Yields a batch in parts, with short rows in their places. `row` is the number of its first row."""
         at = 0
         while at < batch.num_rows or (self.short and self.short[0][0] == row):
             if self.short and self.short[0][0] == row:
@@ -455,7 +464,7 @@ class _Run:
             at, row = at + count, row + count
 
     def _short_rows(self, row: int) -> list[pa.Array]:
-        """As many as follow each other."""
+        """Removes the consecutive short rows that begin at `row`, and returns their columns."""
         numbers = enumerate(self.short)
         count = next((n for n, (number, _) in numbers if number != row + n), len(self.short))
         cells = [self.file.cells_of(text) for _, text in self.short[:count]]
@@ -465,7 +474,10 @@ class _Run:
         ]
 
     def _texts(self, batch: pa.RecordBatch, row: int) -> list[pa.Array]:
-        """The columns of a batch, with texts for bytes."""
+        """Returns the columns of a batch, with bytes as texts. `row` is the number of its first row.
+
+        Raises `NeverClosed` if a cell contains the added row, and `NotText` for bytes that are not UTF-8.
+        """
         end = self.end.encode()
         for column in batch.columns:
             if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
@@ -483,14 +495,14 @@ class _Run:
         for number in range(batch.num_rows):
             for name, column in zip(self.file.names, batch.columns, strict=True):
                 if (value := column[number].as_py()) is not None and not _is_text(value):
-                    why = f"column {name!r}: {_shown(value)} is not UTF-8 text{OTHER_ENCODING}"
+                    why = f"column {name!r}: {_excerpt(value)} is not UTF-8 text{OTHER_ENCODING}"
                     found = self.file.refused(row + number, why, NotText, column=name)
                     assert isinstance(found, NotText)  # noqa: S101
                     return found
-        raise AssertionError("Arrow found some")
+        raise AssertionError("Arrow found invalid text, but no cell has any")
 
     def _check(self, row: int) -> None:
-        """Raises what is wrong now that the file ends, or a row that is wrong comes next."""
+        """Raises the error for a wrong row, or for an open quote if the added row was not parsed."""
         if self.wrong is not None:
             raise self._wrong(*self.wrong)
         if self.ended_at is None:
@@ -502,14 +514,14 @@ class _Run:
         has = f"it has {plural(cells, 'cell')}, not {self.file.width} as the others"
         if cells < self.file.width and self.ended_at == number + 1:
             return self.file.refused(number, f"the file ends in the middle of it: {has}")
-        return self.file.refused(number, f"{has}: {_shown(text)}")
+        return self.file.refused(number, f"{has}: {_excerpt(text)}")
 
     def _unclosed(self, number: int) -> Unreadable:
         return self.file.refused(number, "a quote is opened and never closed", NeverClosed)
 
 
 class _Source(io.RawIOBase):
-    """A file as Arrow reads it: in UTF-8, with a row added at its end."""
+    """A file that Arrow reads: converted to UTF-8, with `row` added at its end."""
 
     def __init__(self, file: BinaryIO, encoding: str, row: str, watch: Watch | None) -> None:
         self._file = file
@@ -523,14 +535,14 @@ class _Source(io.RawIOBase):
 
     @property
     def breaks_off(self) -> bool:
-        """Returns whether the file does not end with a line's end."""
+        """True if the file, as far as it was read, ends without a line end."""
         return self._last not in b"\r\n"
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        # as much as was asked for: Arrow stops at a block that is but half of a line's end
+        # return the full size: Arrow stops at a block that is only half of a line end
         parts, length = [self._held], len(self._held)
         while length < size and not self._is_over:
             parts.append(self._next(size - length))
@@ -561,7 +573,7 @@ class _Source(io.RawIOBase):
 
 
 def _dialect(how: TextFormat) -> dict[str, Any]:
-    """Returns the format as Python's reader takes it."""
+    """Returns the format as options of Python's `csv.reader`."""
     quotes = {"quotechar": how.quote} if how.quote else {"quoting": csv.QUOTE_NONE}
     return {"delimiter": how.separator, "escapechar": how.escape, **quotes}
 
@@ -578,6 +590,6 @@ def _is_text(value: bytes) -> bool:
     return True
 
 
-def _shown(text: str | bytes) -> str:
+def _excerpt(text: str | bytes) -> str:
     shown = repr(text).removeprefix("b")
     return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}…"

@@ -1,4 +1,4 @@
-"""Values that a file has as text: times in ISO 8601 or another format, bytes in base64."""
+"""The conversion of texts in files to values: numbers, times in ISO 8601 or another format, base64 bytes."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from dormouse.sources.text_format import FileFormat
 _TEXTS = {TIMESTAMP, BYTES}
 TIMES = {DATE, TIMESTAMP}
 _EXACT_MAX = {DOUBLE: 2**53, FLOAT: 2**24}
-"""Up to these each whole number is exact."""
+"""The limits up to which each floating-point type represents all whole numbers exactly."""
 LEADING_ZERO = r"^\s*[+-]?0[0-9]+\s*$"
-"""A code, which a number would lose the zeros of."""
+"""A pattern of codes, such as postal codes, whose zeros a number would lose."""
 HEXADECIMAL = r"^\s*[+-]?0[xX]"
-"""Arrow reads whole numbers of these, too."""
+"""A pattern of the beginning of hexadecimal numbers, which Arrow would read as whole numbers."""
 _FEW_DIGITS = {DOUBLE: r"^\s*[+-]?[0-9.]{1,15}(?:[eE]|\s*$)", FLOAT: r"^\s*[+-]?[0-9.]{1,6}(?:[eE]|\s*$)"}
-"""Texts with so few digits that every floating number of the type keeps them."""
+"""Patterns of texts with so few digits that every number of the floating-point type keeps them."""
 _NOT_ZERO = r"^[^eE]*[1-9]"
 _LOCAL = pa.timestamp("us")
 _FAILED = (pa.ArrowInvalid, ValueError)
 WHOLE = (INT, LONG)
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _FEW_DECIMALS = r"^[+-]?0*[0-9]{0,%d}(?:\.[0-9]{0,%d})?$"
-"""At most so many digits before the point and after it."""
+"""A pattern of decimals with a limited number of digits before the point and after it."""
 _WHOLE_FLOAT = r"^\s*(-?[0-9]+)%s0*\s*$"
 _PARSE = r"select case when regexp_matches(text, '\d') then try_strptime(text, $1) end from texts"
 _DAY_PARTS = re.compile("%[dmyY]")
@@ -55,19 +55,19 @@ _SHORT_YEARS = ("%d", "%m", "%y"), ("%m", "%d", "%y"), ("%y", "%m", "%d")
 
 
 class UnfitRow(InvalidData):
-    """A value that its column cannot have; `place` is its row in the batch."""
+    """A value that its column cannot have. `place` is its row in the batch, from 0."""
 
     def __init__(self, message: str, field: Field, place: int) -> None:
         super().__init__(message, column=field.name)
         self.place = place
 
     def after(self, rows: int) -> str:
-        """Returns the message for a batch that so many rows of its file came before."""
+        """Returns the message with the row in the file, given the number of rows before the batch."""
         return f"{self} in row {rows + self.place:,} (counted from 0)"
 
 
 class UnfitText(UnfitRow):
-    """A text, or a list or object of texts, that is none of its column's type."""
+    """A text, or a list or object of texts, that does not fit its column's type."""
 
     def __init__(self, field: Field, text: Any, row: int, why: str = "") -> None:
         shown = repr(text) if len(repr(text)) <= 102 else f"{repr(text)[:101]}…'"
@@ -76,12 +76,12 @@ class UnfitText(UnfitRow):
         )
 
     def after(self, rows: int) -> str:
-        """Returns the message, which has the value in place of the row."""
+        """Returns the message, which shows the value and not the row."""
         return str(self)
 
 
 def not_null(column: pa.Array, field: Field) -> pa.Array:
-    """Returns the column; `UnfitRow` for a null that must not be."""
+    """Returns the column. Raises `UnfitRow` if it has a null but the field is not nullable."""
     if field.nullable or not column.null_count:
         return column
     row = pc.index(column.is_null(), True).as_py()
@@ -89,10 +89,10 @@ def not_null(column: pa.Array, field: Field) -> pa.Array:
 
 
 def read_types(schema: Schema, how: FileFormat) -> dict[str, pa.DataType]:
-    """Returns the type as which Arrow's reader of CSV reads each column.
+    """Returns the type that Arrow's CSV reader is to read each column as.
 
-    It is text for types that the reader does not know, and for decimals: the reader does not check that a
-    number has at most as many digits as the type, and stores another number.
+    It is text for types that the reader does not know, and for decimals: the reader would silently store
+    another number for one with more digits than the type.
     """
     first_text = dict(how.time_formats)
 
@@ -103,7 +103,7 @@ def read_types(schema: Schema, how: FileFormat) -> dict[str, pa.DataType]:
 
 
 def typed(batch: pa.RecordBatch, schema: Schema, how: FileFormat) -> pa.RecordBatch:
-    """The batch with what came as text as the schema has it; `UnfitText`."""
+    """Returns the batch with columns of text converted to the types of the schema. Raises `UnfitRow`."""
     formats = dict(how.time_formats)
     columns = {name: batch.column(name) for name in batch.schema.names}
     for field in schema.fields:
@@ -123,11 +123,13 @@ def value_column(  # noqa: PLR0911 one a kind
     keeps_digits: bool = False,
     point: str = ".",
 ) -> pa.Array:
-    """A column of text as its field's type, as far as Arrow did not read it; `UnfitText`.
+    """Returns a column of texts converted to its field's type. A column that is not text is unchanged.
 
-    - `empties`: what is null was an empty text, and is one where it must not be null.
-    - `keeps_digits`: as of `check_exact`.
+    - `empties`: nulls were empty texts, and become empty texts again in a STRING column that is not nullable.
+    - `keeps_digits`: see `check_exact`.
     - `point`: the decimal point of whole numbers and decimals.
+
+    Raises `UnfitText` for a text that does not fit the type.
     """
     if field.type.is_nested and column.type != arrow_type(field.type):
         return _nested(column, field, keeps_digits=keeps_digits)
@@ -138,7 +140,7 @@ def value_column(  # noqa: PLR0911 one a kind
     if field.type == TIMESTAMP:
         return _each(column, field, _times)
     if field.type == BYTES:
-        return _each(column, field, _bytes, ": in text they are base64")
+        return _each(column, field, _bytes, ": bytes must be written in base64")
     if field.type == STRING:
         return pc.fill_null(column, "") if empties and not field.nullable else column
     if field.type.precision is not None:
@@ -152,25 +154,25 @@ def value_column(  # noqa: PLR0911 one a kind
 
 
 def _decimals(texts: pa.Array, kind: DataType, point: str) -> pa.Array:
-    """Converts texts to exact decimals; raises one of `_FAILED` for a text that the type does not hold."""
+    """Converts texts to decimals. Raises one of `_FAILED` for a text that the type cannot hold exactly."""
     texts = pc.ascii_trim_whitespace(texts)
     if point != ".":
         if pc.any(pc.match_substring(texts, ".")).as_py():
-            raise ValueError("this file has another decimal point")
+            raise ValueError(f"the decimal point of this file is {point!r}")
         texts = pc.replace_substring(texts, point, ".")
     whole = (kind.precision or 0) - (kind.scale or 0)
     few_digits = _FEW_DECIMALS % (whole, DECIMAL_DIGITS_MAX - whole)
     if pc.all(pc.match_substring_regex(texts, few_digits)).as_py() is not False:
         return texts.cast(arrow_type(kind))
-    # Arrow makes other numbers of some that have more digits than 128 bits hold
-    values = [None if one is None else exact_decimal(one, kind) for one in texts.to_pylist()]
+    # Arrow would read some numbers with more digits than 128 bits hold as other numbers
+    values = [None if text is None else exact_decimal(text, kind) for text in texts.to_pylist()]
     return pa.array(values, arrow_type(kind))
 
 
 def exact_decimal(text: str, kind: DataType) -> Decimal:
-    """Returns the value of a text; raises `ValueError` for a text that the type does not hold exactly."""
+    """Returns the value of a text. Raises `ValueError` for a text that the type cannot hold exactly."""
     if kind.precision is None or _DECIMAL.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is no decimal")
+        raise ValueError(f"{text!r} is not a decimal")
     try:
         value = Decimal(text)
         digits = Context(prec=kind.precision, traps=[InvalidOperation])
@@ -183,10 +185,10 @@ def exact_decimal(text: str, kind: DataType) -> Decimal:
 
 
 def _whole_numbers(texts: pa.Array, kind: DataType, point: str) -> pa.Array:
-    """Converts texts to whole numbers; raises one of `_FAILED` for a text that is none.
+    """Converts texts to whole numbers. Raises one of `_FAILED` for a text that is not a whole number.
 
-    A program that has no nulls of whole numbers writes 5 as 5.0. As in a column of doubles, such a number is
-    taken only up to 2**53: a larger one may have been rounded.
+    Accepts 5.0 as 5, since programs without nullable integers write doubles. Such a number is accepted only
+    below 2**53: the program may have rounded a larger one.
     """
     target, texts = arrow_type(kind), pc.ascii_trim_whitespace(texts)
     try:
@@ -208,12 +210,14 @@ def check_exact(
     *,
     keeps_digits: bool = False,
 ) -> None:
-    """Raises `UnfitText` for a number that its text does not say, also in lists and structs.
+    """Raises `UnfitText` for a text whose number differs from it, also within lists and structs:
 
-    - A whole number is not written in hexadecimal.
-    - A floating number is infinite, or zero, only where the text says so.
-    - From 2**53 (a FLOAT from 2**24) a floating number has all digits of the text; see `keeps`. With
-      `keeps_digits` every DOUBLE has them: its type was inferred.
+    - a whole number that is written in hexadecimal,
+    - a floating-point number that became zero or infinite, though its text is not,
+    - a floating-point number from 2**53 (FLOAT: 2**24) on without all digits of its text; see `keeps`.
+
+    With `keeps_digits`, for columns whose type was inferred, every DOUBLE must have all digits of its text.
+    `inner` is the type within the field's type, by default that type itself.
     """
     kind = inner or field.type
     if kind.element is not None:
@@ -234,9 +238,9 @@ def check_exact(
 
 
 def first_unkept(texts: pa.Array, numbers: pa.Array, kind: DataType, watched: pa.Array) -> int:
-    """Returns the first row whose text a floating number does not keep, or -1.
+    """Returns the first row whose floating-point number differs from its text, or -1.
 
-    All digits are compared in `watched` rows; in others only whether a zero is one.
+    In `watched` rows, all digits are compared. In other rows, only a number that became zero is found.
     """
     is_zero = pc.equal(numbers, pa.scalar(0, numbers.type))
     if not pc.any(pc.or_(watched, is_zero)).as_py():
@@ -253,11 +257,12 @@ def first_unkept(texts: pa.Array, numbers: pa.Array, kind: DataType, watched: pa
 
 
 def are_large(numbers: pa.Array, kind: DataType) -> pa.Array:
-    """Which are so large that whole numbers beside them are none of these floating ones."""
+    """Returns booleans: whether each number is so large that its type cannot represent all whole numbers."""
     return pc.greater_equal(pc.abs(numbers), pa.scalar(_EXACT_MAX[kind], numbers.type))
 
 
 def _each(column: pa.Array, field: Field, convert: Callable[[pa.Array], pa.Array], why: str = "") -> pa.Array:
+    """Returns the converted column. Raises `UnfitText` for the first text that cannot be converted."""
     try:
         return convert(column)
     except _FAILED:
@@ -266,7 +271,10 @@ def _each(column: pa.Array, field: Field, convert: Callable[[pa.Array], pa.Array
 
 
 def _first_unfit(column: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> int:
-    """By halves; what fits alone may not fit with others, when only some times have a zone."""
+    """Returns the first row that cannot be converted with the rows before it, by binary search.
+
+    A row may fit alone, but not with the others: for example, if only some times have a time zone.
+    """
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
@@ -279,10 +287,10 @@ def _first_unfit(column: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> i
 
 
 def _nested(column: pa.Array, field: Field, *, keeps_digits: bool) -> pa.Array:
-    """Lists and structs of texts."""
+    """Returns a column of lists or structs of texts, converted to its field's type. Raises `UnfitText`."""
 
     def convert(some: pa.Array) -> pa.Array:
-        if len(some) < len(column):  # a cast would be of all elements, those of other rows, too
+        if len(some) < len(column):  # copied, since a cast of a slice converts the elements of all rows
             some = some.take(pa.array(range(len(some))))
         values = some.cast(arrow_type(field.type))
         check_exact(some, values, field, keeps_digits=keeps_digits)
@@ -291,7 +299,7 @@ def _nested(column: pa.Array, field: Field, *, keeps_digits: bool) -> pa.Array:
     try:
         return convert(column)
     except UnfitText as error:
-        error.place = _first_unfit(column, convert)  # that of a list, not of its element
+        error.place = _first_unfit(column, convert)  # the row of the list, not of its element
         raise
     except _FAILED:
         row = _first_unfit(column, convert)
@@ -299,7 +307,7 @@ def _nested(column: pa.Array, field: Field, *, keeps_digits: bool) -> pa.Array:
 
 
 def _times(column: pa.Array) -> pa.Array:
-    """Times with a zone, or without one as UTC."""
+    """Converts texts to timestamps. Texts without a time zone are in UTC."""
     try:
         return column.cast(arrow_type(TIMESTAMP))
     except pa.ArrowInvalid:
@@ -307,30 +315,30 @@ def _times(column: pa.Array) -> pa.Array:
 
 
 def _bytes(column: pa.Array) -> pa.Array:
-    found = [None if text is None else bytes_of_base64(text) for text in column.to_pylist()]
-    return pa.array(found, pa.binary())
+    values = [None if text is None else bytes_of_base64(text) for text in column.to_pylist()]
+    return pa.array(values, pa.binary())
 
 
 def day_orders(time_format: str) -> list[str]:
-    """The format, and those that read its days as months, or of a short date as years."""
+    """Returns the format, and those with another order of day and month (and of a year of two digits)."""
     parts, between = tuple(_DAY_PARTS.findall(time_format)), _DAY_PARTS.split(time_format)
-    alike: Sequence[Sequence[str]] = next((one for one in (_LONG_YEARS, _SHORT_YEARS) if parts in one), [])
-    others = ["".join(chain(*zip_longest(between, one, fillvalue=""))) for one in alike if one != parts]
+    alike: Sequence[Sequence[str]] = next((some for some in (_LONG_YEARS, _SHORT_YEARS) if parts in some), [])
+    others = ["".join(chain(*zip_longest(between, each, fillvalue=""))) for each in alike if each != parts]
     return [time_format, *others]
 
 
 def formats_to_try(time_format: str) -> list[str]:
-    """Returns a format that was found, after its other orders if it begins with a short year.
+    """Returns the formats to try for a detected format, in order.
 
-    A short year comes first only if no other order fits.
+    If it begins with a year of two digits, its other orders come first: it is used only if none of them fits.
     """
     return [*day_orders(time_format)[1:], time_format] if time_format.startswith("%y") else [time_format]
 
 
 def other_order(column: pa.Array, time_format: str, *, is_whole: bool) -> str | None:
-    """Another order of days and months in which the texts are other times; None where they can be none.
+    """Returns another format, with another order of day and month, that fits all the texts too, or None.
 
-    `is_whole`: there are no others, of which some may differ.
+    With `is_whole`, the column is all of the file: a format that gives the same times is not returned.
     """
     if column.null_count == len(column):
         return None
@@ -344,9 +352,9 @@ def other_order(column: pa.Array, time_format: str, *, is_whole: bool) -> str | 
 
 
 def _parsed(column: pa.Array, time_format: str) -> pa.Array:
-    """Returns what DuckDB's strptime parses, as its sniffer tells formats; null for what is none.
+    """Returns the times that DuckDB's strptime parses with a format. Texts that do not fit become null.
 
-    Its strptime takes infinity and epoch for 1900-01-01, whatever the format is: they have no digit.
+    Texts without a digit are null as well: strptime reads infinity and epoch as 1900-01-01 in every format.
     """
     try:
         import duckdb
@@ -354,12 +362,15 @@ def _parsed(column: pa.Array, time_format: str) -> pa.Array:
         raise not_installed("duckdb", "sql") from None
     with duckdb.connect(config={"threads": 1}) as connection:
         texts = pa.table({"text": column})  # noqa: F841  # by its name in the statement
-        found = connection.execute(_PARSE, [time_format])
-        return found.to_arrow_table().column(0).combine_chunks()
+        times = connection.execute(_PARSE, [time_format])
+        return times.to_arrow_table().column(0).combine_chunks()
 
 
 def _formatted(column: pa.Array, field: Field, time_format: str) -> pa.Array:
-    """Times as a format has them."""
+    """Returns texts parsed with a time format, as TIMESTAMP (without a time zone, in UTC) or DATE.
+
+    Raises `UnfitText`.
+    """
     parsed = _parsed(column, time_format)
     unfit = pc.index(pc.and_(pc.is_null(parsed), pc.is_valid(column)), True).as_py()
     if unfit >= 0:
@@ -372,6 +383,7 @@ def _formatted(column: pa.Array, field: Field, time_format: str) -> pa.Array:
 
 
 def _each_day(parsed: pa.Array, column: pa.Array, field: Field) -> pa.Array:
+    """Converts times to dates. Raises `UnfitText` for a time that is not midnight."""
     try:
         return parsed.cast(_LOCAL).cast(arrow_type(field.type), safe=True)
     except pa.ArrowInvalid:

@@ -52,7 +52,7 @@ class TeamsChannel(Construct):
         chatbot.CfnMicrosoftTeamsChannelConfiguration(
             self,
             "Channel",
-            configuration_name=f"{name}-{team}",  # another team is another one, which is made first
+            configuration_name=f"{name}-{team}",  # unique: the new channel of another team is created first
             teams_tenant_id=tenant,
             team_id=team,
             teams_channel_id=channel,

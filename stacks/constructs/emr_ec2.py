@@ -34,7 +34,7 @@ SPARK_PROPERTIES = {
     "spark.authenticate": "true",
     "spark.network.crypto.enabled": "true",
     "spark.io.encryption.enabled": "true",
-    # That of YARN's nodes knows no secrets unless they are set up for it, and lets no executor register.
+    # the shuffle service of YARN's nodes has no secrets by default, and would refuse to register executors
     "spark.shuffle.service.enabled": "false",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
 }
@@ -113,7 +113,7 @@ class EmrEc2(Construct):
             function.allow(
                 ["iam:PassRole"], [role.role_arn], {"StringEquals": {"iam:PassedToService": service}}
             )
-        # Of the account: EMR makes it with the first cluster, if its maker may.
+        # EMR creates this role of the account with the first cluster, if the caller may create it
         function.allow(
             ["iam:CreateServiceLinkedRole"],
             [self._stack.format_arn(service="iam", region="", resource="role", resource_name=_CLEANUP_ROLE)],
@@ -122,7 +122,7 @@ class EmrEc2(Construct):
         acknowledge(
             function.role,
             "AwsSolutions-IAM5[Resource::*]",
-            "X-Ray's actions, the list of clusters and a cluster that is yet to be made know no resources",
+            "X-Ray's actions, and those to list and create clusters, support no resource-level permissions",
         )
 
     def allow_follow(self, function: Function) -> None:

@@ -1,7 +1,7 @@
 """The service role of EMR on EC2: the managed policy AmazonEMRServicePolicy_v2, less what is not used here.
 
-What that policy allows by its own tag is allowed by exact ARN where there is one, else by the instance's tag,
-which the cluster has and EMR puts on all that it makes.
+That policy restricts resources by a tag of its own. Here they are restricted by exact ARN where there is one,
+else by the instance's tag, which the cluster has and EMR puts on everything that it creates.
 """
 
 from __future__ import annotations
@@ -155,7 +155,9 @@ class EmrServiceRole(Construct):
 
     def _acknowledge(self) -> None:
         made = [self._arn(kind, "*") for kind in (*MADE, "fleet")]
-        reason = "EMR names what it makes; it is this instance's by its tag, or in its subnets"
+        reason = "EMR chooses the names; only resources with the instance's tag or in its subnets are allowed"
         acknowledge_resources(self.role, made, reason)
         acknowledge_resources(self.role, [self._images], "EMR chooses its image")
-        acknowledge_resources(self.role, ["*"], "what describes EC2 knows no resources")
+        acknowledge_resources(
+            self.role, ["*"], "the actions that describe EC2 support no resource-level permissions"
+        )

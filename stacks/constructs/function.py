@@ -131,9 +131,9 @@ class Function(Construct):
             "AwsSolutions-L1",
             "Python 3.13 is what the tests of the packages run; AWS supports it until June 2029",
         )
-        interfaces = "; nor have the network interfaces of a lambda in a VPC" if in_vpc else ""
+        interfaces = "; nor do those for a lambda's network interfaces in a VPC" if in_vpc else ""
         acknowledge(
             self.role,
             "AwsSolutions-IAM5[Resource::*]",
-            f"X-Ray's actions know no resources{interfaces}",
+            f"X-Ray's actions support no resource-level permissions{interfaces}",
         )

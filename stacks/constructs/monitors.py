@@ -17,7 +17,7 @@ from dormouse.settings.section import LOSS_NEAR_SHARE
 
 ALARM = "Alarm"
 ERRORS_HOUR_MAX = 2
-"""The tolerated errors in an hour: Lambda retries a call twice."""
+"""The number of errors in an hour that raises no alarm: Lambda retries a failed call twice."""
 
 SCHEDULED_MINUTES_MIN = 20
 """The shortest period, in minutes, in which the failures of a schedule count once."""
@@ -25,24 +25,28 @@ SCHEDULED_MINUTES_MIN = 20
 THROTTLES_HOUR_MAX = 10
 ACU_PERCENT_MAX = 90
 DEADLOCKS_SECOND_MAX = 0.02
-"""About one a minute: transactions are retried after a few deadlocks, unnoticed."""
+"""About one a minute. Fewer deadlocks do no harm, since transactions are retried."""
 
 QUERY_ERRORS_MAX = 5
-"""The errors tolerated in five minutes; more, twice in a row, raise an alarm."""
+"""The number of errors in five minutes that raises no alarm. More errors, twice in a row, raise one."""
 
 QUERY_PERCENT_MAX = 90
 """The percentage of CPU or memory above which scaling should have added tasks."""
 
 BYTES_GB = 10**9
 Severity = Literal["Critical", "Warning"]
-"""Commits, queries or money are being lost; or something needs a look on the next working day."""
+"""The urgency of an alarm.
+
+- `Critical`: commits, queries or money are being lost.
+- `Warning`: an operator should look at it on the next working day.
+"""
 
 DAY_SECONDS = 86_400
 _GREATER = cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD
 
 
 class Monitors:
-    """The graphs of a dashboard, each with its alarms. Missing data raises none: a paused instance has none.
+    """The graphs of a dashboard and their alarms. Missing data raises no alarm: a paused instance sends none.
 
     `warn` is the action of alarms that can wait; by default it is that of urgent alarms.
     """
@@ -68,7 +72,10 @@ class Monitors:
         what: str,
         oldest_seconds_max: int | None = None,
     ) -> None:
-        """Adds a queue; `what` says what to do about dead letters."""
+        """Adds a queue, with an alarm for dead letters. `what` is the advice for them in the alarm's text.
+
+        With `oldest_seconds_max`, also adds an alarm for the age of the oldest message.
+        """
         self._facade.monitor_sqs_queue_with_dlq(
             queue=queue,
             dead_letter_queue=dead_letters,
@@ -86,19 +93,20 @@ class Monitors:
 
     def loss(self, name: str, queue: sqs.IQueue, retention_days: int) -> None:
         """Adds an alarm before SQS deletes messages, which it also does while the instance is paused."""
-        what = f"{name}: SQS forgets messages after {retention_days} days, and some are near that"
+        what = f"{name}: SQS deletes messages after {retention_days} days, and some are nearly so old"
         self._custom(
             f"{name} loss",
             queue.metric_approximate_age_of_oldest_message(period=cdk.Duration.minutes(5)),
             retention_days * DAY_SECONDS * LOSS_NEAR_SHARE,
-            self._when("Critical", f"{what}: resume it", 5, times=3),
+            self._when("Critical", f"{what}: resume the instance", 5, times=3),
         )
 
     def function(self, name: str, function: lambda_.IFunction, severity: Severity = "Warning") -> None:
+        """Adds a lambda, with alarms for errors and for throttled calls."""
         self._function(name, function, ERRORS_HOUR_MAX, self._when(severity, _fails(name), 60))
 
     def scheduled(self, name: str, function: lambda_.IFunction, every_minutes: int) -> None:
-        """Adds a scheduled lambda, with an alarm for two failures in three calls; none is retried."""
+        """Adds a scheduled lambda, with an alarm for failures in two of three calls. None is retried."""
         when = self._when("Warning", _fails(name), max(every_minutes, SCHEDULED_MINUTES_MIN), 3)
         self._function(name, function, 0, {**when, "datapoints_to_alarm": 2})
 
@@ -115,12 +123,17 @@ class Monitors:
             add_throttles_count_alarm={
                 ALARM: monitors.ErrorCountThreshold(
                     max_error_count=THROTTLES_HOUR_MAX,
-                    **self._when("Warning", f"The lambda {name} is throttled: the account has no room", 60),
+                    **self._when(
+                        "Warning",
+                        f"The lambda {name} is throttled: the account's concurrency limit is reached",
+                        60,
+                    ),
                 )
             },
         )
 
     def runs(self, name: str, machine: sfn.IStateMachine) -> None:
+        """Adds a state machine, with alarms for failed runs and for runs that were never reported."""
         self._facade.monitor_step_function(
             state_machine=machine,
             human_readable_name=name,
@@ -140,6 +153,7 @@ class Monitors:
         )
 
     def database(self, connections_max: int) -> None:
+        """Adds the database, with alarms for its number of connections and for deadlocks."""
         self._facade.monitor_rds_cluster(
             cluster_identifier=self._cluster,
             human_readable_name="Database",
@@ -159,7 +173,7 @@ class Monitors:
         )
 
     def capacity(self) -> None:
-        """Adds the capacity of a serverless database."""
+        """Adds the capacity of a serverless database, with an alarm above `ACU_PERCENT_MAX`."""
         self._custom(
             "Capacity",
             self._of_cluster("ACUUtilization", 5),
@@ -168,16 +182,18 @@ class Monitors:
         )
 
     def commits(self) -> None:
+        """Adds a graph of applied, rejected and delayed commit requests, without an alarm."""
         name = "Commit requests"
         names = (lambdas.COMMITS_APPLIED, lambdas.COMMITS_REJECTED, lambdas.COMMITS_LATER)
-        shown = [self._ours(one, "Sum") for one in names]
+        metrics = [self._ours(each, "Sum") for each in names]
         self._facade.monitor_custom(
             human_readable_name=name,
             alarm_friendly_name=_alarm_name(name),
-            metric_groups=[monitors.CustomMetricGroup(title=name, metrics=shown)],
+            metric_groups=[monitors.CustomMetricGroup(title=name, metrics=metrics)],
         )
 
     def given_up(self) -> None:
+        """Adds an alarm for compaction jobs that were given up."""
         self._custom(
             "Jobs given up",
             self._ours(lambdas.RUN_JOBS_GIVEN_UP, "Sum"),
@@ -186,6 +202,7 @@ class Monitors:
         )
 
     def garbage(self, orphaned_gb_max: float) -> None:
+        """Adds alarms for failing rounds of tables, and for the bytes of orphaned objects."""
         self._custom(
             "Failing rounds",
             self._ours(lambdas.ROUNDS_FAILING, "Maximum"),
@@ -205,13 +222,14 @@ class Monitors:
             # The next round may be a day later: until then the alarm keeps its state.
             self._when(
                 "Warning",
-                "Garbage collection does not keep up: too many bytes that nothing refers to",
+                "Garbage collection does not keep up: too many bytes are in orphaned objects",
                 60,
                 missing=cloudwatch.TreatMissingData.IGNORE,
             ),
         )
 
     def payloads(self, backlog_days_max: int) -> None:
+        """Adds an alarm for the number of days of payloads that are due to be offloaded."""
         self._custom(
             "Payload backlog",
             self._ours(lambdas.PAYLOAD_BACKLOG_DAYS, "Maximum"),
@@ -219,7 +237,7 @@ class Monitors:
             # The next round may be a day later: until then the alarm keeps its state.
             self._when(
                 "Warning",
-                "Payloads are not offloaded: dormouse payloads days says of each day why",
+                "Payloads are not offloaded: dormouse payloads days shows the reason for each day",
                 60,
                 missing=cloudwatch.TreatMissingData.IGNORE,
             ),
@@ -233,14 +251,14 @@ class Monitors:
             0,
             self._when(
                 "Critical",
-                "Something of a paused instance runs, or AWS does not tell: dormouse status says what",
+                "A part of the paused instance runs, or AWS does not report it: see dormouse status",
                 15,
                 4,
             ),
         )
 
     def query(self, cluster: str, service: str, targets: str) -> None:
-        """Adds the query service, by its target group, which stays when a pause deletes the load balancer."""
+        """Adds the query service. Its alarms use the target group, which remains during a pause."""
         above, below = _GREATER, cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD
         for name, statistic, metric, limit, comparison, what, minutes, times in (
             (
@@ -280,7 +298,10 @@ class Monitors:
             self._custom(f"Query {name.lower()}", used, QUERY_PERCENT_MAX, when)
 
     def _oldest(self, name: str, queue: sqs.IQueue, seconds_max: int) -> None:
-        """Adds an alarm for the oldest message, while the database has metrics: a pause keeps messages."""
+        """Adds an alarm for the age of the oldest message.
+
+        It is off while the database sends no metrics, since messages wait during a pause.
+        """
         waiting = cloudwatch.MathExpression(
             expression="IF(FILL(connections, -1) >= 0, age, 0)",
             using_metrics={
@@ -305,7 +326,7 @@ class Monitors:
         times: int = 1,
         missing: cloudwatch.TreatMissingData = cloudwatch.TreatMissingData.NOT_BREACHING,
     ) -> dict[str, Any]:
-        """Returns the settings of an alarm: its action, and `times` periods in a row of `minutes` each."""
+        """Returns the settings of an alarm that needs `times` consecutive periods of `minutes` each."""
         return {
             "alarm_description_override": f"{severity}: {what}",
             "period": cdk.Duration.minutes(minutes),
@@ -323,7 +344,7 @@ class Monitors:
         when: Mapping[str, Any],
         comparison: cloudwatch.ComparisonOperator = _GREATER,
     ) -> None:
-        """Adds a graph, and an alarm beyond `limit`."""
+        """Adds a graph of a metric, with an alarm when it is beyond `limit`."""
         threshold = monitors.CustomThreshold(threshold=limit, comparison_operator=comparison, **when)
         alarmed = monitors.CustomMetricWithAlarm(
             metric=metric, alarm_friendly_name=_alarm_name(name), add_alarm={ALARM: threshold}

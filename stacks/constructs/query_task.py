@@ -70,7 +70,7 @@ class QueryTask(Construct):
         acknowledge(
             self.token,
             "AwsSolutions-SMG4",
-            "clients have it too: whoever changes it tells them, and restarts the tasks",
+            "clients have it too, so a rotation must also update them and restart the tasks",
         )
         self._starter = self._role("ExecutionRole", "Starts the tasks of the query service")
         self.definition = self._definition()
@@ -92,7 +92,7 @@ class QueryTask(Construct):
             execution_role=self._starter,
             volumes=[ecs.Volume(name="tmp")],
         )
-        acknowledge(definition, "AwsSolutions-ECS2", "none of these says anything that must not be known")
+        acknowledge(definition, "AwsSolutions-ECS2", "the environment variables hold no secrets")
         return definition
 
     def _task_role(self) -> iam.Role:
@@ -141,7 +141,11 @@ class QueryTask(Construct):
         container.add_mount_points(
             ecs.MountPoint(container_path="/tmp", source_volume="tmp", read_only=False)  # noqa: S108
         )
-        acknowledge(self._starter, "AwsSolutions-IAM5[Resource::*]", "the token for ECR knows no resource")
+        acknowledge(
+            self._starter,
+            "AwsSolutions-IAM5[Resource::*]",
+            "the action for the ECR token supports no resource-level permissions",
+        )
 
     def environment(self) -> Mapping[str, str]:
         """Returns the environment of `dormouse serve`, without its token."""

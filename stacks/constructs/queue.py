@@ -7,17 +7,17 @@ from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 DEAD_LETTER_DAYS = 14
-"""The longest time for which SQS keeps messages, counted from their sending, not from their death."""
+"""The longest retention of SQS. It is counted from when a message was first sent, not from when it died."""
 
 RECEIVE_WAIT = cdk.Duration.seconds(20)
 
 
 class Queue(Construct):
-    """A standard queue, encrypted with keys of SQS, TLS only.
+    """A standard queue with a queue for its dead letters, encrypted with keys of SQS, TLS only.
 
-    No other queue may have it for its dead letters, which would come as if they had been sent to it. That of
-    its own dead letters cannot name it as the only one that may: AWS gives both their names, so that neither
-    could be made before the other. So `dormouse dead-letters` looks where each came from.
+    No other queue may use it for dead letters, which would look like messages that were sent to it. The queue
+    of dead letters is open to other queues: to name this queue as its only source, each of the two would have
+    to exist before the other. So `dormouse dead-letters` checks the source of each dead letter.
     """
 
     def __init__(

@@ -2,12 +2,12 @@
 
 The events and answers of its lambdas:
 
-- create: {"execution": its ARN} → {"jobs": how many, ...}; none, or no such key, and the execution ends
-- submit: what create answered → whatever names the run at EMR
-- follow: what submit answered → {"state": RUNNING | SUCCEEDED | FAILED | CANCELLED, "reason"}
-- cancel: what submit answered → nothing that matters
-- report: {"run": what create answered, "status": what follow answered last}; the status is {"Error", "Cause"}
-  when submitting or following failed. Only a failed report leaves work unreleased.
+- create: {"execution": its ARN} → {"jobs": number of jobs, ...}. Without jobs, the execution ends.
+- submit: the answer of create → the identifiers of the run at EMR
+- follow: the answer of submit → {"state": RUNNING | SUCCEEDED | FAILED | CANCELLED, "reason"}
+- cancel: the answer of submit → an answer that is ignored
+- report: {"run": the answer of create, "status": the last answer of follow}. The status is {"Error", "Cause"}
+  if submit or follow failed. Only a failed report leaves work unreleased.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class SparkRuns(Construct):
         self._run_minutes_max = run_minutes_max
         self._called: list[lambda_.IFunction] = []
         # Never kept: else its name would be taken when the settings add runs to a stack again.
-        gone = cdk.RemovalPolicy.DESTROY
-        logs = log_group(self, "Logs", days=log_days, name=self._log_name(), removal_policy=gone)
+        destroyed = cdk.RemovalPolicy.DESTROY
+        logs = log_group(self, "Logs", days=log_days, name=self._log_name(), removal_policy=destroyed)
         definition = self._definition(create, functions)
         role = self._role()
         self.state_machine = sfn.StateMachine(
@@ -236,6 +236,6 @@ class SparkRuns(Construct):
         acknowledge(
             role,
             "AwsSolutions-IAM5[Resource::*]",
-            "the delivery of a state machine's logs and X-Ray's actions know no resources",
+            "the actions of log delivery and X-Ray support no resource-level permissions",
         )
         return role

@@ -62,7 +62,7 @@ def test_a_url_is_read_as_a_file_and_its_copy_goes(server: str) -> None:
 def test_a_url_that_is_gone_or_ends_early_is_one_line(server: str) -> None:
     for name, told in (
         ("gone.csv", "the server says 404"),
-        ("short.csv", "cannot be read|ended before"),
+        ("short.csv", "cannot be read|broke off"),
         ("cut.csv", "cannot be read"),
         ("a b.csv", "cannot be read"),
     ):

@@ -23,7 +23,7 @@ INGESTS = 13
 
 ROWS = 1_000
 MEANWHILE = 50
-PAUSED = "the instance is paused, and AWS changes no database that is stopped"
+PAUSED = "the instance is paused, and AWS cannot change a stopped database"
 STARTED_BY_AWS = "RDS-EVENT-0153"
 Person = Mapping[str, str]
 """The environment in which one runs commands."""

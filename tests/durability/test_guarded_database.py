@@ -12,8 +12,7 @@ from tests.aws_lambda import Context
 from tests.cloudformation import STACK, Aws, CloudFormation
 
 REFUSED = (
-    "the instance is paused, and AWS changes no database that is stopped: "
-    "resume it, deploy, and pause it again"
+    "the instance is paused, and AWS cannot change a stopped database: resume it, deploy, and pause it again"
 )
 
 

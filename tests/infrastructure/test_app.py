@@ -111,7 +111,7 @@ def test_two_synths_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
     assert filecmp.cmpfiles(one, two, compared, shallow=False)[1:] == ([], [])
 
 
-NOT_BUILT = "placeholders stand in for what is not built, and a deploy is refused: run "
+NOT_BUILT = "placeholders stand in for files that are not built, so a deploy is refused: run "
 
 
 def test_what_is_not_built_has_a_placeholder_and_is_told_how_to_build_it(

@@ -128,7 +128,7 @@ def test_what_the_example_lacks_to_be_deployed_is_said_and_refused(site: Path, t
     done = python(site, tmp_path, str(EXAMPLE / "app.py"), CDK_OUTDIR=str(out))
     assert done.returncode == 0, done.stderr
     [stage] = out.glob("assembly-*")
-    line = "and a deploy is refused: run python -m dormouse_cdk.build lambdas"
+    line = "so a deploy is refused: run python -m dormouse_cdk.build lambdas"
     refused = {path.name: line in path.read_text("utf-8") for path in stage.glob("*.assets.json")}
     assert {name.startswith("testreport"): is_refused for name, is_refused in refused.items()} == {
         True: False,
@@ -246,9 +246,7 @@ def test_an_instance_needs_a_place_of_its_own() -> None:
 
     app = cdk.App()
     Dormouse(app, "one", {"id": "sales"})
-    with pytest.raises(
-        InvalidInput, match=r"^there is an instance sales here already: give each an id of its own$"
-    ):
+    with pytest.raises(InvalidInput, match=r"^there is an instance sales here already: choose another id$"):
         Dormouse(app, "two", {"id": "sales"})
     Dormouse(cdk.Stage(app, "other"), "one", {"id": "sales"})
     haifa = cdk.Stage(app, "haifa", env=cdk.Environment(account="123456789012", region="il-central-1"))

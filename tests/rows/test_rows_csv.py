@@ -22,7 +22,7 @@ from dormouse.sources.text_format import text_format
 from dormouse.sources.text_reader import TextFile, naming
 from tests.support.rows import Column
 
-OTHER = "; say which encoding it has (--encoding), or make it one"
+OTHER = "; give its encoding (--encoding), or convert it to UTF-8"
 COLUMNS = (Column("name", "STRING"), Column("n", "INTEGER", default=7), Column("x", "DOUBLE"))
 Write = Callable[[bytes], Path]
 
@@ -166,7 +166,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ({"separator": ",,"}, "separator must be one ASCII character, not ',,'"),
         ({"separator": "é"}, "separator must be one ASCII character, not 'é'"),
         ({"separator": None}, "separator must be one ASCII character, not None"),
-        ({"quote": "\n"}, "quote must not be '\\n', which ends a row or is no text"),
+        ({"quote": "\n"}, "quote must not be '\\n': line ends and NUL cannot be used"),
         ({"separator": '"'}, "separator, quote and escape must differ: '\"', '\"'"),
         ({"skip_lines": -1}, "skip_lines must be from 0 to 10,000, not -1"),
         ({"null": ""}, "null must be a text, like NA, not ''"),

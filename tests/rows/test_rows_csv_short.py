@@ -59,7 +59,7 @@ def test_a_file_that_breaks_off_in_the_id_of_a_row_changes_none(
     monkeypatch.setattr(text_reader, "BLOCK_BYTES", (block_bytes, 1 << 20))
     path = tmp_path / "rows.csv"
     path.write_bytes(content)
-    with pytest.raises(InvalidData, match=r"line \d: the file ends without the end of its last line"):
+    with pytest.raises(InvalidData, match=r"line \d: the file ends without a line end, so its last"):
         list(loads(LoadCsv(path), COLUMNS))
 
 

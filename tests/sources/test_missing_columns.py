@@ -205,7 +205,7 @@ def test_nothing_is_added_for_data_that_cannot_be_loaded(instance: Instance, tmp
         table.ingest({"k": [1], "extra": [1]}, evolve="add")
     for name, number in {"a.jsonl": 1, "b.jsonl": "x"}.items():
         written(tmp_path / "in", name, json.dumps({"k": 1, "v": "a", "n": number}))
-    with pytest.raises(InvalidData, match=r"b.jsonl.*: column 'n' is string, and long in a file before it"):
+    with pytest.raises(InvalidData, match=r"b.jsonl.*: column 'n' is string, but long in an earlier file"):
         table.ingest(str(tmp_path / "in"), evolve="add")
     with pytest.raises(InvalidInput, match="evolve is 'add'"):
         table.ingest(FED, evolve="all")  # type: ignore[arg-type]

@@ -80,7 +80,7 @@ def test_a_file_of_csv_without_a_line_has_no_rows(tmp_path: Path, text: str, pac
     path = written(tmp_path, "0.csv.gz" if packed else "0.csv", content)
     assert rows_of(path, dm.Field("k", dm.LONG), dm.Field("v", dm.STRING)) == []
     if EMPTY[text]:
-        with pytest.raises(InvalidData, match="is empty, and says nothing of its columns"):
+        with pytest.raises(InvalidData, match="is empty, so its columns are unknown"):
             infer(path, ["k"])
         assert columns_of(path)[1] == {}
     written(tmp_path, "1.csv", "k,v\n1,a\n")

@@ -43,7 +43,9 @@ def test_json_that_nests_too_deeply_is_refused(
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
         for read in (rows_of, lambda path: infer(str(path), ["k"])):
-            with pytest.raises(InvalidData, match=rf"{name}', line \d+: nests more than 100 deep") as caught:
+            with pytest.raises(
+                InvalidData, match=rf"{name}', line \d+: more than 100 levels of nesting"
+            ) as caught:
                 read(tmp_path / name)
             assert caught.value.data["line"] >= 2 and "\n" not in str(caught.value)
 
@@ -68,5 +70,5 @@ def test_brackets_in_texts_do_not_nest(tmp_path: Path, monkeypatch: pytest.Monke
             assert rows_of(tmp_path / name) == wanted
         # a text that closes what it does not open hides nothing
         (tmp_path / "c.json").write_text('[{"k": 1, "v": ' + '["]]", ' * 150 + "1" + "]" * 150 + "}]")
-        with pytest.raises(InvalidData, match=r"line 1: nests more than 100 deep"):
+        with pytest.raises(InvalidData, match=r"line 1: more than 100 levels of nesting"):
             rows_of(tmp_path / "c.json")

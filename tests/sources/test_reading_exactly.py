@@ -71,7 +71,7 @@ def test_days_that_could_be_months_are_asked_for(tmp_path: Path) -> None:
         assert loaded(folder, "t", dm.STRING) == [text]
     said = dm.Files(folder, time_formats={"t": "%m.%d.%Y %H:%M:%S"})
     assert loaded(said, "t", dm.TIMESTAMP)[0].month == 3
-    with pytest.raises(InvalidData, match="column 't' is string: no format of times goes with it"):
+    with pytest.raises(InvalidData, match="column 't' is string, so it cannot have a time format"):
         loaded(said, "t", dm.STRING)
     for text, day in (("13/02/2020", 13), ("02/02/2020", 2)):
         folder = written(tmp_path / "clear", a_csv=f"k,t\n1,{text}\n")
@@ -87,7 +87,7 @@ def test_an_encoding_is_guessed_of_each_file(tmp_path: Path) -> None:
     name = "k,t\n1,café\n"
     latin, utf8 = name.encode("cp1252"), name.encode()
     assert inferred(written(tmp_path / "a", a_csv=latin, b_csv=utf8, c_csv=latin), "t") == ["café"] * 3
-    with pytest.raises(InvalidData, match=r"b\.csv.* say which encoding"):
+    with pytest.raises(InvalidData, match=r"b\.csv.* give its encoding"):
         inferred(written(tmp_path / "b", a_csv=utf8, b_csv=latin), "t")
 
 
@@ -189,7 +189,7 @@ def test_codes_that_come_late_or_in_another_file_do_not_lose_their_zeros(
     for late in ("01234", '"01234"', "-01", " 007", "007 ", "0x1F"):
         folder = written(tmp_path / "a", a_csv=f"k,zip,at\n{rows}7,{late},2020-01-01 05:00\n")
         with pytest.raises(
-            InvalidData, match=r"line 3,002: column 'zip' is .* looks like a code, .*zip=string"
+            InvalidData, match=r"line 3,002: column 'zip' is .* looks like a code; .*zip=string"
         ):
             inferred(folder, "zip")
     with pytest.raises(InvalidData, match=r"line 3,002: column 'zip' is '0x1F'.* it is hexadecimal"):
@@ -232,7 +232,7 @@ def test_folders_tell_whole_numbers_as_they_are_written(tmp_path: Path) -> None:
     assert loaded(str(tmp_path / "007"), "p", dm.LONG) == [7, 10]
     for wrong in ("2024_01", " 1"):
         for kind in (dm.LONG, dm.DOUBLE, dm.DECIMAL(9, 0)):
-            with pytest.raises(InvalidData, match=rf"a\.csv': its folder says p={wrong}, and 'p' is "):
+            with pytest.raises(InvalidData, match=rf"a\.csv': its folder says p={wrong}, but 'p' is "):
                 loaded(str(tmp_path / wrong), "p", kind)
 
 
@@ -273,7 +273,7 @@ def test_nanoseconds_of_int96_are_refused(tmp_path: Path, second: int, nanosecon
     pq.write_table(table, path, use_deprecated_int96_timestamps=True, row_group_size=700)
     if nanosecond:
         with pytest.raises(
-            InvalidData, match=r"x\.parquet': column 't' has nanoseconds, which a timestamp has"
+            InvalidData, match=r"x\.parquet': column 't' has nanoseconds, but timestamps have"
         ):
             inferred(path, "t")
     else:

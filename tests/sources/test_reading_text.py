@@ -231,7 +231,7 @@ def test_folders_tell_columns(tmp_path: Path) -> None:
         (b"k,v\n" + b"1,2\n" * 30 + b"1,2,3\n", "line 32: it has 3 cells, not 2 as the others: '1,2,3'"),
         ("k,v\n1,é\n".encode() + "2,ü\n".encode("latin-1"), "line 3: is not UTF-8, but other lines are"),
         (b"k,v\n,2\n1,3\n", "key 'k' .* has nulls"),
-        (b"k,v\n1.5,2\n", "key 'k' .* is double, which no key is"),
+        (b"k,v\n1.5,2\n", "key 'k' .* is double, which cannot be a key"),
     ],
 )
 def test_bad_files_are_one_line_that_says_where(tmp_path: Path, text: bytes, told: str) -> None:
@@ -270,7 +270,9 @@ def test_files_that_are_damaged_or_gone_are_named(tmp_path: Path) -> None:
         gone,
     ):
         for load in (lambda data: read(data, "k"), lambda data: rows_of(data, ID, TEXT)):
-            with pytest.raises(InvalidData, match=rf"^file '.*{given[-6:]}'.* (cannot be read|no zip file)"):
+            with pytest.raises(
+                InvalidData, match=rf"^file '.*{given[-6:]}'.* (cannot be read|not a readable zip file)"
+            ):
                 load(given)
     with pytest.raises(InvalidData, match=f"file '{tmp_path}' cannot be read"):
         rows_of(tmp_path.as_uri(), ID, TEXT)
@@ -281,7 +283,7 @@ def test_bytes_that_are_not_of_the_encoding_are_told(tmp_path: Path, monkeypatch
     text = b"id,v\n1,caf\xe9\n" + b"2,x\n" * 400_000 + b"3,\x81\n"
     for files in (path := written(tmp_path, "x.csv", text), dm.Files(path, encoding="cp1252")):
         with pytest.raises(
-            InvalidData, match=r"^file '.*x\.csv', line 400,003: is not cp1252; say which encoding it has"
+            InvalidData, match=r"^file '.*x\.csv', line 400,003: is not cp1252; give its encoding"
         ):
             read(files, "id")
 
@@ -293,7 +295,7 @@ def test_an_existing_table_takes_a_file_as_it_is_written(tmp_path: Path) -> None
     assert rows == [{"k": 1, "v": None}, {"k": 2, "v": 5}]
     latin = written(tmp_path, "l.csv", "k,s\n1,ü\n".encode("latin-1"))
     texts = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("s", dm.STRING)])
-    with pytest.raises(InvalidData, match="say which encoding"):
+    with pytest.raises(InvalidData, match="give its encoding"):
         open_source(latin, texts)
     files = dm.Files(latin, encoding="latin-1")
     assert next(iter(open_source(files, texts).batches)).column("s").to_pylist() == ["ü"]
@@ -306,7 +308,7 @@ def test_a_file_of_json_without_objects_has_no_rows(tmp_path: Path, text: str) -
     for name in ("00.jsonl", "01.json"):
         empty = written(tmp_path, name, text)
         assert [*open_source(empty, schema).batches] == []
-        with pytest.raises(InvalidData, match=rf"{name}' is empty, and says nothing of its columns"):
+        with pytest.raises(InvalidData, match=rf"{name}' is empty, so its columns are unknown"):
             infer(empty)
     written(tmp_path, "02.jsonl", '{"k": 1}\n')
     assert read(str(tmp_path), "k") == ({"k": "long"}, [{"k": 1}])
@@ -316,17 +318,23 @@ def test_a_file_of_json_without_objects_has_no_rows(tmp_path: Path, text: str) -
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"k":14}\nnot json\n', "line 2: is no JSON: Expecting value at 'not json'"),
-        ('{"k":14}\n{"k":1', "line 2: is no JSON: Expecting ',' delimiter at its end"),
-        ('[{"k":14},\n{"k":1', "line 2: is no JSON: Expecting ',' delimiter at its end"),
-        ("k,w\n1,2\n", "line 1: is no JSON: Expecting value at 'k,w'"),
-        ('{"k":1}\n2\n', "line 2: is a number (2); each line, or each element, is an object"),
-        ('[{"k":1},\n\n"a"]', 'line 3: is a text ("a"); each line, or each element, is an object'),
+        ('{"k":14}\nnot json\n', "line 2: is not JSON: Expecting value at 'not json'"),
+        ('{"k":14}\n{"k":1', "line 2: is not JSON: Expecting ',' delimiter at its end"),
+        ('[{"k":14},\n{"k":1', "line 2: is not JSON: Expecting ',' delimiter at its end"),
+        ("k,w\n1,2\n", "line 1: is not JSON: Expecting value at 'k,w'"),
+        (
+            '{"k":1}\n2\n',
+            "line 2: is a number (2); each line, or each element of the array, must be an object",
+        ),
+        (
+            '[{"k":1},\n\n"a"]',
+            'line 3: is a text ("a"); each line, or each element of the array, must be an object',
+        ),
         ('{"k":1}\n{"k":2,"k":3}\n', "line 2: has 'k' twice"),
         (b'{"k":1}\n{"k":2,"s":"\xff"}\n', "line 2: is not UTF-8"),
         ("{}\n", "column 'k' (long) is missing from the data"),
-        ('[{"k":1}]\n[{"k":2}]\n', "is no JSON of an object a line, or of an array of objects: "),
-        ('[{"k":1},]', "is no JSON of an object a line, or of an array of objects: "),
+        ('[{"k":1}]\n[{"k":2}]\n', "is not JSON with one object a line, or an array of objects: "),
+        ('[{"k":1},]', "is not JSON with one object a line, or an array of objects: "),
         ('{"k":15,"w":1}\n\n{"k":16,"w":"x"}\n', "line 3: column 'w' is 'x', which does not fit double"),
         ('[\n{"k":15},\n{"k":16,\n"w":"x"}]', "line 3: column 'w' is 'x', which does not fit double"),
         ('{\n"k":1\n}\n{\n"k":"x"\n}\n', "line 4: column 'k' is 'x', which does not fit long"),
@@ -340,7 +348,7 @@ def test_a_file_of_json_without_objects_has_no_rows(tmp_path: Path, text: str) -
             '{"k":1,"l":[1]}\n{"k":2,"l":["0x1"]}\n',
             "line 2: column 'l' is '0x1', which does not fit list<long>: it is hexadecimal",
         ),
-        ('{"k":1}\n{"k":2,"l":5}\n', "line 2: column 'l' is list<long>, and has a number (5) there"),
+        ('{"k":1}\n{"k":2,"l":5}\n', "line 2: column 'l' is list<long>, but has a number (5) there"),
         ('{"k":1}\nnull\n', "line 2: column 'k' must not be null, but is"),
         ('{"k":1}\n{"w":1}\n', "line 2: column 'k' must not be null, but is"),
     ],

@@ -118,7 +118,7 @@ def test_a_compressed_file_is_unpacked(tmp_path: Path, read: Callable[..., Cells
         ),
         (b'k,v\na,b\nc,"d\ne,f\n', {}, "line 3: a quote is opened and never closed"),
         (b'#,"\nk,v\na,b\nc\nd,e\n', {"skip_lines": 1}, "line 4: it has 1 cell, not 2 as the others: 'c'"),
-        (b"k,v\na,\x81\n", {"encoding": "cp1252"}, "line 2: is not cp1252; say which encoding it has"),
+        (b"k,v\na,\x81\n", {"encoding": "cp1252"}, "line 2: is not cp1252; give its encoding"),
     ],
 )
 def test_one_text_is_refused_with_the_same_words(
