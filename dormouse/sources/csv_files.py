@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _ADVICE = "; if it stands for null, name it with --null, or give the column another type (--type)"
 _UNKNOWN_MAX = 1_000
-"""If more columns than this are not in the schema, no other format is tried: that would take minutes."""
+"""The most columns outside the schema with which other formats are tried: more would take minutes."""
 
 
 class _UnknownColumns(InvalidData):

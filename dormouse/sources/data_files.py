@@ -81,7 +81,7 @@ class Files:
     formats: Mapping[str, FileFormat] = field(default_factory=dict, repr=False)
     found: Sequence[DataFile] = field(default=(), repr=False)
     is_inferred: bool = field(default=False, repr=False)
-    """Whether the types of columns, except `types`, were inferred from the first file."""
+    """True if the types of columns, except `types`, were inferred from the first file."""
 
     @property
     def said(self) -> TextOptions:

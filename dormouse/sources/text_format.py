@@ -46,7 +46,7 @@ class TextFormat(BaseModel):
     escape: str | None = None
     """The character before a quote or separator that is part of a cell. A doubled quote needs none."""
     header: bool = True
-    """Whether the first row has the names of the columns."""
+    """True if the first row has the names of the columns."""
     skip_lines: int = 0
     """The number of lines to skip before the header or the first row."""
     null: tuple[str, ...] = ()
