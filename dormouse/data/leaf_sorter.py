@@ -225,9 +225,10 @@ class _Nodes:
         rows = np.arange(len(ranks))
         while len(rows):
             at = node[rows]
+            # a rank counts the points at or below a value: point n is above it if the rank is at most n
             below = ranks[rows, self.field[at]] <= self.rank[at]
             node[rows] = np.where(below, self.left[at], self.right[at])
-            rows = rows[node[rows] >= 0]
+            rows = rows[node[rows] >= 0]  # the others have reached a leaf
         return ~node
 
 

@@ -310,6 +310,7 @@ class _Scale:
         }
         del ended["table_id"]
         new = [*division.inner, *division.leaves]
+        # a split leaf has a row already, which gets its split here; a merge divides a partition that is new
         rows(conn, "seal", **(ended | _NO_SPLIT if family else ended))
         if family is None:
             new.remove(divided)

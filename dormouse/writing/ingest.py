@@ -516,7 +516,7 @@ def choose_engine(engine: str, byte_count: Callable[[], int], local: T, spark: T
     if engine == "local":
         return local
     if spark is None:
-        raise InvalidInput("engine 'spark' is not at hand here; use auto or local")
+        raise InvalidInput("engine 'spark' is not available here; use auto or local")
     return spark
 
 

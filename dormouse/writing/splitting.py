@@ -341,9 +341,7 @@ def merge(
                     logger.warning("table %s: %s", context.table.name, error)
                     current.errors.append(str(error))
         current.worked = bool(merged or jobs_run)
-        current.outcome = (
-            f"{plural(len(merged), 'partition')} made of others, after {plural(jobs_run, 'job')}"
-        )
+        current.outcome = f"{plural(len(merged), 'pair')} of leaves merged, after {plural(jobs_run, 'job')}"
     return MergeReport(tuple(merged), jobs_run, tuple(current.errors))
 
 

@@ -399,7 +399,7 @@ class Committer:
             raise
 
     def _forget(self) -> None:
-        """Deletes old refusals, rolls the log of removed references, and calls `tidy`.
+        """Deletes old refusals, rolls the removal log, and calls `tidy`.
 
         Nothing else does this where only a committer runs.
         """

@@ -96,6 +96,7 @@ class Together(Generic[T, R]):
         except BaseException:
             self._leave(call)
             raise
+        # no answer: `work` failed for several items, so this caller works alone and gets its own error
         return call.answer[0] if call.answer else self._work([item])[0]
 
     def _lead(self, call: _Call[T, R]) -> None:
@@ -107,7 +108,7 @@ class Together(Generic[T, R]):
             answers = self._work([each.item for each in call.served])
             for each, answer in zip(call.served, answers, strict=True):
                 each.answer.append(answer)
-        except Exception:
+        except Exception:  # of several items: each caller repeats its own, see `__call__`
             if len(call.served) == 1:
                 raise
         self._leave(call)

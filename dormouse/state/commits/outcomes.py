@@ -302,7 +302,7 @@ def settle(supplier: Supplier, outcomes: Sequence[CommitOutcome], since: float) 
     again = {applied[number - 1] for number in lost}
     again |= {n for n, outcome in named.items() if outcome.state == "rejected"}
     logger.warning(
-        "a crash or a failover of the database undid %d commits before they were on disk; they come again",
+        "a crash or a failover of the database undid %d commits before they were on disk; they are retried",
         len(lost),
     )
     return [_undone(outcome) if n in again else outcome for n, outcome in enumerate(outcomes)]

@@ -41,7 +41,9 @@ LOOK_SECONDS_APPROXIMATE = 1.0
 LOOKS_TO_BELIEVE = 3
 SAY_AGAIN_SECONDS = 10.0
 UNLOOKED_SECONDS_MAX = 0.5
+"""How long a sender may rely on the last look at the depth."""
 UNLOOKED_SHARE = 10
+"""Senders may fill a tenth of the room below the high mark before they look again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class TablesRenamed(CommitQueueError):
 
 
 class CommitQueue(Protocol):
-    """A queue of messages. A received message is hidden for a while, and comes again unless it is deleted.
+    """A queue of messages. A received message is hidden for a while, then delivered again unless deleted.
 
     Every failure is a `CommitQueueError` that names the queue and the cause. Threads may share a queue.
     """

@@ -1,4 +1,4 @@
-"""The log of removed references, with a partition for each day.
+"""The removal log, which records removed references, with a partition for each day.
 
 Partitions are made some days ahead, and dropped when no table needs them.
 """
@@ -46,6 +46,7 @@ def roll(supplier: Supplier) -> None:
 
 
 def _date_back(conn: psycopg.Connection[Any], last: date) -> None:
+    """Sets the time of removals after the day `last` to now: a wrong clock dated them into the future."""
     conn.execute(_QUERIES["date_back"].on(), {"first_day": _midnight(last + timedelta(days=1))})
 
 

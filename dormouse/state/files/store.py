@@ -308,12 +308,12 @@ class FileReferenceStore:
     ) -> None:
         """Restores the references of a snapshot, in a transaction that keeps writers out.
 
-        Releases the references that jobs hold. `references` are those to add again, from `gone_since`.
+        Releases the references that jobs hold. `references` are those to add again, from `removed_since`.
         """
         self.own.execute(conn, "restore_remove", {"snapshot": snapshot})
         self.own.execute(conn, "restore_add", {**reference_arrays("ref", references), "at": at})
 
-    def gone_since(self, snapshot: str, conn: psycopg.Connection[Any]) -> list[FileReference]:
+    def removed_since(self, snapshot: str, conn: psycopg.Connection[Any]) -> list[FileReference]:
         """Returns the references of a snapshot that were removed since; the log must reach back to it."""
         rows = self.own.execute(conn, "gone_since_snapshot", {"snapshot": snapshot}).fetchall()
         if any(row[0] is None for row in rows):
@@ -323,7 +323,7 @@ class FileReferenceStore:
             )
         return [reference_from_row(row) for row in rows]
 
-    def come_since(self, snapshot: str, conn: psycopg.Connection[Any]) -> tuple[int, int, bool]:
+    def added_since(self, snapshot: str, conn: psycopg.Connection[Any]) -> tuple[int, int, bool]:
         """Returns the number of references added since a snapshot, their rows, and if these are exact."""
         [(references, rows, exact)] = self.own.execute(conn, "come_since_snapshot", {"snapshot": snapshot})
         return references, rows, exact
@@ -443,7 +443,7 @@ class FileReferenceStore:
         """Returns whether partitions have the rows of a snapshot, and the deletions since within the bounds.
 
         Compactions and splits change no rows. Returns False when it cannot be known, for example because the
-        log of removals does not reach back to the snapshot.
+        removal log does not reach back to the snapshot.
         """
         properties = self.table.properties
         is_transformed = properties.filter or properties.aggregate or is_keyed(properties)

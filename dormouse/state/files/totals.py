@@ -7,7 +7,7 @@ collection also counts everything once a day.
 
 References are lost if some that were added, and never removed, are missing. Two checks find lost references:
 
-- The last count and the log of removals since give what should be there now.
+- The last count and the removal log since then give what should be there now.
 - The partitions of a file that was added since the log is complete must have had all rows of the file.
 
 A full count records differences in the same statement, and they are reported until they are accepted.

@@ -1,8 +1,8 @@
 """The files and regions with the rows that were ingested between two moments, each row once.
 
 An ingest adds references that are marked as ingested, and that record the transaction that added them. When
-such a reference is removed by a split, a merge or a compaction, the log of removed references keeps both
-facts. So each ingested row is in the region of exactly one such reference, whatever happened to it since.
+such a reference is removed by a split, a merge or a compaction, the removal log keeps both facts. So each
+ingested row is in the region of exactly one such reference, whatever happened to it since.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _reference(
 
 
 def _there(context: TableContext, ends: Ends, rows: Sequence[Any]) -> list[Position]:
-    """Returns the positions of a page's ends; raises `CutExpired` if the log of removals begins later."""
+    """Returns the positions of a page's ends; raises `CutExpired` if the removal log begins later."""
     moments = ends.read(rows[0][0] if rows else None)
     positions = ends.positions(moments)
     if moments[0].since > positions[0].at:

@@ -396,10 +396,10 @@ def restore(context: TableContext, to: When, *, dry_run: bool = False) -> Restor
 
 def _restored(context: TableContext, position: Position, conn: Any, *, dry_run: bool) -> RestoreReport:
     store = context.store
-    removed, rows_removed, exact = store.come_since(position.snapshot, conn)
+    removed, rows_removed, exact = store.added_since(position.snapshot, conn)
     then = context.partitions.at(position.epoch, conn, made_at=position.made_at)
     now = context.partitions.tree_in(conn)
-    back = placed(_gone_since(context, position, conn), then, now)
+    back = placed(_removed_since(context, position, conn), then, now)
     context.deletions.check_restorable(context.shapes.of(conn).schema, position.snapshot, conn)
     deletions = context.deletions.count_restored(position.snapshot, conn)
     if not dry_run and (removed or back or deletions):
@@ -416,7 +416,7 @@ def _restored(context: TableContext, position: Position, conn: Any, *, dry_run: 
     )
 
 
-def _gone_since(context: TableContext, position: Position, conn: Any) -> list[FileReference]:
+def _removed_since(context: TableContext, position: Position, conn: Any) -> list[FileReference]:
     """Returns the references that were removed since a moment.
 
     Raises `CutExpired` when rows of them were erased since, or are being erased.
@@ -427,7 +427,7 @@ def _gone_since(context: TableContext, position: Position, conn: Any) -> list[Fi
             f"rows of table {context.table.name!r} of {position.at} are being erased",
             table=context.table.name,
         )
-    return context.store.gone_since(position.snapshot, conn)
+    return context.store.removed_since(position.snapshot, conn)
 
 
 def placed(

@@ -100,7 +100,7 @@ def test_what_is_written_while_a_restore_counts_comes_after_it(
     add(table, 0)
     table.history.record_cut("a")
     add(table, 20)
-    count = FileReferenceStore.come_since
+    count = FileReferenceStore.added_since
     writing = threading.Thread(target=add, args=(table, 40))
 
     def counting(store: FileReferenceStore, *given: Any) -> Any:
@@ -109,7 +109,7 @@ def test_what_is_written_while_a_restore_counts_comes_after_it(
         writing.join(1)
         return found
 
-    monkeypatch.setattr(FileReferenceStore, "come_since", counting)
+    monkeypatch.setattr(FileReferenceStore, "added_since", counting)
     done = table.restore("a")
     writing.join()
     assert (done.rows_removed, keys(table)) == (20, [*range(20), *range(40, 60)])
