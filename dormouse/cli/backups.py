@@ -43,7 +43,7 @@ def backup(
     damaged = plural(len(made.damaged), "object")
     say_some(
         (f"damaged: {one.name} {one.fault}" for one in made.damaged),
-        f"{damaged} damaged or missing: restore takes it by --despite-damage",
+        f"{damaged} damaged or missing: restore it with --despite-damage",
     )
 
 
@@ -114,7 +114,7 @@ def restore(
             f"{one.table}, file {one.filename}, which {one.fault}"
             for one in made.lost
         ),
-        f"{plural(len(made.lost), 'file')} lost: what reads them fails; 'dormouse check' lists them",
+        f"{plural(len(made.lost), 'file')} lost: queries that read them fail; 'dormouse check' lists them",
     )
 
 
@@ -149,7 +149,7 @@ def adopt(
         if instance.refusal is not None:
             ask(yes, "adopt", done="adopted", question=f"{instance.refusal}. Adopt this one?")
         number = instance.adopt(keep_days=keep_days, force=force, tell=say)
-    kept = f"; its files of now are kept for {keep_days:g} days ('dormouse holds')" if keep_days else ""
+    kept = f"; its current files are kept for {keep_days:g} days ('dormouse holds')" if keep_days else ""
     session.show({"incarnation": number}, f"this database owns the object store: incarnation {number}{kept}")
 
 

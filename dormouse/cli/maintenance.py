@@ -207,7 +207,9 @@ def _held(hold: Hold) -> str:
 
 
 def _last_of(hold: InstanceRound) -> str:
-    well = "it never went well" if hold.well_at is None else f"it went well last at {minute(hold.well_at)}"
+    well = (
+        "it has never succeeded" if hold.well_at is None else f"it last succeeded at {minute(hold.well_at)}"
+    )
     if hold.error is None:
         return f"last {hold.kind}: {minute(hold.well_at)}"
     return f"! the {hold.kind} of {minute(hold.ended_at)} failed: {hold.error}; {well}"

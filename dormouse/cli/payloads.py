@@ -142,9 +142,9 @@ def verify(
     told = (
         f"read {plural(report.payloads, 'payload')} of {plural(report.objects, 'object')}, "
         f"{byte_size(report.bytes)}: {plural(len(problems), 'problem')}"
-        + (f"; no pointer leads to {report.without_pointer:,}" if report.without_pointer else "")
-        + (f"; pointers or blocks of {plural(report.rebuilt, 'object')} are made anew" if rebuild else "")
-        + (f"; {report.recovered:,} payloads of lost objects are found" if report.recovered else "")
+        + (f"; {report.without_pointer:,} have no pointer" if report.without_pointer else "")
+        + (f"; pointers or blocks of {plural(report.rebuilt, 'object')} were restored" if rebuild else "")
+        + (f"; {report.recovered:,} payloads of lost objects were found" if report.recovered else "")
     )
     rows = ((one.object_key, str(one.key or ""), one.detail) for one in problems)
     session.table(report, ("object", "payload", "what is wrong"), rows, told, cell_characters_max=200)
@@ -207,7 +207,7 @@ def _show_done(session: Session, reports: list[OffloadReport]) -> None:
         f"{one.day} {one.work}ed: {plural(one.payloads, 'payload')} in {plural(one.objects, 'object')}, "
         f"{byte_size(one.bytes_in)} as {byte_size(one.bytes_out)} ({one.seconds:.1f} s)"
         if one.finished
-        else f"{one.day} {one.work} goes on later: {one.error or 'the time was over, or another has it'}"
+        else f"{one.day} {one.work} continues later: {one.error or 'out of time, or another worker has it'}"
         for report in reports
         for one in report.days
     ]

@@ -26,7 +26,7 @@ class RemotePayloads:
         self.put_many([(tenant, id, inserted_at, kind, content)])
 
     def put_many(self, payloads: Iterable[tuple[str, str, datetime, str, Any]]) -> None:
-        """Stores (tenant, id, inserted_at, kind, content), at most 1,000, all or none; the last of a key.
+        """Stores (tenant, id, inserted_at, kind, content), at most 1,000, all or none; of one key, the last.
 
         Raises `InvalidPayload` and `PayloadExpired`.
         """

@@ -59,7 +59,7 @@ class RemoteRowTable(Container):
         return int(self.sql(f'select count(*) from "{name}"').read_all().column(0)[0].as_py())
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """Gives the current rows to what takes Arrow's streams, like `pa.table(rows)`."""
+        """Exports the current rows as an Arrow stream, for example to `pa.table(rows)`."""
         return cast(AnswerReader, ask(self._http, reading.QUERY, {"table": self.name})).__arrow_c_stream__(
             requested_schema
         )
@@ -95,7 +95,7 @@ class RemoteRowTable(Container):
 
     @staticmethod
     def _with_doubles(row: Mapping[str, Any], columns: Callable[[], tuple[Column, ...]]) -> dict[str, Any]:
-        """Returns a row with NaN and infinities, texts in JSON; `columns` are those of its version."""
+        """Returns a row with NaN and infinities as floats (JSON has texts); `columns` returns its columns."""
         texts = {name for name, value in row.items() if value in ("NaN", "Infinity", "-Infinity")}
         doubles = {column.name for column in columns() if column.type == "DOUBLE"} if texts else set()
         return {**row, **{name: value_of_json(_DOUBLE, row[name]) for name in texts & doubles}}

@@ -1,1 +1,1 @@
-"""Nothing lost between the database and the objects: ownership, checks, backups."""
+"""The safety of database and objects together: ownership, checks, backups, erasures and maintenance."""

@@ -1,7 +1,7 @@
 """Checks of the database and the object store: tables, files of cells, payloads, and all other objects.
 
-A check only reads, in bounded memory, while everything runs. What it finds is a suspicion, as things change
-meanwhile: it is looked at again, and a problem only when it is still there.
+A check only reads, in bounded memory, while everything runs. Since things change
+meanwhile, a difference is only suspected at first. It is checked again, and is a problem if it still exists.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     from dormouse.data.file_checks import FileReader
 
 PROBLEMS_OF_ONE_MAX = 1_000
-"""The problems of one ledger, e.g. the payloads or the cells of a table, that are reported at most."""
+"""The most problems that are reported of one ledger, such as the payloads or the cells of a table."""
 RUN_OBJECTS = 100_000
-"""The names that are sorted in memory at once; more are sorted on disk."""
+"""The most names that are sorted in memory; more are sorted on disk."""
 PROBLEMS_MAX = 10_000
 """The number of problems at which a check ends."""
 UNKNOWN_MAX = 1_000
-"""The unknown objects that are reported at most, and the quarantined objects that are counted at most."""
+"""The most unknown objects that are reported, and the most quarantined objects that are counted."""
 SUSPECTS_MAX = 1_000
 
 
@@ -370,7 +370,7 @@ def _size(objects: ObjectStore, name: str) -> int | None:
 
 
 def _twice(look: Callable[[], list[Problem]]) -> list[Problem]:
-    """Returns the problems found by both of two looks, as a change in between is no problem."""
+    """Checks twice and returns the problems found both times: a concurrent change is found only once."""
     first = look()
     if not first:
         return []
@@ -396,7 +396,7 @@ def checks(
 ) -> Mapping[str, Callable[[], None]]:
     """Returns the checks that are due, by the kinds of their rounds: those of today, and those that failed.
 
-    They are shuffled, so that it is not always the same ones for which no time is left.
+    They are shuffled, so that a time limit does not leave out the same ones each day.
     """
     rounds, tables = InstanceRounds(ledgers.supplier), ledgers.catalog.tables()
     shares: dict[str, list[TableRecord]] = {f"{KIND} {number}": [] for number in range(SHARES)}
@@ -422,7 +422,7 @@ def checks(
 def _check_tables(checker: Checker, tables: Sequence[TableRecord], seconds_left: Callable[[], float]) -> None:
     """Checks tables without reading their files; raises `CheckFailed`, or an error if the time was too short.
 
-    They are shuffled, so that it is not always the same ones for which no time is left.
+    They are shuffled, so that a time limit does not leave out the same ones each day.
     """
     done, problems = 0, tuple[Problem, ...]()
     for table in random.sample(tables, len(tables)):

@@ -526,7 +526,7 @@ class _Erasing:
         return late
 
     def free(self, elsewhere: Elsewhere) -> int:
-        """Deletes the files that had rows, even if the history keeps them; returns how many old versions.
+        """Deletes the files that had rows, even if the history keeps them; returns how many object versions.
 
         Raises `CheckFailed` while references are lost, and `ObjectStoreError`; erase again after either.
         """

@@ -356,7 +356,7 @@ class Ownership:
         tell: Callable[[str], object] = lambda line: None,
         began_xid: int | None = None,
     ) -> int:
-        """Makes this database the owner, whatever database was; returns the incarnation's number.
+        """Makes this database the owner in place of any other; returns the incarnation's number.
 
         - Earlier write attempts are deleted, leases ended, and hidden messages shown.
         - Objects of other timelines stay in the store, as orphans. Files that this database knows are not

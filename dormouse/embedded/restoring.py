@@ -191,7 +191,7 @@ def _restored(
 
 
 class _Bringer:
-    """A copier of the objects of a backup. A damaged or missing object ends it, or is recorded as lost."""
+    """A copier of the objects of a backup. It raises for a damaged or missing one, or records it as lost."""
 
     def __init__(
         self, store: ObjectStore, backup: Backup, objects: ObjectStore, *, despite_damage: bool

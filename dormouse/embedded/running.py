@@ -245,7 +245,7 @@ _SOCKETS = ".s.PGSQL.*[0-9]"
 
 
 class HeldElsewhere(InstanceLocked):
-    """The server runs in another namespace or on another host, and may be stopping."""
+    """An error: the server runs in another namespace or on another host, and may be stopping."""
 
 
 @dataclass(frozen=True)

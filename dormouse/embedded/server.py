@@ -197,7 +197,7 @@ _CONFIGURATION = {
 
 
 class StillRecovering(InstanceError):
-    """The server's recovery takes longer than the caller wants to wait; it goes on."""
+    """An error: the server's recovery takes longer than the caller waits, and continues."""
 
 
 @dataclass(frozen=True)

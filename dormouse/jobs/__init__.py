@@ -1,4 +1,4 @@
-"""Jobs, which programs start, workers on any machine run, and people watch."""
+"""Background jobs: programs start them, workers on any machine run them, and both can list them."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The run of one job by a worker: it calls the job's function, and makes the job's end of the result."""
+"""The run of one job by a worker, which calls the job's function and records the result as the job's end."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ DIFFERENCES_MAX = 10
 PAUSE_SECONDS_MAX = 2.0
 READERS_SECONDS_MAX = 600.0
 SETTLED_LEFT_MAX, SETTLED_TIMES_MAX = 1_000, 10
-"""Limits of the comparison before the exchange: it repeats until few writes are left, or for so many times.
+"""Limits of the comparison before the exchange: it repeats until few writes are left, at most 10 times.
 
 The rest is compared under the exclusive lock, and so it must be small.
 """
@@ -78,7 +78,7 @@ class Tools:
 
 
 def within(seconds_max: float | None) -> Callable[[], bool]:
-    """Returns a function that tells whether so many seconds have passed. Without a limit it returns False."""
+    """Returns a function that returns whether `seconds_max` have passed since now; without a limit, False."""
     ends = None if seconds_max is None else time.monotonic() + seconds_max
     return lambda: ends is not None and time.monotonic() >= ends
 

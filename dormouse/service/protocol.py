@@ -72,8 +72,8 @@ class Connection(typing.Protocol):
 class Connections:
     """The open connections of a server, at most `count_max`.
 
-    One more makes it abort the oldest connection of which no request was let in yet. If there is no other,
-    that is the new one.
+    When one more is added, the oldest connection without an admitted request is aborted. If all others have
+    admitted requests, the new connection is aborted.
     """
 
     def __init__(self, count_max: int) -> None:

@@ -393,7 +393,7 @@ class GarbageSettings(Section):
 
 
 class MaintenanceSettings(Section):
-    """Upkeep: days of removals, jobs, payloads, and splits of full partitions, run where compactions are."""
+    """Maintenance: daily partitions, old jobs, payloads; splits of full leaves, on compaction's engine."""
 
     every_minutes: EveryMinutes = setting(60)
     """The pause in minutes between two rounds."""

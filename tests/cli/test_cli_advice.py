@@ -78,7 +78,7 @@ def test_the_help_says_how_the_commit_of_an_ingest_is_called(command: Cli, tmp_p
     (tmp_path / "t.csv").write_text("key\n1\n")
     assert command("ingest", "t", str(tmp_path / "t.csv"), "--id", "first")[0] == 0
     assert command("commit-status", "ingest:first") == (0, "applied\n", "")
-    assert "of an ingest is ingest:ID" in " ".join(command("commit-status", "--help")[1].split())
+    assert "for an ingest it is ingest:ID" in " ".join(command("commit-status", "--help")[1].split())
 
 
 def test_a_refusal_of_a_later_request_is_not_told_as_the_commit_s_own(

@@ -33,7 +33,7 @@ class MigrationReport:
 
     def __str__(self) -> str:
         names = ", ".join(map(str, self.applied)) or "none"
-        return f"applied migrations: {names}; things given to {roles.SCHEMA_ROLE}: {self.adopted}"
+        return f"applied migrations: {names}; objects given to {roles.SCHEMA_ROLE}: {self.adopted}"
 
 
 OLD_DELETIONS_SECONDS = 30.0

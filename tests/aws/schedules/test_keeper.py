@@ -200,7 +200,7 @@ def test_a_pass_comes_once_in_a_quarter_of_the_time(caplog: pytest.LogCaptureFix
     for number in range(24):
         weeks.send(number)
         weeks.until(weeks.now + DAY)
-    passes = [one for one in caplog.messages if one.startswith("sending those again")]
+    passes = [one for one in caplog.messages if one.startswith("sending old messages again")]
     assert 24 / 3.5 <= len(passes) <= 24 / 3.5 + 1
 
 
