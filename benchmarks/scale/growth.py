@@ -142,7 +142,7 @@ def by_writers(tables: Tables, counts: Sequence[int], commits: int, layout: str,
 
 
 def after_commits(tables: Tables, before: int, commits: int, layout: str, tell: Tell) -> Figures:
-    """Measures commits before and after `before` commits to the table, which leave dead index entries."""
+    """Measures commits before and after `before` others, which leave entries in the indexes and the log."""
     table = tables.make("aged", 1_000, layout, files_per_leaf=FILES)
     with closing(ConnectionSupplier(tables.dsn, connections_max=1)) as supplier:
         cycles = Cycles(supplier, [table])
@@ -157,12 +157,12 @@ def after_commits(tables: Tables, before: int, commits: int, layout: str, tell: 
     }
 
 
-def _figures(of: str, found: dict[int, list[float]]) -> Figures:
-    """Medians by size, and the largest's ÷ the smallest's: of the same round, where there are several."""
-    first, *_, last = found
-    rates = {str(size): round(median(some), 1) for size, some in found.items()}
+def _figures(of: str, measured: dict[int, list[float]]) -> Figures:
+    """Returns the median rate by size, and the rate of the largest size ÷ that of the smallest."""
+    first, *_, last = measured
+    rates = {str(size): round(median(some), 1) for size, some in measured.items()}
     return {
         f"commits_per_s_by_{of}": rates,
         f"{of}_most": last,
-        f"commits_most_{of}_vs_least": round(median_ratio(found[last], found[first]), 3),
+        f"commits_most_{of}_vs_least": round(median_ratio(measured[last], measured[first]), 3),
     }

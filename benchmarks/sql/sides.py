@@ -72,7 +72,7 @@ def rows_of(table: pa.Table) -> list[Row]:
 
 
 def same(ours: Sequence[Row], theirs: Sequence[Row]) -> bool:
-    """Whether they are the same rows, in any order; sums of doubles depend on the order of the summands."""
+    """Returns whether the rows are equal in any order, up to rounding of sums of doubles."""
     if len(ours) != len(theirs):
         return False
     return all(map(_same_row, sorted(ours, key=_place), sorted(theirs, key=_place)))
