@@ -1,1 +1,1 @@
-"""One script per question: `python -m benchmarks.NAME` prints a table, or one JSON object with `--json`."""
+"""Benchmarks: `python -m benchmarks.NAME` prints tables of figures, or one JSON object with `--json`."""

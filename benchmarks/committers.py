@@ -1,4 +1,4 @@
-"""Committers: threads of one process or of several, that begin at the same moment."""
+"""Committers for benchmarks: threads of one or several processes that begin at the same moment."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ PRELOAD = ("benchmarks.committers",)
 
 @dataclass
 class Storm:
-    """What became of the calls; seconds from a call to its answer, with the wait for a connection."""
+    """The results of the calls that committers made together."""
 
     began: float = 0.0
     ended: float = 0.0
     seconds: list[float] = field(default_factory=list)
+    """The duration of each successful call, including the wait for a connection."""
     errors: list[str] = field(default_factory=list)
     retries: int = 0
 
@@ -49,7 +50,7 @@ class Storm:
 
 
 def merged(parts: Sequence[Storm]) -> Storm:
-    """The parts of threads or processes as one."""
+    """Merges the results of several threads or processes."""
     return Storm(
         began=min(part.began for part in parts),
         ended=max(part.ended for part in parts),
@@ -60,19 +61,22 @@ def merged(parts: Sequence[Storm]) -> Storm:
 
 
 def deal(jobs: Sequence[int], committers: int) -> list[list[int]]:
-    """The jobs of each committer; those for whom there is none are left out."""
+    """Distributes the jobs; returns those of each committer, without committers that have none."""
     count = min(len(jobs), committers)
     return [list(jobs[first::count]) for first in range(count)]
 
 
 class Committers:
-    """The processes, which stay for every storm."""
+    """The processes of the committers. They run until all storms are over."""
 
     def __init__(self, processes: Sequence[Remote]) -> None:
         self._processes = processes
 
     def storm(self, table: StateTable, jobs: Sequence[int], committers: int, batch: int = 0) -> Storm:
-        """Commits the jobs by so many threads in all: in batches, or one by one without a committer (0)."""
+        """Commits the jobs with `committers` threads in all.
+
+        `batch` is the number of commits in a batch; 0 commits one by one with the store's synchronous call.
+        """
         dealt = deal(jobs, committers)
         for number, process in enumerate(self._processes):
             process.begin("prepare", table, dealt[number :: len(self._processes)], batch)
@@ -86,7 +90,7 @@ class Committers:
 def committers(
     dsn: str, processes: int, connections_max: int, *, logged: bool = True
 ) -> Iterator[Committers]:
-    """Starts the processes, with so many connections each, and ends them."""
+    """Starts the processes, with at most `connections_max` connections each, and ends them."""
     with remotes([partial(_committing, dsn, connections_max, logged=logged)] * processes) as made:
         yield Committers(made)
 
@@ -101,9 +105,9 @@ def rate(
     *,
     logged: bool = True,
 ) -> float:
-    """Commits a second of so many threads in each of so many processes. RuntimeError when one fails.
+    """Returns the commits per second of `processes` processes with `threads` threads each.
 
-    Unless `logged` the statement is one that logs nothing of what it removes.
+    Without `logged`, the statement writes no removal log. Raises RuntimeError if a commit fails.
     """
     with committers(dsn, processes, threads, logged=logged) as them:
         storm = them.storm(table, jobs, threads * processes, batch)
@@ -117,7 +121,7 @@ def batches(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
 
 
 def apply_all(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
-    """Applies a batch; RuntimeError unless all of it is applied."""
+    """Applies a batch. Raises RuntimeError unless every commit of it is applied."""
     outcomes = apply(tables, envelopes)
     for outcome in outcomes:
         if outcome.state != "applied":
@@ -136,7 +140,7 @@ class _Committing:
         self._parts: list[Storm] = []
 
     def prepare(self, table: StateTable, dealt: Sequence[Sequence[int]], batch: int) -> None:
-        """Makes all requests, and connects."""
+        """Makes all requests, starts the threads and connects, so that `run` only commits."""
         self._gate.clear()
         self._parts = [Storm() for _ in dealt]
         self._threads = [
@@ -148,7 +152,7 @@ class _Committing:
         with ExitStack() as stack:
             for _ in range(min(len(dealt), self._connections_max)):
                 stack.enter_context(self._supplier.connection())
-        # a committer does not hold all its requests at once: they should not cost at every collection
+        # a real committer does not hold all requests at once: keep garbage collections from scanning them
         gc.collect()
         gc.freeze()
 
@@ -176,16 +180,16 @@ class _Committing:
             partial(apply_all, tables, [table.envelope(job) for job in some]) for some in batches(jobs, batch)
         ]
 
-    def _do_all(self, calls: Sequence[Callable[[], object]], found: Storm) -> None:
+    def _do_all(self, calls: Sequence[Callable[[], object]], results: Storm) -> None:
         self._gate.wait()
         for call in calls:
             began = time.monotonic()
             try:
                 call()
             except Exception as error:
-                found.errors.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+                results.errors.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
             else:
-                found.seconds.append(time.monotonic() - began)
+                results.seconds.append(time.monotonic() - began)
 
 
 @contextmanager

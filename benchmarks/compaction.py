@@ -1,7 +1,7 @@
-"""How fast is a compaction task? The same sorted files, merged by Dormouse, DataFusion, DuckDB and Spark.
+"""The speed of a compaction task: the same sorted files, merged by Dormouse, DataFusion, DuckDB and Spark.
 
-Dormouse's task includes what the others do not do: the smallest and largest key, and the sketches. All write
-Parquet with zstd at level 1, and the page cache is warm. Spark may write several files, on all cores.
+Only Dormouse's task also records the smallest and largest key and writes the sketches. All write Parquet with
+zstd at level 1, and the page cache is warm. Spark may write several files, on all cores.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ ROUNDS = "counted rounds, after one that warms up [5]"
 
 @dataclass(frozen=True)
 class Plan:
-    files: int = amount(12, help="[12]")
-    rows: int = amount(1_000_000, 60_000, help="of each file [1,000,000]")
+    files: int = amount(12, help="files to merge [12]")
+    rows: int = amount(1_000_000, 60_000, help="rows of each file [1,000,000]")
     rounds: int = amount(5, 3, help=ROUNDS)
 
 
 Action = Callable[[], int]
-"""What is timed; gives the rows that it wrote."""
+"""The timed work; returns the number of rows that it wrote."""
 
 
 def timed(prepare: Callable[[], Action]) -> tuple[int, float]:
-    """The rows of one run and its seconds, without those of its preparation."""
+    """Prepares and runs an action; returns its rows and its seconds, without those of the preparation."""
     action = prepare()
     began = time.perf_counter()
     rows = action()
@@ -65,7 +65,10 @@ def timed(prepare: Callable[[], Action]) -> tuple[int, float]:
 def throughput(
     sides: Mapping[str, Callable[[], tuple[int, float]]], rounds: int, rows: int
 ) -> tuple[dict[str, list[float]], Figures]:
-    """Seconds of every counted round of each side, and what they come to; the first round warms up."""
+    """Runs the sides in alternation; returns the seconds of each counted round by side, and the figures.
+
+    The first round warms up and does not count. Raises RuntimeError if a side writes other than `rows` rows.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number, name in turns(list(sides), rounds + 1):
         written, took = sides[name]()
@@ -85,7 +88,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def make_files(folder: Path, files: int, rows: int) -> None:
-    """Files like TPC-H's lineitem, each sorted by its keys; the same every time."""
+    """Writes files like TPC-H's lineitem, each sorted by its keys. Every call writes the same rows."""
     import pyarrow.parquet as pq
 
     (folder / "in").mkdir()
@@ -120,7 +123,7 @@ def _rows(seed: int, rows: int) -> Any:
 
 
 def measure(plan: Plan, _: Tell) -> Figures:
-    """Every side in a process of its own."""
+    """Measures every side in a separate process."""
     total = plan.files * plan.rows
     with temporary_folder() as folder:
         make_files(folder, plan.files, plan.rows)
@@ -136,7 +139,7 @@ def measure(plan: Plan, _: Tell) -> Figures:
 
 
 class _Sampled:
-    """A side in another process, and the most memory that was seen of it while it ran."""
+    """A side in another process, with its peak memory while it ran."""
 
     def __init__(self, worker: Remote) -> None:
         self._worker = worker
@@ -145,7 +148,7 @@ class _Sampled:
 
     def run(self) -> tuple[int, float]:
         done = threading.Event()
-        # a daemon: SIGTERM may come before the `try`, and Python would wait for it for ever
+        # a daemon: if SIGTERM comes before the `try`, Python would wait for the thread without limit
         sampler = threading.Thread(target=self._sample, args=(done,), daemon=True)
         sampler.start()
         try:
@@ -156,13 +159,13 @@ class _Sampled:
             sampler.join()
 
     def _sample(self, done: threading.Event) -> None:
-        """The resident memory of the process and its children (Spark's Java), at its highest."""
+        """Samples the resident memory of the process and its children (Spark's Java); keeps the peak."""
         while not done.wait(_SAMPLE_SECONDS):
             try:
                 family = [self._tree, *self._tree.children(recursive=True)]
                 self.peak_bytes = max(self.peak_bytes, sum(each.memory_info().rss for each in family))
             except psutil.Error:
-                continue  # one of them ended
+                continue  # a process ended in between
 
 
 def _opened(side: str, folder: Path) -> AbstractContextManager[Any]:
@@ -178,7 +181,11 @@ def _dormouse(folder: Path) -> Callable[[], Action]:
 
 
 def _datafusion(folder: Path) -> Callable[[], Action]:
-    """The declared order and one stream a file are all that makes it merge; the rest is as it comes."""
+    """Returns DataFusion's side.
+
+    The declared order and one stream per file make DataFusion merge instead of sort. All other settings are
+    the defaults.
+    """
     from datafusion import SessionConfig, SessionContext
 
     files = len(list((folder / "in").iterdir()))
@@ -231,7 +238,7 @@ def _spark(folder: Path) -> Callable[[], Action]:
 
 
 def _replacing(output: Path, action: Action) -> Callable[[], Action]:
-    """Removes what the last run wrote before the next one."""
+    """Returns a preparation that deletes the output of the last run."""
 
     def prepare() -> Action:
         if output.is_dir():

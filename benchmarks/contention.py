@@ -1,8 +1,8 @@
-"""What happens when hundreds of compactions of one table commit at the same moment?
+"""Contention: hundreds of compactions of one table that commit at the same moment.
 
-Eleven ingests wrote one file each, to which all leaves refer; a compaction job per leaf replaces its eleven
-references by one. Committers at once, synchronous and one by one, for every layout and isolation level, on an
-embedded PostgreSQL with its durable defaults.
+Each of eleven ingests wrote one file, to which all leaves refer. A compaction job per leaf replaces its
+eleven references by one. Many committers start together and commit synchronously, one job at a time. This is
+measured for every layout and isolation level, on an embedded PostgreSQL with its durable defaults.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from benchmarks.state_tables import FILES_PER_JOB, StateTable, Tables, open_tabl
 
 PROCESSES = 4
 CONNECTIONS_MAX = 8
-"""Of each process: a supplier's default, and as many in all as the server works well with."""
+"""The connections of each process: a supplier's default. In all, as many as the server can use well."""
 
 COMMITTERS = (16, 64, 200, 500)
 RETRIES_AT = 200
 ISOLATIONS = {"read committed": "", "serializable": "_serializable"}
-"""With what the names of their figures end."""
+"""The suffix of the figures' names for each isolation level."""
 _ERRORS_MAX = 20
 
 
@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """With which its figures end."""
+        """The suffix of the names of the case's figures."""
         return f"{self.variant}_{self.committers}{ISOLATIONS[self.isolation]}"
 
 
@@ -70,7 +70,7 @@ class Plan:
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """The storms of every case, in turns."""
+    """Runs one storm of each case per round, in an order that rotates."""
     storms: dict[Case, list[Storm]] = {case: [] for case in CASES}
     with (
         own_place() as place,
@@ -88,7 +88,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 def figures(storms: Mapping[Case, Sequence[Storm]], plan: Plan) -> Figures:
-    """Failures and retries first, then rates and latencies: medians of the rounds; the former are sums."""
+    """Returns sums of failures and retries, then medians over the rounds of rates and latencies."""
     everything = [storm for rounds in storms.values() for storm in rounds]
     found: Figures = {"failed_jobs": sum(len(storm.errors) for storm in everything)}
     for isolation, suffix in ISOLATIONS.items():
@@ -124,11 +124,12 @@ def _table(tables: Tables, case: Case, leaves: int, name: str) -> StateTable:
 
 
 def _check(tables: Tables, table: StateTable, storm: Storm) -> None:
-    """What the committers were told is what there is."""
+    """Raises RuntimeError unless the answers to the committers match the commits in the database."""
     applied = tables.applied(table)
     if applied != len(storm.seconds) or applied + len(storm.errors) != table.leaves:
         raise RuntimeError(
-            f"{len(storm.seconds)} commits were answered, {len(storm.errors)} failed, {applied} are applied"
+            f"{len(storm.seconds)} commits were acknowledged, {len(storm.errors)} failed, "
+            f"but {applied} are applied"
         )
 
 
@@ -153,7 +154,7 @@ BENCHMARK = Benchmark(
     measure,
     [
         f"{{leaves:,}} jobs of {FILES_PER_JOB} files that all leaves share, one by one; "
-        "medians of {rounds} rounds, retries and failures: sums",
+        "medians of {rounds} rounds, sums of retries and failures",
         "committers are threads of {processes} processes with {connections_max} connections each",
         Grid(_CASES, _STORMS),
         "failed: {failed_jobs:,}",

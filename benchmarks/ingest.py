@@ -1,9 +1,10 @@
-"""How fast is a bulk ingest? The same rows through one Spark session, by Dormouse and by Spark itself.
+"""The speed of a bulk ingest: the same rows through one Spark session, by Dormouse and by Spark itself.
 
-Spark: `repartitionByRange`, `sortWithinPartitions`, Parquet. Dormouse does the same and more: exact leaves,
-sketches, a transaction; once from a DataFrame, as Spark has it, and once from the files' paths, which its
-tasks read themselves. Both write as many partitions, with zstd at level 1, and the page cache is warm.
-Without Spark, beside DuckDB: see `local_ingest`.
+Spark runs `repartitionByRange` and `sortWithinPartitions` and writes Parquet. Dormouse does the same, and
+also divides exactly by leaves, writes sketches and commits a transaction. It ingests once from a DataFrame,
+and once from the paths of the files, which its tasks read themselves. Both write the same number of
+partitions, with zstd at level 1, and the page cache is warm. A second part, `local_ingest`, compares with
+DuckDB without Spark.
 """
 
 from __future__ import annotations
@@ -43,14 +44,16 @@ PARTITIONS = 16
 
 @dataclass(frozen=True)
 class Plan:
-    rows: int = amount(8_000_000, 320_000, help="in all [8,000,000]")
-    local_rows: int = amount(6_000_000, 100_000, help="of lineitem, in this process [6,000,000]")
-    csv_files: int = amount(10_000, 200, help="of 100 rows each [10,000]")
+    rows: int = amount(8_000_000, 320_000, help="rows in all [8,000,000]")
+    local_rows: int = amount(
+        6_000_000, 100_000, help="rows of lineitem for the ingest without Spark [6,000,000]"
+    )
+    csv_files: int = amount(10_000, 200, help="CSV files of 100 rows each [10,000]")
     rounds: int = amount(5, 3, help=ROUNDS)
 
 
 def make_source(folder: Path, rows: int) -> None:
-    """Files of rows in no order; the same every time."""
+    """Writes files of rows in random order. Every call writes the same rows."""
     import numpy as np
     import pyarrow.parquet as pq
 
@@ -61,7 +64,7 @@ def make_source(folder: Path, rows: int) -> None:
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """Every side in this process: all share the session."""
+    """Measures every side in this process, because all share the Spark session."""
     from dormouse.spark.session import spark_session
 
     rows = plan.rows // FILES * FILES
@@ -91,7 +94,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 def _dormouse(instance: Instance, data: DataFrame | str) -> Callable[[], Action]:
-    """Into a new table each time; the old one goes first."""
+    """Returns Dormouse's side, which drops the last table and ingests into a new one in each run."""
     step = 10_000 // PARTITIONS
     points = [f"Supplier#{number:09d}" for number in range(step, step * PARTITIONS, step)]
     numbers = count()
@@ -125,7 +128,7 @@ def _spark(spark: SparkSession, frame: DataFrame, output: Path) -> Callable[[], 
 
 _LOCAL = {
     "lineitem": "TPC-H's lineitem, in order",
-    "unsorted": "rows in no order",
+    "unsorted": "rows in random order",
     "csv": "small CSV files",
 }
 _SIDES = {
@@ -156,7 +159,7 @@ BENCHMARK = Benchmark(
             {
                 "ingest_local_vs_duckdb": "DuckDB's time ÷ ours: the smaller of the two below",
                 "ingest_local_sorted_vs_duckdb": "  TPC-H's lineitem",
-                "ingest_local_unsorted_vs_duckdb": "  rows in no order",
+                "ingest_local_unsorted_vs_duckdb": "  rows in random order",
                 "ingest_many_files_vs_duckdb": "  small CSV files",
             }
         ),

@@ -1,8 +1,10 @@
-"""How quickly are jobs taken, and how many are done a second? Beside procrastinate, on the same PostgreSQL.
+"""The latency and rate of jobs that do nothing, compared with procrastinate on the same PostgreSQL.
 
-Jobs that do nothing. Idle: from the moment that a job is added until a worker that slept has it, by the
-database's clock. Busy: all jobs wait before the worker begins, with so many at once; the sides run in turns,
-each in this process, with durable commits. Dormouse's jobs have a request and a result, the others arguments.
+- Idle: the time from adding a job until a sleeping worker has claimed it, by the database's clock.
+- Busy: the jobs per second of a worker that runs several at once. All jobs are added before it begins.
+
+The sides alternate, both in this process and with durable commits. Dormouse's jobs have a request and a
+result, those of procrastinate have arguments.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from dormouse.jobs import JobStore
 
 AT_ONCE = (1, 8, 64)
 REST_SECONDS = 0.05
-"""Between jobs for a worker that is to be idle."""
+"""The pause between two jobs for an idle worker."""
 
 SETTLE_SECONDS = 1.0
 WAIT_SECONDS_MAX = 60.0
@@ -48,13 +50,13 @@ order by d.at
 
 @dataclass(frozen=True)
 class Plan:
-    jobs: int = amount(4_000, 400, help="of a round, for each number at once [4,000]")
-    idle: int = amount(300, 60, help="that an idle worker is given, one by one [300]")
+    jobs: int = amount(4_000, 400, help="jobs of a round, for each number at once [4,000]")
+    idle: int = amount(300, 60, help="jobs for an idle worker, one by one [300]")
     rounds: int = amount(5, 2, help="counted rounds, after one that warms up [5]")
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """Idle, then busy; of each the two sides in turns."""
+    """Measures idle and then busy workers of both sides."""
     logging.getLogger("procrastinate").setLevel(logging.ERROR)
     with own_place() as place:
         theirs = Procrastinate(place.create_database("procrastinate"))
@@ -75,7 +77,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 def _busy(ours: Dormouse, theirs: Procrastinate, at_once: int, plan: Plan) -> Figures:
-    # fewer where they take longer
+    # jobs one by one take longer, so there are fewer
     jobs = plan.jobs if at_once > 1 else max(plan.jobs // 4, 1)
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
     for number in range(1 + plan.rounds):
@@ -91,7 +93,7 @@ def _busy(ours: Dormouse, theirs: Procrastinate, at_once: int, plan: Plan) -> Fi
 
 
 class Dormouse:
-    """Jobs of an instance."""
+    """The jobs of a Dormouse instance."""
 
     def __init__(self, instance: Instance, dsn: str) -> None:
         self._jobs: JobStore = instance.jobs
@@ -123,7 +125,7 @@ class Dormouse:
 
 
 class Procrastinate:
-    """The same by procrastinate."""
+    """The same jobs by procrastinate."""
 
     def __init__(self, dsn: str) -> None:
         import procrastinate
@@ -161,7 +163,7 @@ class Procrastinate:
         seconds = asyncio.run(run())
         sql = "select count(*)::float8 from procrastinate_jobs where status <> 'succeeded'"
         if left := _column(self._dsn, sql)[0]:
-            raise RuntimeError(f"{left:.0f} jobs of procrastinate are not done")
+            raise RuntimeError(f"{left:.0f} jobs of procrastinate did not succeed")
         return seconds
 
     async def _work(self, app: Any, at_once: int, *, queue: str, wait: bool) -> None:
@@ -190,7 +192,7 @@ def _until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not holds():
         if time.monotonic() > deadline:
-            raise RuntimeError("the worker does not finish")
+            raise RuntimeError(f"the worker did not finish within {WAIT_SECONDS_MAX:g} s")
         time.sleep(0.01)
 
 
@@ -203,7 +205,7 @@ BENCHMARK = Benchmark(
         "{idle} jobs for an idle worker, medians of {rounds} rounds of {jobs} jobs for a busy one",
         Grid(
             {"claim": "Dormouse", "procrastinate_claim": "procrastinate"},
-            {"{}_ms_p50": "until it is taken, p50, ms", "{}_ms_p99": "p99, ms"},
+            {"{}_ms_p50": "until it is claimed, p50, ms", "{}_ms_p99": "p99, ms"},
         ),
         Grid(
             {str(n): f"{n} at once" for n in AT_ONCE},
@@ -213,7 +215,7 @@ BENCHMARK = Benchmark(
                 "vs_procrastinate_{}": "ratio",
             },
         ),
-        "jobs_per_s: {jobs_per_s}, vs_procrastinate: {vs_procrastinate}, the least of the ratios",
+        "jobs_per_s: {jobs_per_s}, vs_procrastinate: {vs_procrastinate}, the smallest of the ratios",
     ],
     needed=("procrastinate",),
 )

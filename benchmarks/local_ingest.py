@@ -1,6 +1,7 @@
-"""Ingest in this process, beside what DuckDB's sort and write take for the same rows on as many cores.
+"""Ingest in this process, compared with DuckDB sorting and writing the same rows on as many cores.
 
-Of TPC-H's `lineitem` as it is generated, which is in order; of rows in no order; of many small CSV files.
+The cases are TPC-H's `lineitem` in the order of its generation, rows in random order, and many small CSV
+files.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ CSV = dm.Schema(
 
 @dataclass(frozen=True)
 class Case:
-    """Files, and the rows that are in them."""
+    """Files to ingest, with their number of rows."""
 
     name: str
     schema: Schema
@@ -39,7 +40,7 @@ class Case:
 
 
 def measure(instance: Instance, folder: Path, cases: Sequence[Case], rounds: int, tell: Tell) -> Figures:
-    """DuckDB's seconds ÷ ours for each case, and the smaller ratio of those of rows that are sorted."""
+    """Measures DuckDB's seconds ÷ ours for each case, and the smaller ratio of the cases of Parquet files."""
     found: Figures = {}
     ratios: dict[str, float] = {}
     for case in cases:
@@ -60,7 +61,7 @@ def measure(instance: Instance, folder: Path, cases: Sequence[Case], rounds: int
 
 
 def lineitem(folder: Path, rows: int) -> Case:
-    """In the order of its keys, in the parts in which it is generated."""
+    """Generates TPC-H's lineitem, sorted by its keys, as several files."""
     import duckdb
 
     with duckdb.connect() as connection:
@@ -70,12 +71,12 @@ def lineitem(folder: Path, rows: int) -> Case:
 
 
 def unsorted(folder: Path, rows: int) -> Case:
-    """The files of a folder."""
+    """Returns the case of the files in a folder, whose rows are in random order."""
     return Case("unsorted", SCHEMA, [str(path) for path in sorted(folder.iterdir())], rows)
 
 
 def many_files(folder: Path, files: int) -> Case:
-    """Small CSV files of rows in no order; the same every time."""
+    """Writes small CSV files of rows in random order. Every call writes the same rows."""
     import numpy as np
 
     random = np.random.default_rng(1)
@@ -89,7 +90,7 @@ def many_files(folder: Path, files: int) -> Case:
 
 
 def _dormouse(instance: Instance, case: Case) -> Callable[[], Action]:
-    """Into a new table each time, of one leaf."""
+    """Returns Dormouse's side, which ingests into a new table of one leaf in each run."""
     numbers = count()
 
     def prepare() -> Action:

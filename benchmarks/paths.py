@@ -1,9 +1,9 @@
-"""How far does one call reach? Files, functions, rooms and stack depth of Dormouse in warm calls.
+"""The code that one call runs: files, functions, rooms and stack depth of Dormouse in a warm call.
 
-Each behaviour runs some times; the next call, in which nothing is loaded or connected, is followed by
-`sys.setprofile` in this thread and those that it starts. Only code of `dormouse/` counts. A room is a folder
-of `dormouse/`, or one in it that is drawn as a room. The rest is read from the sources: files, lines and
-the longest chain of imports.
+Each behaviour runs a few times, so that the next call neither imports nor connects. `sys.setprofile` records
+that call in this thread and the threads that it starts. Only code of `dormouse/` counts. A room is a folder
+of `dormouse/`, or a folder in one that the architecture draws as a room. The numbers of files and lines and
+the longest chain of imports are read from the sources.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ COUNTS = {"files": "files", "functions": "functions", "rooms": "rooms", "depth":
 
 @dataclass(frozen=True)
 class Plan:
-    warm: int = amount(5, 2, help="calls before the one that is followed [5]")
+    warm: int = amount(5, 2, help="calls before the recorded one [5]")
 
 
 @dataclass
 class Reached:
-    """What ran in a call."""
+    """The functions that ran in a call, and the depth of the stack."""
 
     functions: set[tuple[str, str, int]] = field(default_factory=set)
     depth: int = 0
@@ -75,7 +75,7 @@ def room_of(path: Path) -> str:
 
 @contextmanager
 def followed() -> Iterator[Reached]:
-    """Notes which functions of Dormouse run, in this thread and in those that it starts."""
+    """Records the functions of Dormouse that run in this thread and in threads that it starts."""
     found, depths = Reached(), defaultdict[int, int](int)
     ours: dict[Any, bool] = {}
     prefix = f"{PACKAGE}/"
@@ -104,7 +104,7 @@ def followed() -> Iterator[Reached]:
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """Follows each behaviour once it is warm, and reads the sources."""
+    """Records a warm call of each behaviour, and reads the sources."""
     found: Figures = {}
     with own_place() as place, dm.connect(place.dsn, place.objects) as instance:
         for name, call in calls(instance).items():
@@ -119,7 +119,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 def calls(instance: Instance) -> Mapping[str, Callable[[], object]]:
-    """Returns the behaviours, each on a table of its own."""
+    """Returns a call for each behaviour."""
     table = instance.create_table("paths", SCHEMA)
     data = pa.table({"k": [1, 2, 3], "v": ["a", "b", None]})
     table.ingest(data)

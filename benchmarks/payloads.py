@@ -1,9 +1,9 @@
-"""What does it take to cool payloads down: how fast, for whom it is in the way, what is left in PostgreSQL?
+"""The cost of offloading payloads: its speed, the delay of other requests, and the bytes left in PostgreSQL.
 
-Payloads are put into one day, which is offloaded and folded. Others are put while their day is offloaded, and
-small days are exchanged under readers and writers. Beside it the plain way: each payload compressed, an
-object of its own, and an UPDATE of its row to a pointer. The page cache is warm; the store is a folder, and
-for reads also the S3 of moto's server, which answers from memory, one request after another.
+Payloads are put into one day, which is offloaded and folded. More are put into a day while it is offloaded,
+and small days are exchanged while readers and writers use them. The comparison moves payloads one by one:
+each is compressed into a separate object, and an UPDATE turns its row into a pointer. The page cache is warm.
+The store is a folder; reads also use moto's S3 server, which answers from memory, one request at a time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Payload = tuple[str, str, datetime, str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    payloads: int = amount(1_000_000, 10_000, help="of the day that is offloaded alone [1,000,000]")
+    payloads: int = amount(1_000_000, 10_000, help="payloads of the day that is offloaded alone [1,000,000]")
     during: int = amount(100_000, 5_000, help="of the day that is offloaded while others are put [100,000]")
     swaps: int = amount(50, 5, help="of small days, under load [50]")
     reads: int = amount(2_000, 200, help="of single cold payloads [2,000]")
@@ -53,7 +53,7 @@ class Plan:
 
 
 def payloads(count: int, day: int, seed: int = 1) -> Iterator[Payload]:
-    """JSON of 0.2 to 20 kB, 2 kB in the mean, some of it hardly compressible."""
+    """Yields payloads of JSON, 0.2 to 20 kB and 2 kB on average. A tenth is hard to compress."""
     chance = random.Random(seed * 1_000 + day)
     at = FIRST + timedelta(days=day)
     words = [f"{word}{number}" for word in ("order", "customer", "node", "step") for number in range(40)]
@@ -159,13 +159,13 @@ class Lake:
         }
 
     def copy(self) -> Figures:
-        """The objects into S3, for reads; a fold leaves them as they are."""
+        """Copies the objects to S3, for reads. A fold does not change them."""
         for name, _ in self._instance._objects.list("payloads"):
             self._copies.put(name, self._instance._objects.get(name))
         return {}
 
     def read(self, what: str) -> Figures:
-        """Single payloads of the first day, in no order, by stores that have read none yet."""
+        """Times reads of single payloads of the first day, in random order, by new stores."""
         found = {}
         for name, objects in ((what, self._instance._objects), (f"{what}_s3", self._copies)):
             store = PayloadStore(self._instance._supplier, objects)
@@ -179,7 +179,7 @@ class Lake:
         return found
 
     def put_during(self) -> Figures:
-        """Into the day that is offloaded: each write goes to the copy, too."""
+        """Times puts into a day while it is offloaded: each write also goes to the copy of the day."""
         self._fill(1, self._plan.during)
         thread = threading.Thread(target=self._store.offload, args=(_day(1),))
         more = payloads(10**9, 1, seed=2)
@@ -200,7 +200,7 @@ class Lake:
         }
 
     def swaps(self) -> Figures:
-        """Of days that are read and written all the time."""
+        """Times the exchanges of small days that threads read and write at the same time."""
         locks = []
         for number in range(self._plan.swaps):
             day = 10 + number
@@ -233,7 +233,7 @@ class Lake:
         return {"ratio_without_dictionary": round(done.bytes_in / done.bytes_out, 3)}
 
     def one_by_one(self) -> Figures:
-        """An object and an UPDATE a payload, each in its transaction, by as many threads as uploads have."""
+        """Moves each payload by an object and an UPDATE, with as many threads as an offload uploads with."""
         self._fill(3, self._plan.plain)
         name = f"payload_{_day(3):%Y%m%d}"
         keys = self._ask(f"select kind, tenant, id, inserted_at from {name}")
@@ -262,7 +262,7 @@ class Lake:
         return {"row_by_row_per_s": round(per_s), "vs_row_by_row": round(self._offload_per_s / per_s, 1)}
 
     def _fill(self, day: int, count: int) -> float:
-        """Puts payloads, by some writers; the seconds that the puts took, without the making."""
+        """Puts payloads by two writers; returns the seconds of the puts, without those of making payloads."""
         made, chance = payloads(count, day), random.Random(7)
         share = min(1.0, 2 * self._plan.reads / count)
         seconds = 0.0
@@ -344,7 +344,7 @@ BENCHMARK = Benchmark(
                 "postgres_bytes_in_blocks": "  folded",
                 "rows_per_million_in_blocks": "rows a million payloads, folded",
                 "dead_tuples_after": "dead tuples after all of it",
-                "swap_lock_ms_p50": "an exchange keeps others out for ms, p50",
+                "swap_lock_ms_p50": "an exchange locks the day, ms p50",
                 "swap_lock_ms_p99": "  p99",
                 "cold_read_ms_p50": "a cold payload by its pointer, ms p50",
                 "cold_read_ms_p99": "  p99",

@@ -60,7 +60,7 @@ class Plan:
 
 
 def make_csv(path: Path, rows: int) -> None:
-    """The same every time."""
+    """Writes a CSV file of rows. Every call writes the same rows."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.csv as pa_csv
@@ -201,7 +201,7 @@ class Table:
         return found
 
     def _wait_for_index(self) -> None:
-        """What is filtered by has an index of its own when that was seen, and made, as in the plain table."""
+        """Waits until the filter's column has an index, as it does in the plain table."""
         deadline = time.monotonic() + _WAIT_SECONDS
         text = _SQL["filter"].format("*", "samples")
         while _seconds(self._ask, text, (1,)) > SLOW_SECONDS and time.monotonic() < deadline:

@@ -50,7 +50,7 @@ class Plan:
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """Every side in this process: all share the session."""
+    """Measures every side in this process, because all share the Spark session."""
     from dormouse.spark.session import spark_session
 
     rows = plan.rows // FILES * FILES
@@ -180,7 +180,7 @@ def _through(frame: DataFrame) -> None:
 
 
 def _compared(sides: Sides, rounds: int, key: str) -> Figures:
-    """The seconds of each side, and how many times as fast as Parquet's; the first round warms up."""
+    """Returns the seconds of each side and its speed ÷ Parquet's. The first round only warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number, name in turns(list(sides), rounds + 1):
         began = time.perf_counter()

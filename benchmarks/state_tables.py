@@ -81,7 +81,7 @@ class StateTable:
         return self.path(leaf)[-1]
 
     def path(self, leaf: int) -> list[str]:
-        """The ids of the partitions from the root down to the leaf of a number, without the tree."""
+        """Returns the ids of the partitions from the root to a leaf, without building the tree."""
         # before a partition is divided, as many were divided as `divided` counts; its halves' ids count on
         first, end, divided, path = 0, self.leaves, 0, [ROOT]
         while end - first > 1:
@@ -95,7 +95,7 @@ class StateTable:
         return path
 
     def nodes(self) -> Iterator[Node]:
-        """Every partition, a parent before its children, left before right."""
+        """Yields every partition, a parent before its children, left before right."""
         divided = 0
         todo: list[tuple[str, str | None, int, int]] = [(ROOT, None, 0, self.leaves)]
         while todo:
@@ -116,19 +116,19 @@ class StateTable:
         return str(self._id("commit", leaf))
 
     def ingests(self) -> list[str]:
-        """The prefixes of the names of what each ingest wrote."""
+        """Returns the prefix of the files of each ingest."""
         prefix = self.record.object_prefix
         return [f"{prefix}{self._id('ingest', ingest)}/" for ingest in range(self.files_per_leaf)]
 
     def inputs(self, leaf: int) -> tuple[str, ...]:
-        """The files of the leaf's job."""
+        """Returns the files of the leaf's job."""
         name = "all" if self.one_file_per_ingest else self.partition_id(leaf)
         return tuple(f"{ingest}{name}.parquet" for ingest in self.ingests())
 
     def request(
         self, leaf: int, job_id: str | None = None, inputs: tuple[str, ...] | None = None
     ) -> ReplaceFileReferencesRequest:
-        """What a compaction sends when it is done: the leaf's job, or another one of other files."""
+        """Returns the request of a finished compaction: of the leaf's job, or of another job and files."""
         partition, job_id = self.partition_id(leaf), job_id or self.job_id(leaf)
         name = f"{self.record.object_prefix}{job_id}/{partition}.parquet"
         file = new_file(name, partition, keys_between(leaf, leaf + 1), self.files_per_leaf)
@@ -141,7 +141,7 @@ class StateTable:
         )
 
     def envelope(self, leaf: int) -> Envelope:
-        """The same as a commit request, with a commit id of its own."""
+        """Returns the leaf's replacement as a commit request with its commit id."""
         request = ReplaceFileReferences(
             commit_id=self.commit_id(leaf), table=self.record.name, requests=(self.request(leaf),)
         )
@@ -153,7 +153,7 @@ class StateTable:
 
 
 def new_file(name: str, partition_id: str, keys: tuple[bytes, bytes], inputs: int = 1) -> FileWithReferences:
-    """A file of one partition, with the rows of so many others."""
+    """Returns a file of one partition, with the rows of `inputs` other files."""
     rows = inputs * ROWS_PER_FILE
     return FileWithReferences(
         filename=name,
@@ -166,17 +166,17 @@ def new_file(name: str, partition_id: str, keys: tuple[bytes, bytes], inputs: in
 
 
 def key_at(leaf: int) -> bytes:
-    """The first key of a leaf, as it is stored."""
+    """Returns the first key of a leaf, as it is stored."""
     return encode_value(LONG, leaf * KEYS_PER_LEAF)
 
 
 def keys_between(first: int, end: int) -> tuple[bytes, bytes]:
-    """The smallest and largest key of the leaves from one to before another."""
+    """Returns the smallest and the largest key of the leaves from `first` to before `end`."""
     return key_at(first), encode_value(LONG, end * KEYS_PER_LEAF - 1)
 
 
 def spread(whole: int, some: int) -> range:
-    """The numbers of some of the whole, as evenly as steps can be."""
+    """Returns `some` numbers below `whole`, spread evenly."""
     return range(0, whole, max(1, whole // some))[:some] if some else range(0)
 
 
@@ -202,7 +202,7 @@ class Tables:
         return self._catalog.create(name, SCHEMA, TableProperties(**properties), layout)
 
     def make(self, name: str, leaves: int, layout: str = "file_table", **options: Any) -> StateTable:
-        """A table; options as for `several`."""
+        """Makes a table; the options are those of `several`."""
         [table] = self.several([name], leaves, layout, **options)
         return table
 
@@ -245,14 +245,14 @@ class Tables:
         self._catalog.drop(table.record.name)
 
     def applied(self, table: StateTable) -> int:
-        """How many commits to it are applied."""
+        """Returns the number of applied commits to a table."""
         query = "select count(*) from applied_commit where table_id = %s"
         with self._supplier.connection() as conn:
             row = conn.execute(query, (table.record.table_id,)).fetchone()
         return int(row[0]) if row else 0
 
     def _empties(self, names: Sequence[str], layout: str, properties: Mapping[str, Any]) -> list[TableRecord]:
-        """As `empty`, many in a transaction: quicker, and without a tree of partitions."""
+        """Makes empty tables in one transaction, without partition trees, faster than `empty`."""
         given = TableProperties(**properties)
         properties_set = Jsonb(given.model_dump(exclude_unset=True))
         values = {"schema": Jsonb(SCHEMA.to_json()), "properties": properties_set, "layout": layout}
@@ -270,7 +270,7 @@ class Tables:
         return records
 
     def _settle(self, tables: Sequence[StateTable]) -> None:
-        """What autovacuum and the checkpointer would have done by the time the jobs end."""
+        """Does the work that autovacuum and the checkpointer would do before the jobs end."""
         names = ["compaction_job", "partition", "applied_commit"]
         for table in tables:
             names += known_layout(table.record.layout).tables(table.record.table_id).values()
@@ -300,7 +300,7 @@ def _fill(conn: psycopg.Connection[Any], table: StateTable, wanted: _Wanted) -> 
 
 
 def _partitions(record: TableRecord, nodes: Sequence[Node]) -> Iterator[str]:
-    """A line for each partition."""
+    """Yields a line for each partition."""
     leaves_end = nodes[0].end
 
     def bound(leaf: int) -> str:
@@ -320,7 +320,7 @@ def _partitions(record: TableRecord, nodes: Sequence[Node]) -> Iterator[str]:
 
 
 def _stock(table: StateTable, nodes: Sequence[Node], wanted: _Wanted) -> Iterator[str]:
-    """A line for each reference, with its file's facts."""
+    """Yields a line for each reference, with the facts of its file."""
     full_rows = table.record.properties.split_threshold_rows // max(1, table.files_per_leaf) + 1
     above = [node for node in nodes if node.children is not None]
     above = [above[n] for n in spread(len(above), wanted.above)]

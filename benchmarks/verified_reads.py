@@ -30,7 +30,7 @@ class Plan:
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """Kind after kind; of each the three sides in turns."""
+    """Measures one kind after another, each with its three sides in alternation."""
     found: Figures = {"rows": plan.files * plan.rows, "rounds": plan.rounds}
     with temporary_folder() as folder, dm.local(folder / "lake") as instance:
         tell("making files")

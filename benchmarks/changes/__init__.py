@@ -1,1 +1,1 @@
-"""What does a change cost? Deletes and upserts of Dormouse beside delta-rs, DuckLake and PyIceberg."""
+"""The benchmark of deletes and upserts: Dormouse, delta-rs, DuckLake and PyIceberg."""

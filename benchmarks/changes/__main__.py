@@ -1,9 +1,10 @@
-"""What does a change cost? The same rows and changes by Dormouse, delta-rs, DuckLake and PyIceberg.
+"""The cost of a change: the same rows, deletes and upserts by Dormouse, delta-rs, DuckLake and PyIceberg.
 
-Deletes of one key, a range of keys, and 1 % of the rows by a value: the time until it is acknowledged, and
-until a reader that opens the table then has seen it. Upserts of 1, 1,000 and 100,000 rows into tables that
-keep one row a key. Of both, those that are refused beside compactions count. Then what changes leave to
-others: look-ups beside a thousand pending deletions, scans after many upserts, and compactions.
+- Deletes of one key, of a range of keys, and of 1 % of the rows by a value. Measured until the delete is
+  acknowledged, and until a reader that then opens the table has seen it.
+- Upserts of 1, 1,000 and 100,000 rows into tables that keep one row per key.
+- Deletes and upserts that are refused while compactions run.
+- Later operations: look-ups with a thousand pending deletions, scans after many upserts, and compactions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _PARTS: dict[str, Callable[[Plan, Tell], Figures]] = dict(
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """One side after the other in each round, all in this process."""
+    """Runs the parts of the plan in this process. Within a round, the sides run one after another."""
     found: Figures = {"rows": plan.rows, "files": FILES, "rounds": plan.rounds, "upserts": plan.upserts}
     for part in plan.parts:
         found |= _PARTS[part](plan, tell)
@@ -42,14 +43,14 @@ BENCHMARK = Benchmark(
         *(
             Grid(
                 _NAMES,
-                {f"{kind}_ms_{{}}": "ms", f"{kind}_seen_ms_{{}}": "ms until it is seen"},
+                {f"{kind}_ms_{{}}": "ms", f"{kind}_seen_ms_{{}}": "ms until a reader sees it"},
                 f"delete {what}",
             )
             for kind, what in KINDS.items()
         ),
         Grid(
             _OF_PEERS,
-            {**{f"{kind}_vs_{{}}": kind for kind in KINDS}, "delete_vs_{}": "the least"},
+            {**{f"{kind}_vs_{{}}": kind for kind in KINDS}, "delete_vs_{}": "the smallest"},
             "deletes: theirs ÷ ours",
         ),
         "the largest upsert has {largest:,} rows",
@@ -59,7 +60,7 @@ BENCHMARK = Benchmark(
             {f"upsert_{count}_vs_{{}}": f"{count:,} rows" for count in COUNTS},
             "upserts: theirs ÷ ours",
         ),
-        Grid(_NAMES, {"failed_{}": "refused", "tried_{}": "of"}, "changes beside compactions"),
+        Grid(_NAMES, {"failed_{}": "refused", "tried_{}": "of"}, "changes during compactions"),
         Grid(
             _NAMES,
             {
@@ -80,11 +81,11 @@ BENCHMARK = Benchmark(
         ),
         values(
             {
-                "failed": "changes of ours that were refused beside a compaction",
+                "failed": "changes of ours that were refused during a compaction",
                 "lookup_with_1000_deletions_vs_none": "look-ups with 1,000 pending deletions ÷ without",
                 "keyed_scan_vs_plain": "scan of a compacted keyed table ÷ of a plain one",
-                "keyed_scan_before_vs_plain": "before the compaction likewise",
-                "keyed_compaction_vs_plain": "compaction likewise",
+                "keyed_scan_before_vs_plain": "the same before the compaction",
+                "keyed_compaction_vs_plain": "compaction of a keyed table ÷ of a plain one",
             }
         ),
     ],

@@ -1,4 +1,4 @@
-"""Deletes: how long they take, whether they are refused beside a compaction, and what they cost look-ups."""
+"""Deletes: their duration, their refusals during compactions, and the slowdown of later look-ups."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from benchmarks.peers.peer import Refused
 DELETIONS = 1_000
 LOOKUPS = 40
 BESIDE_SECONDS_MAX = 12.0
-"""Of one kind of change beside compactions: of slow ones there are fewer."""
+"""The longest time for one kind of change during compactions, so slow changes are tried less often."""
 KINDS = {"key": "one key", "range": "a range of 1,000 keys", "value": "1 % of the rows by a value"}
 Times = dict[tuple[str, str], list[float]]
 
 
 def deletes(plan: Plan, tell: Tell) -> Figures:
-    """Of a key, a range and a value: until it is acknowledged, and until a new reader has seen it."""
+    """Measures deletes by key, range and value until acknowledged, and until a new reader sees them."""
     found: Figures = {}
     with opened(Dormouse, *PEERS) as sides:
         for side in sides:
@@ -55,7 +55,7 @@ def deletes(plan: Plan, tell: Tell) -> Figures:
 
 
 def _deleted(sides: Sequence[Side], plan: Plan, tell: Tell) -> tuple[Times, Times]:
-    """Seconds of each kind and side, until it was acknowledged, and until a new reader had seen it."""
+    """Returns the seconds by kind and side: until acknowledged, and until a new reader saw the delete."""
     acknowledged: Times = {}
     seen: Times = {}
     for kind, what in KINDS.items():
@@ -66,13 +66,13 @@ def _deleted(sides: Sequence[Side], plan: Plan, tell: Tell) -> tuple[Times, Time
             side.delete("t", rows)
             acknowledged.setdefault((kind, side.name), []).append(perf_counter() - began)
             if left := side.count("t", rows):
-                raise RuntimeError(f"{side.label} has {left} rows that it deleted")
+                raise RuntimeError(f"{side.label} still has {left} rows that it deleted")
             seen.setdefault((kind, side.name), []).append(perf_counter() - began)
     return acknowledged, seen
 
 
 def chosen(kind: str, number: int, rows: int) -> Rows:
-    """Other ones in each round, which are there."""
+    """Returns rows to delete that exist and that no other round deletes."""
     start = rows // 40 * (number + 1)
     if kind == "value":
         return Rows(value=number)
@@ -80,16 +80,16 @@ def chosen(kind: str, number: int, rows: int) -> Rows:
 
 
 def beside(plan: Plan, tell: Tell) -> Figures:
-    """How many deletes, and upserts of a thousand, are refused beside compactions.
+    """Counts the deletes, and the upserts of 1,000 rows, that are refused during compactions.
 
-    Of a table with a twentieth of the rows. PyIceberg has no compaction, and is loaded meanwhile.
+    The table has a twentieth of the rows. PyIceberg has no compaction: its table is only loaded meanwhile.
     """
     refused: dict[str, int] = {}
     tried: dict[str, int] = {}
     sides: tuple[type[Side], ...] = (Dormouse, Keyed, *PEERS)
     for made in sides:
         with opened(made) as [side]:
-            tell(f"{side.label}: changes beside a compaction")
+            tell(f"{side.label}: changes during compactions")
             fill(side, "t", plan.rows // 20)
             kinds = (_delete,) if made is Dormouse else (_delete, _upsert)
             for kind in kinds:
@@ -110,7 +110,7 @@ def _upsert(side: Side, number: int) -> None:
 
 
 def _refused(side: Side, plan: Plan, change: Callable[[Side, int], None]) -> tuple[int, int]:
-    """How many changes were refused, and how many were tried."""
+    """Makes changes while a thread compacts; returns the numbers of refused and of tried changes."""
     over, refused, tried = Event(), 0, 0
 
     def compact() -> None:
@@ -118,7 +118,7 @@ def _refused(side: Side, plan: Plan, change: Callable[[Side, int], None]) -> tup
         while not over.is_set():
             number += 1
             with suppress(Refused):
-                # DuckDB's connections are of one thread each
+                # a connection of DuckDB may be used by one thread only
                 if not isinstance(side, DuckLake):
                     side.load("t", rows_of(plan.rows + 1_000 * number, 1_000))
                 side.compact("t")
@@ -140,21 +140,21 @@ def _refused(side: Side, plan: Plan, change: Callable[[Side, int], None]) -> tup
 
 
 def lookups(plan: Plan, tell: Tell) -> Figures:
-    """Look-ups a second with a thousand pending deletions ÷ without."""
+    """Measures look-ups per second with a thousand pending deletions ÷ without."""
     tell("look-ups")
     with opened(Dormouse) as [side]:
         for name in ("without", "with"):
             fill(side, name, plan.rows // 4)
         keys = random.Random(1).sample(range(plan.rows // 4), plan.rounds * LOOKUPS + DELETIONS)
-        deleted, asked = keys[:DELETIONS], keys[DELETIONS:]
+        deleted, sought = keys[:DELETIONS], keys[DELETIONS:]
         deleted_from = side.instance.table("with")
         for key in deleted:
             deleted_from.delete({"k": key})
         times: dict[str, list[float]] = {"without": [], "with": []}
         for number, name in turns(("without", "with"), plan.rounds + 1):
-            some = asked[number % plan.rounds * LOOKUPS :][:LOOKUPS]
+            some = sought[number % plan.rounds * LOOKUPS :][:LOOKUPS]
             times[name].append(seconds_of(_look_up, side, name, some))
-    # the first round finds the files
+    # the first round fills the caches and does not count
     ratio = median_ratio(times["without"][1:], times["with"][1:])
     return {"lookup_with_1000_deletions_vs_none": round(ratio, 3)}
 
@@ -163,4 +163,4 @@ def _look_up(side: Dormouse, name: str, keys: Sequence[int]) -> None:
     table = side.instance.table(name)
     for key in keys:
         if table.query({"k": key}).read_all().num_rows != 1:
-            raise RuntimeError(f"table {name!r} has not one row of key {key}")
+            raise RuntimeError(f"table {name!r} does not have exactly one row of key {key}")

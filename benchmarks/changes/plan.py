@@ -1,4 +1,4 @@
-"""How much is done, and which parts of it."""
+"""The plan of the benchmark of changes: sizes, counts and parts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ PARTS = ("deletes", "beside", "lookups", "upserts", "reading", "keyed", "upserte
 
 @dataclass(frozen=True)
 class Plan:
-    rows: int = amount(10_000_000, 80_000, help="in all [10,000,000]")
-    rounds: int = amount(7, 2, help="of each change and scan [7]")
-    beside: int = amount(12, 1, help="changes beside a compaction [12]")
-    upserts: int = amount(100, 2, help="before what is upserted is read, fewer of slow ones [100]")
-    pairs: int = amount(3, 1, help="of tables that are compacted [3]")
-    parts: Sequence[str] = amount(PARTS, choices=PARTS, nargs="+", help="of the benchmark [all]")
+    rows: int = amount(10_000_000, 80_000, help="rows of the table [10,000,000]")
+    rounds: int = amount(7, 2, help="repetitions of each change and scan [7]")
+    beside: int = amount(12, 1, help="changes during compactions [12]")
+    upserts: int = amount(100, 2, help="upserts before the table is read, fewer if they are slow [100]")
+    pairs: int = amount(3, 1, help="pairs of a plain and a keyed table to compact [3]")
+    parts: Sequence[str] = amount(PARTS, choices=PARTS, nargs="+", help="parts of the benchmark to run [all]")

@@ -1,4 +1,4 @@
-"""The sides: each has the same rows, deletes and upserts some, and reads as one who opens the table then."""
+"""The compared systems: each loads the same rows, changes them, and reads them as a newly opened table."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 VALUES = 100
-"""Of `v`: each has a hundredth of the rows."""
+"""The number of different values of column `v`. Each has a hundredth of the rows."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A condition: rows with keys from `low` to below `high`, or with a value."""
+    """A condition: rows with keys from `low` (included) to `high` (excluded), or rows with a value."""
 
     low: int = 0
     high: int = 0
@@ -39,7 +39,7 @@ class Rows:
 
 
 def rows_of(start: int, count: int) -> pa.Table:
-    """Rows with the keys from `start` on, 50 bytes each."""
+    """Returns `count` rows with ascending keys from `start` on, about 50 bytes each."""
     import numpy as np
     import pyarrow as pa
 
@@ -51,7 +51,7 @@ def rows_of(start: int, count: int) -> pa.Table:
 
 @dataclass
 class Side(ABC):
-    """One side. What it refuses is `Refused`."""
+    """A compared system. Its methods raise Refused if it refuses a change because of a conflict."""
 
     place: Place
     stack: ExitStack = field(default_factory=ExitStack)
@@ -60,22 +60,22 @@ class Side(ABC):
 
     @abstractmethod
     def load(self, table: str, rows: pa.Table) -> None:
-        """Adds rows to a table, which is made when there is none, as one file."""
+        """Adds rows to a table as one file. Creates the table if it does not exist."""
 
     @abstractmethod
     def delete(self, table: str, rows: Rows) -> None: ...
 
     @abstractmethod
     def upsert(self, table: str, rows: pa.Table) -> None:
-        """Replaces rows by key, and adds the others."""
+        """Replaces the rows whose keys exist, and adds the other rows."""
 
     @abstractmethod
     def count(self, table: str, rows: Rows) -> int:
-        """How many there are, as a reader sees that opens the table now."""
+        """Counts the rows of a condition with a reader that opens the table now."""
 
     @abstractmethod
     def scan(self, table: str) -> int:
-        """How many rows there are, of which such a reader has all columns."""
+        """Reads all columns of all rows with a newly opened reader; returns the number of rows."""
 
     @abstractmethod
     def compact(self, table: str) -> None: ...
@@ -85,14 +85,14 @@ class Side(ABC):
 
 
 class Dormouse(Side):
-    """With its defaults."""
+    """Dormouse with its default table properties."""
 
     name = "dormouse"
     label = "Dormouse"
     properties: ClassVar[dm.TableProperties | None] = None
 
     def load(self, table: str, rows: pa.Table) -> None:
-        known = {one.name for one in self.instance.tables()}
+        known = {record.name for record in self.instance.tables()}
         if table not in known:
             schema = dm.Schema(
                 [dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG), dm.Field("payload", dm.BYTES)]
@@ -117,11 +117,11 @@ class Dormouse(Side):
             return sum(len(batch) for batch in opened.table(table).query())
 
     def sums(self, table: str) -> None:
-        """Sums a value by another one in SQL, which reads every row."""
+        """Groups and sums all rows in SQL, which reads every row."""
         self.instance.sql(f"select v % 100, count(*), sum(v) from {table} group by 1").read_all()
 
     def looked_up(self, table: str) -> None:
-        """Reads the rows of some keys, each by itself."""
+        """Looks up twenty keys, one query each."""
         for key in range(0, 1_000, 50):
             self.instance.table(table).query({"k": key}).read_all()
 
@@ -136,7 +136,7 @@ class Dormouse(Side):
 
 
 class Keyed(Dormouse):
-    """With tables that keep one row a key."""
+    """Dormouse with tables that keep only the newest row of each key."""
 
     properties = dm.TableProperties(keep="newest_row")
 
@@ -193,7 +193,7 @@ class Delta(Side):
 
 
 class DuckLake(Side):
-    """DuckLake, its catalog in the same PostgreSQL."""
+    """DuckLake with its catalog in the same PostgreSQL."""
 
     name = "ducklake"
     label = "DuckLake on PostgreSQL"
@@ -254,7 +254,7 @@ class DuckLake(Side):
 
 
 class Iceberg(Side):
-    """PyIceberg with its SQL catalog in the same PostgreSQL; it has no compaction."""
+    """PyIceberg with its SQL catalog in the same PostgreSQL. It has no compaction."""
 
     name = "iceberg"
     label = "PyIceberg"
@@ -293,7 +293,7 @@ class Iceberg(Side):
 
 
 def _conflicts() -> tuple[type[Exception], ...]:
-    """What PyIceberg says of changes that met others."""
+    """Returns the exceptions that PyIceberg raises if a change conflicts with another."""
     from pyiceberg.exceptions import CommitFailedException, ValidationException
 
     return CommitFailedException, ValidationException
@@ -306,7 +306,7 @@ FILES = 8
 
 @contextmanager
 def opened(*made: type[Side]) -> Iterator[list[Any]]:
-    """The sides, in a place of their own."""
+    """Opens the sides in a new temporary place, and closes them at the end."""
     with own_place() as place, ExitStack() as stack:
         sides = [side(place) for side in made]
         for side in sides:
@@ -315,13 +315,13 @@ def opened(*made: type[Side]) -> Iterator[list[Any]]:
 
 
 def fill(side: Side, table: str, rows: int) -> None:
-    """Loads rows with the keys from 0 on, as files whose keys do not overlap."""
+    """Loads rows with the keys from 0 on, as 8 files whose keys do not overlap."""
     for number in range(FILES):
         side.load(table, rows_of(rows // FILES * number, rows // FILES))
 
 
 def seconds_of(action: Callable[..., Any], *given: Any) -> float:
-    """How long it takes."""
+    """Returns the seconds that a call takes."""
     began = perf_counter()
     action(*given)
     return perf_counter() - began

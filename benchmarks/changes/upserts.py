@@ -1,4 +1,4 @@
-"""Upserts: how long they take, and what they cost those who read and compact."""
+"""Upserts: their duration, and their cost for later scans, look-ups and compactions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from benchmarks.peers.peer import Refused
 COUNTS = (1, 1_000, 100_000)
 EACH = 1_000
 UPSERTS_SECONDS_MAX = 30.0
-"""Of one side, before it is read: of slow upserts there are fewer."""
+"""The longest time that one side upserts before it is read, so slow sides make fewer upserts."""
 
 
 def upserts(plan: Plan, tell: Tell) -> Figures:
-    """Of keys that are there, next to each other: so few files must be written anew, where such are."""
+    """Measures upserts of existing keys.
+
+    The keys of one upsert are adjacent, so a side that rewrites files must rewrite only a few.
+    """
     found: Figures = {"largest": largest(plan)}
     with opened(Keyed, *PEERS) as sides:
         for side in sides:
@@ -42,17 +45,20 @@ def upserts(plan: Plan, tell: Tell) -> Figures:
 
 
 def largest(plan: Plan) -> int:
-    """How many rows the largest upsert has."""
+    """Returns the number of rows of the largest upsert."""
     return min(max(COUNTS), plan.rows // 10)
 
 
 def start_of(count: int, number: int, plan: Plan) -> int:
-    """The first key of an upsert: another in each round."""
+    """Returns the first key of an upsert, a different one in each round."""
     return (plan.rows - min(count, largest(plan))) // (plan.rounds + 1) * (number + 1)
 
 
 def reading(plan: Plan, tell: Tell) -> Figures:
-    """A tenth of the rows, after many upserts of a thousand, before and after a compaction."""
+    """Measures scans of a table after many upserts of 1,000 rows, before and after a compaction.
+
+    The table has a tenth of the plan's rows.
+    """
     found: Figures = {}
     sides: tuple[type[Side], ...] = (Keyed, *PEERS)
     for made in sides:
@@ -74,7 +80,7 @@ def _scanned_ms(side: Side, plan: Plan) -> float:
 
 
 def _upserted(side: Side, table: str, rows: int, plan: Plan, seconds_max: float = inf) -> int:
-    """Loads, then upserts, whose keys are spread over those that are there; gives how many."""
+    """Loads a table, then upserts keys spread over the existing ones; returns the number of upserts."""
     fill(side, table, rows)
     change = side.upsert if isinstance(side, Keyed) or not isinstance(side, Dormouse) else side.load
     began = perf_counter()
@@ -86,7 +92,7 @@ def _upserted(side: Side, table: str, rows: int, plan: Plan, seconds_max: float 
 
 
 def _compact(side: Side, table: str) -> None:
-    """Until there is no more to merge, where a compaction tells so."""
+    """Compacts a table. Dormouse reports whether files were merged, so it repeats until none are left."""
     if isinstance(side, Dormouse):
         opened_table = side.instance.table(table)
         while opened_table.compact(engine="local").jobs_run:
@@ -96,7 +102,7 @@ def _compact(side: Side, table: str) -> None:
 
 
 def keyed(plan: Plan, tell: Tell) -> Figures:
-    """What a keyed table costs to compact and to scan, beside a plain one that was loaded the same."""
+    """Compares compactions and scans of a keyed table with those of a plain table of the same rows."""
     compactions: dict[str, list[float]] = {}
     scans: dict[str, list[float]] = {}
     with opened(Dormouse, Keyed) as sides:
@@ -120,7 +126,10 @@ def keyed(plan: Plan, tell: Tell) -> Figures:
 
 
 def upserted(plan: Plan, tell: Tell) -> Figures:
-    """Compares reads of a large file below one upsert of 2 rows, and ten more of 1,000, with no upsert."""
+    """Compares reads of a keyed table after upserts with reads of a plain table.
+
+    One keyed table has a large file and one upsert of 2 rows. A second has ten more upserts of 1,000 rows.
+    """
     found: Figures = {}
     with opened(Dormouse, Keyed) as (plain, few):
         plain.load("plain", rows_of(0, plan.rows))

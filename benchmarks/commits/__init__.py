@@ -1,1 +1,1 @@
-"""How many commits can the state store apply?"""
+"""The benchmark of commits: the number that the state store applies in a second."""

@@ -1,6 +1,7 @@
-"""How many commits can the state store apply? In batches, one by one, over many tables, through the queue.
+"""The commits that the state store applies in a second: in batches, one by one, to many tables, by the queue.
 
-On an embedded PostgreSQL with its durable defaults. One by one, the same SQL is run by pgbench in turns.
+The server is an embedded PostgreSQL with its durable defaults. For commits one by one, pgbench runs the same
+SQL in alternation.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MEASURED = (
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """The parts that are wanted; or instead the profile of a batch, as text."""
+    """Runs the selected parts of the plan. With `profile`, only returns the profile of a batch, as text."""
     measured = dict(zip(PARTS, _MEASURED, strict=True))
     found: Figures = {}
     with own_place() as place, open_tables(place.dsn, place.objects) as tables:
@@ -50,10 +51,10 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 _ENDS = {"": "one committer"} | {f"_{name}": name.replace("_", " ") for name in TWO}
 _LINES = {
-    "replace_commits_per_s": "compaction commits/s, at best",
+    "replace_commits_per_s": "compaction commits/s, best case",
     "replace_single_per_s": "one by one, 1 client: commits/s",
     "pgbench_tps": "  the same SQL by pgbench",
-    "pgbench_tps_with_lookup": "    with the look-up of its values",
+    "pgbench_tps_with_lookup": "    including the look-up of its values",
     "replace_single_vs_pgbench": "  ours ÷ pgbench's",
     "replace_single_per_s_8": "one by one, 8 clients: commits/s",
     "pgbench_tps_8": "  the same SQL by pgbench",
@@ -116,7 +117,7 @@ BENCHMARK = Benchmark(
     ],
     preload=PRELOAD,
     refusal=lambda given: (
-        "--plot draws the part batches: add --only batches"
+        "--plot draws only the part batches: add --only batches"
         if given.plot and (given.profile or (given.only and "batches" not in given.only))
         else None
     ),

@@ -1,4 +1,4 @@
-"""What every part of the benchmark needs: where the server is, and how much to do."""
+"""The plan of the benchmark of commits, and the server and tables that its parts share."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is done, in each round where there are rounds."""
+    """The amounts of work. In parts that have rounds, they are per round."""
 
     rounds: int = amount(3, 1)
     jobs_of_batch: tuple[int, ...] = amount(
         (1_500, 4_000, 10_000, 15_000, 15_000), (100, 300, 600, 1_000, 1_000)
     )
-    """By batch size, as in BATCHES."""
+    """The number of jobs for each batch size in BATCHES."""
     jobs_of_two: int = amount(15_000, 1_000)
-    """Two committers, by each of the large batch sizes."""
+    """The jobs that two committers commit with each of the large batch sizes."""
     jobs_alone: int = amount(1_000, 100)
-    """One by one, ours and pgbench's."""
+    """The jobs that are committed one by one, each by Dormouse and by pgbench."""
     jobs_of_eight: int = amount(2_400, 240)
     jobs_of_queue: int = amount(15_000, 1_000)
     add_commits: int = amount(10, 2)
@@ -52,8 +52,10 @@ class Plan:
     latencies: int = amount(300, 30)
     profiled_batches: int = amount(20, 6)
     layout: str = layout()
-    only: Sequence[str] = amount(PARTS, action="append", choices=PARTS, help="a part; may be repeated")
-    profile: bool = amount(False, action="store_true", help="instead: where the time of a batch goes")
+    only: Sequence[str] = amount(
+        PARTS, action="append", choices=PARTS, help="run only this part; may be repeated"
+    )
+    profile: bool = amount(False, action="store_true", help="only profile where the time of a batch goes")
 
 
 @dataclass(frozen=True)
@@ -71,16 +73,16 @@ class Bench:
         return self.place.dsn
 
     def claimed(self, name: str, leaves: int) -> tuple[StateTable, Iterator[int]]:
-        """A table with a job on each leaf; and the jobs, in the order in which they end: any."""
+        """Makes a table with a job on each leaf; returns it and its jobs in random order."""
         table = self.tables.make(name, leaves, self.layout, claimed_leaves=leaves)
         return table, iter(shuffled(table))
 
     def supplier(self) -> AbstractContextManager[ConnectionSupplier]:
-        """One connection."""
+        """Opens a supplier with one connection."""
         return closing(ConnectionSupplier(self.dsn, connections_max=1))
 
     def check_applied(self, table: StateTable, expected: int) -> None:
-        """RuntimeError unless all commits to it are there."""
+        """Raises RuntimeError unless the expected number of commits to the table are applied."""
         applied = self.tables.applied(table)
         if applied != expected:
             raise RuntimeError(f"{applied} of {expected} commits to {table.record.name} are applied")

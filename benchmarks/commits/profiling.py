@@ -1,4 +1,4 @@
-"""Where the time of a batch of compaction commits goes: CPU seconds, and the plan of the statement."""
+"""A profile of a batch of compaction commits: CPU time by step, and the plan of the statement."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _MICROSECONDS = 1_000_000
 
 
 def profile(bench: Bench, batch: int, batches: int) -> str:
-    """CPU microseconds a commit, and EXPLAIN (ANALYZE, BUFFERS, WAL) of one batch, as text.
+    """Returns a text with the CPU microseconds per commit, and EXPLAIN (ANALYZE, BUFFERS, WAL) of one batch.
 
-    CPU time tells on a busy machine too; one that does nothing else can take about as many commits a second
-    as there are such times in the seconds of its cores.
+    CPU time is comparable even on a busy machine. An idle machine can apply about as many commits per second
+    as its CPU seconds, over all cores, divided by the CPU time of a commit.
     """
     table, jobs = bench.claimed("profile", batch * (batches + 2))
     spent: dict[str, float] = defaultdict(float)
@@ -45,7 +45,7 @@ def profile(bench: Bench, batch: int, batches: int) -> str:
             bodies = [encode(request, table_id=table.record.table_id) for request in some]
             envelopes = _spend(spent, "decode", server, partial(_decoded, bodies))
             _spend(spent, "apply", server, partial(apply_all, tables, envelopes))
-            if number == 0:  # the first one connects and plans
+            if number == 0:  # the first batch connects and plans, so it does not count
                 spent.clear()
                 wal = _wal(supplier)
         wal = _wal(supplier) - wal
@@ -61,7 +61,7 @@ def _decoded(bodies: Sequence[str]) -> list[Envelope]:
 
 
 def _spend(spent: dict[str, float], what: str, server: psutil.Process, call: Callable[[], T]) -> T:
-    """What the call gives; its seconds are added by what they were spent on."""
+    """Makes the call, adds its CPU and elapsed seconds to `spent` under `what`, and returns its result."""
 
     def clocks() -> tuple[float, ...]:
         used = server.cpu_times()
@@ -81,7 +81,7 @@ def _wal(supplier: ConnectionSupplier) -> float:
 
 
 def _explained(supplier: ConnectionSupplier, table: StateTable, bench: Bench, jobs: list[int]) -> list[str]:
-    """The plan that the store's prepared statement has, with the batch's values; rolled back."""
+    """Returns EXPLAIN's lines for the store's statement with the values of a batch; rolls it back."""
     (values,) = values_of(bench.dsn, table, [jobs])
     text, names = statement_of(table)
     numbered = as_script(text, lambda name: f"${names.index(name) + 1}")

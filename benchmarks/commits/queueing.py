@@ -1,4 +1,4 @@
-"""Through the queue in PostgreSQL: how long one request takes, and how many a second, end to end."""
+"""Commits through the queue in PostgreSQL: the latency of one request, and the rate from end to end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PATIENCE_SECONDS = 300.0
 
 
 def idle_latency(bench: Bench) -> dict[str, Any]:
-    """Milliseconds from `submit` to when the commit is visible, of a request that comes alone."""
+    """Measures the milliseconds from `submit` until the commit is visible, for requests on an idle system."""
     record = bench.tables.empty("idle", bench.layout)
     milliseconds = []
     with bench.supplier() as supplier, _open(bench) as instance, _committer(bench):
@@ -43,7 +43,7 @@ def idle_latency(bench: Bench) -> dict[str, Any]:
             while not store.is_applied(name):
                 _check(began)
                 time.sleep(_LOOK_SECONDS)
-            if number >= 5:  # the first ones connect and plan
+            if number >= 5:  # the first requests connect and plan, so they do not count
                 milliseconds.append(1_000 * (time.monotonic() - began))
     return {
         "idle_latency_ms": round(median(milliseconds), 2),
@@ -53,7 +53,7 @@ def idle_latency(bench: Bench) -> dict[str, Any]:
 
 
 def through_queue(bench: Bench) -> dict[str, Any]:
-    """Compaction commits a second, from the first `submit` until all are applied, beside one committer."""
+    """Measures compaction commits per second of one committer, from the first `submit` to the last commit."""
     table, jobs = bench.claimed("queueing", bench.plan.jobs_of_queue)
     requests = [table.envelope(job).request for job in jobs]
     with _open(bench) as instance, _committer(bench):
@@ -70,7 +70,7 @@ def through_queue(bench: Bench) -> dict[str, Any]:
 
 def _check(began: float) -> None:
     if time.monotonic() - began > _PATIENCE_SECONDS:
-        raise RuntimeError(f"what was submitted is not applied after {_PATIENCE_SECONDS:g} s")
+        raise RuntimeError(f"the submitted commits are not applied after {_PATIENCE_SECONDS:g} s")
 
 
 def _open(bench: Bench) -> Instance:
@@ -83,7 +83,7 @@ def _committer(bench: Bench) -> AbstractContextManager[Remote]:
 
 @contextmanager
 def _committing(dsn: str, objects: str) -> Iterator[None]:
-    """A committer, as `dormouse committer` is."""
+    """Runs a committer in a thread, as `dormouse committer` does, and stops it at the end."""
     logging.getLogger("dormouse").setLevel(logging.ERROR)
     stop = Event()
     with dm.connect(dsn, objects) as instance:

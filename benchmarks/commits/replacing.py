@@ -1,4 +1,4 @@
-"""Compaction commits: by the size of the batch and the number of committers; one by one beside pgbench."""
+"""Compaction commits by size of the batch and number of committers, and one by one compared with pgbench."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ CLIENTS = 8
 LARGE = BATCHES[-2:]
 BATCH_OF_LOG = 500
 TWO = {"two_threads": (2, 1), "two_processes": (1, 2)}
-"""Threads of each process, and processes."""
+"""The threads per process and the number of processes, for the two ways to run two committers."""
 
 
 def by_batch(bench: Bench) -> dict[str, Any]:
-    """Commits a second by one committer, and by two threads or processes; the best median is the figure."""
+    """Measures commits per second of one committer, of two threads and of two processes.
+
+    `replace_commits_per_s` is the best of the medians.
+    """
     plan = bench.plan
     rates: dict[str, list[float]] = defaultdict(list)
     for number in range(plan.rounds):
@@ -39,7 +42,7 @@ def by_batch(bench: Bench) -> dict[str, Any]:
 
 
 def alone(bench: Bench) -> dict[str, Any]:
-    """One commit a transaction: the store's synchronous call, and pgbench with the store's statement."""
+    """Measures one commit per transaction: by the store's synchronous call, and by pgbench."""
     plan = bench.plan
     per_round = plan.jobs_alone + plan.jobs_of_eight
     table, jobs = bench.claimed("alone", 2 * plan.rounds * per_round)
@@ -84,7 +87,7 @@ def alone(bench: Bench) -> dict[str, Any]:
 
 
 def without_log(bench: Bench) -> dict[str, Any]:
-    """Commits in batches as they are, and without the part of their statement that logs what they remove."""
+    """Compares commits in batches with and without the part of the statement that writes the removal log."""
     plan, rates = bench.plan, defaultdict[bool, list[float]](list)
     table, order = bench.claimed("log", (2 * plan.rounds) * plan.jobs_of_two)
     for _, logged in turns([True, False], plan.rounds, step=1):

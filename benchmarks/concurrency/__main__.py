@@ -1,12 +1,12 @@
-"""Do many clients see exactly what is committed, while the table is written, compacted and collected?
+"""Concurrency: many clients read a table while it is written, compacted and collected.
 
-100 clients look up keys of a table of 1,000 leaves by way of `dormouse serve`. A writer adds ever larger
-versions of the keys, and publishes what was acknowledged: a look-up that begins afterwards must see it, each
-version once. Compaction and collection (gc_delay_seconds 2) run meanwhile, each in a process of its own; the
-same look-ups of the idle table, before, are what the figures are compared with.
+100 clients look up keys of a table of 1,000 leaves through `dormouse serve`. A writer adds new versions of
+the keys and publishes the acknowledged ones. A look-up that begins afterwards must return each acknowledged
+version exactly once. Compaction and garbage collection (gc_delay_seconds 2) run at the same time, each in a
+separate process. The figures are compared with the same look-ups of the idle table.
 
-And how many look-ups a second are served to 32 connections, when the clients cost little (`wrk`, a package of
-most systems) and a process serves on each core?
+The second part measures the look-ups per second that are served to 32 connections of a cheap client (`wrk`, a
+package of most systems) by one service process per core.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from benchmarks.harness.report import Grid, values
 
 @dataclass(frozen=True)
 class Plan:
-    """`at_least` of each of the counts happened before the end, up to `seconds_max`.
+    """The amounts of work and the durations.
 
-    `warm_seconds` are not timed.
+    The busy phase lasts `seconds`, and longer until each of COUNTS has reached `at_least`, but at most
+    `seconds_max`. The first `warm_seconds` are not timed.
     """
 
-    clients: int = amount(100, help="[100]")
+    clients: int = amount(100, help="clients that look up keys [100]")
     processes: int = amount(4)
-    leaves: int = amount(1_000, help="[1000]")
+    leaves: int = amount(1_000, help="leaves of the table [1000]")
     gc_delay_seconds: float = amount(2)
     warm_seconds: float = amount(5, 3)
     idle_seconds: float = amount(20, 5)
@@ -52,32 +53,33 @@ class Plan:
     through: str = amount(
         "service",
         choices=("service", "library"),
-        help="`dormouse serve` and its client, or `table.query` in the clients' processes",
+        help="`dormouse serve` and its client, or `table.query` in the clients' processes [service]",
     )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`lost_rows` were acknowledged, and are not there in the end, or not once."""
+    """The results of both phases."""
 
     idle: Lookups
     busy: Lookups
     counts: Counts
     failures: list[str]
     lost_rows: int
+    """The number of missing, additional or changed rows at the end."""
 
 
 def compare(target: Target, plan: Plan, tell: Tell) -> Outcome:
-    """Makes the table, and measures."""
+    """Makes the table, and measures look-ups of the idle and then of the busy table."""
     ledger, counts = Ledger(plan.leaves), Counts()
     tell(f"a table of {plan.leaves:,} leaves")
     prepare(target, ledger, plan.gc_delay_seconds)
     with clients(target, ledger, plan.clients, plan.processes) as them:
-        tell(f"{plan.clients} clients look up keys, and nothing else goes on")
+        tell(f"{plan.clients} clients look up keys of the idle table")
         warm = them.measure(_over(plan.warm_seconds))
         idle = them.measure(_over(plan.idle_seconds))
         idle.add(replace(warm, seconds=[]))
-        tell("now with ingest, compaction and collection")
+        tell(f"{plan.clients} clients look up keys during ingest, compaction and collection")
         with upkeep(target, ledger, counts) as stop:
             busy = _busy(them, plan, counts)
             failures = stop()
@@ -100,7 +102,7 @@ def _over(seconds: float) -> Callable[[], bool]:
 
 
 def _lost(target: Target, ledger: Ledger) -> int:
-    """How many rows are missing, too many, or not as they were sent, when everything has come to rest."""
+    """Counts the rows that are missing, additional or changed after all writers have stopped."""
     wanted = Counter(
         row(key, version) for key in range(ledger.keys) for version in range(1, ledger.acknowledged[key] + 1)
     )
@@ -110,33 +112,33 @@ def _lost(target: Target, ledger: Ledger) -> int:
 
 
 def served_to_few(target: Target, plan: Plan, folder: Path, tell: Tell) -> Figures:
-    """What a process for each core serves, of the table at rest; once to get warm, and once to be counted."""
-    with through_service(target, ["--workers", str(os.cpu_count() or 1)]) as asked:
+    """Measures look-ups of the idle table by a service process per core: one run to warm up, one to count."""
+    with through_service(target, ["--workers", str(os.cpu_count() or 1)]) as service:
         tell(f"{plan.connections} connections of {PROGRAM}")
         for _ in range(2):
             keys = plan.leaves * KEYS_PER_LEAF
-            found = look_up(str(asked.url), keys, plan.connections, plan.served_seconds, folder)
-    return _served_figures(found, plan.connections)
+            result = look_up(str(service.url), keys, plan.connections, plan.served_seconds, folder)
+    return _served_figures(result, plan.connections)
 
 
-def _served_figures(found: Served, connections: int) -> Figures:
+def _served_figures(result: Served, connections: int) -> Figures:
     return {
-        f"served_lookups_per_s_{connections}": round(found.per_second, 1),
-        f"p99_ms_{connections}": round(found.p99_ms, 1),
-        "served_failed": found.failed,
+        f"served_lookups_per_s_{connections}": round(result.per_second, 1),
+        f"p99_ms_{connections}": round(result.p99_ms, 1),
+        "served_failed": result.failed,
     }
 
 
 def run(target: Target, plan: Plan, tell: Tell = lambda _: None) -> Figures:
-    """Every figure, by name, but for those of `served_to_few`."""
+    """Returns every figure except those of `served_to_few`."""
     with dm.connect(target.dsn, target.objects):
-        pass  # a service reads an instance, and makes none
-    with through_service(target) if plan.through == "service" else nullcontext(target) as asked:
-        return figures(compare(asked, plan, tell), plan)
+        pass  # creates the instance, because a service cannot
+    with through_service(target) if plan.through == "service" else nullcontext(target) as reached:
+        return figures(compare(reached, plan, tell), plan)
 
 
 def figures(outcome: Outcome, plan: Plan) -> Figures:
-    """Every figure, by name; failures first."""
+    """Returns every figure of the outcome, failures first."""
     idle, busy = outcome.idle, outcome.busy
     found: Figures = {
         "errors": busy.errors + idle.errors + len(outcome.failures),
@@ -179,10 +181,10 @@ BENCHMARK = Benchmark(
     Plan,
     measure,
     [
-        "{clients} clients of the {through}, {leaves:,} leaves; meanwhile {ingests:,} ingests, "
-        "{jobs:,} jobs of compaction, {collected:,} files collected",
+        "{clients} clients of the {through}, {leaves:,} leaves; at the same time {ingests:,} ingests, "
+        "{jobs:,} compaction jobs, {collected:,} files collected",
         Grid(
-            {"_idle": "idle", "": "all of it at once"},
+            {"_idle": "idle", "": "busy"},
             {"lookups_per_second{}": "look-ups/s", "p50_ms{}": "p50 ms", "p99_ms{}": "p99 ms"},
         ),
         values({"lookups_per_second_vs_idle": "look-ups/s ÷ idle", "p99_vs_idle": "p99 ÷ idle"}),

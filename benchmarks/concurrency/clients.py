@@ -1,4 +1,4 @@
-"""Processes of clients: threads that look up keys one after another, and judge every answer."""
+"""Clients in separate processes: threads that look up keys one after another and judge every answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXAMPLES_MAX = 5
 
 @dataclass(frozen=True)
 class Target:
-    """What is asked: a query service at `url`, or else the façade, in the clients' processes."""
+    """The table to read: through the query service at `url`, or without a URL in the clients' processes."""
 
     dsn: str
     objects: str
@@ -32,9 +32,10 @@ class Target:
 
 @dataclass
 class Lookups:
-    """What became of look-ups; `seconds` of those that were answered."""
+    """The results of look-ups."""
 
     seconds: list[float] = field(default_factory=list)
+    """The duration of each look-up that was answered."""
     errors: int = 0
     wrong: int = 0
     stale: int = 0
@@ -56,20 +57,20 @@ class Lookups:
         self.examples = (self.examples + other.examples)[:_EXAMPLES_MAX]
 
     def note(self, verdict: str, example: str) -> None:
-        """One more of `errors`, `wrong` or `stale`."""
+        """Adds 1 to `errors`, `wrong` or `stale`, and keeps the first few examples."""
         setattr(self, verdict, getattr(self, verdict) + 1)
         self.examples = [*self.examples, f"{verdict}: {example}"][:_EXAMPLES_MAX]
 
 
 class Clients:
-    """The processes, which stay for every phase."""
+    """The processes of the clients. They run until all phases are over."""
 
     def __init__(self, processes: Sequence[Remote], stop: Any) -> None:
         self._processes = processes
         self._stop = stop
 
     def measure(self, over: Callable[[], bool]) -> Lookups:
-        """Looks up keys until it is over."""
+        """Looks up keys until `over` returns true or a process stops early."""
         began = time.monotonic()
         self._stop.clear()
         for process in self._processes:
@@ -85,7 +86,7 @@ class Clients:
 
 @contextmanager
 def clients(target: Target, ledger: Ledger, count: int, processes: int) -> Iterator[Clients]:
-    """Starts so many clients, and ends them."""
+    """Starts `count` clients in `processes` processes, and ends them."""
     stop = FORKSERVER.Event()
     shares = [count // processes + (number < count % processes) for number in range(processes)]
     with remotes([partial(_opened, target, ledger, share, stop) for share in shares]) as made:
@@ -93,7 +94,7 @@ def clients(target: Target, ledger: Ledger, count: int, processes: int) -> Itera
 
 
 class _Process:
-    """Clients, each with a table that it asks."""
+    """The clients of one process, with the table that each reads."""
 
     def __init__(self, tables: Sequence[Any], ledger: Ledger, stop: threading.Event) -> None:
         self._tables = tables
@@ -101,13 +102,13 @@ class _Process:
         self._stop = stop
 
     def look_up(self) -> Lookups:
-        """Until they are told to stop."""
+        """Looks up keys in all threads until the benchmark sets the event `stop`."""
         stop, merged = threading.Event(), Lookups()
         with ThreadPoolExecutor(len(self._tables)) as pool:
-            asking = [pool.submit(_look_up, table, self._ledger, stop) for table in self._tables]
+            running = [pool.submit(_look_up, table, self._ledger, stop) for table in self._tables]
             self._stop.wait()
             stop.set()
-            for each in asking:
+            for each in running:
                 merged.add(each.result())
         return merged
 
@@ -115,13 +116,14 @@ class _Process:
 @contextmanager
 def _opened(target: Target, ledger: Ledger, count: int, stop: Any) -> Iterator[_Process]:
     with ExitStack() as stack:
-        ask = [stack.enter_context(_asking(target)) for _ in range(count if target.url else 1)]
-        yield _Process([ask[n % len(ask)] for n in range(count)], ledger, stop)
+        # clients of the service have connections of their own; in one process, an instance is shared
+        tables = [stack.enter_context(_opened_table(target)) for _ in range(count if target.url else 1)]
+        yield _Process([tables[n % len(tables)] for n in range(count)], ledger, stop)
 
 
 @contextmanager
-def _asking(target: Target) -> Iterator[Any]:
-    """A client's table."""
+def _opened_table(target: Target) -> Iterator[Any]:
+    """Opens the table for one client."""
     if target.url is not None:
         from dormouse.client import connect
 
@@ -149,13 +151,13 @@ def _look_up(table: Any, ledger: Ledger, stop: threading.Event) -> Lookups:
         verdict = judge(key, rows, acknowledged, ledger.sent[key])
         if verdict:
             wanted = f"versions 1 to {acknowledged} or more, at most {ledger.sent[key]}"
-            odd = sorted(set(rows) ^ {row(key, version) for version in range(1, acknowledged + 1)})[:5]
-            found.note(verdict, f"key {key}: wanted {wanted}; {len(rows)} rows, different: {odd}")
+            different = sorted(set(rows) ^ {row(key, version) for version in range(1, acknowledged + 1)})[:5]
+            found.note(verdict, f"key {key}: wanted {wanted}; {len(rows)} rows, different: {different}")
     return found
 
 
 @contextmanager
 def through_service(target: Target, options: Sequence[str] = ()) -> Iterator[Target]:
-    """The same by way of `dormouse serve`."""
+    """Starts `dormouse serve` and yields the target with its URL; stops the service at the end."""
     with served(target.dsn, target.objects, options) as service:
         yield replace(target, url=service.url)

@@ -1,7 +1,8 @@
-"""What is known of every key in all processes: the versions that were sent, and those acknowledged.
+"""A record, shared by all processes, of the versions of each key that were sent and acknowledged.
 
-A look-up that begins after version v was acknowledged must see v; none may see what was never sent. So stale
-and wrong answers are told exactly, without a lock: each cell has one writer, and only grows.
+A look-up that begins after version v was acknowledged must return v. No look-up may return a version that was
+never sent. So stale and wrong answers are recognized exactly. No lock is needed, because each cell has one
+writer and its value only grows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Row = tuple[int, int, str]
 
 
 class Ledger:
-    """Shared between processes; keys are known by their number."""
+    """The shared record. Keys are numbered from 0."""
 
     def __init__(self, leaves: int) -> None:
         self.leaves = leaves
@@ -30,13 +31,13 @@ class Ledger:
         self.sent = FORKSERVER.RawArray("q", self.keys)
         self.acknowledged = FORKSERVER.RawArray("q", self.keys)
         self.recent = FORKSERVER.RawArray("q", RECENT)
-        """Numbers of keys that were written last."""
+        """The keys that were written last."""
 
     def split_points(self) -> list[int]:
         return [leaf * KEYS_PER_LEAF for leaf in range(1, self.leaves)]
 
     def some_key(self, chance: random.Random) -> int:
-        """Every other one was written a moment ago."""
+        """Chooses a random key: in half of the calls one of the keys that were written last."""
         return chance.choice(self.recent) if chance.random() < 0.5 else chance.randrange(self.keys)
 
 
@@ -44,15 +45,18 @@ def row(key: int, version: int) -> Row:
     return key, version, f"{key}/{version}"
 
 
-def judge(key: int, found: Sequence[Row], version_min: int, version_max: int) -> str | None:
-    """What is wrong with an answer: `stale`, `wrong`, or nothing."""
-    versions = len(found)
-    if sorted(found) != [row(key, version) for version in range(1, versions + 1)] or versions > version_max:
+def judge(key: int, answer: Sequence[Row], version_min: int, version_max: int) -> str | None:
+    """Judges the rows of an answer: `stale`, `wrong`, or None if it is correct.
+
+    `version_min` was acknowledged before the look-up began, and `version_max` was sent before it ended.
+    """
+    versions = len(answer)
+    if sorted(answer) != [row(key, version) for version in range(1, versions + 1)] or versions > version_max:
         return "wrong"
     return "stale" if versions < version_min else None
 
 
 def rows_of(answer: Any) -> list[Row]:
-    """The rows of a reader."""
+    """Reads all rows of a query's answer."""
     columns = answer.read_all().to_pydict()
     return list(zip(columns["key"], columns["version"], columns["check"], strict=True))

@@ -1,4 +1,4 @@
-"""Look-ups by way of the service, by clients that cost little: wrk, a program in C."""
+"""Look-ups through the query service by wrk, a client in C that uses little CPU time."""
 
 from __future__ import annotations
 
@@ -36,15 +36,19 @@ end
 
 @dataclass(frozen=True)
 class Served:
-    """What became of look-ups; `failed` were not answered, or not with the row."""
+    """The results of the look-ups."""
 
     per_second: float
     p99_ms: float
     failed: int
+    """The look-ups that got no answer, an error, or an answer without the row."""
 
 
 def look_up(url: str, keys: int, connections: int, seconds: float, folder: Path) -> Served:
-    """Asks for random keys of the table `lookups` on so many connections; RuntimeError when wrk fails."""
+    """Looks up random keys of the table `lookups` on `connections` connections.
+
+    Raises RuntimeError if wrk fails.
+    """
     script = folder / "lookups.lua"
     path = "/v1/tables/lookups/query"
     script.write_text(_SCRIPT % {"seed": connections, "path": path, "keys": keys}, "utf-8")

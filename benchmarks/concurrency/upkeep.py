@@ -1,4 +1,4 @@
-"""What changes the table meanwhile, each in a process of its own: a writer, a compactor, a collector."""
+"""A writer, a compactor and a garbage collector that change the table, each in a separate process."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from benchmarks.harness.processes import FORKSERVER, remotes
 
 KEYS_PER_INGEST = 16
 LEAVES_AT_ONCE = 32
-"""The writer stays with so many leaves for a while, so that they soon have enough files to be compacted."""
+"""The leaves that the writer adds to for a while, so that they soon have enough files for a compaction."""
 
 INGESTS_IN_PLACE = 8
+"""The ingests before the writer changes to other leaves."""
 COUNTS = ("ingests", "jobs", "collected")
 Step = Callable[[dm.Table, Ledger, "Counts"], None]
 
 
 class Counts:
-    """What was done so far: ingests, jobs of compaction, files collected."""
+    """The numbers of ingests, compaction jobs and collected files so far, shared by all processes."""
 
     def __init__(self) -> None:
         self._numbers = FORKSERVER.RawArray("q", len(COUNTS))
@@ -40,7 +41,7 @@ class Counts:
 
 
 def prepare(target: Target, ledger: Ledger, gc_delay_seconds: float) -> None:
-    """Makes the table, with version 1 of every key."""
+    """Makes the table and ingests version 1 of every key."""
     properties = dm.TableProperties(
         gc_delay_seconds=gc_delay_seconds,
         history_retention_seconds=gc_delay_seconds,
@@ -58,7 +59,7 @@ def prepare(target: Target, ledger: Ledger, gc_delay_seconds: float) -> None:
 
 @contextmanager
 def upkeep(target: Target, ledger: Ledger, counts: Counts) -> Iterator[Callable[[], list[str]]]:
-    """Starts the three; gives what stops them, and tells what went wrong."""
+    """Starts the three processes; yields a function that stops them and returns their failures."""
     over = FORKSERVER.Event()
     steps = (_write, _compact, _collect)
     with remotes([partial(_working, step, target, ledger, counts, over) for step in steps]) as processes:
@@ -73,7 +74,7 @@ def upkeep(target: Target, ledger: Ledger, counts: Counts) -> Iterator[Callable[
 
 
 class _Work:
-    """One of the three, at its table."""
+    """The loop of one of the three processes."""
 
     def __init__(self, step: Step, over: Event, *given: Any) -> None:
         self._step = step
@@ -81,7 +82,7 @@ class _Work:
         self._given = given
 
     def run(self) -> list[str]:
-        """Step by step until it is told to stop; then the failures, in words."""
+        """Repeats the step until the event `over` is set; returns a text for each failure."""
         failures: list[str] = []
         while not self._over.is_set():
             try:
@@ -89,7 +90,7 @@ class _Work:
             except Exception as error:
                 failures.append(f"{self._step.__name__}: {type(error).__name__}: {error}")
                 if self._step is _write:
-                    break  # what was added is not known any more
+                    break  # it is not known whether the rows were added
         return failures
 
 
@@ -100,7 +101,7 @@ def _working(step: Step, target: Target, ledger: Ledger, counts: Counts, over: A
 
 
 def _write(table: dm.Table, ledger: Ledger, counts: Counts) -> None:
-    """Ever larger versions of known keys."""
+    """Ingests the next versions of some keys."""
     number = counts["ingests"]
     chance = random.Random(number // INGESTS_IN_PLACE)
     leaves = {chance.randrange(ledger.leaves) for _ in range(LEAVES_AT_ONCE)}
@@ -113,7 +114,7 @@ def _write(table: dm.Table, ledger: Ledger, counts: Counts) -> None:
 
 
 def _ingest(table: dm.Table, ledger: Ledger, keys: Any) -> None:
-    """The next version of each key; sent first, and acknowledged when it is committed."""
+    """Ingests the next version of each key: records it as sent, commits, records it as acknowledged."""
     rows = [row(key, ledger.sent[key] + 1) for key in keys]
     for key, version, _ in rows:
         ledger.sent[key] = version

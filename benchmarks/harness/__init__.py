@@ -1,1 +1,1 @@
-"""What benchmarks share: arguments, a server of their own, processes, medians and ratios, tables, plots."""
+"""Shared parts of the benchmarks: arguments, a private server, processes, ratios, tables and plots."""

@@ -1,4 +1,4 @@
-"""A benchmark as `python -m benchmarks.NAME` runs it: its arguments, then its figures."""
+"""The command `python -m benchmarks.NAME`: parses the arguments, measures, and prints the figures."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.harness.processes import FORKSERVER
-from benchmarks.harness.report import Grid, Pane, draw, flat, keys_of, shown
+from benchmarks.harness.report import Grid, Pane, draw, flat, keys_of, rendered
 from dormouse.errors import pip_install
 from dormouse.state.files.layout import LAYOUTS
 
 Figures = dict[str, Any]
 Tell = Callable[[str], None]
-"""Shows what is being measured now, where somebody may be watching."""
+"""A function that shows on a terminal what is being measured now."""
 P = TypeVar("P")
 
 
 def amount(whole: Any, quick: Any = None, **argument: Any) -> Any:
-    """A field of a plan: how much is done, or what; and with --quick.
+    """Returns a dataclass field of a plan, with its full value and its value with --quick.
 
-    With a `help` it is an argument, too: a number, unless it is said otherwise as `add_argument` takes it.
+    If `argument` is given, the field is also a command-line option. `argument` holds the parameters of
+    `add_argument`. The option is a number of at least 1 unless they name another type, action or choices.
     """
     quick = whole if quick is None else quick
     return field(default=whole, metadata={"quick": quick, "argument": argument})
 
 
 def layout() -> Any:
-    """The layout of the tables, as a field of a plan."""
-    return amount("file_table", choices=LAYOUTS, help="of the tables [file_table]")
+    """Returns the field of a plan that selects the layout of the tables."""
+    return amount("file_table", choices=LAYOUTS, help="layout of the tables [file_table]")
 
 
 def quick(plan: type[P]) -> P:
-    """The plan with --quick."""
+    """Returns the plan with --quick."""
     made: Any = plan
     return plan(**{each.name: each.metadata["quick"] for each in fields(made)})
 
@@ -53,58 +54,66 @@ class Benchmark:
     plan: type[Any]
     """A dataclass whose fields are made by `amount`."""
     measure: Callable[[Any, Tell], Figures]
-    """Carries the plan out."""
+    """Runs the plan and returns its figures."""
     figures: Sequence[str | Grid]
-    """Every figure, as it is shown. Lines have figures in braces, and are left out where there are none."""
+    """The printed lines and tables, which contain every figure.
+
+    A line names figures in braces. It is omitted if one of them was not measured.
+    """
     only_json: Sequence[str | Grid] = ()
-    """Those that only --json shows."""
+    """Figures that only --json shows."""
     panes: Sequence[Pane] = ()
-    """What --plot draws."""
+    """The diagrams that --plot draws."""
     needed: Sequence[str] = ()
     """Packages that must be installed."""
     preload: Sequence[str] = ()
-    """Modules that its processes have from their start."""
+    """Modules that are imported before the processes of the benchmark are forked."""
     refusal: Callable[[Namespace], str | None] = lambda _: None
-    """What is wrong with arguments that do not go together."""
+    """Returns an error message if the arguments contradict each other."""
 
     @property
     def keys(self) -> set[str]:
-        """Of all figures; those of figures in figures are joined by dots."""
+        """The keys of all figures. Keys of nested figures are joined by dots."""
         return {key for each in (*self.figures, *self.only_json) for key in keys_of(each)}
 
     def main(self, given: list[str] | None = None) -> Figures:
-        """Measures, and prints tables or one JSON object; ends with an error when a figure has no meaning."""
-        # SIGTERM ends this process as Python ends: what it started ends with it
+        """Measures, prints tables or one JSON object, and returns the figures.
+
+        Exits with an error if a figure is in none of the tables.
+        """
+        # on SIGTERM, exit as Python does, so that the server and the child processes are ended too
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         arguments = self.parse(given)
         FORKSERVER.set_forkserver_preload([*self.preload])
         tell = _tell if sys.stderr.isatty() and not arguments.json else _hide
-        found = self.measure(self.planned(arguments), tell)
+        measured = self.measure(self.planned(arguments), tell)
         if arguments.plot:
-            draw(self.panes, found, arguments.plot)
-        print(json.dumps(found) if arguments.json else self.text(found))
-        if unknown := sorted(flat(found).keys() - self.keys):
+            draw(self.panes, measured, arguments.plot)
+        print(json.dumps(measured) if arguments.json else self.text(measured))
+        if unknown := sorted(flat(measured).keys() - self.keys):
             sys.exit(f"not in the tables of figures: {', '.join(unknown)}")
-        return found
+        return measured
 
-    def text(self, found: Figures) -> str:
-        """The figures that there are, in tables and lines."""
-        return "\n".join(text for each in self.figures if (text := shown(each, flat(found))))
+    def text(self, measured: Figures) -> str:
+        """Returns the measured figures as tables and lines."""
+        return "\n".join(text for each in self.figures if (text := rendered(each, flat(measured))))
 
     def planned(self, arguments: Namespace) -> Any:
-        """The plan of the arguments."""
+        """Returns the plan that the arguments describe."""
         plan = quick(self.plan) if arguments.quick else self.plan()
         given = {each.name: getattr(arguments, each.name, None) for each in fields(self.plan)}
         return replace(plan, **{name: value for name, value in given.items() if value is not None})
 
     def parse(self, given: list[str] | None = None) -> Namespace:
-        """The arguments; ends with one clear line when they are wrong or a package is missing."""
+        """Returns the parsed arguments. Exits with one line if they are wrong or a package is missing."""
         parser = ArgumentParser(prog=f"python -m benchmarks.{self.name}", description=self.question)
         parser.set_defaults(plot=None)
-        parser.add_argument("--quick", action="store_true", help="less of everything, in under a minute")
-        parser.add_argument("--json", action="store_true", help="one object on one line")
+        parser.add_argument(
+            "--quick", action="store_true", help="measure less of everything, in under a minute"
+        )
+        parser.add_argument("--json", action="store_true", help="print one JSON object on one line")
         if self.panes:
-            parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .svg or .png")
+            parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures: .svg or .png")
         for each in fields(self.plan):
             if argument := each.metadata["argument"]:
                 number: dict[str, Any] = (
@@ -129,7 +138,7 @@ class Benchmark:
 
 
 def at_least_one(text: str) -> int:
-    """An argument's type."""
+    """Parses a whole number; raises ArgumentTypeError if it is less than 1."""
     if (number := int(text)) < 1:
         raise ArgumentTypeError("must be at least 1")
     return number

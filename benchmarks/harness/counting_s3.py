@@ -1,4 +1,4 @@
-"""An S3 that counts: moto's server, and how many requests of each method it has answered."""
+"""A moto S3 server that counts the requests it answers, by HTTP method."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BUCKET = "benchmark"
 
 
 class CountingS3:
-    """A server with a bucket. The AWS variables of this process lead there."""
+    """A running S3 server with one bucket. The AWS environment variables of this process point to it."""
 
     def __init__(self, url: str, requests: Counter[str]) -> None:
         self.objects = f"s3://{BUCKET}/lake"
@@ -22,14 +22,15 @@ class CountingS3:
         self._requests = requests
 
     def taken(self) -> Counter[str]:
-        """The requests since it was asked last, by method."""
-        found = self._requests.copy()
+        """Returns the number of requests by method since the last call, and resets the counts."""
+        counts = self._requests.copy()
         self._requests.clear()
-        return found
+        return counts
 
 
 @contextmanager
 def counting_s3() -> Iterator[CountingS3]:
+    """Starts the server and sets the AWS environment variables; restores them at the end."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Where a benchmark measures: a PostgreSQL with its durable defaults and a folder, both gone at the end."""
+"""A temporary PostgreSQL with its durable defaults and a temporary folder, for one benchmark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import dormouse as dm
 
 @dataclass(frozen=True)
 class Place:
-    """A database that is an instance's, beside which others can be made; and a folder."""
+    """A folder and a PostgreSQL server with the database of an instance. More databases can be created."""
 
     dsn: str = field(repr=False)
     folder: Path
@@ -27,7 +27,7 @@ class Place:
         return f"file://{self.folder}/objects"
 
     def database(self, name: str) -> str:
-        """A connection string for another database of the same server."""
+        """Returns a connection string for another database of the same server."""
         return make_conninfo(self.dsn, dbname=name)
 
     def create_database(self, name: str) -> str:
@@ -36,7 +36,7 @@ class Place:
         return self.database(name)
 
     def iceberg(self, database: str) -> Any:
-        """PyIceberg's SQL catalog in a database of the server."""
+        """Returns PyIceberg's SQL catalog in a database of the server."""
         from pyiceberg.catalog.sql import SqlCatalog
 
         server = conninfo_to_dict(self.dsn)
@@ -54,17 +54,17 @@ def temporary_folder() -> Iterator[Path]:
 
 @contextmanager
 def own_place(server_options: Mapping[str, str] | None = None) -> Iterator[Place]:
-    """A server and a folder of its own."""
+    """Starts a private server with a private folder; stops the server and deletes both at the end."""
     from dormouse.embedded.postgres import EmbeddedPostgres
 
     with temporary_folder() as folder, EmbeddedPostgres(folder / "server", options=server_options) as server:
         place = Place(make_conninfo(server.dsn, dbname="benchmark"), folder)
         Place(server.dsn, folder).create_database("benchmark")
         try:
-            with dm.connect(place.dsn, place.objects):  # database and store know each other from then on
+            with dm.connect(place.dsn, place.objects):  # binds the database to the store
                 pass
             yield place
         finally:
-            # what is dropped need not be written to disk when the server stops
+            # the stopping server need not write a dropped database to disk
             with psycopg.connect(server.dsn, autocommit=True) as conn:
                 conn.execute("drop database benchmark with (force)")

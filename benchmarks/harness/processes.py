@@ -1,4 +1,4 @@
-"""Objects in processes of their own, forked from one clean process, called from here."""
+"""Objects that live in separate processes, forked from one clean process, and are called from this one."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _END_SECONDS_MAX = 30.0
 _TOGETHER_SECONDS = 0.1
 
 Opener = Callable[[], AbstractContextManager[Any]]
-"""Opens an object in its process, so it must travel there."""
+"""A picklable function that opens the object in its process."""
 
 
 class Remote:
-    """Calls the object's methods, one at a time."""
+    """An object in another process. Calls its methods, one at a time."""
 
     def __init__(self, process: BaseProcess, pipe: Connection) -> None:
         self.process = process
@@ -35,31 +35,34 @@ class Remote:
         return self.result()
 
     def begin(self, method: str, *values: Any) -> None:
-        """Calls it without waiting; `result` must follow."""
+        """Calls a method without waiting; a call of `result` must follow."""
         self._pipe.send((method, values))
 
     def has_answered(self) -> bool:
         return self._pipe.poll()
 
     def result(self, seconds_max: float | None = None) -> Any:
-        """What the call gave; RuntimeError when it failed there, or takes longer."""
+        """Waits for the call and returns its result.
+
+        Raises RuntimeError if the call failed, the process died, or the call takes longer than `seconds_max`.
+        """
         if not self._pipe.poll(seconds_max):
             raise RuntimeError(f"another process did not answer within {seconds_max:g} s")
         try:
-            done, found = self._pipe.recv()
+            done, answer = self._pipe.recv()
         except EOFError:
             self.process.join(_END_SECONDS_MAX)
             raise RuntimeError(f"another process died, exit code {self.process.exitcode}") from None
         if not done:
-            raise RuntimeError(f"another process failed:\n{found}")
-        return found
+            raise RuntimeError(f"another process failed:\n{answer}")
+        return answer
 
     def close(self) -> None:
-        """Begins to close the object and its process."""
+        """Makes the process close the object and end, without waiting for it."""
         self._pipe.close()
 
     def end(self) -> None:
-        """Waits until the process has ended; kills it if that takes long."""
+        """Waits until the process has ended; kills it if that takes longer than 30 s."""
         self.process.join(_END_SECONDS_MAX)
         self.kill()
 
@@ -71,7 +74,7 @@ class Remote:
 
 @contextmanager
 def remotes(openers: Sequence[Opener]) -> Iterator[list[Remote]]:
-    """Opens each in a new process, all at once, and closes them at the end."""
+    """Opens each object in a new process, all at the same time, and closes them at the end."""
     made: list[Remote] = []
     try:
         for opener in openers:
@@ -96,13 +99,16 @@ def remotes(openers: Sequence[Opener]) -> Iterator[list[Remote]]:
 
 @contextmanager
 def remote(make: Callable[..., AbstractContextManager[Any]], *values: Any) -> Iterator[Remote]:
-    """The one that `make(*values)` opens."""
+    """Opens the object of `make(*values)` in a new process, and closes it at the end."""
     with remotes([partial(make, *values)]) as [made]:
         yield made
 
 
 def begin_together(workers: Sequence[Remote], method: str = "run") -> None:
-    """Calls a method of all with the moment, of the clock that processes share, when they should begin."""
+    """Calls a method of all workers with the time at which they should begin.
+
+    The time is of the monotonic clock, which all processes share.
+    """
     start = time.monotonic() + _TOGETHER_SECONDS
     for worker in workers:
         worker.begin(method, start)
@@ -113,20 +119,20 @@ def wait_until(moment: float) -> None:
 
 
 def resident_bytes(field: str = "VmHWM", process_id: str = "self") -> int:
-    """Of a process: at the most, or now (`VmRSS`)."""
+    """Returns the resident memory of a process in bytes: its peak (`VmHWM`) or its present size (`VmRSS`)."""
     lines = Path(f"/proc/{process_id}/status").read_text("utf-8").splitlines()
     [line] = [line for line in lines if line.startswith(f"{field}:")]
     return 1_024 * int(line.split()[1])
 
 
 def _serve(pipe: Connection, opener: Opener) -> None:
-    """A process's main: a call for each message, until the benchmark ends."""
+    """Runs in the new process: makes one call for each message, until the benchmark closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with opener() as made:
             pipe.send((True, None))
-            while (asked := _received(pipe)) is not None:
-                method, given = asked
+            while (message := _received(pipe)) is not None:
+                method, given = message
                 pipe.send((True, getattr(made, method)(*given)))
     except Exception:
         with suppress(ConnectionError):  # the benchmark ended
@@ -134,7 +140,7 @@ def _serve(pipe: Connection, opener: Opener) -> None:
 
 
 def _received(pipe: Connection) -> Any:
-    """The next call; nothing when the benchmark ended."""
+    """Returns the next call as (method, values), or None if the benchmark has ended."""
     with suppress(EOFError, ConnectionError):
         return pipe.recv()
     return None

@@ -1,4 +1,4 @@
-"""Figures for people: numbers, tables of text, plots."""
+"""Figures for human readers: medians and ratios, tables of text, plots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ T = TypeVar("T")
 
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Ours ÷ theirs: the median over the rounds, whose runs share the machine's noise."""
+    """Returns the median over the rounds of ours ÷ theirs.
+
+    The runs of one round share the machine's noise, so each ratio is taken within a round.
+    """
     return median(us / them for us, them in zip(ours, theirs, strict=True))
 
 
@@ -24,24 +27,25 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 def turned(items: Sequence[T], number: int) -> list[T]:
-    """The order turns, so that no side always follows the same neighbour."""
+    """Returns the items rotated by `number`, so that the side that runs first changes each round."""
     first = number % len(items)
     return [*items[first:], *items[:first]]
 
 
 def turns(items: Sequence[T], rounds: int, step: int = 1) -> Iterator[tuple[int, T]]:
-    """Each of them once a round, with the number of the round."""
+    """Yields each item once a round, with the number of the round. The order rotates."""
     for number in range(rounds):
         yield from ((number, item) for item in turned(items, number * step))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of figures by their keys, in which `{}` is a row's; with a head for each column."""
+    """A table of figures. The key of a figure is the column's key with `{}` replaced by the row's key."""
 
     rows: Mapping[Any, str]
-    """What each row's figures are of; a row that is known by a tuple puts all of it into the keys."""
+    """The label of each row by its key. A tuple as key fills several `{}`."""
     columns: Mapping[str, str]
+    """The heading of each column by its key."""
     title: str = ""
 
     def keys(self, row: Any) -> list[str]:
@@ -49,34 +53,37 @@ class Grid:
 
 
 def values(of: Mapping[str, str]) -> Grid:
-    """A table of single figures: what each key's is."""
+    """Returns a table of single figures, given the label of each key."""
     return Grid(of, {"{}": ""})
 
 
-def flat(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures in figures by both keys, joined by a dot."""
+def flat(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the figures with nested ones at the top level, their keys joined by dots."""
     made: dict[str, Any] = {}
-    for key, value in found.items():
+    for key, value in measured.items():
         inner = flat(value) if isinstance(value, Mapping) else {"": value}
         made |= {f"{key}.{name}".rstrip("."): figure for name, figure in inner.items()}
     return made
 
 
 def keys_of(part: str | Grid) -> list[str]:
-    """The keys of the figures in a line or a table."""
+    """Returns the keys of the figures in a line or a table."""
     if isinstance(part, Grid):
         return [key for row in part.rows for key in part.keys(row)]
     return [key for _, key, _, _ in Formatter().parse(part) if key]
 
 
-def shown(part: str | Grid, found: Mapping[str, Any]) -> str:
-    """A line, or a table of the rows and columns that have figures; nothing where there are none."""
+def rendered(part: str | Grid, measured: Mapping[str, Any]) -> str:
+    """Returns the text of a line or a table; empty if it has no measured figures.
+
+    A table omits rows and columns without figures. A line is omitted if one of its figures is missing.
+    """
     if not isinstance(part, Grid):
-        known = {key: found.get(key) for key in keys_of(part)}
+        known = {key: measured.get(key) for key in keys_of(part)}
         if any(value is None or value == [] for value in known.values()):
             return ""
         return part.format_map({k: "\n".join(v) if isinstance(v, list) else v for k, v in known.items()})
-    cells = [[found.get(key) for key in part.keys(row)] for row in part.rows]
+    cells = [[measured.get(key) for key in part.keys(row)] for row in part.rows]
     kept = [n for n in range(len(part.columns)) if any(row[n] is not None for row in cells)]
     heads = [head for n, head in enumerate(part.columns.values()) if n in kept]
     rows = [
@@ -90,14 +97,14 @@ def shown(part: str | Grid, found: Mapping[str, Any]) -> str:
 
 
 def number(figure: Any) -> str:
-    """As long as it needs to be; nothing for what was not measured."""
+    """Returns a figure with three digits, or whole from 1,000 on; empty if it was not measured."""
     if figure is None or isinstance(figure, str):
         return figure or ""
     return f"{figure:,.0f}" if abs(figure) >= 1_000 else f"{figure:,.3g}"
 
 
 def columns(*rows: Iterable[Any]) -> str:
-    """A table of texts and numbers, the first column to the left and the others to the right."""
+    """Returns a table of texts and numbers: the first column left-aligned, the others right-aligned."""
     cells = [[number(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
@@ -111,25 +118,29 @@ def columns(*rows: Iterable[Any]) -> str:
 
 @dataclass(frozen=True)
 class Pane:
-    """A line for each key, in which `{}` is the name of a point, with its label."""
+    """A diagram with one curve for each key in `solid` and `dashed`, which map keys to labels.
+
+    `{}` in a key stands for the name of a point.
+    """
 
     title: str
     xlabel: str
     ylabel: str
     points: Mapping[Any, Any]
+    """The position of each point on the x axis, by its name."""
     solid: Mapping[str, str]
     dashed: Mapping[str, str] = field(default_factory=dict)
     yscale: str = "linear"
 
 
-def draw(panes: Sequence[Pane], found: Mapping[str, Any], path: Path) -> None:
-    """The panes side by side; the kind of file is its suffix's. What was not measured is left out."""
+def draw(panes: Sequence[Pane], measured: Mapping[str, Any], path: Path) -> None:
+    """Draws the panes side by side into a file of the format of its suffix. Skips missing figures."""
     import matplotlib as mpl
 
     mpl.use("agg")
     import matplotlib.pyplot as plt
 
-    known = flat(found)
+    known = flat(measured)
     drawing, axes_of = plt.subplots(
         1, len(panes), figsize=(1 + 5 * len(panes), 4), layout="constrained", squeeze=False
     )
@@ -140,9 +151,9 @@ def draw(panes: Sequence[Pane], found: Mapping[str, Any], path: Path) -> None:
         ]
         for (key, label), style in styles:
             figures = {at: known.get(key.format(name)) for name, at in pane.points.items()}
-            measured = {at: figure for at, figure in figures.items() if figure is not None}
-            if measured:
-                axes.plot([*measured], [*measured.values()], style, marker="o", label=label.strip())
+            points = {at: figure for at, figure in figures.items() if figure is not None}
+            if points:
+                axes.plot([*points], [*points.values()], style, marker="o", label=label.strip())
         axes.set(title=pane.title, xlabel=pane.xlabel, ylabel=pane.ylabel, yscale=pane.yscale)
         ticks = [*pane.points.values()]
         if not any(isinstance(tick, str) for tick in ticks):

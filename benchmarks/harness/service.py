@@ -1,4 +1,4 @@
-"""A query service in a process of its own, as `dormouse serve` runs it."""
+"""A query service in a separate process, run by `dormouse serve`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 
 @dataclass(frozen=True)
 class Service:
-    """One that answers."""
+    """A running query service."""
 
     url: str
     process_id: int
@@ -22,7 +22,7 @@ class Service:
 
 @contextmanager
 def served(dsn: str, objects: str, options: Sequence[str] = ()) -> Iterator[Service]:
-    """Serves the instance on a free port; RuntimeError when it does not start, or ends with an error."""
+    """Serves the instance on a free port. Raises RuntimeError if it does not start or exits with an error."""
     program = str(Path(sys.executable).with_name("dormouse"))
     command = [program, "serve", "--json", "--port", "0", "--dsn", dsn, "--objects", objects, *options]
     with TemporaryFile() as log:
@@ -45,5 +45,5 @@ def _url(process: subprocess.Popen[str]) -> str:
         try:
             return str(json.loads(text)["url"])
         except ValueError:
-            continue  # a document of several lines
+            continue  # the JSON document continues on the next line
     raise RuntimeError(f"the query service did not start; exit code {process.wait()}")

@@ -1,1 +1,1 @@
-"""What the history of a table costs, however long it is."""
+"""The benchmark of a table's history: the cost of its operations by its length."""

@@ -1,15 +1,18 @@
-"""What does it cost to ask for a table's past, however long it is?
+"""The cost of a table's history by its length.
 
-Each operation of a history of 10 thousand, 310 thousand, 3.1 million and (--full) 31 million epochs, which is
-one a second for a year: milliseconds, round trips, bytes on disk. Beside it, at 10 thousand epochs, what
-PDP-32 replaced: one value, read and written whole. The server has the memory for the histories, and they are
-in it: what is told of is not what a page costs that has to be fetched. Look-ups of the past against those of
-now, and what came since a cut against a scan of the same rows. On an embedded PostgreSQL; histories are
-written by COPY, and asked in turns.
+Histories have 10 thousand, 310 thousand, 3.1 million and (--full) 31 million epochs, which is one per second
+for a year. The benchmark measures:
 
-What only reads is asked the same four times, between which all the rest is asked, and the quickest counts:
-what else the machine does is none of the history. Pages are those that the server looks at, which nothing
-else moves.
+- the milliseconds, round trips and pages of each operation, and the bytes on disk;
+- with 10 thousand epochs, the design that PDP-32 replaced: one value, read and written whole;
+- look-ups as of a cut compared with look-ups of now;
+- the changes since a cut compared with a scan of the same rows.
+
+The server is an embedded PostgreSQL. COPY writes the histories, and operations alternate between them. The
+histories fit into the server's memory, so the figures do not contain reads from disk.
+
+Each call that only reads is made four times, with all other calls in between. The fastest counts, which
+removes the noise of other work on the machine. Pages are those that the server accesses; they have no noise.
 """
 
 from __future__ import annotations
@@ -36,9 +39,9 @@ from benchmarks.history.build import LEAVES, build, bytes_on_disk
 from benchmarks.history.operations import (
     OPERATIONS,
     WRITES,
-    Asked,
     Call,
     Operation,
+    Subject,
     pages,
     round_trips,
 )
@@ -47,14 +50,15 @@ from dormouse.postgres import ConnectionSupplier
 
 EPOCHS = {"10k": 10_000, "310k": 310_000, "3.1m": 3_100_000, "31m": 31_000_000}
 GROWN_BY_MAX = "3.1m"
-"""The longest history of which growth is told; a longer one may be larger than the memory."""
+"""The longest history whose growth is reported. A longer one may not fit into memory."""
 _BLOB = ("epoch_at", "split")
 _WARMING = 50
 STRETCHES = 10
-"""Of calls that write; a percentile is the median of theirs."""
+"""The parts into which writing calls are divided. A reported percentile is the median of the parts' ones."""
 READ_AGAIN = 4
+"""The number of times that each reading call is made."""
 _COUNTED = 20
-"""Calls of which the pages are counted."""
+"""The number of calls whose pages are counted."""
 
 
 @dataclass(frozen=True)
@@ -66,37 +70,41 @@ class Plan:
         choices=tuple(EPOCHS),
         help="a history's length; may be repeated",
     )
-    full: bool = amount(False, action="store_true", help="31 million epochs, too: half an hour, and 30 GB")
-    calls: int = amount(1_000, 100, help="of each operation and history; up to 1,400 [1,000]")
-    buffers_mb: int = amount(4_096, 512, help="of the server's memory [4,096]: all of 3.1 million epochs")
-    rounds: int = amount(15, 2, help="of looks at rows")
+    full: bool = amount(
+        False, action="store_true", help="also 31 million epochs: takes half an hour and 30 GB"
+    )
+    calls: int = amount(1_000, 100, help="calls of each operation and history; up to 1,400 [1,000]")
+    buffers_mb: int = amount(
+        4_096, 512, help="memory of the server; 3.1 million epochs fit into the default [4,096]"
+    )
+    rounds: int = amount(15, 2, help="rounds of reads of rows [15]")
     rows: int = amount(2_000_000, 100_000)
     look_ups: int = amount(200, 20)
     paced: bool = amount(
         False,
         action="store_true",
-        help="a line on stderr, and one of input waited for, before each piece that is measured",
+        help="before each measured part, print a line on stderr and wait for a line on stdin",
     )
-    collecting_seconds: int = amount(20, 2, help="of the collection of old epochs [20]")
+    collecting_seconds: int = amount(20, 2, help="duration of the collection of old epochs [20]")
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """The histories, each in a database of its own, are asked in turns."""
+    """Builds the histories, each in a separate database, and measures them in alternation."""
     sizes = [*plan.only, *["31m"] * (plan.full and "31m" not in plan.only)]
     found: Figures = {}
     server = {"shared_buffers": f"{plan.buffers_mb}MB"}
     with own_place(server) as place, ExitStack() as stack:
-        asked = {size: stack.enter_context(_history(place, size, tell)) for size in sizes}
-        for size, one in asked.items():
-            with one.supplier.connection() as conn:
-                found[f"bytes_per_epoch_{size}"] = round(bytes_on_disk(conn) / one.epochs_there, 1)
+        subjects = {size: stack.enter_context(_history(place, size, tell)) for size in sizes}
+        for size, subject in subjects.items():
+            with subject.supplier.connection() as conn:
+                found[f"bytes_per_epoch_{size}"] = round(bytes_on_disk(conn) / subject.epochs_there, 1)
         for name in OPERATIONS:
             _begin(name, plan, tell)
-            found |= _operation(name, asked, plan)
+            found |= _operation(name, subjects, plan)
         found |= _growth(found, sizes)
         _begin("old epochs are collected", plan, tell)
-        for size, one in asked.items():
-            rate, longest = one.forget(plan.collecting_seconds)
+        for size, subject in subjects.items():
+            rate, longest = subject.forget(plan.collecting_seconds)
             found |= {f"collected_per_s_{size}": round(rate), f"collected_ms_max_{size}": round(longest, 1)}
         _begin("one value for the whole history", plan, tell)
         found |= _blob(place, plan)
@@ -106,7 +114,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 def _begin(piece: str, plan: Plan, tell: Tell) -> None:
-    """A piece of the measuring; `paced`, other things can run between two."""
+    """Announces a part of the measurement. With `paced`, waits, so that the caller can run other work."""
     tell(piece)
     if plan.paced:
         print(piece, file=sys.stderr, flush=True)
@@ -114,7 +122,7 @@ def _begin(piece: str, plan: Plan, tell: Tell) -> None:
 
 
 @contextmanager
-def _history(place: Place, size: str, tell: Tell) -> Iterator[Asked]:
+def _history(place: Place, size: str, tell: Tell) -> Iterator[Subject]:
     dsn = place.create_database(f"history_{size.replace('.', '_')}")
     objects = f"{place.objects}_{size}"
     with dm.connect(dsn, objects):
@@ -122,63 +130,66 @@ def _history(place: Place, size: str, tell: Tell) -> Iterator[Asked]:
     with open_tables(dsn, objects) as tables:
         table = build(tables, EPOCHS[size], tell)
     with closing(ConnectionSupplier(dsn, connections_max=1)) as supplier:
-        yield Asked(dsn, supplier, objects, table, EPOCHS[size], random.Random(26))
+        yield Subject(dsn, supplier, objects, table, EPOCHS[size], random.Random(26))
 
 
-def _operation(name: str, asked: Mapping[str, Asked], plan: Plan) -> Figures:
-    """Milliseconds and pages of an operation by history, and its round trips."""
+def _operation(name: str, subjects: Mapping[str, Subject], plan: Plan) -> Figures:
+    """Measures an operation: milliseconds and pages for each history, and its round trips."""
     make = OPERATIONS[name]
-    for one in asked.values():
+    for subject in subjects.values():
         for _ in range(_WARMING):
-            make(one)()
+            make(subject)()
     gc.collect()
     gc.disable()
     try:
-        milliseconds = (_written if name in WRITES else _read)(make, asked, plan.calls)
+        milliseconds = (_written if name in WRITES else _read)(make, subjects, plan.calls)
     finally:
         gc.enable()
-    told = _usual if name in WRITES else percentile
+    typical = _usual if name in WRITES else percentile
     found: Figures = {
-        f"p{percent}_ms_{name}_{size}": round(told(some, percent), 3)
+        f"p{percent}_ms_{name}_{size}": round(typical(some, percent), 3)
         for size, some in milliseconds.items()
         for percent in (50, 99)
     }
-    for size, one in asked.items():
-        counted = pages(one.supplier, [make(one) for _ in range(1 if name in WRITES else _COUNTED)])
+    for size, subject in subjects.items():
+        counted = pages(subject.supplier, [make(subject) for _ in range(1 if name in WRITES else _COUNTED)])
         found[f"pages_{name}_{size}"] = round(counted, 1)
-    found[f"roundtrips_{name}"] = max(round_trips(one.supplier, make(one)) for one in asked.values())
+    found[f"roundtrips_{name}"] = max(
+        round_trips(subject.supplier, make(subject)) for subject in subjects.values()
+    )
     return found
 
 
-def _written(make: Operation, asked: Mapping[str, Asked], calls: int) -> dict[str, list[float]]:
-    """The histories come in turn, call by call: what else the machine does is as likely to be with one of
-    them as with another.
+def _written(make: Operation, subjects: Mapping[str, Subject], calls: int) -> dict[str, list[float]]:
+    """Returns the milliseconds of each writing call by history.
+
+    The histories alternate call by call, so that noise of the machine affects all of them alike.
     """
-    found: dict[str, list[float]] = {size: [] for size in asked}
-    for _, size in turns([*asked], calls):
-        found[size].append(_milliseconds(make(asked[size])))
+    found: dict[str, list[float]] = {size: [] for size in subjects}
+    for _, size in turns([*subjects], calls):
+        found[size].append(_milliseconds(make(subjects[size])))
     return found
 
 
-def _read(make: Operation, asked: Mapping[str, Asked], calls: int) -> dict[str, list[float]]:
-    """As `_written`, and all of it several times: of the same call the quickest."""
-    made = {size: [make(one) for _ in range(calls)] for size, one in asked.items()}
-    found = {size: [math.inf] * calls for size in asked}
+def _read(make: Operation, subjects: Mapping[str, Subject], calls: int) -> dict[str, list[float]]:
+    """Returns the milliseconds of each reading call by history: the fastest of several runs of the call."""
+    made = {size: [make(subject) for _ in range(calls)] for size, subject in subjects.items()}
+    found = {size: [math.inf] * calls for size in subjects}
     for _ in range(READ_AGAIN):
-        for number, size in turns([*asked], calls):
+        for number, size in turns([*subjects], calls):
             found[size][number] = min(found[size][number], _milliseconds(made[size][number]))
     return found
 
 
 def _usual(milliseconds: Sequence[float], percent: int) -> float:
-    """The median of the percentiles of ten stretches: a while in which all is slow counts for nothing."""
+    """Returns the median of the percentiles of ten stretches, so that a short slow phase does not count."""
     length = max(1, len(milliseconds) // STRETCHES)
     parts = [milliseconds[n : n + length] for n in range(0, len(milliseconds), length)]
     return median(percentile(part, percent) for part in parts[:STRETCHES])
 
 
 def _growth(found: Figures, sizes: Sequence[str]) -> Figures:
-    """From the shortest history to the longest of which it is told."""
+    """Returns the growth of p99 from the shortest measured history to the longest that counts."""
     there = [size for size in EPOCHS if size in sizes and EPOCHS[size] <= EPOCHS[GROWN_BY_MAX]]
     if len(there) < 2:
         return {}
@@ -236,7 +247,7 @@ BENCHMARK = Benchmark(
         ),
         "p99, {growth_to:,} epochs ÷ {growth_from:,}: at most {p99_growth_max}, of {p99_growth_most}",
         "look-ups of now ÷ as of a cut: {as_of_vs_now}; at best {look_up_ms_now} and {look_up_ms_as_of} ms",
-        "a scan of the same rows ÷ what came since a cut, seconds: {changes_vs_scan}",
+        "seconds of a scan of the same rows ÷ of the changes since a cut: {changes_vs_scan}",
     ],
     panes=[
         Pane("p99", "epochs", "milliseconds", EPOCHS, _lines(99), yscale="log"),

@@ -1,6 +1,6 @@
-"""What PDP-32 replaced: a history in one value, which each operation reads and each change writes, whole.
+"""The design that PDP-32 replaced: a history in one value, always read and written whole.
 
-An epoch is its number, its time, how many leaves it has, and their ids.
+The value contains each epoch's number, its time, its number of leaves, and their ids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SQL = load(__file__, "blob")
 
 
 class Blob:
-    """One history, of as many leaves at each epoch."""
+    """A history in one value, with the same number of leaves at each epoch."""
 
     def __init__(self, conn: psycopg.Connection[Any], epochs: int, leaves: int) -> None:
         self._conn = conn
@@ -59,7 +59,7 @@ class Blob:
         return bytes(row[0]) if row else b""
 
     def _records(self, content: bytes) -> Iterator[tuple[int, int]]:
-        """Of each epoch its number and its time."""
+        """Yields the number and the time of each epoch."""
         at = 0
         while at < len(content):
             number, time, leaves = _HEAD.unpack_from(content, at)

@@ -1,11 +1,11 @@
 -- name: make_blob
--- The history as one value.
+-- A table that holds a history as one value.
 create table blob (table_id integer primary key, content bytea not null)
 
 -- name: write_blob
--- All of it.
+-- Writes the whole history.
 insert into blob values (1, %(content)s) on conflict (table_id) do update set content = excluded.content
 
 -- name: read_blob
--- All of it.
+-- Reads the whole history.
 select content from blob where table_id = 1

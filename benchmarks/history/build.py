@@ -1,7 +1,7 @@
-"""Histories of any length, written by COPY as splits and merges would have written them.
+"""Histories of any length, written by COPY in the form that splits and merges would have written.
 
-A table of a hundred leaves. With each epoch, one second after another, one of them that is drawn at random is
-divided, or its halves are merged again.
+The table begins with a hundred leaves. Each epoch, one second after the last, divides one of them at random
+or merges its halves again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dormouse.postgres import ConnectionSupplier, load
 LEAVES = 100
 BEGAN = datetime(2025, 1, 1, tzinfo=UTC)
 ROWS, BYTES = 1_000_000, 40_000_000
-"""Of a leaf when it is sealed."""
+"""The rows and bytes of a leaf when it is sealed."""
 CHUNK_EPOCHS = 1_000
-"""After so many there is a running total."""
+"""The number of epochs from one running total to the next."""
 CUTS_MIN, CUT_EPOCHS = 3_000, 1_800
-"""A cut each half hour, and enough for each truncation to have one."""
+"""At least this many cuts, so that each truncation has one; in long histories, one per this many epochs."""
 AWAY = 10
-"""Epochs between two that are asked for together."""
+"""The epochs between two cuts that an operation compares."""
 _AT_ONCE = 100_000
 _NULL = "\\N"
 _SQL = load(__file__, "build")
@@ -37,18 +37,18 @@ _SQL = load(__file__, "build")
 
 @dataclass
 class _Slot:
-    """One of the first leaves, and what took its place."""
+    """One of the first leaves, with the partition that has replaced it."""
 
     node: Node
     is_upper: bool
     now: str
     since: int = 0
     divided: int | None = None
-    """The epoch at which it was."""
+    """The epoch that divided the present partition, or None if it is a leaf."""
 
 
 class _Writer:
-    """The lines of a history, epoch by epoch."""
+    """The writer of the lines that COPY reads, epoch by epoch."""
 
     def __init__(self, table: StateTable) -> None:
         self._table_id = table.record.table_id
@@ -69,6 +69,7 @@ class _Writer:
         self._totals = [0, 0, 0, 0]
 
     def add(self, epoch: int) -> None:
+        """Adds an epoch that divides a random slot's leaf, or merges the halves if it is divided."""
         number = self._chosen.randrange(len(self.slots))
         slot = self.slots[number]
         is_merge = slot.divided is not None
@@ -93,12 +94,15 @@ class _Writer:
             slot.divided = epoch
 
     def finish(self) -> None:
-        """The partitions that are in the tree at the end."""
+        """Adds the partitions that are in the tree at the end."""
         for number in range(len(self.slots)):
             self._place(number, merged=None)
 
     def _place(self, number: int, merged: int | None) -> None:
-        """A partition in a slot, with its halves where it was divided."""
+        """Adds the present partition of a slot, with its halves if it is divided.
+
+        `merged` is the epoch that merges the halves, or None if they are still leaves.
+        """
         slot, (low, middle, high) = self.slots[number], self._edges[number]
         end = _NULL if merged is None else str(merged)
         by = _NULL if merged is None else f"{merged}-0"
@@ -123,17 +127,17 @@ class _Writer:
 
 
 def _key(value: int) -> str:
-    """As an element of an array of bytes, as COPY reads it."""
+    """Returns a key as an element of a bytea array in COPY's format."""
     return f'"\\\\\\\\x{encode_value(LONG, value).hex()}"'
 
 
 def _plain(key: str) -> str:
-    """The key as a column of its own."""
+    """Converts an element of `_key` to a plain bytea column in COPY's format."""
     return key.strip('"').replace("\\\\\\\\", "\\\\")
 
 
 def build(tables: Tables, epochs: int, tell: Tell) -> StateTable:
-    """A table at an epoch, alone in its database."""
+    """Builds a table with `epochs` epochs, the only one in its database."""
     table = tables.make("history", LEAVES, files_per_leaf=1)
     table_id = table.record.table_id
     writer = _Writer(table)
@@ -166,8 +170,8 @@ def build(tables: Tables, epochs: int, tell: Tell) -> StateTable:
 
 
 def _into_memory(conn: psycopg.Connection[Any]) -> None:
-    """Every page of the tables and of their indexes, as far as the server has room."""
-    # not through a small ring of buffers
+    """Loads every page of the tables and their indexes into the server's memory, as far as it has room."""
+    # the default limit would use a small ring of buffers, and the pages would not stay in memory
     conn.execute(
         "vacuum (analyze, disable_page_skipping, buffer_usage_limit 0) partition, epoch, history_chunk, cut"
     )
@@ -177,7 +181,7 @@ def _into_memory(conn: psycopg.Connection[Any]) -> None:
 
 
 def bytes_on_disk(conn: psycopg.Connection[Any]) -> int:
-    """Of the epochs and partitions of a database, with their indexes."""
+    """Returns the bytes of a database's epochs and partitions, with their indexes."""
     row = conn.execute(_SQL["size"].on()).fetchone()
     return int(row[0]) if row else 0
 

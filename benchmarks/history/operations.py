@@ -1,6 +1,7 @@
-"""What is asked of a history: each operation of the contract, of moments that are drawn at random.
+"""The measured operations on a history, each with random moments.
 
-Those that let history go come last: they go on from cut to cut, each call a truncation at the next one.
+A function takes a Subject, chooses the arguments, and returns the call to be timed. The operations that
+truncate the history come last; each of their calls truncates at the next cut.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ Call = Callable[[], Any]
 
 
 @dataclass
-class Asked:
-    """A table's history, with one connection."""
+class Subject:
+    """The measured table's history, with one connection and a source of random moments."""
 
     dsn: str = field(repr=False)
     supplier: ConnectionSupplier
@@ -63,8 +64,9 @@ class Asked:
         return BEGAN + timedelta(seconds=self.chosen.uniform(0, self.epochs_there))
 
     def forget(self, seconds_max: float) -> tuple[float, float]:
-        """Truncates at the last cut, and collects epochs for a while; how many in a second, and the longest
-        transaction, in milliseconds.
+        """Truncates at the last cut, and collects epochs for at most `seconds_max`.
+
+        Returns the epochs per second and the milliseconds of the longest transaction.
         """
         self.history.truncate(self.cuts[-1])
         began = last = time.perf_counter()
@@ -77,58 +79,58 @@ class Asked:
         return epochs / (last - began), 1_000 * longest
 
     def next_cut(self) -> Cut:
-        """The one to truncate at."""
+        """Returns the next cut at which to truncate."""
         return next(self._truncations)
 
 
-def active_partitions(asked: Asked) -> Call:
-    epoch = asked.epoch()
-    return lambda: asked.epochs.active_partitions(epoch)
+def active_partitions(subject: Subject) -> Call:
+    epoch = subject.epoch()
+    return lambda: subject.epochs.active_partitions(epoch)
 
 
-def active_partitions_now(asked: Asked) -> Call:
-    return asked.epochs.active_partitions
+def active_partitions_now(subject: Subject) -> Call:
+    return subject.epochs.active_partitions
 
 
-def epoch_at(asked: Asked) -> Call:
-    time = asked.time()
-    return lambda: asked.epochs.epoch_at(time)
+def epoch_at(subject: Subject) -> Call:
+    time = subject.time()
+    return lambda: subject.epochs.epoch_at(time)
 
 
-def partitions_at(asked: Asked) -> Call:
-    time = asked.time()
-    return lambda: asked.epochs.partitions_at(time)
+def partitions_at(subject: Subject) -> Call:
+    time = subject.time()
+    return lambda: subject.epochs.partitions_at(time)
 
 
-def epochs(asked: Asked) -> Call:
-    first = asked.epoch()
-    return lambda: list(asked.epochs.epochs(first, first + AWAY))
+def epochs(subject: Subject) -> Call:
+    first = subject.epoch()
+    return lambda: list(subject.epochs.epochs(first, first + AWAY))
 
 
-def scale_metadata(asked: Asked) -> Call:
-    """The totals between any two times."""
-    first, last = sorted((asked.time(), asked.time()))
-    return lambda: asked.epochs.scale_metadata(first, last)
+def scale_metadata(subject: Subject) -> Call:
+    """Returns a call that reads the totals between two random times."""
+    first, last = sorted((subject.time(), subject.time()))
+    return lambda: subject.epochs.scale_metadata(first, last)
 
 
-def successors(asked: Asked) -> Call:
-    partition_id = f"{asked.epoch()}-0"
-    return lambda: asked.epochs.successors(partition_id)
+def successors(subject: Subject) -> Call:
+    partition_id = f"{subject.epoch()}-0"
+    return lambda: subject.epochs.successors(partition_id)
 
 
-def predecessors(asked: Asked) -> Call:
-    partition_id = f"{asked.epoch()}-0"
-    return lambda: asked.epochs.predecessors(partition_id)
+def predecessors(subject: Subject) -> Call:
+    partition_id = f"{subject.epoch()}-0"
+    return lambda: subject.epochs.predecessors(partition_id)
 
 
-def partitions_between(asked: Asked) -> Call:
-    """Between two cuts, of as many epochs whatever the history's length."""
-    first, last = asked.chosen.choice(asked.pairs)
-    return lambda: list(asked.history.partitions_between(first, last))
+def partitions_between(subject: Subject) -> Call:
+    """Returns a call between two cuts that are AWAY epochs apart, whatever the history's length."""
+    first, last = subject.chosen.choice(subject.pairs)
+    return lambda: list(subject.history.partitions_between(first, last))
 
 
 def _middle(*neighbours: Partition) -> int | None:
-    """Of their keys; None where there is none between the first and the last."""
+    """Returns the middle of the keys of adjacent partitions, or None if they have fewer than two keys."""
     low = neighbours[0].region.range("key").min
     high = neighbours[-1].region.range("key").max
     assert isinstance(low, int | None)  # noqa: S101 they are longs
@@ -139,85 +141,85 @@ def _middle(*neighbours: Partition) -> int | None:
     return None if largest - smallest < 2 else (smallest + largest) // 2
 
 
-def split(asked: Asked) -> Call:
-    """A leaf of now, in the middle of its keys."""
-    leaf = asked.chosen.choice(asked.epochs.active_partitions())
+def split(subject: Subject) -> Call:
+    """Returns a call that splits a present leaf in the middle of its keys."""
+    leaf = subject.chosen.choice(subject.epochs.active_partitions())
     middle = _middle(leaf)
     if middle is None:
-        return split(asked)
-    return lambda: asked.partitions.split(leaf.partition_id, middle)
+        return split(subject)
+    return lambda: subject.partitions.split(leaf.partition_id, middle)
 
 
-def _halves(asked: Asked) -> list[Partition]:
-    """Both halves of a partition, of those that have no files, as a split made them."""
-    leaves = [leaf for leaf in asked.epochs.active_partitions() if not leaf.partition_id.startswith("0-")]
+def _halves(subject: Subject) -> list[Partition]:
+    """Returns both halves of a random divided partition without files. Splits a leaf if there is none."""
+    leaves = [leaf for leaf in subject.epochs.active_partitions() if not leaf.partition_id.startswith("0-")]
     pairs = [list(each) for _, each in groupby(leaves, key=lambda leaf: leaf.parent_id)]
     whole = [pair for pair in pairs if len(pair) == 2]
     if not whole:
-        split(asked)()
-        return _halves(asked)
-    return asked.chosen.choice(whole)
+        split(subject)()
+        return _halves(subject)
+    return subject.chosen.choice(whole)
 
 
-def merge(asked: Asked) -> Call:
-    ids = [leaf.partition_id for leaf in _halves(asked)]
-    return lambda: asked.partitions.merge(ids)
+def merge(subject: Subject) -> Call:
+    ids = [leaf.partition_id for leaf in _halves(subject)]
+    return lambda: subject.partitions.merge(ids)
 
 
-def scale(asked: Asked) -> Call:
-    """Two leaves become one, which is divided elsewhere, in one epoch."""
-    halves = _halves(asked)
+def scale(subject: Subject) -> Call:
+    """Returns a call that merges two leaves and divides the result in the middle, in one epoch."""
+    halves = _halves(subject)
     ids, middle = [leaf.partition_id for leaf in halves], _middle(*halves)
-    return lambda: asked.partitions.scale(ids, [] if middle is None else [("key", middle)])
+    return lambda: subject.partitions.scale(ids, [] if middle is None else [("key", middle)])
 
 
-def record_cut(asked: Asked) -> Call:
-    return asked.history.record_cut
+def record_cut(subject: Subject) -> Call:
+    return subject.history.record_cut
 
 
-def _two(asked: Asked) -> tuple[Cut, Cut]:
-    first, last = sorted(asked.chosen.sample(asked.cuts, 2))
+def _two(subject: Subject) -> tuple[Cut, Cut]:
+    first, last = sorted(subject.chosen.sample(subject.cuts, 2))
     return first, last
 
 
-def compare(asked: Asked) -> Call:
-    first, last = _two(asked)
-    return lambda: asked.history.compare(first, last)
+def compare(subject: Subject) -> Call:
+    first, last = _two(subject)
+    return lambda: subject.history.compare(first, last)
 
 
-def size_between(asked: Asked) -> Call:
-    first, last = _two(asked)
-    return lambda: asked.history.size_between(first, last)
+def size_between(subject: Subject) -> Call:
+    first, last = _two(subject)
+    return lambda: subject.history.size_between(first, last)
 
 
-def files_at(asked: Asked) -> Call:
-    cut = asked.chosen.choice(asked.cuts)
-    return lambda: list(asked.history.files_at(cut))
+def files_at(subject: Subject) -> Call:
+    cut = subject.chosen.choice(subject.cuts)
+    return lambda: list(subject.history.files_at(cut))
 
 
-def changes_between(asked: Asked) -> Call:
-    """From the beginning, as all files of the table were there at its first cut."""
-    cut = asked.chosen.choice(asked.cuts)
-    return lambda: list(asked.history.changed_files(None, cut))
+def changes_between(subject: Subject) -> Call:
+    """Returns a call from the beginning to a cut, because the first cut already has all files."""
+    cut = subject.chosen.choice(subject.cuts)
+    return lambda: list(subject.history.changed_files(None, cut))
 
 
-def truncate(asked: Asked) -> Call:
-    cut = asked.next_cut()
-    return lambda: asked.history.truncate(cut)
+def truncate(subject: Subject) -> Call:
+    cut = subject.next_cut()
+    return lambda: subject.history.truncate(cut)
 
 
-def apply_retention(asked: Asked) -> Call:
-    """With a limit that the next cut is the newest to keep."""
-    cut = asked.next_cut()
+def apply_retention(subject: Subject) -> Call:
+    """Returns a call whose limit makes the next cut the one to truncate at."""
+    cut = subject.next_cut()
 
     def call() -> Cut | None:
         seconds = (datetime.now(UTC) - cut.recorded_at).total_seconds()
-        return asked.history.apply_retention(seconds=seconds).truncated_at
+        return subject.history.apply_retention(seconds=seconds).truncated_at
 
     return call
 
 
-Operation = Callable[[Asked], Call]
+Operation = Callable[[Subject], Call]
 OPERATIONS: dict[str, Operation] = {
     each.__name__: each
     for each in (
@@ -244,13 +246,13 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 WRITES = ("record_cut", "split", "merge", "scale", "truncate", "apply_retention")
-"""Each is one transaction, of several round trips: it locks before it looks."""
+"""The operations that write. Each is one transaction of several round trips, because it locks first."""
 
 
 def round_trips(supplier: ConnectionSupplier, call: Call) -> int:
-    """How often the call sends something and waits for the answer, by libpq's own trace of what was sent.
+    """Counts the round trips of a call in libpq's trace of the connection.
 
-    The supplier lends only one connection.
+    The supplier must have only one connection.
     """
     with TemporaryFile("w+") as file:
         with supplier.connection() as conn:
@@ -265,22 +267,22 @@ def round_trips(supplier: ConnectionSupplier, call: Call) -> int:
 
 
 def pages(supplier: ConnectionSupplier, calls: Sequence[Call]) -> float:
-    """How many pages the server looks at for one of some calls, on the average; in its memory or not.
+    """Returns the average number of pages that the server accesses for a call, in memory or on disk.
 
-    The supplier lends only one connection. A function of PostgreSQL 18 tells, which looks at some pages, too.
+    The supplier must have only one connection. The count is from PostgreSQL 18's `pg_stat_get_backend_io`.
     """
-    none = _pages(supplier, [])
-    return (_pages(supplier, calls) - none) / len(calls)
+    overhead = _pages(supplier, [])  # counting accesses some pages itself
+    return (_pages(supplier, calls) - overhead) / len(calls)
 
 
 def _pages(supplier: ConnectionSupplier, calls: Sequence[Call]) -> int:
     text = "select sum(hits + coalesce(reads, 0)) from pg_stat_get_backend_io(pg_backend_pid())"
-    seen = []
+    counts = []
     for each in (list[Call](), calls):
         for call in each:
             call()
         with supplier.connection() as conn:
             conn.execute("select pg_stat_force_next_flush()")
             [(count,)] = conn.execute(text).fetchall()
-            seen.append(int(count))
-    return seen[1] - seen[0]
+            counts.append(int(count))
+    return counts[1] - counts[0]

@@ -1,4 +1,4 @@
-"""Rows of the past: look-ups as of a cut beside those of now, and what came since it beside a full scan."""
+"""Reads of past rows: look-ups as of a cut and of now, and the changes since a cut and a full scan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from dormouse.api.table import Table
 
 
 def measure(place: Place, rows: int, look_ups: int, rounds: int, tell: Tell) -> Figures:
-    """A table of so many rows before a cut, and as many after it; what is not there yet is left out."""
+    """Measures reads of a table with `rows` rows before a cut and as many after it.
+
+    Skips the figures of features that the installed Dormouse does not have.
+    """
     reads_the_past = "as_of" in inspect.signature(Table.query).parameters
     if not (reads_the_past or hasattr(Table, "changes")):
         return {}
@@ -36,7 +39,7 @@ def measure(place: Place, rows: int, look_ups: int, rounds: int, tell: Tell) -> 
             tell("look-ups as of a cut")
             found |= _as_of(both, cut, rows, look_ups, rounds)
         if hasattr(both, "changes"):
-            tell("what came since a cut")
+            tell("changes since a cut")
             found |= _changes(both, late, cut, rows, rounds)
         return found
 
@@ -60,7 +63,7 @@ def _look_up(table: Any, keys: list[int], **moment: Any) -> None:
 
 
 def _changes(table: Any, same: Any, cut: Any, rows: int, rounds: int) -> Figures:
-    """Beside a scan of a table that has these rows alone."""
+    """Compares reading the changes since a cut with a scan of a table that has only these rows."""
     scans, changes = list[float](), list[float]()
     for _ in range(rounds):
         scans.append(_seconds(lambda: _counted(same.query(), rows)))

@@ -1,1 +1,1 @@
-"""How many commits can one table take? Dormouse's state store beside other open table formats."""
+"""The benchmark of commits to one table: Dormouse's state store and other open table formats."""

@@ -1,8 +1,9 @@
-"""How many commits can one table take? Dormouse, DuckLake, delta-rs and PyIceberg, on the same machine.
+"""The rate of commits to one table by Dormouse, DuckLake, delta-rs and PyIceberg, on the same machine.
 
-Appends of one small file by 1, 8 and 32 processes; the same on a table with a history; compactions of
-one table by 1, 2 and 8 processes while another appends. One durable PostgreSQL holds Dormouse's state and
-the others' catalogs; Delta's log is a folder's. Sides run in turns, with the retries that they document.
+The cases are appends of one small file by 1, 8 and 32 processes, the same on a table with a history, and
+compactions of one table by 1, 2 and 8 processes while another process appends. One durable PostgreSQL holds
+Dormouse's state and the catalogs of DuckLake and PyIceberg; Delta's log is a folder. The sides alternate,
+with their documented retries.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _CONNECTIONS = {"max_connections": "300"}  # DuckLake takes up to four a writer
 
 
 def run(plan: Plan, tell: Tell) -> Figures:
-    """Every side in turns, and what was measured with what."""
+    """Measures all sides in alternation; returns the figures and the versions of the packages."""
     with own_place(_CONNECTIONS) as place:
         peers = {side: side(place) for side in _SIDES}
         for peer in peers.values():
@@ -55,7 +56,7 @@ Rounds = Sequence[Result]
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
-    """Nothing where none was counted."""
+    """Returns the sum of the counts, or None if nothing was counted."""
     counted = [count for count in counts if count is not None]
     return sum(counted) if counted else None
 
@@ -115,7 +116,7 @@ def figures(sides: Mapping[str, Measured]) -> Figures:
 
 
 def _ratio(kind: str, ours: Measured, theirs: Measured, writers: int = AT_WRITERS) -> float:
-    """The median over the rounds; no side counts as slower than one commit in the time."""
+    """Returns the median ratio over the rounds. A side without commits counts as one commit in the time."""
     at = kind, writers
     rates = [max(them.per_second, 1 / them.seconds) for them in theirs[at]]
     return round(median_ratio([us.per_second for us in ours[at]], rates), 2)

@@ -63,7 +63,7 @@ class DuckLake(Peer):
 
     @contextmanager
     def compactor(self, table: str, worker: int, partitions: range) -> Iterator[Steps]:
-        """It has no filter on partitions; so each worker chooses by the size that only its files have."""
+        """Yields steps that choose files by the worker's size, because DuckLake cannot choose partitions."""
         import duckdb
 
         low, high = file_bytes(worker)
@@ -82,7 +82,7 @@ class DuckLake(Peer):
             yield Steps(step)
 
     def conflicts(self) -> int:
-        """Rolled back transactions of its database: each is a try that lost."""
+        """Returns the transactions of the database that were rolled back: each is a lost try."""
         import psycopg
 
         with psycopg.connect(self.place.dsn, autocommit=True) as conn:

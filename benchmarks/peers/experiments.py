@@ -1,4 +1,4 @@
-"""What is measured: appends by more and more writers, a table that has grown, compactions beside appends."""
+"""The experiments: appends by 1 to 32 writers, a table that has grown, compactions during appends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AT_WRITERS = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """How long everything takes. Workers that are not done some grace after their time are ended."""
+    """The durations and counts. A worker that exceeds its time by more than `grace_seconds` is killed."""
 
     rounds: int = amount(3, 1)
     seconds: float = amount(4.0, 1.0)
@@ -45,7 +45,7 @@ The kinds are `appends`; `new`, `history` and `grown`; `compactors`, and the app
 
 
 def measure(peers: Sequence[Peer], compacting: Sequence[Peer], plan: Plan, tell: Tell) -> dict[str, Measured]:
-    """All sides, in turns: never two at the same time."""
+    """Measures all sides in alternation, never two at the same time."""
     sides: dict[str, Measured] = {peer.name: defaultdict(list) for peer in peers}
     for writers in WRITERS:
         for number, peer in turns(peers, plan.rounds):
@@ -66,7 +66,7 @@ def measure(peers: Sequence[Peer], compacting: Sequence[Peer], plan: Plan, tell:
 
 
 def grow(peer: Peer, plan: Plan) -> Measured:
-    """The writers' rate on a new table; then one writer commits until it has grown; then again."""
+    """Measures the writers' rate on a new table, and again after one writer has made it grow."""
     peer.create("grown")
     new = append(peer, "grown", AT_WRITERS, plan, plan.seconds_grown)
     missing = max(plan.grown_commits - new.commits, 0)
@@ -83,7 +83,7 @@ def grow(peer: Peer, plan: Plan) -> Measured:
 
 
 def append(peer: Peer, table: str, writers: int, plan: Plan, seconds: float) -> Result:
-    """So many writers on a table."""
+    """Runs `writers` writers on a table."""
     before = peer.conflicts()
     tasks = [Task(partial(peer.appender, table, number)) for number in range(writers)]
     helpers = [Task(opener, helper=True) for opener in peer.committers(table)]
@@ -100,7 +100,7 @@ def append(peer: Peer, table: str, writers: int, plan: Plan, seconds: float) -> 
 
 
 def compact(peer: Peer, table: str, workers: int, plan: Plan) -> dict[str, Result]:
-    """So many compactors with partitions of their own, and one writer that appends meanwhile."""
+    """Runs compactors, each on its own partitions, and at the same time one writer that appends."""
     owners = {n: n // plan.partitions for n in range(workers * plan.partitions)}
     peer.create(table, len(owners))
     peer.fill(table, owners)

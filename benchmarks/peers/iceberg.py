@@ -46,7 +46,7 @@ class Iceberg(Peer):
 
 
 def _count_warnings(name: str) -> list[str]:
-    """PyIceberg tells of a retry in its log, and nowhere else."""
+    """Collects the log messages about retries, because PyIceberg reports retries only there."""
     seen: list[str] = []
 
     class Counter(logging.Handler):

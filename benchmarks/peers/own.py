@@ -184,7 +184,10 @@ class DormouseWaiting(Dormouse):
 
 
 def _emptied(queue: CommitQueue) -> Callable[[], bool]:
-    """Whether the queue is empty, and was at the last look: what was taken then is counted by now."""
+    """Returns a function that checks that the queue is empty now and was at the last call.
+
+    Messages that were taken before the last call are counted by then.
+    """
     looks = [False]
 
     def is_idle() -> bool:

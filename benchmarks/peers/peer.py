@@ -1,4 +1,4 @@
-"""What every side of the comparison can do, and where it does it."""
+"""The interface of the compared sides, and the rows that they write."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _SIZE_STEPS = 16
 
 
 class Refused(Exception):
-    """The commit was not applied: others were faster, and the documented retries are used up."""
+    """An error: the commit lost against other commits, and the documented retries are used up."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """A worker's work: `step` gives how many commits it made, or raises Refused.
+    """The work of a worker: `step` returns the number of commits that it made, or raises Refused.
 
-    Steps have numbers from 0; one that was refused is tried with the same number. `retries` tells how many
-    tries were in vain so far, if it can.
+    Steps are numbered from 0. A refused step is repeated with the same number. `retries` returns the number
+    of failed tries so far, or None if it is unknown.
     """
 
     step: Callable[[int], int]
     retries: Callable[[], int | None] = lambda: None
     is_idle: Callable[[], bool] = lambda: True
-    """Whether a helper has done all that the others gave it."""
+    """Returns whether a helper has finished the work that other workers left to it."""
 
 
 @dataclass(frozen=True)
 class Peer(ABC):
-    """One side. It travels to the workers' processes, so it is only an address."""
+    """A compared side. It is pickled for the workers' processes, so it holds only an address."""
 
     place: Place
     name: ClassVar[str]
@@ -72,7 +72,7 @@ class Peer(ABC):
         """Steps that append one small file each."""
 
     def committers(self, table: str) -> list[Opener]:
-        """What applies what the appenders only submit, each in a process of its own; nothing, for most."""
+        """Returns openers of helpers that apply the appenders' submitted commits; empty for most sides."""
         return []
 
     def fill(self, table: str, partitions: dict[int, int]) -> None:
@@ -84,13 +84,13 @@ class Peer(ABC):
         raise NotImplementedError
 
     def conflicts(self) -> int | None:
-        """All conflicts that the side's database saw so far, when its workers cannot count them."""
+        """Returns the conflicts in the side's database so far, or None if its workers count them."""
         return None
 
 
 @contextmanager
 def refused_on(*kinds: type[Exception]) -> Iterator[None]:
-    """What a library raises for a lost race, as Refused; anything else is an error of the benchmark."""
+    """Converts the errors that a library raises for a lost race to Refused."""
     try:
         yield
     except kinds as error:
@@ -98,14 +98,17 @@ def refused_on(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def tiny_rows(partition: int) -> pa.Table:
-    """What one append writes."""
+    """Returns the row that one append writes."""
     import pyarrow as pa
 
     return _rows(partition, [b"x"], pa)
 
 
 def small_rows(partition: int, worker: int, number: int) -> pa.Table:
-    """One file to compact. Each worker's have a size of their own, since DuckLake can choose by size only."""
+    """Returns the rows of one file to compact.
+
+    Files of different workers differ in size, because DuckLake can choose files only by size.
+    """
     import random
 
     import pyarrow as pa
@@ -116,7 +119,7 @@ def small_rows(partition: int, worker: int, number: int) -> pa.Table:
 
 
 def file_bytes(worker: int) -> tuple[int, int]:
-    """The sizes that a worker's small files have, and neither another's nor merged ones: from, below."""
+    """Returns the least size (included) and the limit (excluded) that only a worker's small files have."""
     step = _FILE_BYTES_MIN // _SIZE_STEPS
     overhead = 1_600  # of the format, as DuckDB writes it
     start = _FILE_BYTES_MIN + overhead + worker * step - step // 2

@@ -36,9 +36,9 @@ PRELOAD = (
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker does: steps until the time is over, or so many have succeeded.
+    """The task of a worker: steps until the time is over or `steps_max` steps have succeeded.
 
-    A `helper` goes on until all the others are done, and what they left to it.
+    A `helper` continues until all other workers are done and it has finished the work that they left to it.
     """
 
     open: Opener
@@ -56,7 +56,7 @@ class Done(NamedTuple):
 
 @dataclass
 class Tally:
-    """What a worker did."""
+    """The results of a worker."""
 
     done: list[Done] = field(default_factory=list)
     refused: int = 0
@@ -84,7 +84,7 @@ class Result:
         return self.commits / self.seconds
 
     def percentile_ms(self, percent: int) -> float:
-        """Of the steps that ended; the whole time when none did."""
+        """Returns a percentile of the steps that ended, or the whole time if none did."""
         return 1_000 * percentile(self.latencies or (self.seconds,), percent)
 
 
@@ -108,7 +108,7 @@ def run_together(tasks: Sequence[Task], seconds: float, grace_seconds: float) ->
 
 
 def summary(tallies: Sequence[Tally], seconds: float) -> Result:
-    """What ended within the seconds; fewer seconds when all the work was done before."""
+    """Sums up the steps that ended within the seconds, or within fewer if all work was done earlier."""
     done = [step for tally in tallies for step in tally.done]
     within = [step for step in done if step.ended <= seconds]
     counted = [tally.retries for tally in tallies if tally.retries is not None]
@@ -136,7 +136,7 @@ class _Worker:
         self._error: Exception | None = None
 
     def run(self, start: float) -> Tally:
-        """What was done; of a step that does not end in the grace, that it is unfinished."""
+        """Runs the steps; marks a step that does not end in the grace period as unfinished."""
         before = self._steps.retries()
         wait_until(start)
         # a thread of its own, for nothing else could tell of a step that does not end

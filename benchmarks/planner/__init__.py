@@ -1,1 +1,1 @@
-"""How long does it take to plan a query, and is the plan ever stale?"""
+"""The benchmark of the query planner: the time to plan, and the number of stale plans."""

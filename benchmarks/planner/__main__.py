@@ -1,9 +1,10 @@
-"""How long does it take to plan a query, of tables of 1,000, 10,000 and 132,000 leaves with 10 files each?
+"""The time to plan a query of tables of 1,000, 10,000 and 132,000 leaves with 10 files each.
 
-Plans of one key, of the keys of ten leaves, and of the whole table; in new instances and warm; alone, and
-while another process compacts 1,000 times a second, ingests and splits. In turns with the look-up of the
-same partitions in bare SQL, and with `select 1`. Right after commits are acknowledged, plans are checked
-for them. On an embedded PostgreSQL with its durable defaults.
+The plans are of one key, of the keys of ten leaves, and of the whole table, in new and in warm instances.
+They are measured alone, and while another process compacts 1,000 times a second, ingests and splits. They
+alternate with the look-up of the same partitions in bare SQL, and with `select 1`. Right after commits are
+acknowledged, the benchmark checks that plans contain them. The server is an embedded PostgreSQL with its
+durable defaults.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ LEAVES = {"1k": 1_000, "10k": 10_000, "132k": 132_000}
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is done; times in seconds."""
+    """The amounts of work; times in seconds."""
 
     files_per_leaf: int = amount(10, 2)
     keys_seconds: float = amount(20, 1.5)
@@ -48,7 +49,7 @@ class Plan:
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """A table of each size, one after another."""
+    """Makes and measures a table of each size, one after another."""
     found: Figures = {"stale_reads": 0, "probes": 0, "files_per_leaf": plan.files_per_leaf}
     with own_place() as place, open_tables(place.dsn, place.objects) as tables:
         for size in plan.only:
@@ -66,7 +67,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 def _named(name: str, size: str) -> str:
-    """`plan_p99_ms` and `plan_p99_ms_under_load` of a size."""
+    """Returns the key of a figure with the size, for example `plan_p99_ms_1k_under_load`."""
     stem = name.removesuffix("_under_load")
     return f"{stem}_{size}{name[len(stem) :]}"
 

@@ -35,9 +35,9 @@ _SPLIT_SECONDS = 0.5
 
 
 class Load:
-    """Applies batches of compactions of random leaves; where nothing is left to compact, it ingests first.
+    """A load of batches of compactions of random leaves. Ingests first if a leaf has nothing to compact.
 
-    After a batch a plan is made here and checked, and another by the process at the other end of `probes`.
+    After each batch, this process checks one plan, and the process at the other end of `probes` another.
     """
 
     def __init__(self, context: TableContext, table: StateTable, probes: Connection, stop: Event) -> None:
@@ -53,9 +53,9 @@ class Load:
         self._random.shuffle(numbers)
         self._waiting = deque(numbers)
         self._now: dict[int, str] = {}
-        """The file of each leaf that was compacted."""
+        """The present file of each compacted leaf."""
         self._held: int | None = None
-        """The leaf that the other process looks at."""
+        """The leaf that the other process is checking."""
         self.facts = {"commits": 0, "splits": 0, "probes": 0, "stale": 0}
 
     @property
@@ -63,7 +63,7 @@ class Load:
         return self._table.record.name
 
     def run(self, per_second: int) -> dict[str, float]:
-        """Works until it is told to stop; gives what was done, and in how many seconds."""
+        """Works until the event `stop` is set; returns the counts and the seconds."""
         self.facts = dict.fromkeys(self.facts, 0)
         began = split_at = time.monotonic()
         while not self._stop.is_set():
@@ -77,7 +77,7 @@ class Load:
         return {**self.facts, "seconds": time.monotonic() - began}
 
     def batch(self) -> None:
-        """Some compactions as the committer applies them, and plans that are checked."""
+        """Applies a batch of compactions as the committer does, and checks plans."""
         self._look(self._compact([self._next() for _ in range(min(BATCH, self._table.leaves // 4))]))
 
     def _next(self) -> int:
@@ -89,7 +89,7 @@ class Load:
         return leaf
 
     def _compact(self, leaves: Sequence[int]) -> list[Probe]:
-        """One batch as the committer applies it; before it, an ingest and new jobs where there are none."""
+        """Applies one batch of compactions. Before it, ingests and makes new jobs for leaves without one."""
         again = {leaf: self._ingested(leaf) for leaf in leaves if leaf in self._now}
         requests = {leaf: self._job(leaf, again.get(leaf)) for leaf in leaves}
         if again:
@@ -114,14 +114,14 @@ class Load:
         return [Probe(leaf, self._now[leaf], each.input_filenames) for leaf, each in requests.items()]
 
     def _job(self, leaf: int, ingested: Sequence[FileWithReferences] | None) -> ReplaceFileReferencesRequest:
-        """The leaf's first job, or one of what the last one wrote and what was ingested since."""
+        """Returns the leaf's first job, or a job of its compacted file and the files ingested since."""
         if ingested is None:
             return self._table.request(leaf)
         inputs = (self._now[leaf], *(file.filename for file in ingested))
         return self._table.request(leaf, str(uuid4()), inputs)
 
     def _ingested(self, leaf: int) -> list[FileWithReferences]:
-        """As many new files that the leaf has as many as at first."""
+        """Returns new files, as many as bring the leaf back to its first number of files."""
         partition_id, keys = self._table.partition_id(leaf), keys_between(leaf, leaf + 1)
         prefix = self._table.record.object_prefix
         return [
@@ -130,7 +130,7 @@ class Load:
         ]
 
     def split(self) -> None:
-        """Divides the leaf that was compacted last, which nothing is ingested into any more."""
+        """Divides the leaf that was compacted last; nothing is ingested into it afterwards."""
         leaf = self._waiting.pop()
         if leaf == self._held:
             self._waiting.appendleft(leaf)

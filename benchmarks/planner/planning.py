@@ -1,6 +1,6 @@
-"""The process that plans, and is measured; beside it, in turns, the bare SQL of a plan and `select 1`.
+"""The measured process: it plans queries, in alternation with the bare SQL of a plan and with `select 1`.
 
-A plan is stale when it has not the new file of a commit acknowledged before it, or one of the old ones.
+A plan is stale if it lacks the new file of a commit acknowledged before, or contains a file that it replaced.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Milliseconds = list[float]
 
 @dataclass(frozen=True)
 class Probe:
-    """What a plan of any key of a leaf must and must not have, while nothing else is committed to it."""
+    """The file that plans of a leaf must contain, and those they must not, until the leaf's next commit."""
 
     leaf: int
     added: str
@@ -53,14 +53,14 @@ class Planned:
 
 
 def keys_of(leaf: int, key: int, leaves: int = 0) -> KeyRanges:
-    """One key of a leaf; or all keys of some leaves, from this one on."""
+    """Returns the range of one key of a leaf, or of all keys of `leaves` leaves from this one on."""
     at = leaf * KEYS_PER_LEAF
     one = Range(at + key, at + key, max_inclusive=True)
     return KeyRanges({"key": [Range(at, at + leaves * KEYS_PER_LEAF) if leaves else one]})
 
 
 def planned(context: TableContext, ranges: KeyRanges) -> Planned:
-    """Plans, keeping the filenames only."""
+    """Plans a query and walks the plan to its end; keeps only the filenames."""
     began = perf_counter()
     filenames: list[str] = []
     first = 0.0
@@ -71,7 +71,7 @@ def planned(context: TableContext, ranges: KeyRanges) -> Planned:
 
 
 class Planning:
-    """Plans queries of random keys. Answers probes whenever there is one."""
+    """A planner of queries of random keys. It answers each probe that arrives in between."""
 
     def __init__(self, dsn: str, objects: str, table: StateTable, probes: Connection) -> None:
         self._address = TableAddress(dsn, objects, {}, table.record)
@@ -90,7 +90,10 @@ class Planning:
         self._bare.close()
 
     def new_instances(self, count: int) -> Milliseconds:
-        """The first plan, of one key, of so many instances, each with a connection to open. One stays."""
+        """Returns the milliseconds of the first plan in each of `count` new instances; keeps the last one.
+
+        Each plan is of one key and includes opening a connection.
+        """
         found = []
         for _ in range(count):
             self._close()
@@ -101,14 +104,14 @@ class Planning:
         return found
 
     def load_tree(self) -> dict[str, float]:
-        """Has the whole tree from here on: how long that took in milliseconds, and its bytes."""
+        """Loads the whole partition tree; returns the milliseconds and the tree's bytes."""
         began = perf_counter()
         self.context().partitions.tree()
         milliseconds = 1_000 * (perf_counter() - began)
         return {"milliseconds": milliseconds, "bytes": self.context().trees.byte_size}
 
     def keys(self, seconds: float, at_least: int) -> dict[str, Milliseconds]:
-        """Plans of one key, the look-up of the same partitions in SQL, and `select 1`, in turns."""
+        """Times plans of one key, the look-up of the same partitions in SQL, and `select 1`, alternating."""
         found: dict[str, Milliseconds] = {"plan": [], "look_up": [], "select_1": []}
         for leaf in self._leaves(seconds, at_least):
             found["plan"].append(self._timed(leaf))
@@ -121,12 +124,12 @@ class Planning:
         return found
 
     def ranges(self, seconds: float, at_least: int) -> Milliseconds:
-        """Plans of the keys of ten leaves."""
+        """Times plans of the keys of ten leaves."""
         last = self._table.leaves - RANGE_LEAVES
         return [self._timed(min(leaf, last), RANGE_LEAVES) for leaf in self._leaves(seconds, at_least)]
 
     def scans(self, count: int) -> dict[str, Any]:
-        """Plans of the whole table: until the first group of files, and until the last."""
+        """Times plans of the whole table until the first group of files, and until the last."""
         found: dict[str, Any] = {"first": [], "whole": [], "scans": 0}
         for _ in range(count):
             plan = planned(self.context(), keys_of(0, 0, self._table.leaves))
@@ -137,11 +140,11 @@ class Planning:
         return found
 
     def memory(self) -> dict[str, int]:
-        """Resident bytes of this process: now, and at the most."""
+        """Returns the resident bytes of this process: now, and its peak."""
         return {"now": resident_bytes("VmRSS"), "most": resident_bytes()}
 
     def probed(self) -> tuple[int, int]:
-        """How many probes were answered so far, and how many of them were stale."""
+        """Returns the number of probes answered so far, and the number of stale ones."""
         self._answer()
         return self._probed[0], self._probed[1]
 
@@ -150,7 +153,7 @@ class Planning:
         return 1_000 * planned(self.context(), ranges).whole
 
     def _leaves(self, seconds: float, at_least: int) -> Iterator[int]:
-        """Random leaves, for a time and for a count."""
+        """Yields at least `at_least` random leaves, for at least `seconds`."""
         until, number = monotonic() + seconds, 0
         while number < at_least or monotonic() < until:
             self._answer()
@@ -158,7 +161,7 @@ class Planning:
             number += 1
 
     def _answer(self) -> None:
-        """Plans what the load asks about, and tells it that it may go on with the leaf."""
+        """Answers a waiting probe with a plan, and releases the leaf to the load."""
         if not self._probes.poll():
             return
         probe = self._probes.recv()

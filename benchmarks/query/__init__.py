@@ -1,1 +1,1 @@
-"""How long does an answer take, by key and by ranges of keys, beside other engines?"""
+"""The benchmark of queries by key and by range of keys, compared with other engines."""

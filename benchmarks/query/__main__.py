@@ -1,10 +1,10 @@
-"""How long does an answer take, by a key and by ranges of keys? Beside DuckDB, Polars and PyIceberg.
+"""The time of queries by a key and by ranges of keys: Dormouse, DuckDB, Polars and PyIceberg.
 
-DuckDB and Polars read the folder of the table's Parquet files, PyIceberg a table of the same files with its
-SQL catalog; Dormouse is also asked in SQL. There are 16 columns, and as many leaves. All give all columns in
-key order, of the table as it is now. The page cache is warm, and so is each engine, in a process of its own,
-which has looked up many keys before, as a service has; rounds in turns. Besides: how long the first look-ups
-of a process take, and how many requests one makes of S3.
+DuckDB and Polars read the folder of the table's Parquet files. PyIceberg reads a table of the same files with
+its SQL catalog. Dormouse is also queried in SQL. The table has 16 columns and 16 leaves. All engines return
+all columns in key order, of the newest state of the table. The page cache is warm. Each engine runs in a
+separate process and has looked up many keys before, as a service has. The engines alternate. The benchmark
+also measures the first look-ups of a process, and the requests to S3 of one look-up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.harness.processes import Remote, remotes
 from benchmarks.harness.report import Grid, Pane, median_ratio, turned
 from benchmarks.query.lake import Lake, make
 from benchmarks.query.requests import requests_of_a_lookup
-from benchmarks.query.sides import SIDES, Wanted, asked
+from benchmarks.query.sides import SIDES, Wanted, opened_engine
 
 KINDS = {"lookup": 1, "range_1000": 1_000, "range_1000000": 1_000_000}
 _KINDS = {
@@ -41,14 +41,14 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is done. `repeats` are queries of each kind in a round."""
+    """The amounts of work. `repeats` are the queries of each kind in a round."""
 
     leaves: int = amount(16, 4)
     ingests: int = amount(1)
     rows: int = amount(12_000_000, 2_000_000)
     rounds: int = amount(7, 3)
     repeats: tuple[int, ...] = amount((20, 10, 2), (10, 5, 1))
-    warming: int = amount(400, 60, help="look-ups of each engine, before")
+    warming: int = amount(400, 60, help="look-ups of each engine before the first round [400]")
 
 
 Times = dict[tuple[str, str], list[float]]
@@ -56,13 +56,13 @@ Times = dict[tuple[str, str], list[float]]
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """Rounds in which every engine answers the same queries, in turns."""
+    """Measures rounds in which every engine answers the same queries, one engine after another."""
     rounds: Times = defaultdict(list)
     singles: Times = defaultdict(list)
     with own_place() as place:
         lake = Lake(place, plan.leaves, plan.ingests, plan.rows)
         make(lake, tell)
-        with remotes([partial(asked, name, lake) for name in SIDES]) as processes:
+        with remotes([partial(opened_engine, name, lake) for name in SIDES]) as processes:
             engines = dict(zip(SIDES, processes, strict=True))
             tell("comparing answers")
             _compare(engines, plan)
@@ -95,14 +95,14 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 def warmed(engine: Remote, plan: Plan) -> list[float]:
-    """Seconds of an engine's first look-ups, after the very first; of as many as a round has."""
+    """Warms an engine up; returns the seconds of a round's number of look-ups after its very first one."""
     repeats, most = plan.repeats[0], plan.warming
     found: list[float] = engine.call("seconds", queries(plan, "lookup", -2, most + 1))
     return found[1 : repeats + 1]
 
 
 def queries(plan: Plan, kind: str, number: int, repeats: int | None = None) -> list[Wanted]:
-    """Those of a kind in a round, at random keys; the same every time."""
+    """Returns a round's queries of a kind at random keys. Every call returns the same queries."""
     rows = KINDS[kind]
     repeats = repeats or plan.repeats[list(KINDS).index(kind)]
     seeded = random.Random(f"{kind} {number}")
@@ -112,7 +112,7 @@ def queries(plan: Plan, kind: str, number: int, repeats: int | None = None) -> l
 def figures(
     rounds: Mapping[tuple[str, str], Sequence[float]], singles: Mapping[tuple[str, str], Sequence[float]]
 ) -> Figures:
-    """Milliseconds a query, and ours ÷ theirs in queries a second."""
+    """Returns the milliseconds of a query, and the ratios ours ÷ theirs of queries per second."""
     found: Figures = {}
     for (kind, name), seconds in singles.items():
         found[_ms(kind, name)] = round(1_000 * median(seconds), 3)
@@ -122,12 +122,12 @@ def figures(
 
 
 def _ms(kind: str, name: str) -> str:
-    """The name of a figure."""
+    """Returns the key of a figure in milliseconds."""
     return f"{kind}_ms" if name == "dormouse" else f"{kind}_ms_{name}"
 
 
 def _compare(engines: Mapping[str, Remote], plan: Plan) -> None:
-    """RuntimeError when not all have the same rows, in the same order."""
+    """Raises RuntimeError unless all engines return the same rows in the same order."""
     for kind in KINDS:
         wanted = queries(plan, kind, -1)[0]
         digests = {name: engine.call("digest", wanted) for name, engine in engines.items()}

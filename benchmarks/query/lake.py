@@ -37,7 +37,7 @@ CATALOG = "iceberg"
 
 @dataclass(frozen=True)
 class Lake:
-    """Where the table is, and its size: each ingest wrote one file in each leaf."""
+    """The place and the size of the table. Each ingest writes one file in each leaf."""
 
     place: Place
     leaves: int
@@ -81,7 +81,7 @@ def make(lake: Lake, tell: Tell) -> None:
 
 
 def rows_of(count: int, ingests: int, number: int) -> pa.Table:
-    """The rows of one ingest: every so many-th key, all over the table; the same every time."""
+    """Returns the rows of one ingest, with keys spread over the whole table. Every call returns the same."""
     import numpy as np
     import pyarrow as pa
 

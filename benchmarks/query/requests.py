@@ -1,4 +1,4 @@
-"""How many requests a look-up makes of S3, once what a file's footer says is known."""
+"""The number of requests to S3 that a look-up makes when the file's footer is cached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOKUPS = 20
 
 
 def requests_of_a_lookup(place: Place) -> Figures:
-    """HEAD and GET, at the most of some warm look-ups in a table of one file."""
+    """Returns the largest numbers of HEAD and GET requests of a warm look-up in a table of one file."""
     dsn = place.create_database("far")
     chance = random.Random(1)
     with counting_s3() as s3, dm.connect(dsn, s3.objects) as instance:

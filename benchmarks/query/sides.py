@@ -1,4 +1,4 @@
-"""The engines, each warm in a process of its own. All answer in key order, from the table as it is now."""
+"""The engines, each warm in a separate process. All answer in key order, from the newest table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.query.lake import CATALOG, KEY_STEP, Lake
 
 @dataclass(frozen=True)
 class Wanted:
-    """The rows of so many keys, from one on; of one key, by equality. Rows are numbered in key order."""
+    """A query for `rows` rows from number `row` on in key order; with `by_key`, for one key by equality."""
 
     row: int
     rows: int
@@ -41,14 +41,14 @@ Answer = Callable[[Wanted], Any]
 """Gives the rows as the engine itself has them; something with a length."""
 
 
-class Asked:
-    """An engine, asked again and again."""
+class Engine:
+    """An engine that answers many queries."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
 
     def seconds(self, wanted: Sequence[Wanted]) -> list[float]:
-        """How long each answer took. RuntimeError when it has not as many rows as it should."""
+        """Returns the seconds of each answer. Raises RuntimeError if an answer has another number of rows."""
         found = []
         for one in wanted:
             began = perf_counter()
@@ -59,16 +59,16 @@ class Asked:
         return found
 
     def digest(self, wanted: Wanted) -> str:
-        """Of all values of an answer, in order."""
+        """Returns a hash of all values of an answer, in order."""
         return digest(self._answer(wanted))
 
     def peak_bytes(self) -> int:
-        """Resident at the most."""
+        """Returns the peak of the process's resident memory."""
         return resident_bytes()
 
 
 def digest(rows: Any) -> str:
-    """Of a pyarrow Table or a Polars DataFrame: the same for the same values."""
+    """Returns a hash of a pyarrow Table or a Polars DataFrame, equal for equal values."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -86,9 +86,9 @@ def digest(rows: Any) -> str:
 
 
 @contextmanager
-def asked(side: str, lake: Lake) -> Iterator[Asked]:
+def opened_engine(side: str, lake: Lake) -> Iterator[Engine]:
     with ExitStack() as stack:
-        yield Asked(SIDES[side](lake, stack))
+        yield Engine(SIDES[side](lake, stack))
 
 
 def _dormouse(lake: Lake, stack: ExitStack) -> Answer:

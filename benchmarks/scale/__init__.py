@@ -1,1 +1,1 @@
-"""What grows with the size of an instance."""
+"""The benchmark of growth with the size of an instance."""

@@ -1,8 +1,9 @@
-"""How does what an instance does grow with its size?
+"""The growth of an instance's operations with its size, on an embedded PostgreSQL.
 
-Operations on a table's state, in time and in memory: tables of 1,000, 10,000 and 132,000 leaves with 10 files
-each, and of 132,000 with 50, as metadata only. And commits a second, with up to 10 million references in the
-table, 10,000 tables, 64 writers, and after 10 million commits. On an embedded PostgreSQL.
+- The time and memory of operations on a table's state, for tables of 1,000, 10,000 and 132,000 leaves with 10
+  files each, and of 132,000 leaves with 50, as metadata only.
+- Commits per second with up to 10 million references in the table, 10,000 tables and 64 writers, and after
+  10 million commits.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Plan:
     references: tuple[int, ...] = amount(REFERENCES, REFERENCES[:3])
     rounds: int = amount(5, 3)
     commits: int = amount(2_000, 500)
-    """Of each round and size."""
+    """The commits of each round and size."""
     tables: tuple[int, ...] = amount(TABLE_COUNTS, TABLE_COUNTS[:2])
     writers: tuple[int, ...] = amount(WRITERS)
     commits_of_writers: int = amount(4_000, 400)
@@ -40,7 +41,7 @@ class Plan:
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """The parts that are wanted, one after another."""
+    """Measures the selected parts, one after another."""
     measured = dict(zip(PARTS, (_operations, _references, _tables, _writers, _before), strict=True))
     found: Figures = {}
     with own_place() as place, open_tables(place.dsn, place.objects) as tables:

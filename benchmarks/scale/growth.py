@@ -26,7 +26,7 @@ from dormouse.state.files.operations import Commit
 from dormouse.state.files.store import FileReferenceStore
 
 FILES = 10
-"""Of a compaction, and of a leaf."""
+"""The files of a compaction, and of a leaf."""
 BATCH = 100
 TABLES_MEASURED = 10
 _WARMING_BATCHES = 3
@@ -44,7 +44,7 @@ class Cycles:
         self._random = random.Random(23)
 
     def per_second(self, commits: int) -> float:
-        """Of so many commits, a batch to a table in turn, after a few that nobody counts."""
+        """Returns the rate of commits in batches to the tables in turn, after uncounted warm-up batches."""
         warming = _WARMING_BATCHES * len(self._tables)
         seconds = [self._batch(number % len(self._tables)) for number in range(warming + commits // BATCH)]
         return BATCH * len(seconds[warming:]) / sum(seconds[warming:])
@@ -98,7 +98,7 @@ def _file(table: StateTable, leaf: int) -> FileWithReferences:
 def by_references(
     tables: Tables, sizes: Sequence[int], commits: int, rounds: int, layout: str, tell: Tell
 ) -> Figures:
-    """With so many references in the table. The sizes come in turn, since the machine's speed changes."""
+    """Measures commits by the number of references. Sizes alternate, because the machine's speed varies."""
     found: dict[int, list[float]] = {size: [] for size in sizes}
     with closing(ConnectionSupplier(tables.dsn, connections_max=1)) as supplier:
         made = {}
@@ -114,7 +114,7 @@ def by_references(
 
 
 def by_tables(tables: Tables, counts: Sequence[int], commits: int, layout: str, tell: Tell) -> Figures:
-    """With so many tables in the instance, to as many of them at every count."""
+    """Measures commits by the number of tables. Each count commits to the same number of tables."""
     found: dict[int, list[float]] = {}
     there: list[StateTable] = []
     with closing(ConnectionSupplier(tables.dsn, connections_max=1)) as supplier:
@@ -128,7 +128,7 @@ def by_tables(tables: Tables, counts: Sequence[int], commits: int, layout: str, 
 
 
 def by_writers(tables: Tables, counts: Sequence[int], commits: int, layout: str, tell: Tell) -> Figures:
-    """By so many writers at once, each of which commits one by one, without a committer."""
+    """Measures commits by the number of writers, which commit one by one without a committer."""
     found: dict[int, list[float]] = {}
     table = tables.make("writers", commits * len(counts), layout, claimed_leaves=commits * len(counts))
     jobs = iter(random.Random(23).sample(range(table.leaves), table.leaves))
@@ -142,7 +142,7 @@ def by_writers(tables: Tables, counts: Sequence[int], commits: int, layout: str,
 
 
 def after_commits(tables: Tables, before: int, commits: int, layout: str, tell: Tell) -> Figures:
-    """After so many commits to the same table, with what they left in the indexes and the log."""
+    """Measures commits before and after `before` others, which leave entries in the indexes and the log."""
     table = tables.make("aged", 1_000, layout, files_per_leaf=FILES)
     with closing(ConnectionSupplier(tables.dsn, connections_max=1)) as supplier:
         cycles = Cycles(supplier, [table])
@@ -157,12 +157,12 @@ def after_commits(tables: Tables, before: int, commits: int, layout: str, tell: 
     }
 
 
-def _figures(of: str, found: dict[int, list[float]]) -> Figures:
-    """Medians by size, and the largest's ÷ the smallest's: of the same round, where there are several."""
-    first, *_, last = found
-    rates = {str(size): round(median(some), 1) for size, some in found.items()}
+def _figures(of: str, measured: dict[int, list[float]]) -> Figures:
+    """Returns the median rate by size, and the rate of the largest size ÷ that of the smallest."""
+    first, *_, last = measured
+    rates = {str(size): round(median(some), 1) for size, some in measured.items()}
     return {
         f"commits_per_s_by_{of}": rates,
         f"{of}_most": last,
-        f"commits_most_{of}_vs_least": round(median_ratio(found[last], found[first]), 3),
+        f"commits_most_{of}_vs_least": round(median_ratio(measured[last], measured[first]), 3),
     }

@@ -31,12 +31,12 @@ Operation = Callable[[TableContext], object]
 
 
 def look_for_splits(context: TableContext) -> object:
-    """As the maintenance lambda asks."""
+    """Looks for splits as the maintenance lambda does."""
     return context.partitions.look_for_full_leaves(), context.partitions.count_above_leaves()
 
 
 def split_leaves(context: TableContext) -> object:
-    """As a round of splits, but for the sketches: there are none."""
+    """Splits full leaves as a round of splits does, but at the middle, because there are no sketches."""
     partitions, divided = context.partitions, 0
     for leaf in partitions.full_leaves():
         keys: Any = partitions.partitions_in([leaf.partition_id])[leaf.partition_id].region["key"]
@@ -66,7 +66,7 @@ def take_jobs(context: TableContext) -> object:
 
 
 def measured() -> dict[str, Operation]:
-    """The operations, in the order in which they run."""
+    """Returns the operations in the order in which they run."""
     return {
         "references_counted_in_sql": _count,
         "describe_first": lambda c: c.store.totals.bring_forward(),
@@ -89,7 +89,7 @@ def measured() -> dict[str, Operation]:
 
 
 WITH_SIZE = ("references_counted_in_sql", "describe_first", "jobs_first", "splits_first", "stream_references")
-"""What grows with the table: what is counted or looked at whole, once a day at most, or returned."""
+"""The operations that grow with the table: they count, read or return all of it."""
 
 
 def _count(context: TableContext) -> int:
@@ -101,7 +101,7 @@ def _count(context: TableContext) -> int:
 
 
 def prepare(name: str, tables: Tables, table: StateTable) -> None:
-    """What an operation is to find."""
+    """Prepares the table for an operation."""
     work = {"jobs_due": _add_files, "garbage_due": _remove_references}.get(name)
     if work is not None:
         with TableAddress(tables.dsn, tables.objects, {}, table.record).open() as context:
@@ -109,7 +109,7 @@ def prepare(name: str, tables: Tables, table: StateTable) -> None:
 
 
 def _add_files(store: FileReferenceStore, table: StateTable) -> None:
-    """To some leaves, which are then due for a job."""
+    """Adds files to some leaves, which are then due for a job."""
     leaves = [table.partition_id(n) for n in spread(table.leaves, CHANGED_LEAVES)]
     store.add_files(
         FileReference(filename=f"{table.record.object_prefix}new/{leaf}", partition_id=leaf, row_count=1)
@@ -118,7 +118,7 @@ def _add_files(store: FileReferenceStore, table: StateTable) -> None:
 
 
 def _remove_references(store: FileReferenceStore, table: StateTable) -> None:
-    """As compactions do whose rows are all filtered out."""
+    """Removes references, as compactions do whose rows are all filtered out."""
     references = islice(store.unassigned_file_references(), GARBAGE_FILES)
     for partition_id, group in groupby(list(references), key=attrgetter("partition_id")):
         job = {"job_id": f"filter {partition_id}", "partition_id": partition_id}
@@ -153,7 +153,7 @@ def alone(dsn: str, objects: str, table: StateTable) -> Iterator[Alone]:
 
 
 def measure(tables: Tables, sizes: Sizes, layout: str, tell: Tell) -> Figures:
-    """Every operation in every table, one after another."""
+    """Measures every operation on every table, one after another."""
     found: dict[str, dict[str, Any]] = {name: {} for name in measured()}
     for leaves, files in sizes:
         tell(f"a table of {leaves:,} leaves with {files} files each")
@@ -168,7 +168,7 @@ def measure(tables: Tables, sizes: Sizes, layout: str, tell: Tell) -> Figures:
 
 
 def _table(tables: Tables, leaves: int, files: int, layout: str) -> StateTable:
-    """With a batch so large that a leaf is due when a file is added, and no sooner."""
+    """Makes a table whose leaves are due for a compaction after one more file."""
     return tables.make(
         f"scale_{leaves}_{files}",
         leaves,
@@ -184,7 +184,7 @@ def _table(tables: Tables, leaves: int, files: int, layout: str) -> StateTable:
 
 
 def summary(found: dict[str, dict[str, Any]], sizes: Sizes) -> Figures:
-    """With how much longer each takes in the largest table of 10 files a leaf than in the smallest."""
+    """Adds the growth of each operation from the smallest to the largest table of 10 files a leaf."""
     keys = [f"{leaves}x{files}" for leaves, files in sizes]
     first, last = keys[0], [key for key in keys if key.endswith("x10")][-1]
 

@@ -1,1 +1,1 @@
-"""How fast is SQL, beside DuckDB on files of the same rows?"""
+"""The benchmark of SQL, compared with DuckDB on files of the same rows."""

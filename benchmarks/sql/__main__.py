@@ -47,7 +47,7 @@ _SMALL = "select * from nation where n_nationkey = 7"
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is done. `lookups` are those of one key in a round."""
+    """The amounts of work. `lookups` are the look-ups of one key in a round."""
 
     scale: float = amount(1.0, 0.05, type=float, help="factor of TPC-H [1]")
     leaves: int = amount(4)
@@ -80,7 +80,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 def _rounds(plan: Plan, ours: Remote, theirs: Remote, tell: Tell) -> Times:
-    """The first round warms everything up: it is compared, and not counted."""
+    """Runs the rounds. The first one warms up and compares the answers; it does not count."""
     found: Times = defaultdict(list)
     for number in range(plan.rounds + 1):
         for name, text in statements(number, plan.scale).items():
@@ -98,14 +98,14 @@ def _rounds(plan: Plan, ours: Remote, theirs: Remote, tell: Tell) -> Times:
 
 
 def statements(number: int, scale: float) -> dict[str, str]:
-    """All of a round, the same every time."""
+    """Returns the statements of a round. Every call returns the same ones."""
     of_order = int(1_500_000 * scale) * random.Random(number).random()
     key = int(of_order / 8) * 32 + 1  # of 32 order keys, the first 8 are used
     return {**TPCH, **{name: text.format(key=key) for name, text in KINDS.items()}}
 
 
 def _served(plan: Plan, lake: Lake, ours: Remote) -> Figures:
-    """What the service adds to a small answer, and what one of its processes takes."""
+    """Measures the time that the service adds to a small answer, and the memory of a service process."""
     here, there = [], []
     with served(lake.place.dsn, lake.place.objects) as service, connect(service.url) as client:
         expected = ours.call("rows", _SMALL)
@@ -154,7 +154,7 @@ def _ms(seconds: Sequence[float]) -> float:
 
 
 def _mean(ratios: Sequence[float]) -> float:
-    """The geometric one."""
+    """Returns the geometric mean."""
     return round(prod(ratios) ** (1 / len(ratios)), 3)
 
 

@@ -45,7 +45,7 @@ _LEAF_ROWS_MIN = 10_000
 
 @dataclass(frozen=True)
 class Lake:
-    """Where the tables are. Large ones have so many leaves, and in each a file of each ingest."""
+    """The place and size of the tables. Large ones have `leaves` leaves, each with a file of each ingest."""
 
     place: Place
     scale: float
@@ -56,7 +56,7 @@ class Lake:
         return dm.connect(self.place.dsn, self.place.objects)
 
     def path(self, table: str) -> Path:
-        """The one file that DuckDB reads."""
+        """Returns the path of the one file that DuckDB reads."""
         return self.place.folder / f"{table}.parquet"
 
 
@@ -125,7 +125,7 @@ class _Rows:
             made.ingest(part, engine="local")
 
     def load_divided(self, instance: Instance) -> None:
-        """First into one leaf; then it is split as often as the leaves need it, and keeps its files."""
+        """Loads one leaf, then splits it until there are enough leaves; the files stay as they are."""
         half = max(2, self._count() // 2)
         properties = {"split_threshold_rows": half, "split_min_rows": 2}
         made = self._created(instance, DIVIDED, [], **properties)
@@ -163,7 +163,7 @@ class _Rows:
         return list(self.rows.execute(query).fetchall()[0][0])
 
     def _parts(self, count: int) -> Iterator[Any]:
-        """The rows in so many parts, of which each has keys from all over the table."""
+        """Yields the rows in `count` parts, each with keys from the whole table."""
         for number in range(count):
             where = f"where hash({self._key}) % {count} = {number}"
             yield self.rows.execute(f"from {self._file} {where}").to_arrow_reader()

@@ -22,7 +22,7 @@ Row = tuple[Any, ...]
 
 
 class Asked:
-    """An engine, asked again and again."""
+    """An engine that answers many statements."""
 
     def __init__(self, answer: Callable[[str], pa.Table], instance: Instance | None = None) -> None:
         self._answer = answer
@@ -32,14 +32,14 @@ class Asked:
         return rows_of(self._answer(statement))
 
     def seconds(self, statement: str, times: int = 1) -> float:
-        """Of one answer, on the average."""
+        """Returns the average seconds of an answer."""
         began = perf_counter()
         for _ in range(times):
             self._answer(statement)
         return (perf_counter() - began) / times
 
     def plan_seconds(self, statements: Sequence[str]) -> list[float]:
-        """How long it takes to find out what each would read."""
+        """Returns the seconds to plan each statement."""
         found = []
         for statement in statements:
             began = perf_counter()
@@ -48,7 +48,7 @@ class Asked:
         return found
 
     def peak_bytes(self) -> int:
-        """Resident at the most."""
+        """Returns the peak of the process's resident memory."""
         return resident_bytes()
 
 
@@ -72,7 +72,7 @@ def rows_of(table: pa.Table) -> list[Row]:
 
 
 def same(ours: Sequence[Row], theirs: Sequence[Row]) -> bool:
-    """Whether they are the same rows, in any order; sums of doubles depend on the order of the summands."""
+    """Returns whether the rows are equal in any order, up to rounding of sums of doubles."""
     if len(ours) != len(theirs):
         return False
     return all(map(_same_row, sorted(ours, key=_place), sorted(theirs, key=_place)))
@@ -94,7 +94,7 @@ def _same_value(ours: Any, theirs: Any) -> bool:
 
 
 def resident_of_descendants(process_id: int) -> list[int]:
-    """Bytes of each process that it started, and those that they started."""
+    """Returns the resident bytes of each descendant of a process."""
     found = []
     for task in Path(f"/proc/{process_id}/task").iterdir():
         for child in (task / "children").read_text("utf-8").split():

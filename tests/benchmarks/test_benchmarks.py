@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def modules() -> Iterator[str]:
-    """What `python -m` can run."""
+    """Yields the names of the modules that `python -m` can run."""
     for path in (ROOT / "benchmarks").rglob("*.py"):
         if '__name__ == "__main__"' in path.read_text("utf-8"):
             yield ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -69,14 +69,14 @@ class Plan:
 FOUND: Figures = {"rounds": 3, "ms_a": 1.5, "sides": {"ours": 2, "theirs": None}, "errors": []}
 
 
-def shaped(found: Figures) -> Benchmark:
+def shaped(figures: Figures) -> Benchmark:
     tables = [
         "medians of {rounds} rounds",
         Grid({"a": "one", "b": "two"}, {"ms_{}": "ms"}),
         values({"sides.ours": "ours", "sides.theirs": "theirs"}),
         "failed: {errors}",
     ]
-    return Benchmark("shaped", "What?", Plan, lambda plan, _: {**found, "rounds": plan.rounds}, tables)
+    return Benchmark("shaped", "What?", Plan, lambda plan, _: {**figures, "rounds": plan.rounds}, tables)
 
 
 def test_one_object_is_printed_of_the_plan_that_is_given(capsys: pytest.CaptureFixture[str]) -> None:

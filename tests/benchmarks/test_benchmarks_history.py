@@ -15,7 +15,7 @@ from benchmarks.history import __main__ as module
 from benchmarks.history.__main__ import BENCHMARK, EPOCHS, READ_AGAIN, _growth, _read, _usual
 from benchmarks.history.blob import Blob
 from benchmarks.history.build import BEGAN, LEAVES, build, bytes_on_disk
-from benchmarks.history.operations import OPERATIONS, WRITES, Asked, pages, round_trips
+from benchmarks.history.operations import OPERATIONS, WRITES, Subject, pages, round_trips
 from benchmarks.state_tables import open_tables
 from dormouse.postgres import ConnectionSupplier
 
@@ -23,60 +23,60 @@ BUILT = 2_345
 
 
 @pytest.fixture(scope="module")
-def asked(databases: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def subject(databases: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     with databases.lent() as dsn:  # type: ignore[attr-defined]
         objects = str(tmp_path_factory.mktemp("objects"))
         with open_tables(dsn, objects) as tables:
             table = build(tables, BUILT, lambda _: None)
         with closing(ConnectionSupplier(dsn, connections_max=1)) as supplier:
-            yield Asked(dsn, supplier, objects, table, BUILT, random.Random(1))
+            yield Subject(dsn, supplier, objects, table, BUILT, random.Random(1))
 
 
-def test_what_is_built_is_a_history(asked: Asked) -> None:
+def test_what_is_built_is_a_history(subject: Subject) -> None:
     """Rebuilt from the deltas, each epoch's leaves are those by intervals, and cover the key space."""
-    leaves = {leaf.partition_id for leaf in asked.epochs.active_partitions(0)}
+    leaves = {leaf.partition_id for leaf in subject.epochs.active_partitions(0)}
     assert len(leaves) == LEAVES
     splits = merges = 0
-    for record in asked.epochs.epochs(1):
+    for record in subject.epochs.epochs(1):
         assert leaves.issuperset(record.sealed)
         leaves = (leaves - {*record.sealed}) | {*record.created}
         splits, merges = splits + record.splits, merges + record.merges
         if record.epoch % 97 and record.epoch != BUILT:
             continue
-        found = asked.epochs.active_partitions(record.epoch)
+        found = subject.epochs.active_partitions(record.epoch)
         assert {leaf.partition_id for leaf in found} == leaves
         ends = [(leaf.region.range("key").min, leaf.region.range("key").max) for leaf in found]
         assert ends[0][0] is ends[-1][1] is None
         assert all(before[1] == after[0] for before, after in itertools.pairwise(ends))
     assert min(splits, merges) > 0.4 * BUILT
-    with asked.supplier.connection() as conn:
+    with subject.supplier.connection() as conn:
         chunks = conn.execute("select chunk, splits, merges from history_chunk order by chunk").fetchall()
         assert [chunk for chunk, *_ in chunks] == [1, 2]
         names = {name for (name,) in conn.execute("select indexname from pg_indexes").fetchall()}
         assert names >= {"partition_pkey", "epoch_pkey", "partition_leaves", "partition_by_end"}
         assert bytes_on_disk(conn) > 100 * BUILT
-    until = asked.epochs.scale_metadata(BEGAN, BEGAN.replace(year=2026))
+    until = subject.epochs.scale_metadata(BEGAN, BEGAN.replace(year=2026))
     assert (until.splits, until.merges, until.last) == (splits, merges, BUILT)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_each_operation_is_answered_and_its_round_trips_are_counted(asked: Asked, name: str) -> None:
+def test_each_operation_is_answered_and_its_round_trips_are_counted(subject: Subject, name: str) -> None:
     for _ in range(6):  # from then on psycopg prepares nothing
         # an epoch may be the first, a partition a leaf
-        assert OPERATIONS[name](asked)() or name in ("epoch_at", "successors")
-    trips = round_trips(asked.supplier, OPERATIONS[name](asked))
+        assert OPERATIONS[name](subject)() or name in ("epoch_at", "successors")
+    trips = round_trips(subject.supplier, OPERATIONS[name](subject))
     assert trips == 1 or (name in WRITES and trips > 1)
-    counted = pages(asked.supplier, [OPERATIONS[name](asked) for _ in range(1 if name in WRITES else 3)])
+    counted = pages(subject.supplier, [OPERATIONS[name](subject) for _ in range(1 if name in WRITES else 3)])
     assert 3 < counted < 5_000
 
 
-def test_what_is_truncated_is_collected(asked: Asked) -> None:
-    rate, longest = asked.forget(60)
+def test_what_is_truncated_is_collected(subject: Subject) -> None:
+    rate, longest = subject.forget(60)
     assert rate > 0 < longest
-    with asked.supplier.connection() as conn:
+    with subject.supplier.connection() as conn:
         [(left,)] = conn.execute("select count(*) from epoch").fetchall()
     assert left < LEAVES + 100
-    assert len(asked.epochs.active_partitions()) >= LEAVES
+    assert len(subject.epochs.active_partitions()) >= LEAVES
 
 
 def test_one_value_is_read_and_written_whole(dsn: str) -> None:
@@ -90,7 +90,7 @@ def test_one_value_is_read_and_written_whole(dsn: str) -> None:
         assert blob.bytes_per_epoch() == 44
 
 
-def test_growth_is_from_the_shortest_history_to_the_longest_of_which_it_is_told() -> None:
+def test_growth_is_from_the_shortest_history_to_the_longest_that_counts() -> None:
     found = {f"p99_ms_{name}_{size}": 1.0 for name in OPERATIONS for size in EPOCHS}
     found |= {"p99_ms_epoch_at_3.1m": 1.25, "p99_ms_split_31m": 9.0}
     grown = _growth(found, [*EPOCHS])
@@ -113,9 +113,9 @@ def test_of_what_is_read_again_the_quickest_counts(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "_milliseconds", lambda call: call())
     calls: list[int] = []
 
-    def make(asked: Any) -> Callable[[], float]:
+    def make(subject: Any) -> Callable[[], float]:
         """Each call is slow once, in another round."""
-        took = itertools.chain([50.0] * (len(calls) % 2), [asked], itertools.repeat(60.0))
+        took = itertools.chain([50.0] * (len(calls) % 2), [subject], itertools.repeat(60.0))
         calls.append(1)
         return lambda: next(took)
 

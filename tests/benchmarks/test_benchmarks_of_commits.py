@@ -41,7 +41,7 @@ def test_pgbench_is_judged_by_its_statement_without_the_look_up() -> None:
 
 
 def test_a_transaction_that_pgbench_did_not_do_is_noticed() -> None:
-    with pytest.raises(RuntimeError, match="did 500 of 501"):
+    with pytest.raises(RuntimeError, match="ran 500 of 501"):
         read(_SAID, 501)
 
 

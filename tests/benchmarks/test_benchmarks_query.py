@@ -12,7 +12,7 @@ from benchmarks.harness.command import quick
 from benchmarks.harness.report import flat, turned
 from benchmarks.query.__main__ import BENCHMARK, KINDS, Plan, figures, queries
 from benchmarks.query.lake import KEY_STEP
-from benchmarks.query.sides import SIDES, Asked, Wanted, digest
+from benchmarks.query.sides import SIDES, Engine, Wanted, digest
 
 ROWS = pa.table({"key": [1, 2], "text": ["a", "bc"]})
 
@@ -41,7 +41,7 @@ def test_a_digest_is_of_values_in_order_whatever_holds_them() -> None:
 
 def test_an_answer_of_too_few_rows_is_noticed() -> None:
     with pytest.raises(RuntimeError, match="2 rows instead of 3"):
-        Asked(lambda _: ROWS).seconds([Wanted(0, 3)])
+        Engine(lambda _: ROWS).seconds([Wanted(0, 3)])
 
 
 def test_every_engine_is_compared_in_every_kind() -> None:

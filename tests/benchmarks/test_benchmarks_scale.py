@@ -72,5 +72,5 @@ def test_commits_are_counted_in_what_grows(dsn: str, tmp_path: Path) -> None:
         f"commits_per_s_by_{of}.{size}" for of, size in (("references", 100), ("tables", 2))
     }
     assert (found["references_most"], found["tables_most"], found["writers_most"]) == (1_000, 2, 4)
-    # four batches before, those that are counted by nobody among them, and four after
+    # four batches before, including the uncounted ones, and four after
     assert counted == (1_500 + 8 * growth.BATCH,)

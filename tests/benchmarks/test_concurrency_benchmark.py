@@ -1,4 +1,4 @@
-"""The benchmark of concurrency tells a wrong answer from a stale one."""
+"""The benchmark of concurrency distinguishes wrong answers from stale ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ONE, TWO, THREE = row(7, 1), row(7, 2), row(7, 3)
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict"),
+    ("answer", "verdict"),
     [
         ([ONE, TWO], None),
         ([ONE, TWO, THREE], None),
@@ -25,9 +25,11 @@ ONE, TWO, THREE = row(7, 1), row(7, 2), row(7, 3)
         ([ONE, TWO, THREE, row(7, 4)], "wrong"),
     ],
 )
-def test_an_answer_is_judged_by_what_was_acknowledged_and_sent(found: list[Row], verdict: str | None) -> None:
+def test_an_answer_is_judged_by_what_was_acknowledged_and_sent(
+    answer: list[Row], verdict: str | None
+) -> None:
     """Version 2 was acknowledged before the look-up began; 3 was sent before it ended."""
-    assert judge(7, found, version_min=2, version_max=3) == verdict
+    assert judge(7, answer, version_min=2, version_max=3) == verdict
 
 
 def test_what_threads_found_is_added_up() -> None:
