@@ -11,6 +11,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,6 +78,8 @@ def _in_python(path: Path, text: str) -> Iterator[Fault]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)) and ast.get_docstring(node):
             yield from _docstring(path, node)
+        if isinstance(node, (ast.Module, ast.ClassDef)):
+            yield from _attributes(path, node)
         if isinstance(node, FUNCTIONS):
             names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
             for name in {node.name, *names} & RIDDLES:
@@ -95,6 +98,15 @@ def _docstring(path: Path, node: ast.Module | ast.ClassDef | Function) -> Iterat
         yield Fault(path, line, "opening", text.splitlines()[0])
     elif isinstance(node, FUNCTIONS) and "tests" not in path.parts and not _may_open_with_a_noun(node):
         yield from _verb(path, line, text)
+
+
+def _attributes(path: Path, node: ast.Module | ast.ClassDef) -> Iterator[Fault]:
+    """Yields faults of the texts below assignments, which describe attributes and constants."""
+    for before, after in pairwise(node.body):
+        if isinstance(before, (ast.Assign, ast.AnnAssign)) and isinstance(after, ast.Expr):
+            text = str(getattr(after.value, "value", ""))
+            if OPENINGS.match(text):
+                yield Fault(path, after.lineno, "opening", text.splitlines()[0])
 
 
 def _verb(path: Path, line: int, text: str) -> Iterator[Fault]:
