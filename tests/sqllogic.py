@@ -292,8 +292,9 @@ def shown(outcome: Found) -> str:
         return [f"{title}: {sum(counts.values())}", *(f"  {count:6} {why}" for why, count in rows)]
 
     lines = [
-        f"{outcome.selects} SELECTs of {outcome.files} files: {outcome.right} right ({outcome.in_key_order} of them "
-        f"in the keys' order), {len(outcome.wrong)} wrong, {outcome.refused_by_both} refused by DuckDB, too",
+        f"{outcome.selects} SELECTs of {outcome.files} files: {outcome.right} right "
+        f"({outcome.in_key_order} of them in the keys' order), "
+        f"{len(outcome.wrong)} wrong, {outcome.refused_by_both} refused by DuckDB, too",
         *listed("refused", outcome.refused),
         *listed("left out", outcome.left_out),
         *listed("files left out from some statement on", outcome.files_left_out),
