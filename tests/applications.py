@@ -1,4 +1,4 @@
-"""An application that has a table in the database of an instance, and a role of its own."""
+"""An application with its own table and role in the database of an instance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PUT = "select dormouse.put_payload(%s, %s, %s, %s, %s::jsonb)"
 
 @contextmanager
 def application_of(dsn: str) -> Iterator[str]:
-    """Gives the DSN of an application that owns a table, and has the rights that the documentation grants."""
+    """Yields the DSN of an application that owns a table and has the rights that the documentation grants."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(f"create role {ROLE} login; create schema app authorization {ROLE}")
         conn.execute(f"create table app.request (id text); alter table app.request owner to {ROLE}")

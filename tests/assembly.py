@@ -1,4 +1,4 @@
-"""What the CDK app synthesizes, for tests: configurations, and templates as dictionaries."""
+"""The output of the CDK app, for tests: configurations, and templates as dictionaries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def settings(name: str, **changes: Any) -> DeploymentSettings:
-    """A file of config/ with other tables; None removes one."""
+    """Returns the settings of a file of config/, with some of its tables replaced; None removes a table."""
     content = tomllib.loads((ROOT / "config" / f"{name}.toml").read_text("utf-8")) | changes
     return parse({key: value for key, value in content.items() if value is not None})
 
@@ -48,7 +48,7 @@ CALLED_QUERY = {
     "rows_max": 1_000_000,
     "seconds_max": 3_600,
 }
-"""With everything that may be left out."""
+"""A `query` table that sets every optional key."""
 
 CONFIGURATIONS: dict[str, Callable[[], DeploymentSettings]] = {
     "dev": file("dev"),
@@ -94,7 +94,7 @@ CONFIGURATIONS: dict[str, Callable[[], DeploymentSettings]] = {
         audit={"events": "all"},
     ),
 }
-"""The ready ones, and three for what they leave out."""
+"""The configurations in config/, and three that cover the settings which those leave out."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Resource:
 
 
 class Assembly:
-    """A folder that was synthesized; stacks go by their short names, as `commit`."""
+    """A synthesized folder. Stacks are named by their short names, such as `commit`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -118,7 +118,7 @@ class Assembly:
 
     @cached_property
     def id(self) -> str:
-        """Of the instance."""
+        """The id of the instance."""
         path = next(self.folder.glob("dormouse-*.template.json"))
         return path.name.removeprefix("dormouse-").split(".")[0].rpartition("-")[0]
 
@@ -128,14 +128,14 @@ class Assembly:
         return {short(path.name.split(".")[0]): json.loads(path.read_text("utf-8")) for path in paths}
 
     def resources(self, *types: str) -> Iterator[Resource]:
-        """Of the types named, or all."""
+        """Yields the resources of the given types, or all resources."""
         for stack, template in self.templates.items():
             for name, body in template.get("Resources", {}).items():
                 if not types or body["Type"] in types:
                     yield Resource(stack, name, body["Type"], body.get("Properties", {}), body)
 
     def stack(self, name: str) -> dict[str, Any]:
-        """What the manifest says of a stack: tags, protection, dependencies."""
+        """Returns the manifest's entry for a stack: tags, protection and dependencies."""
         return next(
             artifact
             for full, artifact in self.manifest.items()
@@ -144,7 +144,7 @@ class Assembly:
 
     @cached_property
     def acknowledged(self) -> list[tuple[str, str, str]]:
-        """Path of the construct, finding and reason, of each acknowledgement."""
+        """The construct's path, the finding and the reason of each acknowledgement."""
         found = []
         for path in sorted(self.folder.glob("*.metadata.json")):
             for construct, entries in json.loads(path.read_text("utf-8")).items():
@@ -158,7 +158,7 @@ class Assembly:
 
     @cached_property
     def findings(self) -> list[str]:
-        """What cdk-nag found, and nobody acknowledged."""
+        """The findings of cdk-nag that the code does not acknowledge."""
         report = json.loads((self.folder / "validation-report.json").read_text("utf-8"))
         return [
             f"{violation['ruleName']}: {construct['constructPath']}"
@@ -169,12 +169,12 @@ class Assembly:
 
 
 def short(full: str) -> str:
-    """`commit`, of `dormouse-dev-commit`."""
+    """Returns the short name of a stack: `commit` for `dormouse-dev-commit`."""
     return full.rpartition("-")[2]
 
 
 def synthesize(configuration: DeploymentSettings, folder: Path, *, checked: bool = True) -> Assembly:
-    """If `checked`, cdk-nag says what it finds; else it takes half the time."""
+    """Synthesizes a configuration into a folder. Without the cdk-nag check, this takes half the time."""
     from stacks.assets import StubAssets
     from stacks.instance import build, new_app
 
@@ -188,7 +188,7 @@ def synthesize(configuration: DeploymentSettings, folder: Path, *, checked: bool
 
 
 def check(app: cdk.App) -> None:
-    """Synthesizes it with cdk-nag, whose findings are in its report then."""
+    """Synthesizes an app with cdk-nag, which writes its findings to the validation report."""
     import aws_cdk as cdk
     from cdk_nag import AwsSolutionsChecks
 

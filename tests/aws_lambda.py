@@ -1,4 +1,4 @@
-"""A lambda's surroundings: a context, what the service sets, logs and metrics, and a sleepy database."""
+"""The environment of a lambda: context, variables, logs, metrics, and a database that takes time to wake."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 
 class Context:
-    """Of a call that has so many seconds left."""
+    """The context of an invocation that has `seconds` left."""
 
     aws_request_id = "request-1"
     function_name = "dormouse"
@@ -31,7 +31,7 @@ class Context:
 
 @contextmanager
 def lambda_service(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Logs are JSON on standard output, as in AWS, and nothing of that is left behind."""
+    """Writes logs as JSON to standard output, as in AWS, and restores the logging settings afterwards."""
     log = logging.getLogger("dormouse")
     handlers, level, filters = (
         list(log.handlers),
@@ -59,7 +59,7 @@ def json_lines(text: str) -> list[dict[str, Any]]:
 
 
 def metrics_in(text: str) -> dict[str, float]:
-    """The metrics in EMF on standard output: in the namespace, with the instance alone as dimension."""
+    """Returns the EMF metrics in a text. Asserts their namespace, and the instance as the only dimension."""
     found: dict[str, float] = {}
     for line in json_lines(text):
         for directive in line.get("_aws", {}).get("CloudWatchMetrics", []):
@@ -72,8 +72,8 @@ def metrics_in(text: str) -> dict[str, float]:
 
 @contextmanager
 def waking_server(socket_path: str, sleeps_seconds: float) -> Iterator[int]:
-    """The port of a server that first refuses, then takes connections and holds them, then answers."""
-    # bound, it refuses until it listens, and nobody else gets its port
+    """Yields the port of a server that first refuses connections, then accepts but stalls, then answers."""
+    # a bound socket that does not listen refuses connections, and no other process gets its port
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     ended = threading.Event()

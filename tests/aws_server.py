@@ -1,8 +1,8 @@
-"""An AWS on loopback, in a process of its own: moto's state is global, and tests reset that of their process.
+"""A simulated AWS on loopback. It has its own process, because tests reset moto's global state in theirs.
 
     python -m tests.aws_server
 
-prints its URL, and ends with its standard input.
+prints its URL, and ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 @contextmanager
 def aws_server() -> Iterator[str]:
-    """The URL of a server that ends with the context."""
+    """Yields the URL of a server that ends with the context."""
     command = [sys.executable, "-m", "tests.aws_server"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:  # type: ignore[call-overload]
@@ -34,7 +34,7 @@ def main() -> None:
     from moto.server import ThreadedMotoServer
     from moto.sqs.models import Queue
 
-    os.environ["MOTO_S3_DEFAULT_MAX_KEYS"] = "100"  # that a listing has several pages with few objects
+    os.environ["MOTO_S3_DEFAULT_MAX_KEYS"] = "100"  # so that a listing of few objects has several pages
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def one_at_a_time(app: Callable[..., Any], turn: threading.Lock) -> Callable[..., Any]:
-    """S3 puts on a condition atomically; moto checks first and puts later, and requests can meet there."""
+    """Serializes requests: moto does not make a conditional put atomic, as S3 does."""
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         with turn:
@@ -58,7 +58,7 @@ def one_at_a_time(app: Callable[..., Any], turn: threading.Lock) -> Callable[...
 
 
 def out_of_turn(wait: Callable[..., None], turn: threading.Lock) -> Callable[..., None]:
-    """A request that waits for messages holds up no others, as those that send them."""
+    """Allows other requests, such as sending messages, while a request waits for messages."""
 
     def waited(queue: Any, seconds: float) -> None:
         turn.release()

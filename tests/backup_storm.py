@@ -1,4 +1,6 @@
-"""Backups of an instance that is written to, killed or frozen at random: each is whole, or there is none.
+"""A storm of backups that are killed or frozen at random, while the instance is written to.
+
+Each backup must be complete, or not exist.
 
 python -m tests.backup_storm FOLDER --seconds 3600
 """
@@ -26,7 +28,7 @@ from tests.storming import IDLE_MS, freeze
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=3)
 KEPT = 4
-"""Of the earliest, which operators remove."""
+"""The number of backups that are kept; an operator removes the oldest ones."""
 
 BACKUP = """
 import sys
@@ -40,7 +42,7 @@ with dm.local(sys.argv[1]) as instance:
 
 @contextmanager
 def written(instance: Instance) -> Iterator[list[int]]:
-    """Meanwhile rows are added, merged and collected; what was acknowledged, in order."""
+    """Adds, compacts and collects rows in the background. Yields the acknowledged rows, in order."""
     table = instance.create_table("t", SCHEMA, properties=PROMPT)
     acknowledged: list[int] = []
     ended = threading.Event()
@@ -63,9 +65,9 @@ def written(instance: Instance) -> Iterator[list[int]]:
 
 
 def storm(folder: Path, seconds: float, seed: int, least: int = 0) -> Counter[str]:
-    """Returns how often a backup was killed, frozen, and whole.
+    """Returns how many backups were killed, frozen and complete.
 
-    Goes on until backups were killed and whole `least` times, if that takes longer.
+    Runs for `seconds`, or longer until both killed and complete backups number at least `least`.
     """
     dice, ended = random.Random(seed), Counter[str]()
     place, deadline = folder / "backups", time.monotonic() + seconds
@@ -89,10 +91,10 @@ def storm(folder: Path, seconds: float, seed: int, least: int = 0) -> Counter[st
             process.kill()
             ended["killed" if process.wait() else "whole"] += 1
             if ended["killed"] > 10 * (1 + ended["whole"]):
-                usual *= 2  # others keep the machine busy
+                usual *= 2  # the machine is busy
             found = {one.name for one in dm.backups(place)}
             new = found - known.keys()
-            assert known.keys() <= found, "a backup is gone"
+            assert known.keys() <= found, "a backup is missing"
             assert process.returncode or len(new) == 1
             for name in new:
                 known[name] = before
@@ -105,7 +107,7 @@ def storm(folder: Path, seconds: float, seed: int, least: int = 0) -> Counter[st
 
 
 def check(folder: Path, name: str, acknowledged: int) -> None:
-    """It is restored whole, and has what was acknowledged before it began."""
+    """Restores a backup. Asserts that it has the rows that were acknowledged before it began."""
     into = folder / f"restored-{name}"
     dm.restore(folder / "backups", into, name)
     with dm.local(into) as instance:

@@ -1,4 +1,4 @@
-"""What the binaries of a package need of the machine that they run on, and Lambda's runtime lacks."""
+"""A check that the binaries of a package run in Lambda's runtime."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from packages import LAMBDA, Architecture
 
 ELF_MACHINES = {"x86_64": "EM_X86_64", "arm64": "EM_AARCH64"}
 OF_THE_RUNTIME = re.compile(r"(ld-linux-(x86-64|aarch64)|lib(c|m|dl|rt|z|pthread|resolv|gcc_s))\.so\.\d")
-"""Libraries of Amazon Linux 2023 as Lambda has it, its smallest image: no libstdc++ among them."""
+"""The libraries of Lambda's minimal Amazon Linux 2023 image, which has no libstdc++."""
 
 GCC_OF_THE_RUNTIME = (11,)
 
 
 def lacking(package: Path, architecture: Architecture) -> Iterator[str]:
-    """A line for each binary of another processor, each library that is not there, each symbol too new."""
+    """Yields a line for each wrong processor, missing library or symbol that is too new."""
     binaries = [path for path in package.rglob("*.so*") if path.read_bytes().startswith(b"\x7fELF")]
     own = {path.name for path in binaries}
     if not own:
@@ -36,7 +36,7 @@ def lacking(package: Path, architecture: Architecture) -> Iterator[str]:
 
 
 def _needs(path: Path) -> tuple[str, set[str], set[str]]:
-    """The machine that a binary is for, the libraries that it names, the versions of symbols in them."""
+    """Returns a binary's machine, the libraries that it names, and the versions of their symbols."""
     with path.open("rb") as file:
         elf = ELFFile(file)
         dynamic, versions = map(elf.get_section_by_name, (".dynamic", ".gnu.version_r"))
@@ -46,7 +46,10 @@ def _needs(path: Path) -> tuple[str, set[str], set[str]]:
 
 
 def _is_too_new(symbol: str) -> bool:
-    """Of `GLIBC_2.27` and the like; what libraries in the package call their versions is their own."""
+    """Returns whether a version such as `GLIBC_2.27` is newer than the runtime's.
+
+    Versions of the package's own libraries never are.
+    """
     family, _, version = symbol.partition("_")
     newest = {"GLIBC": (2, LAMBDA.glibc_minor), "GCC": GCC_OF_THE_RUNTIME}.get(family)
     return newest is not None and tuple(map(int, version.split("."))) > newest

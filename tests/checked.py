@@ -1,4 +1,4 @@
-"""An instance that is checked, and short words for what is found."""
+"""An instance to be checked, and helpers that list the problems that a check finds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rows(start: int, count: int = 100) -> pa.Table:
 
 @contextmanager
 def lake_of(dsn: str, folder: Path, layout: str) -> Iterator[Instance]:
-    """With a table `t` of two leaves, four files of one leaf each, and one of both."""
+    """Yields an instance with a table `t` of two leaves: four files of one leaf each, and one of both."""
     with dm.connect(dsn, (folder / "objects").as_uri()) as instance:
         table = instance.create_table("t", SCHEMA, layout=layout, split_points=[1_000], properties=PROMPT)
         for start in (0, 500, 1_000, 1_500):
@@ -45,13 +45,13 @@ def lake_of(dsn: str, folder: Path, layout: str) -> Iterator[Instance]:
 
 
 def sql(instance: Instance, text: str) -> int:
-    """Runs a statement on the table's own PostgreSQL tables; gives how many rows it changed."""
+    """Runs a statement on the table's own PostgreSQL tables; returns the number of changed rows."""
     table = instance.table("t").files
     with instance._supplier.connection() as conn:
         return conn.execute(text.format(**table.own.layout.tables(table.table.table_id))).rowcount
 
 
-def found(instance: Instance, **how: bool) -> set[str]:
+def problem_kinds(instance: Instance, **how: bool) -> set[str]:
     return {problem.kind for problem in instance.check(**how).problems}
 
 

@@ -1,4 +1,4 @@
-"""CloudFormation, and the services of AWS, as a custom resource's lambdas meet them."""
+"""Stand-ins for CloudFormation and AWS services, as the lambdas of a custom resource see them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STACK = "arn:stack"
 
 
 class CloudFormation:
-    """Takes answers at `url`, and refuses the first ones if it is told to."""
+    """An HTTP server that takes answers at `url` and refuses the first `refusals` of them."""
 
     def __init__(self) -> None:
         self.answers: list[dict[str, Any]] = []
@@ -33,7 +33,7 @@ class CloudFormation:
                 self.end_headers()
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing."""
+                """Discards the line."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Taker)
         self._thread = threading.Thread(target=self._server.serve_forever, args=[0.01])
@@ -52,7 +52,7 @@ class CloudFormation:
 
 
 def migration(url: str, **properties: str) -> dict[str, Any]:
-    """The event of a migration's creation, answered at `url`."""
+    """Returns the event that creates a migration and is answered at `url`."""
     return {
         "RequestType": "Create",
         "ResponseURL": url,
@@ -72,9 +72,9 @@ def migration(url: str, **properties: str) -> dict[str, Any]:
 
 
 class Aws:
-    """A session with the services that `begin` calls, as botocore knows them, and what was handed over.
+    """A session with the services that `begin` calls. It records the payloads of invocations in `handed`.
 
-    Also the desired state, and the status of the stack.
+    It also has the desired state and the status of the stack.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Aws:
 
     def delete_parameter(self, **_: Any) -> Any:
         if self.state is None:
-            error = {"Error": {"Code": "ParameterNotFound", "Message": "it is gone"}}
+            error = {"Error": {"Code": "ParameterNotFound", "Message": "it is not there any longer"}}
             raise ClientError(error, "DeleteParameter")  # type: ignore[arg-type]
         self.state = None
 

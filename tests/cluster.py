@@ -1,4 +1,4 @@
-"""A standalone cluster of Spark: a master and workers, of the wheel pyspark, and how they die."""
+"""A standalone Spark cluster, a master and workers from the wheel pyspark, whose processes can be killed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from dormouse.spark.session import java_home
 
 JARS = Path(pyspark.__file__).parent / "jars"
 SECONDS_MAX = 600
-# what dies is told by its connection; what is slow is not dead
+# a lost connection shows that a process died; a timeout would also end slow ones
 _SETTINGS = ("-Dspark.master.rest.enabled=false", f"-Dspark.worker.timeout={SECONDS_MAX}")
 Victim = Literal["executor", "worker"]
 
 
 class Cluster:
-    """Its URL is what a session's master is; a worker has one core, and so one executor of an application."""
+    """A cluster; `url` is the master of a session. A worker has one core, so runs one executor."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._folder = folder
@@ -44,13 +44,13 @@ class Cluster:
         self.url = self._said(master, r"Starting Spark master at (spark://\S+)")
 
     def add_worker(self) -> None:
-        """A worker that the master knows when this returns."""
+        """Starts a worker and waits until the master has registered it."""
         log = self._start("worker", "worker.Worker", "--cores", "1", "--memory", "1g", self.url)
         self._workers.append(self._processes[-1])
         self._said(log, r"(Successfully registered) with master")
 
     def kill(self, pid: int, victim: Victim) -> None:
-        """SIGKILL for the executor that has the process, or for its worker and all that this started."""
+        """Kills the executor that has the process, or its worker with all processes that it started."""
         of = psutil.Process(pid)
         executor = next(one for one in of.parents() if one.name() == "java")
         worker = next(one for one in self._workers if any(one.pid == up.pid for up in executor.parents()))
@@ -66,7 +66,7 @@ class Cluster:
         self.add_worker()
 
     def logs(self) -> str:
-        """The end of what master, workers and executors said."""
+        """Returns the last part of the logs of master, workers and executors."""
         found = (path for path in self._folder.rglob("*") if path.name == "stderr" or path.suffix == ".log")
         return "\n".join(f"{path}:\n{path.read_text(errors='replace')[-2_000:]}" for path in found)
 
@@ -105,7 +105,7 @@ class Cluster:
 
 @contextmanager
 def cluster(folder: Path, environment: Mapping[str, str], workers: int = 2) -> Iterator[Cluster]:
-    """A master and its workers, which end with the context."""
+    """Yields a cluster that ends with the context."""
     made = Cluster(folder, environment)
     try:
         for _ in range(workers):
@@ -116,7 +116,7 @@ def cluster(folder: Path, environment: Mapping[str, str], workers: int = 2) -> I
 
 
 def wait_for(moment: Callable[[], str | None]) -> str:
-    """What it gives at last; until then None."""
+    """Calls `moment` until it does not return None, and returns the result."""
     deadline = time.monotonic() + SECONDS_MAX
     while (found := moment()) is None:
         assert time.monotonic() < deadline

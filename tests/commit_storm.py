@@ -1,4 +1,4 @@
-"""Processes that commit to tables, apply commits and change whole tables, and note what they were told."""
+"""Processes that commit to tables, apply commits and change whole tables, and log each answer."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from tests import storming
 SCHEMA = Schema([Field("key", LONG)])
 PROPERTIES = TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=3)
 TABLES = ("quiet", "converted", "cleared", "dropped")
-"""What happens to them, beside commits."""
+"""The tables, named after the changes made to them besides commits."""
 ROWS = 3
 FUTILE = 10
-"""Requests sent one after the other that can only be refused."""
+"""The number of requests in a row that can only be refused."""
 BODY_BYTES_MAX = 600
-"""So that bodies of some requests are objects."""
+"""A limit so low that the bodies of some requests are stored as objects."""
 VISIBILITY_SECONDS = 1.5
 AHEAD_SECONDS = 300.0
 ROLES = (
@@ -56,7 +56,7 @@ ROLES = (
 
 @dataclass(frozen=True)
 class Storm:
-    """Where it is, and by which DSN its processes come."""
+    """The place of a storm, and the DSN that its processes use."""
 
     dsn: str
     folder: Path
@@ -65,15 +65,15 @@ class Storm:
     def objects(self) -> str:
         return str(self.folder / "objects")
 
-    def told(self) -> list[Told]:
-        """What everybody was told, in no order."""
-        lines = [line for path in self.folder.glob("*.told") for line in path.read_text().splitlines()]
-        return [Told(**json.loads(line)) for line in lines]
+    def answers(self) -> list[Answer]:
+        """Returns the answers that all processes got, in no order."""
+        lines = [line for path in self.folder.glob("*.answers") for line in path.read_text().splitlines()]
+        return [Answer(**json.loads(line)) for line in lines]
 
 
 @dataclass(frozen=True)
-class Told:
-    """An answer: applied, refused (nothing of it is), or unknown; the times are monotonic, of the machine."""
+class Answer:
+    """An answer to a call: applied, refused (nothing was applied) or unknown. Times are monotonic."""
 
     what: str
     table: str
@@ -87,7 +87,7 @@ class Told:
 
 
 class Signal:
-    """As `threading.Event`, for processes that are killed."""
+    """An event like `threading.Event`, stored as a file so that it survives killed processes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -106,15 +106,15 @@ class Signal:
 
 
 class Ledger:
-    """A process's own file."""
+    """The file in which one process logs its answers."""
 
     def __init__(self, storm: Storm, name: str) -> None:
-        self._path = storm.folder / f"{name}.told"
+        self._path = storm.folder / f"{name}.answers"
 
     def ask(
         self, what: str, table: str, table_id: int, name: str, work: Callable[[], Any], keys: Any = ()
     ) -> bool:
-        """Does it, and writes down the answer; whether it is applied."""
+        """Runs `work` and logs the answer; returns whether it was applied."""
         began, error = time.monotonic(), ""
         try:
             answer = "unknown" if work() is False else "applied"
@@ -122,14 +122,14 @@ class Ledger:
             answer, error = "refused", f"{type(refusal).__name__}: {refusal}"
         except (DormouseError, psycopg.Error, OSError) as unknown:
             answer, error = "unknown", f"{type(unknown).__name__}: {unknown}"
-        told = Told(what, table, table_id, name, answer, began, time.monotonic(), error, tuple(keys))
+        entry = Answer(what, table, table_id, name, answer, began, time.monotonic(), error, tuple(keys))
         with self._path.open("a") as file:
-            file.write(f"{json.dumps(asdict(told))}\n")
+            file.write(f"{json.dumps(asdict(entry))}\n")
         return answer == "applied"
 
 
 def opened(dsn: str, storm: Storm, role: str = "") -> Instance:
-    """An instance whose queue forgets deliveries soon, and has small messages."""
+    """Returns an instance whose queue has a short visibility timeout and small messages."""
     settings = load_settings(commit_queue="postgres")
     conninfo = make_conninfo(dsn, options=role) if role else dsn
     instance = Instance(conninfo, open_store(storm.objects), settings)
@@ -151,7 +151,7 @@ def set_clock_ahead() -> None:
 
 
 def hurry() -> None:
-    """What takes seconds, so that nobody is hasty, is over sooner in this process."""
+    """Shortens the waits of this process, which normally take seconds."""
     storming.hurry()
     session.COMMIT |= {"lock_timeout": 500}
     committer_module.AGAIN_SECONDS = 0.2
@@ -160,7 +160,7 @@ def hurry() -> None:
 
 
 def run(storm: Storm, work: Callable[..., None], number: int, seed: int, until: str) -> None:
-    """A process: works through connections that are cut, until it is to end."""
+    """Runs `work` as a process of the storm: reconnects after lost connections, until the signal to stop."""
     rng, stop = random.Random(f"{seed} {work.__name__} {number}"), Signal(storm.folder / until)
     ledger = Ledger(storm, f"{work.__name__}-{number}-{time.monotonic_ns()}")
     hurry()
@@ -179,7 +179,7 @@ def commit(instance: Instance, ledger: Ledger, rng: random.Random, number: int, 
 
 
 def submit(instance: Instance, ledger: Ledger, rng: random.Random, number: int, stop: Signal) -> None:
-    """Ingests, and rewrites files by requests that are refused in part."""
+    """Ingests rows, and rewrites files with requests that are refused in part."""
     while not stop.is_set():
         name = f"{number}-{time.monotonic_ns()}"
         try:
@@ -194,8 +194,8 @@ def submit(instance: Instance, ledger: Ledger, rng: random.Random, number: int, 
             data = pa.table({"key": keys})
 
             for _ in range(5):
-                told = ledger.ask("ingest", *about, partial(ingest, table, data, name), keys)
-                if told and rng.random() < 0.8:  # some do it again though they were told
+                applied = ledger.ask("ingest", *about, partial(ingest, table, data, name), keys)
+                if applied and rng.random() < 0.8:  # some repeat it though it was applied
                     break
         elif what == "rewrite":
             rewrite(instance, table, ledger, rng, about)
@@ -213,7 +213,7 @@ def ingest(table: Table, data: pa.Table, name: str) -> bool:
 
 
 def rewrite(instance: Instance, table: Table, ledger: Ledger, rng: random.Random, about: Any) -> None:
-    """Claims a file, and replaces it by a copy; the other half of the request is refused."""
+    """Claims a file and replaces it by a copy; the other half of the request is refused."""
     context, name = table.context, about[2]
     free = [r for r in table.files.file_references() if r.job_id is None]
     if not free or (commits := context.async_commits) is None:
@@ -249,7 +249,7 @@ def rewrite(instance: Instance, table: Table, ledger: Ledger, rng: random.Random
 
 
 def disturb(instance: Instance, ledger: Ledger, rng: random.Random, number: int, stop: Signal) -> None:
-    """Changes tables as wholes, and maintains them."""
+    """Converts, clears, drops and recreates whole tables, and maintains them."""
     while not stop.wait(0.05):
         name = rng.choice(["converted", "converted", "cleared", "dropped", "quiet"])
         try:

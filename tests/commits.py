@@ -1,4 +1,4 @@
-"""Short words for tests of commits: requests, and an instance in the shared database's style."""
+"""Helpers for tests of commits: they build requests and drain the queue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def replacement(
 
 
 def compaction(table: str, number: int) -> list[CommitRequest]:
-    """All that a compaction of one file of 100 rows sends, the last first: the queue is not ordered."""
+    """Returns the requests of a compaction of one file of 100 rows, last first, as the queue is unordered."""
     old, new, job = f"old {number}", f"new {number}", f"job {number}"
     return [replacement(table, job, [old], new), assignment(table, job, old), add(table, old)]
 
@@ -45,7 +45,10 @@ def drained(instance: Instance, *requests: Any, **options: Any) -> dict[str, Com
 
 
 def drained_while_one_is_held(instance: Instance, show: str, **options: Any) -> list[CommitOutcome]:
-    """Of a compaction whose file another receiver holds, until it is missed often and a statement run."""
+    """Drains the requests of a compaction while another receiver holds the request that adds its file.
+
+    Runs the statement `show` after the requests were tried often; returns the outcomes.
+    """
     instance.submit([add("t", "old 1")])
     assert len(instance.commits.queues[0].receive(1, 0)) == 1
     instance.submit(compaction("t", 1)[:2])

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for every test, copied from a template, and an AWS of our own: moto on loopback."""
+"""Fixtures: a real PostgreSQL database for each test, copied from a template, and moto as AWS on loopback."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ from tests.tiers import (
 
 BUCKET = "dormouse-test"
 TESTS = Path(__file__).parent
-# a committer ends with its wait, and a test with its committer
+# a stopped committer ends only when its wait does, and a test waits for its committer
 committer.WAIT_SECONDS = 0.2
 _names = itertools.count(1)
 
-# of the groups that a worker runs alone, those that could be the last, the longest first
+# the groups that take so long that they could end last, the longest first
 LONGEST = (
     "Spark", "Node", "test_spark_session", "test_embedded_sharing", "test_ingest_crash", "test_cli",
     "test_batches", "test_embedded_postgres", "test_instance_folder", "test_demo", "test_service_streams",
@@ -69,21 +69,21 @@ SPARK = (
     "test_spark_jobs", "test_spark_bad_input", "test_spark_missing_columns", "test_door_spark",
     "test_row_filter",
 )  # fmt: skip
-# a Java of the tests lives for seconds: let it compile in a hurry, and trust Spark's jars
+# a Java process of the tests lives for seconds: compile quickly, and skip the verification of Spark's jars
 HURRY = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 os.environ |= {"SPARK_SUBMIT_OPTS": HURRY, "SPARK_LAUNCHER_OPTS": HURRY}
-# How long an example takes is the machine's; what was found is told in the failure.
+# The time of an example depends on the machine, and a failure prints its example.
 settings.register_profile("thorough", deadline=None, database=None, print_blob=True, max_examples=60)
 settings.register_profile("fast tier", settings.get_profile("thorough"), max_examples=10)
-# What a client of AWS is made from is read once, and not by each session anew; so are all commands.
+# Service descriptions and the command tree are slow to load: load them once, not in each session.
 botocore.session.create_loader = cache(botocore.session.create_loader)
 typer.main.get_command = cache(typer.main.get_command)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Examples are other ones in each run: the fast tier tries fewer, the whole of the tests many."""
+    """Sets up Hypothesis and the run's folder. The fast tier tries fewer examples than the full run."""
     use_what_is_named()
     settings.load_profile("fast tier" if config.option.markexpr == "not slow" else "thorough")
     if not hasattr(config, "workerinput"):
@@ -93,9 +93,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def begun_apart(worker: str, workers: int) -> list[str]:
-    """Returns the folders of all tests; each worker begins with others.
+    """Returns the folders of all tests, in an order that begins elsewhere for each worker.
 
-    What one worker has compiled, which takes longer than to import it, the others find when they come to it.
+    A worker then finds modules that other workers have compiled, which takes longer than to import them.
     """
     folders = sorted(str(path) for path in TESTS.glob("*/") if any(path.rglob("test_*.py")))
     start = int(worker.removeprefix("gw")) * len(folders) // workers
@@ -103,9 +103,10 @@ def begun_apart(worker: str, workers: int) -> list[str]:
 
 
 def group(file: Path) -> str:
-    """What one worker runs: a file, all that use Spark in their own process, or all that use the CDK.
+    """Returns the group of a file. One worker runs all tests of a group.
 
-    Java and the CDK's Node take seconds to start: the files import the CDK in their tests, as each worker
+    A group is one file, or all files that use Spark in their own process, or all that use the CDK. Java and
+    the CDK's Node take seconds to start. The files import the CDK only in their tests, because each worker
     imports all files.
     """
     if file.parent.name == "infrastructure" or file.stem == "test_lambda_packages":
@@ -123,9 +124,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     return OneOfEach(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-@pytest.hookimpl(tryfirst=True)  # before those are left out that are marked
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects tests by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long groups come first: at the end, no worker waits for another."""
+    """Marks tests for the slow tier, and puts the long groups first, so that all workers end together."""
     leave_layouts_to_the_slow_tier(items)
     leave_matrices_to_the_slow_tier(items)
     leave_cases_to_the_slow_tier(items)
@@ -134,27 +135,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Tests and the processes that they start heed Ctrl-C, also where the run ignores it (`nohup`)."""
+    """Restores Ctrl-C for tests and the processes that they start, if the run ignores it (`nohup`)."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def retries(monkeypatch: pytest.MonkeyPatch) -> Retries:
-    """Counts the retries of transactions of one test."""
+    """Returns the count of transaction retries in this test."""
     monkeypatch.setattr(transaction, "RETRIES", counts := Retries())
     return counts
 
 
 @pytest.fixture(scope="session", autouse=True)
 def spread_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The folders of tests lie apart on the disk, as those of the run do."""
+    """Spreads the folders of tests on the disk, as the folders of the run are."""
     spread(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session")
 def server_dsn() -> Iterator[str]:
-    """A server of the test run (each xdist worker has its own), which need not survive a power cut."""
+    """Yields the DSN of a server that need not survive a power cut; each xdist worker has its own."""
     folder = Path(tempfile.mkdtemp(prefix="dormouse-tests-"))
     options = {
         "fsync": "off",
@@ -163,7 +164,7 @@ def server_dsn() -> Iterator[str]:
         "autovacuum": "off",
         "checkpoint_timeout": "1h",
         "wal_init_zero": "off",
-        "shared_buffers": "64MB",  # which a drop of a database searches
+        "shared_buffers": "64MB",  # small, because dropping a database searches all of them
     }
     try:
         with EmbeddedPostgres(folder, options=options) as server:
@@ -179,19 +180,19 @@ def databases(server_dsn: str) -> Databases:
 
 @pytest.fixture(scope="session")
 def new_database(databases: Databases) -> Callable[[str], str]:
-    """Makes a database, as a copy of the template named, and returns its DSN."""
+    """Returns a function that makes a database, as a copy of the given template, and returns its DSN."""
     return databases.create
 
 
 @pytest.fixture(scope="session")
 def template_database(databases: Databases) -> str:
-    """The name of a database with all migrations, for `new_database` to copy."""
+    """Returns the name of a database with all migrations, for `new_database` to copy."""
     return name_of(databases.template)
 
 
 @pytest.fixture
 def empty_dsn(databases: Databases) -> Iterator[str]:
-    """A fresh database without any migration."""
+    """Yields the DSN of a fresh database without migrations."""
     dsn = databases.create("template0")
     yield dsn
     databases.drop(dsn)
@@ -199,14 +200,14 @@ def empty_dsn(databases: Databases) -> Iterator[str]:
 
 @pytest.fixture
 def dsn(databases: Databases) -> Iterator[str]:
-    """A migrated database without rows."""
+    """Yields the DSN of a migrated database without rows."""
     with databases.lent() as dsn:
         yield dsn
 
 
 @pytest.fixture
 def supplier(dsn: str) -> Iterator[ConnectionSupplier]:
-    """Connections to a fresh migrated database."""
+    """Yields a supplier of connections to a fresh migrated database."""
     supplier = ConnectionSupplier(dsn)
     yield supplier
     supplier.close()
@@ -214,7 +215,7 @@ def supplier(dsn: str) -> Iterator[ConnectionSupplier]:
 
 @pytest.fixture
 def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    """An empty one of the test's own."""
+    """Yields an empty instance for one test."""
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as opened:
         yield opened
 
@@ -223,14 +224,14 @@ def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
 def module_instance(
     new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Instance]:
-    """An empty instance of one module, which its tests share."""
+    """Yields an instance that the tests of one module share."""
     with dm.connect(new_database(template_database), tmp_path_factory.mktemp("objects").as_uri()) as opened:
         yield opened
 
 
 @pytest.fixture
 def table_t(instance: Instance) -> Table:
-    """A table `t` of one key, in the instance."""
+    """Returns a table `t` of one key, in the instance."""
     return instance.create_table("t", Schema([Field("key", LONG)]))
 
 
@@ -238,7 +239,7 @@ def table_t(instance: Instance) -> Table:
 def shared_supplier(
     new_database: Callable[[str], str], template_database: str
 ) -> Iterator[tuple[str, ConnectionSupplier]]:
-    """A migrated database, and connections to it, for tests that only look at tables of their own."""
+    """Yields the DSN and supplier of a database shared by tests that look only at their own tables."""
     dsn = new_database(template_database)
     supplier = ConnectionSupplier(dsn, connections_max=16)
     yield dsn, supplier
@@ -247,7 +248,7 @@ def shared_supplier(
 
 @pytest.fixture(scope="session")
 def new_table_in(shared_supplier: tuple[str, ConnectionSupplier]) -> Callable[..., TableContext]:
-    """Makes a table in the shared database, by default keyed by one long, whose objects are in a store."""
+    """Returns a function that makes a table in the shared database, by default with one LONG as row key."""
     dsn, supplier = shared_supplier
 
     def create(
@@ -271,13 +272,13 @@ def new_table_in(shared_supplier: tuple[str, ConnectionSupplier]) -> Callable[..
 
 @pytest.fixture
 def new_table(new_table_in: Callable[..., TableContext], tmp_path: Path) -> Callable[..., TableContext]:
-    """Makes a table in the shared database, with a folder of the test's own for its objects."""
+    """Returns a function that makes a table in the shared database; its objects are in the test's folder."""
     return partial(new_table_in, open_store(tmp_path / "objects"))
 
 
 @pytest.fixture(scope="session")
 def spark() -> Any:
-    """A session of Spark in the tests' own process, which lives as long as that."""
+    """Returns a Spark session in the tests' own process, which lives until the process ends."""
     from dormouse.spark.session import spark_session
 
     return spark_session(cores=2, driver_memory="1g")
@@ -285,14 +286,14 @@ def spark() -> Any:
 
 @pytest.fixture(scope="session")
 def aws_endpoint() -> Iterator[str]:
-    """The URL of an AWS on loopback."""
+    """Yields the URL of a simulated AWS on loopback."""
     with aws_server() as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def s3_endpoint(aws_endpoint: str) -> str:
-    """The URL of an S3 that has one bucket."""
+    """Returns the URL of an S3 that has one bucket."""
     endpoint = aws_endpoint
     keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
     boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **keys).create_bucket(Bucket=BUCKET)
@@ -312,7 +313,7 @@ def s3_options(s3_endpoint: str, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def s3_store(s3_options: dict[str, str]) -> ObjectStore:
-    """An empty store of the test's own, below a prefix."""
+    """Returns an empty store for one test, below its own prefix."""
     return open_store(f"s3://{BUCKET}/{uuid4().hex}/lake", **s3_options)
 
 
@@ -328,7 +329,7 @@ def sqs_options(aws_endpoint: str) -> dict[str, str]:
 
 @pytest.fixture
 def new_sqs_queue(aws_endpoint: str) -> Callable[..., str]:
-    """Makes a standard queue with the attributes given, and returns its URL."""
+    """Returns a function that makes a standard queue with the given attributes and returns its URL."""
     keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
     client = boto3.client("sqs", endpoint_url=aws_endpoint, region_name="us-east-1", **keys)
 
@@ -342,7 +343,7 @@ def new_sqs_queue(aws_endpoint: str) -> Callable[..., str]:
 def cli(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command line in an empty folder; its exit code, and what it printed."""
+    """Returns a function that runs a command in an empty folder and returns (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str) -> tuple[int, str, str]:
@@ -356,7 +357,7 @@ def cli(
 
 @pytest.fixture
 def cloudformation() -> Iterator[CloudFormation]:
-    """What waits for the answer of a custom resource."""
+    """Yields a stand-in for CloudFormation, which waits for the answer of a custom resource."""
     stack = CloudFormation()
     yield stack
     stack.close()
@@ -366,7 +367,7 @@ def cloudformation() -> Iterator[CloudFormation]:
 def own_database(
     new_database: Callable[[str], str], template_database: str
 ) -> Iterator[tuple[str, ConnectionSupplier]]:
-    """A database of the module's own, for what its tests only read, and connections to it."""
+    """Yields the DSN and supplier of a database for one module, whose tests only read it."""
     dsn = new_database(template_database)
     with closing(ConnectionSupplier(dsn)) as supplier:
         yield dsn, supplier
@@ -374,7 +375,7 @@ def own_database(
 
 @pytest.fixture(scope="session")
 def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose server was set up and stopped, to be copied."""
+    """Returns a folder, to be copied, whose server was set up and stopped."""
     folder = tmp_path_factory.mktemp("prepared")
     with EmbeddedPostgres(folder):
         pass
@@ -383,7 +384,7 @@ def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server_folder(prepared_folder: Path) -> Iterator[Path]:
-    """A folder whose server does not run yet."""
+    """Yields an instance folder whose server does not run yet."""
     parent = Path(tempfile.mkdtemp(prefix="dormouse-embedded-"))
     folder = parent / "lake"
     subprocess.run(["cp", "-a", prepared_folder, folder], check=True)
@@ -395,7 +396,7 @@ def server_folder(prepared_folder: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def counted(supplier: ConnectionSupplier) -> ConnectionSupplier:
-    """A supplier on a database with a table of two counters."""
+    """Returns a supplier for a database with a table of two counters."""
     with supplier.connection() as conn:
         conn.execute("create table counter (id integer primary key, n integer not null)")
         conn.execute("insert into counter values (1, 0), (2, 0)")
@@ -404,7 +405,7 @@ def counted(supplier: ConnectionSupplier) -> ConnectionSupplier:
 
 @pytest.fixture
 def number() -> int:
-    """The number of a queue of the test's own, in the shared database."""
+    """Returns the number of a new queue in the shared database."""
     return next(queue_numbers)
 
 
@@ -420,13 +421,13 @@ def lender(shared_supplier: tuple[str, ConnectionSupplier]) -> ConnectionSupplie
 
 @pytest.fixture
 def queue(lender: ConnectionSupplier, number: int) -> PostgresQueue:
-    """An empty queue in the shared database."""
+    """Returns an empty queue in the shared database."""
     return PostgresQueue(lender, number)
 
 
 @pytest.fixture
 def dropped(dsn: str) -> Any:
-    """Names of databases that go at the end."""
+    """Yields a list of names; the databases in it are dropped at the end."""
     names: list[str] = []
     yield names
     with psycopg.connect(dsn, dbname="postgres", autocommit=True) as conn:
@@ -436,7 +437,7 @@ def dropped(dsn: str) -> Any:
 
 @pytest.fixture
 def copied(dsn: str, dropped: list[str]) -> Callable[[], str]:
-    """A copy of the database as it is now, which nobody may have open: gives its DSN."""
+    """Returns a function that copies the database, which no session may have open, and returns the DSN."""
 
     def copy() -> str:
         dropped.append(name := f"{name_of(dsn)}_copy_{len(dropped)}")

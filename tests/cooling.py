@@ -1,4 +1,4 @@
-"""What tests of payloads that are cooled down share: steps at which they are stopped, and a model."""
+"""Helpers for tests that offload and fold payloads: steps at which the work is stopped, and a model."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ FOLD_STEPS = (
     "activated", "swapping", "swapped", "finished",
 )  # fmt: skip
 WITHIN = {"pointers", "swapping"}
-"""Within a transaction, which others may wait for."""
+"""The steps inside a transaction, which other transactions may wait for."""
 
 
 def key(name: str, at: datetime = AT) -> PayloadKey:
-    """Of the kind that its first letter says, so that a day has two."""
+    """Returns the key of a payload. Its kind is the first letter of its name, so a day has two kinds."""
     return PayloadKey("t", name, at, name[0])
 
 
@@ -49,7 +49,7 @@ def names(count: int) -> list[str]:
 
 
 class Model:
-    """A store, and what it must have."""
+    """A payload store, and the payloads that it must have."""
 
     def __init__(self, payloads: PayloadStore) -> None:
         self.payloads = payloads
@@ -75,7 +75,7 @@ class Model:
                 self.expected.pop(one, None)
 
     def check(self, *others: PayloadKey) -> None:
-        """All that must be there is, and of the others nothing."""
+        """Asserts that all expected payloads are in the store, and that none of the others are."""
         wanted = [*self.expected, *others]
         found = self.payloads.get_many(wanted)
         wrong = {str(one): found[one] for one in self.expected if found[one] != self.expected[one]}
@@ -98,7 +98,7 @@ def tools(
 
 
 def leftovers(instance: Instance) -> list[str]:
-    """What an exchange leaves of tables, triggers, functions and checks, if it does."""
+    """Returns the tables, triggers, functions and constraints that an exchange has left behind."""
     return [
         name
         for (name,) in query(
@@ -129,7 +129,7 @@ def stored(instance: Instance) -> set[str]:
 
 
 def collect(instance: Instance) -> None:
-    """As rounds do over some days."""
+    """Collects payload objects as the rounds of several days do."""
     for _ in range(3):
         instance.payloads.collect()
         query(instance._supplier, "update payload_object set changed_at = changed_at - interval '2 days'")

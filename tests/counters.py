@@ -1,4 +1,4 @@
-"""Short words for tests that update the counters of the fixture `counted`."""
+"""Helpers for tests that update the counters of the fixture `counted`."""
 
 from __future__ import annotations
 

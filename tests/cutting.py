@@ -1,4 +1,4 @@
-"""A proxy between clients and PostgreSQL that cuts their connections, or falls silent on them."""
+"""A proxy between clients and PostgreSQL that cuts their connections or stops answering."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 Passes = Callable[[bytes], int]
-"""How many bytes of what came still pass; fewer than all: the connection is cut."""
+"""Returns how many of the received bytes still pass. If fewer than all, the connection is cut."""
 IMPATIENT = {
     "tcp_user_timeout": 2_000,
     "keepalives_idle": 1,
     "keepalives_interval": 1,
     "keepalives_count": 2,
 }
-"""Parameters of a DSN, by which its clients soon notice a peer that vanished."""
+"""DSN parameters with which a client soon notices that its peer has vanished."""
 SERVER_SECONDS = 3.0
-"""When the server notices a client that vanished; it is reached by a Unix socket, which tells it nothing."""
+"""The time that the server takes to notice a vanished client. The proxy simulates it on the Unix socket."""
 CAN_VANISH = sys.platform == "linux"
 _SO_ATTACH_FILTER = 26
 _RETURN_0 = struct.pack("HBBI", 0x06, 0, 0, 0)
@@ -31,16 +31,16 @@ _RETURN_0 = struct.pack("HBBI", 0x06, 0, 0, 0)
 
 @dataclass(eq=False)
 class Line:
-    """Both ends of a connection."""
+    """A proxied connection: the sockets to its client and to the server."""
 
     client: socket.socket
     server: socket.socket
     is_silent: bool = False
 
     def vanish(self) -> None:
-        """Drops every packet of the client from now on, so that nothing is acknowledged and nothing comes.
+        """Drops every packet from the client from now on, without an acknowledgement.
 
-        The kernel does so for a socket whose filter accepts nothing.
+        The kernel does this for a socket whose filter accepts no packet.
         """
         self.is_silent = True
         if CAN_VANISH:
@@ -53,7 +53,10 @@ class Line:
 
 
 class CuttingProxy:
-    """Asks for each direction of each connection anew what passes, and at its end whether it vanishes."""
+    """A proxy that calls `new_passes` for each direction of each connection to learn how many bytes pass.
+
+    When a connection is to be cut, `vanishes` says whether the peer stops answering instead.
+    """
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class CuttingProxy:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def fall_silent(self) -> None:
-        """Makes all connections vanish, also those that are made later."""
+        """Stops answering on all connections, including those that are opened later."""
         self._is_silent = True
         for line in list(self._lines):
             line.vanish()
@@ -92,7 +95,7 @@ class CuttingProxy:
             line = Line(client, socket.socket(socket.AF_UNIX))
             try:
                 line.server.connect(self._server)
-            except OSError:  # it was killed, and another is not there yet
+            except OSError:  # the server was killed, and its successor does not run yet
                 client.close()
                 line.server.close()
                 continue
@@ -118,7 +121,7 @@ class CuttingProxy:
                     line.vanish()
                     self.vanished += 1
         if line.is_silent:
-            end(line.server)  # the client hears nothing of it
+            end(line.server)  # without notice to the client
         else:
             end(source, target)
             self._lines.discard(line)
@@ -131,12 +134,12 @@ def end(*sockets: socket.socket) -> None:
 
 
 def until(answer: bytes) -> Callable[[], Passes]:
-    """All passes before the server says this."""
+    """Returns a `new_passes` that cuts the connection before the given bytes of the server's answer."""
     return lambda: lambda data: 0 if answer in data else len(data)
 
 
 def after(bytes_of: Callable[[], int]) -> Callable[[], Passes]:
-    """So many bytes pass, asked for each direction."""
+    """Returns a `new_passes` that lets `bytes_of()` bytes pass in each direction."""
 
     def new_passes() -> Passes:
         left = bytes_of()

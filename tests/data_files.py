@@ -1,4 +1,4 @@
-"""Short words for tests that need real data files in a table: write them, read them, look what is there."""
+"""Helpers that write, read and list the real data files of a table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SKETCHES = ".sketches"
 
 
 def rows_of(context: TableContext, keys: Iterable[Any]) -> pa.Table:
-    """Rows with these keys (a tuple for several fields), without values."""
+    """Returns rows with these keys (tuples if there are several key columns), without values."""
     rows = [key if isinstance(key, tuple) else (key,) for key in keys]
     names = context.schema.names
     return pa.Table.from_pylist(
@@ -39,7 +39,7 @@ def rows_of(context: TableContext, keys: Iterable[Any]) -> pa.Table:
 def add_file(
     context: TableContext, name: str, keys: Iterable[Any], partition_ids: Sequence[str] = ("root",)
 ) -> str:
-    """Adds a file with a reference on each partition; gives its name."""
+    """Adds a file with a reference from each partition; returns its name."""
     name = f"{context.table.object_prefix}{name}.parquet"
     facts = write_object(context.objects, context.schema, name, rows_of(context, keys))
     alone = len(partition_ids) == 1
@@ -65,7 +65,7 @@ def add_file(
 
 
 def write_object(objects: ObjectStore, schema: Schema, name: str, rows: pa.Table) -> FileWithReferences:
-    """A sorted Parquet object with its sketches, as an ingest writes it; there must be rows."""
+    """Writes a sorted Parquet object with its sketches, as an ingest does. There must be at least one row."""
     files = LeafFiles(objects, schema, TableProperties(), ["root"], lambda _: name)
     with files.sorter(MEMORY_BYTES) as sorter:
         for batch in rows.combine_chunks().to_batches():
@@ -75,7 +75,7 @@ def write_object(objects: ObjectStore, schema: Schema, name: str, rows: pa.Table
 
 
 def keys_in(context: TableContext, filename: str) -> list[Any]:
-    """The row keys of a file, in its order; plain values when there is one row key."""
+    """Returns the row keys of a file, in its order; plain values if there is one row key."""
     with open_parquet(context.objects, filename) as file:
         rows = file.read(columns=list(context.schema.row_key_names)).to_pylist()
     keys = [tuple(row[name] for name in context.schema.row_key_names) for row in rows]
@@ -83,7 +83,7 @@ def keys_in(context: TableContext, filename: str) -> list[Any]:
 
 
 def objects_of(context: TableContext) -> set[str]:
-    """The names of the table's objects."""
+    """Returns the names of the table's objects."""
     return {name for name, _ in context.objects.list(context.table.object_prefix.rstrip("/"))}
 
 
@@ -94,7 +94,7 @@ def merge_plan(
     region: Region | None = None,
     properties: TableProperties | None = None,
 ) -> str:
-    """DataFusion's physical plan of a merge, as text; nothing is run."""
+    """Returns DataFusion's physical plan of a merge as text, without running it."""
     context = sorted_session(options=writer_options())
     files = [table_file(context, schema, file) for file in inputs]
     transform = Transform.parse(schema, properties or TableProperties())
@@ -104,7 +104,7 @@ def merge_plan(
 
 @contextmanager
 def as_a_user_without_rights(folder: Path) -> Iterator[None]:
-    """Meanwhile, this process may change nothing in the folder."""
+    """Runs the block as a user that may change nothing in the folder."""
     folder.chmod(0o500)
     root = os.geteuid() == 0
     if root:

@@ -1,4 +1,4 @@
-"""The roles of a deployed database, and an administrator that is no superuser, as on Aurora."""
+"""The roles of a deployed database, and an administrator that is not a superuser, as on Aurora."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADMINISTRATOR = "test_administrator"
 
 @contextmanager
 def roles_of_aurora(server_dsn: str) -> Iterator[None]:
-    """Makes the roles of a new Aurora cluster, and drops Dormouse's roles with them at the end."""
+    """Makes the roles of a new Aurora cluster; at the end, drops them and Dormouse's roles."""
     ours = (OWNER_ROLE, RUN_ROLE, READ_ROLE, SCHEMA_ROLE)
     with psycopg.connect(server_dsn, autocommit=True) as conn:
         conn.execute("create role rds_iam nologin")
@@ -45,7 +45,7 @@ def roles_of_aurora(server_dsn: str) -> Iterator[None]:
 
 
 def _take_from_index_databases(conn: psycopg.Connection[Any], server_dsn: str, role: str) -> None:
-    """Revokes what index databases of tests before grant to a role: they stay as long as the server."""
+    """Revokes a role's rights in the index databases of earlier tests, which stay as long as the server."""
     granted = """select distinct d.datname from pg_shdepend s
         join pg_database d on d.oid = s.dbid join pg_roles r on r.oid = s.refobjid
         where s.refclassid = 'pg_authid'::regclass and r.rolname = %s and d.datname like '%%\\_rows\\_%%'"""
@@ -56,7 +56,7 @@ def _take_from_index_databases(conn: psycopg.Connection[Any], server_dsn: str, r
 
 @contextmanager
 def database_of_administrator(server_dsn: str, databases: Databases) -> Iterator[str]:
-    """Makes an empty database that the administrator owns; gives the administrator's DSN."""
+    """Makes an empty database that the administrator owns; yields the administrator's DSN."""
     dsn = databases.create("template0")
     name = str(conninfo_to_dict(dsn)["dbname"])
     with psycopg.connect(server_dsn, autocommit=True) as conn:
@@ -75,9 +75,9 @@ def as_role(dsn: str, role: str) -> str:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A deployed database in which a day of payloads is being copied, and one of indexes.
+    """A deployed database in which a payload day is being copied, and an index database.
 
-    Their DSNs are the administrator's; `mirror` is the function that copies what is written to the day.
+    Their DSNs are the administrator's; `mirror` is the function that copies writes to the day.
     """
 
     dsn: str
@@ -90,12 +90,12 @@ class Deployment:
 
 
 class _Stopped(BaseException):
-    """The end of a process in the middle of its work."""
+    """An error that stops the work half-way, as the death of its process would."""
 
 
 @contextmanager
 def deployment(dsn: str, folder: Path) -> Iterator[Deployment]:
-    """Deploys into a database as its administrator does, and uses each part as its role does."""
+    """Deploys into a database as its administrator, and uses each part with its own role."""
     index = f"{conninfo_to_dict(dsn)['dbname']}_indexes"
     bring_up_to_date(dsn)
     make_row_databases(dsn, [index])
@@ -126,7 +126,7 @@ def deployment(dsn: str, folder: Path) -> Iterator[Deployment]:
 
 
 def _drop_when_left(dsn: str, database: str) -> None:
-    """Drops a database as its owner, who may not end the sessions of others: these end by themselves."""
+    """Drops a database as its owner, once all sessions have ended: an owner may not end those of others."""
     deadline = time.monotonic() + 60
     with psycopg.connect(dsn, autocommit=True) as conn:
         while True:

@@ -1,4 +1,4 @@
-"""Databases for tests: copies of a template, used again when they are as the template was."""
+"""Databases for tests: copies of a template, reused if they are still like the template."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dormouse.state.files import removal_log
 from dormouse.state.files.layout import layout as known_layout
 from dormouse.state.partitions import PartitionStore
 
-# What a test may change but rows; what is created after the template has a higher oid, and goes first.
-# Of catalogs that are large, whatever is written has a newer transaction, and what is gone is counted.
+# A digest of everything that a test may change, except rows. Objects newer than the template have higher
+# oids and are dropped first. In large catalogs, the newest xmin shows writes, and the count shows deletes.
 _DEFINITIONS = """
 select md5(string_agg(what, '|' order by what)) from (
     select concat_ws(' ', oid, relname, relkind, relpersistence, relnamespace, relowner, relrowsecurity,
@@ -65,7 +65,7 @@ overriding system value values (%s, %s, %s::jsonb, %s::jsonb, %s, %s, %s)
 
 
 class Databases:
-    """The databases of a server of tests."""
+    """The databases of a test server."""
 
     def __init__(self, server_dsn: str) -> None:
         self._server_dsn = server_dsn
@@ -75,7 +75,7 @@ class Databases:
         self.template = self.create("template0")
         migrate(self.template)
         with closing(ConnectionSupplier(self.template)) as supplier:
-            # as each instance does that opens one
+            # as each instance does when it opens a database
             removal_log.roll(supplier)
             claims.roll(supplier)
         with psycopg.connect(self.template) as conn:
@@ -83,7 +83,7 @@ class Databases:
             ((self._definitions,),) = conn.execute(_DEFINITIONS).fetchall()
 
     def create(self, template: str) -> str:
-        """Makes a database, as a copy of the template named, and returns its DSN."""
+        """Makes a database, as a copy of the given template, and returns its DSN."""
         name = f"test_{next(self._numbers)}"
         text = sql.SQL("create database {} template {} strategy file_copy")
         self._server.execute(text.format(sql.Identifier(name), sql.Identifier(template)))
@@ -91,7 +91,7 @@ class Databases:
 
     @contextmanager
     def lent(self) -> Iterator[str]:
-        """A migrated database without rows; the DSN."""
+        """Yields the DSN of a migrated database without rows."""
         dsn = self._free.pop() if self._free else self.create(name_of(self.template))
         yield dsn
         if self._is_as_new(dsn) and self._is_left(dsn):
@@ -103,7 +103,7 @@ class Databases:
         self._server.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name_of(dsn))))
 
     def _is_as_new(self, dsn: str) -> bool:
-        """Ends its sessions, drops new tables, removes all rows; whether all else is as before."""
+        """Ends all sessions, drops new tables and removes all rows; returns whether all else is unchanged."""
         try:
             with psycopg.connect(dsn) as conn:
                 conn.execute("set lock_timeout = '5s'")
@@ -118,7 +118,7 @@ class Databases:
             return False
 
     def _is_left(self, dsn: str) -> bool:
-        """A session ends a moment after its connection: the next test shall find none."""
+        """Waits briefly until no session is left, as sessions outlive connections; else returns False."""
         deadline = time.monotonic() + 5
         text = "select count(*) from pg_stat_activity where datname = %s"
         while self._server.execute(text, (name_of(dsn),)).fetchall() != [(0,)]:
@@ -141,7 +141,7 @@ class Databases:
         if large := [name for name, is_new, is_large in tables if is_large and not is_new]:
             conn.execute(f"truncate {', '.join(large)} restart identity cascade")
         if small := [name for name, is_new, is_large in tables if not is_large and not is_new]:
-            # a truncation makes new files of all tables that refer to them, too
+            # not a truncation: it would also make new files for all tables that refer to these
             conn.execute("set session_replication_role = replica")
             deletions = (f"of_{n} as (delete from {name})" for n, name in enumerate(small))
             conn.execute(f"with {', '.join(deletions)} select")
@@ -151,7 +151,7 @@ class Databases:
 
 
 def empty_table(context: TableContext) -> bool:
-    """Removes all rows of a table; whether it is then as it was when it was made."""
+    """Removes all rows of a table; returns whether the table is then as new."""
     table = context.table
     own = list(known_layout(table.layout).tables(table.table_id).values())
     with context.supplier.connection() as conn, conn.transaction():
@@ -160,7 +160,7 @@ def empty_table(context: TableContext) -> bool:
         ).fetchone()
         if found is None:
             return False
-        # their own, not their parents: each statement would plan the partitions of all tables
+        # the table's own partitions: a statement on a parent would plan the partitions of all tables
         names = [*own, *(name for (name,) in conn.execute(_BY_TABLE).fetchall())]
         deletions = (f"of_{name} as (delete from {name} where table_id = {table.table_id})" for name in names)
         conn.execute(f"with {', '.join(deletions)} select")

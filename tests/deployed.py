@@ -1,4 +1,4 @@
-"""A deployed instance in moto: what its stacks would have made, and what they would have told."""
+"""A deployed instance in moto: the resources of its stacks, and the parameters that describe them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Engine = Literal["emr-serverless", "emr-ec2-steps", "emr-ec2-transient"]
 
 @dataclass
 class FakeClock:
-    """Time passes by sleeping only; `at` has what happens when it has come."""
+    """A clock that only `sleep` advances. `at` lists (second, action); each action runs when it is due."""
 
     seconds: float = 0.0
     at: list[tuple[float, Any]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class FakeClock:
 
 
 class Session(boto3.session.Session):
-    """To make a client takes long; this one keeps them."""
+    """A session that caches its clients, which are slow to make."""
 
     @cached_property
     def _clients(self) -> dict[str, Any]:
@@ -67,13 +67,13 @@ class Session(boto3.session.Session):
 
 @cache
 def _session() -> Session:
-    """Of all tests, within moto."""
+    """Returns the session of all tests, within moto."""
     return Session("key", "secret", region_name=REGION)
 
 
 @dataclass
 class Deployed:
-    """The names of what was made, and clients to look at it."""
+    """The names of the resources that were made, and clients to inspect them."""
 
     id: str
     session: Any
@@ -93,7 +93,7 @@ class Deployed:
         return find(self.id, self.session)
 
     def state(self) -> dict[str, Any]:
-        """What is on and off."""
+        """Returns the state of each part that pause and resume switch."""
         rds, events, functions = (self.client(name) for name in ("rds", "events", "lambda"))
         parameter = self.client("ssm").get_parameter(Name=resources.state_parameter(self.id))
         return {
@@ -126,7 +126,7 @@ RUNNING = {
 def deploy(
     instance_id: str = "dev", *, engine: Engine = "emr-serverless", serverless: bool = True
 ) -> Deployed:
-    """Everything that pause and resume know, running."""
+    """Makes all resources that pause and resume switch, in the running state."""
     session = _session()
     queues, mappings, function = _commit(session, instance_id)
     names = {stack: f"dormouse-{instance_id}-{stack}" for stack in ("garbage", "compaction", "maintenance")}
@@ -194,12 +194,12 @@ def _function(session: Any, name: str, role: str, timeout: int) -> str:
 
 
 def make_function(deployed: Deployed, name: str, timeout: int) -> None:
-    """A lambda of a schedule, which `deploy` only names."""
+    """Makes the lambda of a schedule, which `deploy` only names."""
     _function(deployed.session, name, _role(deployed.session, name), timeout)
 
 
 def _database(session: Any, instance_id: str, serverless: bool) -> str:
-    # as CloudFormation names it: the longest id leaves nothing of the last part
+    # as CloudFormation names it: with the longest id, the last part is cut off
     rds, name = session.client("rds"), f"dormouse-{instance_id}-database-clustereb0386a7-x1mfb3jkvbwa"[:63]
     more: dict[str, Any] = {"ServerlessV2ScalingConfiguration": {"MinCapacity": 0.5, "MaxCapacity": 4}}
     rds.create_db_cluster(
@@ -234,7 +234,7 @@ _tokens = itertools.count()
 
 
 def start_job_run(deployed: Deployed) -> str:
-    """A run of the EMR Serverless application; its id."""
+    """Starts a run of the EMR Serverless application; returns its id."""
     started = deployed.client("emr-serverless").start_job_run(
         applicationId=deployed.application, clientToken=f"token-{next(_tokens)}",
         executionRoleArn="arn:aws:iam::123456789012:role/r",
@@ -245,13 +245,13 @@ def start_job_run(deployed: Deployed) -> str:
 
 
 def job_run_state(deployed: Deployed, run: str) -> str:
-    """As AWS lists it; moto ends a run when its state is asked for otherwise."""
+    """Returns the state of a run from the listing of runs, as any other call of moto would end the run."""
     listed = deployed.client("emr-serverless").list_job_runs(applicationId=deployed.application)["jobRuns"]
     return str(next(one["state"] for one in listed if one["id"] == run))
 
 
 def receive_request(deployed: Deployed) -> str:
-    """Sends a commit request that some lambda seems to work on; its receipt."""
+    """Sends a commit request and receives it, as a lambda would; returns its receipt handle."""
     functions, sqs, url = deployed.client("lambda"), deployed.client("sqs"), deployed.queues[0]
     functions.update_event_source_mapping(UUID=deployed.mappings[0], Enabled=False)  # moto would invoke it
     sqs.send_message(QueueUrl=url, MessageBody="a request")
@@ -261,7 +261,7 @@ def receive_request(deployed: Deployed) -> str:
 
 
 def start_emr_cluster(deployed: Deployed, name: str | None = None) -> str:
-    """A cluster of EMR on EC2 that waits for steps; its id."""
+    """Starts a cluster of EMR on EC2 that waits for steps; returns its id."""
     started = deployed.client("emr").run_job_flow(
         Name=name or deployed.emr_name, ReleaseLabel="emr-7.0.0", ServiceRole="r", JobFlowRole="r",
         Instances={
@@ -273,12 +273,12 @@ def start_emr_cluster(deployed: Deployed, name: str | None = None) -> str:
 
 @cache
 def _keyed_session() -> Any:
-    """It reads the descriptions of services once."""
+    """Returns a shared session, which reads the descriptions of services only once."""
     return boto3.session.Session("key", "secret", region_name=REGION)
 
 
 class StubSession:
-    """Clients whose answers are given; one for each service."""
+    """A session whose clients, one for each service, return given answers."""
 
     def __init__(self) -> None:
         self._stubs: dict[str, tuple[Any, Stubber]] = {}

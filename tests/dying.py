@@ -1,4 +1,4 @@
-"""Work in a process that is killed amid what it says to its server."""
+"""Work in a process that is killed between two exchanges with its server."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def dies_at(
     number: int,
     method: Literal["wait", "execute"] = "wait",
 ) -> bool:
-    """Does the work in another process, which dies before its call of that number; whether it did.
+    """Runs the work in another process, which is killed before call `number`; returns whether it was.
 
-    Counted are exchanges with the server (`wait`), or statements (`execute`).
+    `method` is the call that is counted: `wait` is an exchange with the server, `execute` is a statement.
     """
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Short words for tests of the embedded server: who has it open, whether it runs, what it answers."""
+"""Helpers for tests of the embedded server: processes that have it open, and statements on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ with EmbeddedPostgres(sys.argv[1]) as server:
 
 
 def on_tcp() -> dict[str, str]:
-    """Settings of a server that also listens on a port of the loopback interface."""
+    """Returns settings of a server that also listens on a port of the loopback interface."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return {"listen_addresses": "127.0.0.1", "port": str(listener.getsockname()[1])}
@@ -35,7 +35,7 @@ def on_tcp() -> dict[str, str]:
 
 @contextmanager
 def other_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that has the folder open; its `args` end with what it said: joined or started."""
+    """Yields another process that has the folder open; it prints `joined` or `started`."""
     command = [sys.executable, "-c", OTHER_PROCESS, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
@@ -73,7 +73,7 @@ def tell(dsn: str, statement: str) -> None:
 
 
 def as_ordinary_user(work: Callable[[], None]) -> str:
-    """What `work` raised, as a line, when it was run in a child process by anyone but root."""
+    """Runs `work` in a child process, as a user other than root; returns the error as a line, or ''."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Short words for tests of runs on EMR: environments as stacks write them, runs, and stubbed clients."""
+"""Helpers for tests of runs on EMR: environments as stacks write them, runs, and stubbed clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dormouse.settings.lambdas import RunsEnvironment, load_environment
 
 REGION = "eu-west-1"
 ROLE = "arn:aws:iam::123456789012:role/run"
-LABEL = "emr-7.13.0"  # the newest that moto knows
+LABEL = "emr-7.13.0"  # the newest release that moto knows
 ARN = f"arn:aws:emr-serverless:{REGION}:123456789012:/applications/app1/jobruns/run1"
 TEMPLATE = {
     "ReleaseLabel": LABEL,
@@ -43,7 +43,7 @@ def set_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(monkeypatch: pytest.MonkeyPatch, engine: str, **more: Any) -> RunsEnvironment:
-    """As the lambda reads what a stack has written."""
+    """Sets the environment that a stack gives to the lambda; returns the settings that the lambda reads."""
     given = {**COMMON, "engine": engine, **more}
     if engine != "emr-serverless":
         given |= {"cluster_name": "dormouse-dev", "cluster_template": json.dumps(TEMPLATE)}

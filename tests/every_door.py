@@ -1,7 +1,7 @@
-"""The doors to an instance: each calls the same verbs with the same arguments, and answers in the same form.
+"""The doors to an instance. Each calls the same verbs with the same arguments and answers in the same form.
 
-A door has a method for each verb that it has. An answer is JSON, as a list of rows or a report; a failure is
-the name of the error and its text.
+A door has a method for each verb that it offers. An answer is JSON: a list of rows, or a report. A failure
+is the name of the error and its text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Where = Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class Failed:
-    """What a door says of an error; `error` is None where the door names no class."""
+    """An error as a door reports it; `error` is None if the door does not name the class."""
 
     text: str
     error: str | None = None
@@ -66,13 +66,13 @@ def plain(value: Any) -> Any:
 
 
 def of_arrow(reader: pa.RecordBatchReader | pa.Table) -> Rows:
-    """Returns the rows of Arrow; a map is a list of pairs."""
+    """Returns the rows of Arrow data; a map is a list of pairs."""
     table = reader if isinstance(reader, pa.Table) else reader.read_all()
     return [plain(row) for row in table.to_pylist()]
 
 
 def json_where(where: Where) -> dict[str, Any] | None:
-    """Returns conditions as requests of JSON have them."""
+    """Returns conditions in the form of JSON requests."""
     if where is None:
         return None
     return {name: _json_condition(condition) for name, condition in where.items()}
@@ -88,7 +88,7 @@ def _json_condition(condition: Any) -> Any:
 
 @dataclass
 class House:
-    """One instance, and what each door needs to be opened."""
+    """One instance, and the addresses by which each door opens it."""
 
     instance: Instance
     client: Client
@@ -105,7 +105,7 @@ class House:
 
 
 class Door:
-    """What all doors have: an error is an answer, too."""
+    """The base of all doors, which return errors as answers."""
 
     def __init__(self, house: House) -> None:
         self.house = house
@@ -238,7 +238,7 @@ class Remote(Door):
 
 
 class Http(Door):
-    """`/v1`, as curl has it: JSON both ways."""
+    """`/v1`, called as with curl: JSON requests and JSON answers."""
 
     def query(self, table: str, where: Where = None, columns: Any = None, **how: Any) -> Rows | Failed:
         return self._lines(
@@ -273,23 +273,23 @@ class Http(Door):
         found = self._get(f"/v1/rows/{table}/history", how)
         return found if isinstance(found, Failed) else [versions(one) for one in found["changes"]]
 
-    def _lines(self, path: str, asked: Mapping[str, Any]) -> Rows | Failed:
-        answer = httpx.post(self.house.url + path, json=asked, headers={"Accept": JSON_LINES}, timeout=60)
+    def _lines(self, path: str, body: Mapping[str, Any]) -> Rows | Failed:
+        answer = httpx.post(self.house.url + path, json=body, headers={"Accept": JSON_LINES}, timeout=60)
         if answer.status_code != 200:
             return problem(answer)
         return [json.loads(line) for line in answer.text.splitlines()]
 
-    def _post(self, path: str, asked: Mapping[str, Any]) -> Any:
-        answer = httpx.post(self.house.url + path, json=asked, timeout=60)
+    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        answer = httpx.post(self.house.url + path, json=body, timeout=60)
         return answer.json() if answer.status_code < 300 else problem(answer)
 
-    def _get(self, path: str, asked: Mapping[str, Any] | None = None) -> Any:
-        answer = httpx.get(self.house.url + path, params=dict(asked or {}), timeout=60)
+    def _get(self, path: str, parameters: Mapping[str, Any] | None = None) -> Any:
+        answer = httpx.get(self.house.url + path, params=dict(parameters or {}), timeout=60)
         return answer.json() if answer.status_code == 200 else problem(answer)
 
 
 class Job(Door):
-    """`/v1/jobs` by the client: what is done sooner or later."""
+    """`/v1/jobs`, called by the client: verbs that run as jobs."""
 
     def query(self, table: str, where: Where = None, columns: Any = None, **how: Any) -> Rows | Failed:
         asked = {"table": table, "where": json_where(where), "columns": columns, **how}
@@ -320,8 +320,8 @@ class Job(Door):
     def rows_upsert(self, table: str, rows: Rows, on: Sequence[str], **how: Any) -> Any:
         return self._run("row_upsert", {"table": table, "rows": rows, "on": list(on), **how})
 
-    def _run(self, kind: str, asked: Mapping[str, Any]) -> Any:
-        found = self._ended(self.house.client.jobs.start(kind, asked))
+    def _run(self, kind: str, request: Mapping[str, Any]) -> Any:
+        found = self._ended(self.house.client.jobs.start(kind, request))
         return found if isinstance(found, Failed) else report(found)
 
     def _ended(self, job_id: str) -> Any:
@@ -333,8 +333,8 @@ class Job(Door):
         name, _, text = str(status.error).partition(": ")
         return Failed(text, name) if hasattr(dm.errors, name) else Failed(str(status.error))
 
-    def _answer(self, kind: str, asked: Mapping[str, Any]) -> Rows | Failed:
-        job_id = self.house.client.jobs.start(kind, asked)
+    def _answer(self, kind: str, request: Mapping[str, Any]) -> Rows | Failed:
+        job_id = self.house.client.jobs.start(kind, request)
         ended = self._ended(job_id)
         if isinstance(ended, Failed):
             return ended
@@ -466,7 +466,7 @@ def failure(err: str) -> Failed:
 
 
 def problem(answer: httpx.Response) -> Failed:
-    """Returns the failure that an answer of HTTP describes."""
+    """Returns the failure that an HTTP answer describes."""
     document = answer.json()
     words = document["type"].removeprefix("urn:dormouse:").split("-")
     return Failed(document["detail"], "".join(word.capitalize() for word in words))
@@ -483,19 +483,19 @@ _DIFFERS = {
     "version",
     "versions",
 }
-"""Parts of reports that two calls do not have alike."""
+"""Fields of reports that differ between two calls."""
 
 
-def report(found: Any) -> Any:
-    """Returns a report without times, ids, and what is told by one door only."""
-    if hasattr(found, "to_json"):
-        found = found.to_json()
-    asked = plain(found)
+def report(document: Any) -> Any:
+    """Returns a report without times, ids and fields that only one door has."""
+    if hasattr(document, "to_json"):
+        document = document.to_json()
+    asked = plain(document)
     return {name: value for name, value in asked.items() if name not in _DIFFERS}
 
 
 def versions(change: Any) -> tuple[int, int, int, int]:
-    """Returns what a change of rows did, without its time and author."""
+    """Returns (first version, inserted, updated, deleted) of a row change, without its time and author."""
     found = plain(change)
     return found["first_version"], found["inserted"], found["updated"], found["deleted"]
 
@@ -505,9 +505,9 @@ def page_rows(page: Any) -> Rows:
     return [plain(dict(zip(names, row, strict=True))) for row in page.rows]
 
 
-def json_page(found: Mapping[str, Any]) -> Rows:
-    names = [column["name"] for column in found["columns"]]
-    return [dict(zip(names, row, strict=True)) for row in found["rows"]]
+def json_page(page: Mapping[str, Any]) -> Rows:
+    names = [column["name"] for column in page["columns"]]
+    return [dict(zip(names, row, strict=True)) for row in page["rows"]]
 
 
 def _name_of(listed: Any) -> str:
@@ -517,7 +517,7 @@ def _name_of(listed: Any) -> str:
 
 
 def _typed(parameters: Any) -> Any:
-    """Returns the values of parameters as JSON has them; for what it lacks, an object."""
+    """Returns parameter values as JSON; a value of a type that JSON lacks becomes an object."""
     if isinstance(parameters, Mapping):
         return {name: _typed_value(value) for name, value in parameters.items()}
     return None if parameters is None else [_typed_value(value) for value in parameters]
@@ -537,7 +537,7 @@ def _listed(name: str, values: Sequence[str] | None) -> list[str]:
 
 
 def _options(how: Mapping[str, Any]) -> list[str]:
-    """Returns options as a command line has them."""
+    """Returns options in the form of a command line."""
     said: list[str] = []
     for name, value in how.items():
         option = f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""Workers in processes of their own, that make commits one after another, and can be killed at any moment."""
+"""Workers in their own processes, which commit one after another and can be killed at any moment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = 15
 ROWS = 10
 OWN_FILES = 3
 WAIT_SECONDS_MAX = 120.0
-"""Far more than any wait takes: the machine may be busy."""
+"""Far longer than any wait, because the machine may be busy."""
 
 References = dict[str, tuple[int, str | None]]
 """The rows and the job of each file that a partition refers to."""
@@ -35,12 +35,12 @@ def partition_of(worker: int) -> str:
 
 
 def shared_files() -> list[str]:
-    """Files that every worker's partition refers to."""
+    """Returns the files that every worker's partition refers to."""
     return [f"shared-{step}" for step in range(STEPS)]
 
 
 def commits(store: FileReferenceStore, worker: int) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """What a worker does, in order: ids, and the updates. Each step adds files and compacts them."""
+    """Yields (commit id, update) of a worker, in order. Each step adds files and compacts them."""
     partition = partition_of(worker)
     for step in range(STEPS):
         job = f"{worker}-{step}"
@@ -59,7 +59,7 @@ def commits(store: FileReferenceStore, worker: int) -> Iterator[tuple[str, Calla
 
 
 def expected(worker: int, applied: set[str]) -> References:
-    """What the worker's partition refers to when these of its commits are applied, and no part of others."""
+    """Returns the references of the worker's partition if exactly the `applied` commits are applied."""
     references: References = dict.fromkeys(shared_files(), (ROWS, None))
     for step in range(STEPS):
         job = f"{worker}-{step}"
@@ -76,7 +76,7 @@ def expected(worker: int, applied: set[str]) -> References:
 
 
 class Workers:
-    """Starts workers of tables, kills them, and hears what they commit."""
+    """A controller that starts workers, kills them and receives the ids of their commits."""
 
     def __init__(self, dsn: str, tables: list[TableRecord]) -> None:
         self._parent = subprocess.Popen(
@@ -97,7 +97,7 @@ class Workers:
         self._tell(str(worker))
 
     def next_commit(self) -> tuple[int, str]:
-        """The worker and the id of a commit that it was told is applied; or "done"."""
+        """Returns a worker and the id of its acknowledged commit, or "done"."""
         while True:
             worker, pid, what = self._said.get(timeout=WAIT_SECONDS_MAX).split(maxsplit=2)
             if what == "started":
@@ -107,7 +107,7 @@ class Workers:
                 return int(worker), what
 
     def kill(self, worker: int) -> None:
-        # its number is not given to another process, since its parent does not ask how it ended
+        # the pid is not reused, because the parent never collects the exit status
         os.kill(self._pids[worker], signal.SIGKILL)
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Workers:
 
 
 def serve() -> None:
-    """The parent of the workers: reads which to start."""
+    """Runs as the parent of the workers, and starts each worker whose number it reads."""
     dsn, tables = pickle.loads(bytes.fromhex(sys.stdin.readline()))  # noqa: S301
     while line := sys.stdin.readline():
         worker = int(line)
@@ -154,7 +154,7 @@ def _work(dsn: str, table: TableRecord, worker: int) -> None:
 def _replay(update: Callable[[], bool], times: int = 100) -> None:
     for _ in range(times):
         try:
-            update()  # False: it was applied before
+            update()  # returns False if it was applied before
         except (CommitOutcomeUnknown, TooManyRetries):
             continue
         return

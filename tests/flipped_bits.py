@@ -1,4 +1,4 @@
-"""Bits that flip in a table's file, as a disk that is not sound does it."""
+"""Bits flipped in a table's file, as a faulty disk would do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def flipped(content: bytes, bit: int) -> bytes:
 
 
 def written(path: Path, content: bytes) -> None:
-    """Puts another file in its place, as what is held open or mapped is of the one before."""
+    """Replaces the file by a new one, since a process that has the old one open or mapped keeps it."""
     beside = path.with_name("beside")
     beside.write_bytes(content)
     beside.replace(path)

@@ -1,4 +1,4 @@
-"""A process that is frozen before each commit of what it does, and goes on each time."""
+"""A process that freezes itself before each commit, until the test continues it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ transaction._commit = frozen_commit
 
 
 class Frozen:
-    """Runs a program after `_PROGRAM`, whose `freeze(name)` stops the process once for each name."""
+    """A process that runs `_PROGRAM`, then a program. `freeze(name)` stops it once for each name."""
 
     def __init__(self, program: str, *arguments: str) -> None:
         command = [sys.executable, "-c", _PROGRAM + program, *arguments]
@@ -46,7 +46,7 @@ class Frozen:
         self.said: list[str] = []
 
     def stops(self) -> Iterator[str]:
-        """Yields where the process is frozen, each time, until it ends; it goes on afterwards."""
+        """Yields the name of each place where the process is frozen, then continues it, until it ends."""
         assert self._process.stdout is not None
         try:
             for line in self._process.stdout:

@@ -1,4 +1,4 @@
-"""The sessions of a database, frozen: their connections stand, and nothing is answered."""
+"""Frozen sessions of a database: their connections stay open, but the server does not answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ and backend_type = 'client backend'
 
 @contextmanager
 def frozen_sessions(supplier: ConnectionSupplier) -> Iterator[None]:
-    """Freezes all sessions but the supplier's own, which it must have opened apart; they go on at the end."""
+    """Freezes all sessions except the one of `supplier`; continues them at the end.
+
+    `supplier` must not be the one whose sessions are to freeze.
+    """
     pids = [pid for (pid,) in query(supplier, OTHERS)]
     assert pids
     for pid in pids:

@@ -1,6 +1,6 @@
-"""Python workers of Spark, of which one waits for its death: the first to have written, or read, something.
+"""Spark's Python workers. The first that has written or read something hangs until it is killed.
 
-As `spark.python.daemon.module` it is what an executor starts its Python workers with.
+As `spark.python.daemon.module`, this module starts the Python workers of an executor.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pyspark import daemon
 from dormouse.objects.s3 import S3Store
 
 WRITES = "TEST_HELD_WRITES"
-"""The environment variable with the name of a file: its maker is held, once it has written an object."""
+"""The environment variable that names a file. The worker that creates it hangs after writing an object."""
 
 
 def hold(held: str) -> None:
-    """Only the first comes no further."""
+    """Hangs in the first process that calls it."""
     try:
         with Path(held).open("x") as file:
             file.write(f"{os.getpid()}\n")
@@ -31,7 +31,7 @@ def hold(held: str) -> None:
 
 
 def reading(held: str) -> Any:
-    """A step that gives what it takes, as far as it comes."""
+    """Returns a step that passes batches on, and hangs after the first batch in the first process."""
 
     def given(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -1,6 +1,6 @@
-"""Histories of partitions that are written as they are, without the table's rows; and what they say, naively.
+"""Partition histories written directly to the database, without rows, and a naive model of them.
 
-Any run of neighbours may be replaced by any others, as in PDP-32. Keys are those of one long.
+Any run of neighbours may be replaced by any other partitions, as in PDP-32. The row key is one LONG.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Bounds = tuple[int | None, int | None]
 
 @dataclass
 class Lived:
-    """A partition: while which epochs it was a leaf, and what it held when it ended."""
+    """A partition: the epochs during which it was a leaf, and its size when it was sealed."""
 
     bounds: Bounds
     created: int
@@ -37,7 +37,7 @@ class Lived:
     byte_count: int | None = None
 
     def was_leaf(self, first: int, last: int) -> bool:
-        """At some epoch from one to another."""
+        """Returns whether the partition was a leaf at some epoch from `first` to `last`."""
         return self.created <= last and (self.sealed is None or self.sealed > max(first, self.created))
 
     def overlaps(self, other: Lived) -> bool:
@@ -47,7 +47,7 @@ class Lived:
 
 @dataclass(frozen=True)
 class Change:
-    """An epoch."""
+    """The change that begins an epoch."""
 
     at: datetime
     sealed: tuple[str, ...]
@@ -58,7 +58,7 @@ class Change:
 
 @dataclass
 class Story:
-    """A history while it is told: begins with partitions that cover the key space."""
+    """A history that grows change by change. It begins with partitions that cover the key space."""
 
     points: Sequence[int] = ()
     partitions: dict[str, Lived] = field(default_factory=dict)
@@ -73,14 +73,14 @@ class Story:
         return len(self.changes) - 1
 
     def leaves(self, epoch: int | None = None) -> list[str]:
-        """By the deltas alone; in the order of their keys."""
+        """Returns the leaves at an epoch, in the order of their keys, computed from the changes alone."""
         found = set[str]()
         for change in self.changes[: self.epoch + 1 if epoch is None else epoch + 1]:
             found = (found - {*change.sealed}) | {*change.created}
         return sorted(found, key=self._lower)
 
     def scale(self, sealed: Sequence[str], points: Sequence[int] = (), seconds: float = 1) -> list[str]:
-        """Replaces neighbours by those that the points divide their keys into; gives their ids."""
+        """Replaces neighbours by partitions that are divided at the points; returns the new ids."""
         whole = [self.partitions[one] for one in sealed]
         edges = (whole[0].bounds[0], *points, whole[-1].bounds[1])
         created = self._made(edges)
@@ -108,7 +108,7 @@ class Story:
 
 
 def write(table: TableContext, story: Story) -> None:
-    """In place of the history that the table has."""
+    """Writes a history to the database, in place of the table's own."""
     table_id = table.table.table_id
     partitions = [
         (
@@ -153,7 +153,7 @@ def of(table: TableContext, text: str, *values: Any) -> list[Any]:
 
 
 def age(table: TableContext, hours: float = 1) -> None:
-    """As if all that the history has were so much older."""
+    """Makes the whole history older by some hours."""
     text = "update {} set {} = {} - make_interval(hours => %s) where table_id = %s"
     for name, column in (("epoch", "created_at"), ("cut", "recorded_at"), ("truncation", "recorded_at")):
         of(table, text.format(name, column, column), hours)
@@ -163,14 +163,14 @@ def age(table: TableContext, hours: float = 1) -> None:
 
 
 def rows(table: TableContext) -> tuple[set[str], set[int]]:
-    """The partitions and epochs that there are rows of."""
+    """Returns the partitions and the epochs that have rows in the database."""
     partitions = of(table, "select partition_id from partition where table_id = %s")
     epochs = of(table, "select epoch from epoch where table_id = %s")
     return {one for (one,) in partitions}, {one for (one,) in epochs}
 
 
 def scaled(table: TableContext, epochs: int, seed: int = 1) -> dict[int, PartitionTree]:
-    """Splits and merges of a table at random; the tree of each epoch."""
+    """Splits and merges partitions of a table at random; returns the tree of each epoch."""
     chosen, trees, points = random.Random(seed), dict[int, PartitionTree](), iter(range(1_000_000))
     while True:
         store = PartitionStore(table.supplier, table.table)
@@ -182,7 +182,7 @@ def scaled(table: TableContext, epochs: int, seed: int = 1) -> dict[int, Partiti
         if inner and chosen.random() < 0.5:
             store.merge(below(tree, chosen.choice(inner).partition_id))
         else:
-            # the last leaf has room above every point there was
+            # the last leaf has room above every earlier point
             leaf = tree.leaves[-1] if chosen.random() < 0.5 else chosen.choice(tree.leaves)
             key = leaf.region.range("key")
             low, high = key.min, key.max

@@ -1,6 +1,6 @@
 """Messages of a forger, a broken sender or a newer Dormouse: commit requests, mutated by a seed.
 
-All are for one table. What they name is also of others: a message can say anything.
+All are for one table, but can also name files of other tables, as a message can contain anything.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ NAMES = (
     "\ud800", "a\0b", "a\nb", "~", "-rf", "x" * 300, "y/" * 480 + "y", "instance.json.sketches",
     "data/t1/x", f"data/{'0' * 32}/x", "landing/a.parquet",
 )  # fmt: skip
-"""Of files, some of which a table may have."""
+"""Names of files, some of which a table may have."""
 TABLES: dict[str, tuple[Any, ...]] = {
     "table_id": (None, True, -1, 0, 2**31 - 1, 2**31, 2**64, 999, "1", 1.5, [1], {"1": 1}),
     "table_uuid": ("", "0" * 32, "F" * 32, "0" * 31, 7, "data/../t", ["0" * 32]),
     "table": (None, "", "T", "nobody", "t\0", "\ud800", 7, ["t"], "x" * 300),
 }
-"""Where a message goes instead; never to another table that there is, which it might ask for rightly."""
+"""Values for the address of a message. None is another existing table, as that would be a valid request."""
 KINDS = (
     "add_files", "assign_job_ids", "replace_file_references", "split_file_references",
     "delete_collected_files", "split_partition",
@@ -44,7 +44,7 @@ KINDS = (
 
 
 class Forger:
-    """Makes bodies for the table of an id; `names` are of files that there are, of it and of others."""
+    """A maker of message bodies for a table. `names` are existing files, both of the table and of others."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Forger:
         self._next: list[dict[str, Any]] = []
 
     def body(self) -> str:
-        """One message; maybe one that no queue takes."""
+        """Returns the body of one message, which may be so malformed that no queue takes it."""
         if not self._next and self._dice.random() < 0.1:
             self._next = self._theft(self._dice.choice(self._names))
         if self._next:
@@ -80,7 +80,7 @@ class Forger:
         return self._pointer(text) if self._dice.random() < 0.1 else text
 
     def _theft(self, name: str) -> list[dict[str, Any]]:
-        """What adds a file and leaves it to collection, which deletes it; the first comes last."""
+        """Returns requests, last first, that add and drop a file, so that garbage collection deletes it."""
         job = {"job_id": f"theft {self._made}", "partition_id": "root"}
         return [
             self._head("replace_file_references") | {"requests": [{**job, "input_filenames": [name]}]},
@@ -192,7 +192,7 @@ class Forger:
                 lambda: f"{text[:where]}\ud800{text[where:]}",
                 lambda: text[:where] + chr(self._dice.randrange(32, 127)) + text[where + 1 :],
                 lambda: _repeated(text, '"commit_id":"other",'),
-                # of another table, were the first or the last of two taken
+                # a repeated key, which would lead to another table if the first or the last value were used
                 lambda: _repeated(text, '"table_id":1,') if '"table_id":' in text else "{",
                 lambda: f'{text[:-1]},"table_id":1}}' if '"table_id":' in text else "}",
                 lambda: '{"a":' * 5_000 + text + "}" * 5_000,
@@ -202,7 +202,7 @@ class Forger:
         )()
 
     def _pointer(self, text: str) -> str:
-        """Its body is an object: one of its own, none at all, or one that is no body."""
+        """Returns a pointer to an object: its own body, a missing object, or an object that is not a body."""
         own = new_name(UUID(int=self._dice.getrandbits(128)), self._table_id)
         name = self._dice.choice(
             [own, own, own, new_name(UUID(int=0), None), f"{own}/../../instance.json", self._name()]

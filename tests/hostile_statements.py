@@ -1,5 +1,7 @@
-"""Statements that want everything: more time, memory, disk or stack than there is. Each must be answered or
-refused in time, and harm no other."""
+"""Statements that need more time, memory, disk or stack than there is.
+
+Each must be answered or refused in time, without harm to other statements.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ MANY = 20_000
 
 
 def _chain(expression: str, links: int, first: str) -> str:
-    """A statement of CTEs, each of which makes a value of the one before."""
+    """Returns a statement of CTEs, each of which computes a value from the previous one."""
     named = [f"t0 as (select {first} s)"]
     named += [f"t{n} as (select {expression} s from t{n - 1})" for n in range(1, links + 1)]
     return f"with {', '.join(named)} select length(s) from t{links}"

@@ -1,4 +1,4 @@
-"""Short words for tests of ingest: a table of flights, rows for it, and all that must hold of its files."""
+"""Helpers for tests of ingest: a table of flights, rows for it, and checks of its files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def flights_table(
 
 
 def flights(rows: int, seed: int = 0, schema: Schema = SCHEMA) -> pa.Table:
-    """Rows in no order, some with equal keys, some null values."""
+    """Returns unsorted rows, some with equal keys, and some with null values."""
     random = np.random.default_rng(seed)
     carriers = pa.array(["AA", "B6", "DL", "DL\x00", "UA", "WN", "é", ""])
     delay = random.normal(size=rows)
@@ -62,7 +62,7 @@ def flights(rows: int, seed: int = 0, schema: Schema = SCHEMA) -> pa.Table:
 
 
 def check_holds(context: TableContext, *expected: pa.Table) -> None:
-    """The table has exactly these rows; its files are sorted, counted by leaf, and have their sketches."""
+    """Asserts that the table has exactly these rows, in sorted files with sketches and row counts by leaf."""
     references = list(context.store.file_references())
     names = {reference.filename for reference in references}
     stored = {name: _read(context, name) for name in names}
@@ -84,7 +84,7 @@ def check_holds(context: TableContext, *expected: pa.Table) -> None:
 
 
 def check_untouched(context: TableContext) -> None:
-    """Nothing is referenced, nothing is left in the object store, nobody is known to be writing."""
+    """Asserts that there are no references, no objects in the store and no open write attempts."""
     assert context.store.has_no_files()
     assert list(context.objects.list()) == []
     assert attempts(context) == 0

@@ -1,4 +1,4 @@
-"""What tests of keyed tables share."""
+"""Helpers for tests of keyed tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)],
     values=[dm.Field("v", dm.LONG), dm.Field("s", dm.STRING, nullable=True)],
 )
-"""Rows of tests are (k, v, s); s may be left out."""
+"""The schema of the test tables. A row is (k, v, s); s may be omitted."""
 MARKS = "is_deleted"
 Row = tuple[Any, ...]
 
@@ -44,12 +44,12 @@ def upsert(table: Table, *rows: Row) -> None:
 
 
 def delete_keys(table: Table, *keys: int, v: int | None = None) -> None:
-    """By marks in the data."""
+    """Deletes keys by upserting rows with deletion marks."""
     table.upsert(data([(key, v) for key in keys], [True] * len(keys)), deletes=MARKS, engine="local")
 
 
 def seen(table: Table, instance: Instance, **how: Any) -> dict[int, int]:
-    """The values by key, which are the same for all readers; `how` says when and of which rows."""
+    """Returns the values by key, and asserts that all readers agree; `how` are options of `query`."""
     where = how.pop("where", None)
     listed = table.query(where, ["k", "v"], **how).read_all().to_pylist()
     found = {row["k"]: row["v"] for row in listed}
@@ -65,7 +65,7 @@ def seen(table: Table, instance: Instance, **how: Any) -> dict[int, int]:
 
 
 def begun(table: Table, *rows: Row, marks: list[bool] | None = None) -> Callable[[], None]:
-    """A load that has begun, and written; it commits when it is called."""
+    """Begins a load and writes its files; returns a function that commits it."""
     context, stack = table.context, ExitStack()
     attempt = stack.enter_context(context.attempts.attempt(context.table, loads=True))
     load = keyed_rows(context, attempt, None if marks is None else MARKS)

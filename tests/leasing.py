@@ -1,4 +1,4 @@
-"""A lease of the tests' own, of which they supply the SQL, as each user of `dormouse.postgres.lease` does."""
+"""A lease for tests, with its own SQL, as each user of `dormouse.postgres.lease` supplies it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dormouse.postgres.queries import parse
 QUERIES = parse(
     """
 -- name: create
--- There is one to have.
+-- Creates the table of the lease.
 create table leased (name text primary key, token uuid, holder text, leased_until timestamptz);
 
 -- name: take
--- Takes it, unless another has it.
+-- Takes the lease, unless another holder has it.
 insert into leased as l
 values ('work', %(token)s, %(holder)s, clock_timestamp() + make_interval(secs => %(lease_seconds)s))
 on conflict (name) do update
@@ -28,21 +28,21 @@ where l.leased_until < clock_timestamp()
 returning token;
 
 -- name: holder
--- Who has it, until when.
+-- Returns the holder and the time of expiry.
 select holder, leased_until from leased;
 
 -- name: renew
--- Keeps it for longer; no row: another has it.
+-- Renews the lease; returns no row if another holder has it.
 update leased set leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
 where token = %(token)s
 returning token;
 
 -- name: fence
--- Within a transaction of the work; no row: another has it.
+-- Locks the lease within a transaction of the work; returns no row if another holder has it.
 select token from leased where token = %(token)s for update;
 
 -- name: release
--- Gives it back.
+-- Releases the lease.
 delete from leased where token = %(token)s;
 """,
     "tests/leasing.py",

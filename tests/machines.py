@@ -1,4 +1,4 @@
-"""Hypothesis' state machines over an instance, in each layout."""
+"""Runners of Hypothesis state machines over an instance, in each layout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run_machine(
     steps: int,
     **more: Any,
 ) -> None:
-    """Lives of a machine that finds the two as its `instance` and `layout`; `more` settings."""
+    """Runs a state machine with the attributes `instance` and `layout`; `more` are Hypothesis settings."""
     made: Callable[[], RuleBasedStateMachine] = type(
         "Machine", (machine,), {"instance": instance, "layout": layout}
     )
@@ -36,12 +36,12 @@ def run_machine(
 def finds_what_is_wrong(
     machine: type[RuleBasedStateMachine], instance: Instance, examples: int, steps: int
 ) -> None:
-    """Fails unless a machine fails, whose first failure is enough."""
+    """Asserts that a machine fails; its first failure is enough."""
     found = {"derandomize": True, "phases": [Phase.generate], "report_multiple_bugs": False}
     for _ in range(_TRIES):
-        # names of files are random, and what is led again may end in another way, or draw otherwise
+        # names of files are random, so a replayed run may end or draw differently
         with suppress(FlakyStrategyDefinition):
             with pytest.raises((AssertionError, FlakyFailure)):
                 run_machine(machine, instance, "file_table", examples, steps, print_blob=False, **found)
             return
-    pytest.fail("each try drew otherwise when it was led again")
+    pytest.fail("each replay drew other examples")

@@ -1,8 +1,8 @@
-"""The driver of what tests run on a cluster: does one work, and prints what came of it as JSON.
+"""The driver of work that tests run on a cluster. It does one kind of work and prints the result as JSON.
 
     python -m tests.on_cluster WORK FOLDER [READING]
 
-Instance and cluster are told by the environment. `READING` is the file of `held.reading`.
+The environment names the instance and the cluster. `READING` is the file of `held.reading`.
 """
 
 from __future__ import annotations

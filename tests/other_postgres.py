@@ -15,7 +15,7 @@ VARIABLE = "DORMOUSE_TEST_POSTGRES"
 
 
 def use_what_is_named() -> None:
-    """Servers that this process starts are of that version; a folder without one ends the run."""
+    """Makes this process start servers of the given version. A folder without PostgreSQL ends the run."""
     if not (named := os.environ.get(VARIABLE)):
         return
     programs = Path(named)

@@ -1,4 +1,4 @@
-"""A table whose files are replaced while it is read, and words for its rows."""
+"""A table whose files are replaced while it is read, and helpers for its rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _numbers = count()
 
 
 def event(rng: random.Random, names: str = "abcdefgh") -> dict[str, Any]:
-    """Of some hundred keys, so that many rows have equal ones."""
+    """Returns a row with one of some hundred keys, so that many rows have equal keys."""
     return {
         "name": rng.choice(names),
         "code": rng.choice([b"", b"\x00", b"\xff", b"\xff\x00"]),
@@ -38,7 +38,7 @@ def event(rng: random.Random, names: str = "abcdefgh") -> dict[str, Any]:
 
 def filled(new_lake: NewLake, files: int = 3, rows: int = 400, **more: Any) -> Lake:
     lake = new_lake(**{"split_points": ["d", "f"], **more})
-    # so that a file is not read whole when it is opened
+    # so that opening a file does not read all of it
     lake.row_group_rows = 20
     rng = random.Random(1)
     for n in range(files):
@@ -47,7 +47,7 @@ def filled(new_lake: NewLake, files: int = 3, rows: int = 400, **more: Any) -> L
 
 
 def replace_all_files(lake: Lake) -> set[str]:
-    """Compacts every leaf and collects what it was made of; the files that are gone then."""
+    """Compacts every leaf and collects the old files; returns the names of the deleted files."""
     before = filenames(lake)
     for leaf in lake.context.partitions.leaves():
         files = len(list(lake.context.store.file_references_in([leaf.partition_id])))
@@ -76,7 +76,7 @@ def bag(rows: Iterable[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
 
 
 def read(lake: Lake, reader: pa.RecordBatchReader, at: Collection[int]) -> list[dict[str, Any]]:
-    """All rows; after some of the batches every file is replaced."""
+    """Returns all rows; replaces every file after the batches whose numbers are in `at`."""
     found: list[dict[str, Any]] = []
     for n, batch in enumerate(reader):
         found += batch.to_pylist()
@@ -86,5 +86,5 @@ def read(lake: Lake, reader: pa.RecordBatchReader, at: Collection[int]) -> list[
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """As files are sorted."""
+    """Returns the key by which files are sorted."""
     return row["name"], row["code"], row["time"]

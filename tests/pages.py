@@ -1,5 +1,8 @@
-"""The code blocks of a page of the documentation, run in their order: Python in one namespace, shell in one
-environment, both in one folder. What names a place that tests do not have gets one that they have."""
+"""A runner for the code blocks of a documentation page, in their order.
+
+Python runs in one namespace, shell in one environment, and both in one folder. Names of places that tests
+do not have, such as buckets, are replaced by names of places that they have.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 FENCE = re.compile(r"^\s*```(\w+)$", re.MULTILINE)
 READ = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load, "ini": ConfigParser().read_string}
 DRAWN = {"mermaid"}
-"""Of another language than those that are run: only read, or drawn from templates that a test compares."""
+"""Languages of blocks that are not run: `READ` blocks are only parsed. A test compares `DRAWN` diagrams."""
 
 _QUOTED = re.compile(r"""'[^']*'|"[^"$`]*\"""")
 _GOES_ON = re.compile(r"dormouse (serve|maintain|committer|jobs worker)\b(?!.*--(once|drain|help))")
@@ -45,7 +48,7 @@ SECONDS_MAX = 60
 
 
 class Page:
-    """A page, and what its blocks have: a folder, variables, names, and programs that go on."""
+    """A page, and the state of its blocks: folder, variables, names and background programs."""
 
     def __init__(
         self, path: Path, folder: Path, variables: Mapping[str, str], places: Mapping[str, str]
@@ -58,7 +61,7 @@ class Page:
         self.not_run: Counter[str] = Counter()
 
     def run(self, names: dict[str, Any]) -> None:
-        """Runs all blocks; fails with the line of the first that does."""
+        """Runs all blocks; the first that fails raises an error with its line."""
         document = _sybil(
             {"python": self._python, "sh": self._shell, "sql": self._sql, **dict.fromkeys(READ, self._read)}
         ).parse(self.path)
@@ -81,7 +84,7 @@ class Page:
         text = self._placed(example)
         commands = commands_of(text)
         if commands and all(command.startswith("pip install") for command in commands):
-            return  # of each extra, into an environment of its own: test_extras
+            return  # test_extras installs each extra into its own environment
         try:
             for command in commands:
                 self._dormouse(command) if _is_plain(command) else self._bash(command)
@@ -89,9 +92,9 @@ class Page:
             raise AssertionError(f"{self.path.relative_to(ROOT)}:{example.line}: {error}") from None
 
     def _dormouse(self, command: str) -> None:
-        """In this process, where all is imported; asked by a person who says yes."""
+        """Runs a command in this process, which has all imports; the user answers each question with yes."""
         for kind in [kind for kind in self._running if command.startswith(f"dormouse {kind}")]:
-            self._end(kind)  # what a page begins is one of several ways to do it
+            self._end(kind)  # a page shows several ways to start the same program
         if _GOES_ON.match(command):
             return self._begin(command)
         out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
@@ -116,7 +119,7 @@ class Page:
                 env={**self._variables, "ENVIRONMENT_AFTER": after.name},
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
-                stdout=said,  # what goes on in the background would keep a pipe open
+                stdout=said,  # background programs would keep a pipe open
                 stderr=said,
                 start_new_session=True,
             )
@@ -131,7 +134,7 @@ class Page:
             self._variables = {name: value for name, value in pairs if name not in _OF_BASH}
 
     def _begin(self, command: str) -> None:
-        """A program that goes on until the page ends, or another takes its port."""
+        """Starts a program that runs until the page ends, or until another program takes its port."""
         arguments = shlex.split(command, comments=True)
         port = next((each for flag, each in itertools.pairwise(arguments) if flag == "--port"), "")
         kind = f"{arguments[1]} {port}".strip()
@@ -182,7 +185,7 @@ class Page:
 
 
 class _Person(io.StringIO):
-    """Sits at a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -194,37 +197,37 @@ def _sybil(evaluators: Mapping[str, Callable[[Example], None]]) -> Sybil:
 
 
 def blocks(path: Path) -> Counter[str]:
-    """How many blocks of each language a page has."""
+    """Returns the number of blocks of each language on a page."""
     return Counter(FENCE.findall(path.read_text("utf-8")))
 
 
 def first_block(path: Path, language: str) -> str:
-    """The first code of a page in a language."""
+    """Returns the first code block of a page in a language."""
     return re.search(rf"^```{language}\n(.*?)^```", path.read_text("utf-8"), re.M | re.S)[1]  # type: ignore[index]
 
 
 def parsed_blocks(path: Path) -> int:
-    """How many of them are run, or read."""
+    """Returns the number of blocks that are run or parsed."""
     found = _sybil(dict.fromkeys(["python", "sh", "sql", *READ], lambda example: None)).parse(path)
     return sum(not isinstance(example.parsed, tuple) for example in found.examples())
 
 
 def commands_of(text: str) -> list[str]:
-    """The lines of a block that are commands, each whole."""
+    """Returns the commands of a block, each on one line; or the whole block, if it cannot be divided."""
     if _BELONGS_TOGETHER.search(text):
         return [text]
     return [line for line in text.replace("\\\n", " ").splitlines() if shlex.split(line, comments=True)]
 
 
 def _is_plain(command: str) -> bool:
-    """Whether a line is one command of ours, of which bash would make nothing else."""
+    """Returns whether a line is a single `dormouse` command without shell syntax."""
     rest = _QUOTED.sub("", command).split(" #")[0]
     return rest.startswith("dormouse ") and not re.search(r"""[|&;<>$`*(){}~"']""", rest)
 
 
 @contextlib.contextmanager
 def _in_time() -> Iterator[None]:
-    """A block that does not end fails."""
+    """Raises TimeoutError if the block does not end in time."""
 
     def give_up(number: int, frame: object) -> None:
         raise TimeoutError(f"it runs for longer than {SECONDS_MAX} s")

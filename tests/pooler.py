@@ -1,4 +1,4 @@
-"""PgBouncer between a client and PostgreSQL: Debian's, where it is installed."""
+"""PgBouncer between a client and PostgreSQL, as Debian packages it, if it is installed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _AS_NOBODY = [
     f"--inh-caps={_READS}",
     f"--ambient-caps={_READS}",
 ]
-"""It refuses to be root; the server's socket is in a folder of root's."""
+"""A prefix for the command: PgBouncer refuses to run as root, but the server's socket is in root's folder."""
 
 
 @contextmanager
 def pgbouncer(dsn: str, folder: Path, **settings: object) -> Iterator[str]:
-    """Pools transactions of a database over few connections; gives the DSN by which it is reached."""
+    """Pools the transactions of a database over few connections; yields the DSN of the pool."""
     assert PGBOUNCER is not None
     given = conninfo_to_dict(dsn)
     with closing(socket.socket()) as free:

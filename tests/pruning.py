@@ -1,4 +1,4 @@
-"""What DataFusion's metrics tell that a query skipped of its files."""
+"""The parts of files that a query skipped, from DataFusion's metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PRUNED = re.compile(r"([\d.]+) total → ([\d.]+) matched")
 
 @dataclass(frozen=True)
 class Pruned:
-    """The rows that a query gave; (considered, matched) of row groups and of pages; and other numbers."""
+    """The number of rows of a query, (considered, matched) row groups and pages, and other metrics."""
 
     rows: int
     metrics: dict[str, tuple[int, int]]
@@ -27,7 +27,7 @@ class Pruned:
 
 
 def plans_of(context: TableContext, monkeypatch: pytest.MonkeyPatch, *args: Any) -> tuple[list[Any], int]:
-    """The physical plans that a query ran, and how many rows it gave."""
+    """Returns the physical plans that a query ran, and the number of its rows."""
     plans = []
     execute = SessionContext.execute
 
@@ -44,7 +44,7 @@ def plans_of(context: TableContext, monkeypatch: pytest.MonkeyPatch, *args: Any)
 def pruned(
     context: TableContext, where: Any, monkeypatch: pytest.MonkeyPatch, columns: Sequence[str] | None = None
 ) -> Pruned:
-    """Runs a query, and adds up what its scans skipped."""
+    """Runs a query and sums the metrics of its scans."""
     plans, rows = plans_of(context, monkeypatch, where, columns)
     pairs: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     numbers: dict[str, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""A table whose files a test writes by hand, and the rows that it should have, for queries to be checked."""
+"""A table whose files a test writes directly, and its expected rows, to check queries against."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ class Lake:
         self.all = arrow_schema(schema).empty_table()
 
     def table(self, rows: Sequence[dict[str, object]]) -> pa.Table:
-        """Rows as a table that is sorted like a file."""
+        """Returns rows as a table that is sorted like a file."""
         found = pa.Table.from_pylist(list(rows), schema=arrow_schema(self.schema))
         return found.sort_by([(name, "ascending") for name in self.schema.key_names])
 
     def add(self, rows: Sequence[dict[str, object]] | pa.Table, *, one_file: bool = False) -> list[str]:
-        """Adds rows: a file for each leaf that has some, or one file with a reference on each."""
+        """Adds rows: one file for each leaf that has some, or one file with a reference from each leaf."""
         table = rows if isinstance(rows, pa.Table) else self.table(rows)
         self.all = pa.concat_tables([self.all, table])
         lookup = LeafLookup(self.context.partitions.tree())
@@ -102,7 +102,7 @@ class Lake:
     def written(
         self, table: pa.Table, partitions: dict[str, int], *, only: bool = True
     ) -> FileWithReferences:
-        """A sorted file, as it is to be added."""
+        """Writes a sorted file and returns it, without adding it to the table."""
         filename = f"{self.context.table.object_prefix}{next(_names)}.parquet"
         with self.context.objects.staged(filename) as path:
             pq.write_table(
@@ -131,9 +131,9 @@ class Lake:
         )
 
     def expect(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[object, ...]]:
-        """DuckDB's answer over all rows that were added, as the table `t`."""
+        """Returns DuckDB's answer over all added rows, as the table `t`."""
         with duckdb.connect() as conn:
-            # a table of DuckDB's own: of Arrow's, pyarrow would compute the conditions, whose NaN is IEEE's
+            # a table of DuckDB: on Arrow data, pyarrow would evaluate conditions, with NaN as in IEEE 754
             conn.register("every row", self.all)
             conn.execute('create table t as from "every row"')
             return conn.execute(statement, list(values)).fetchall()
@@ -143,7 +143,7 @@ class Lake:
 
 
 def named(contexts: Mapping[str, TableContext]) -> Named:
-    """Tables that statements find by name."""
+    """Returns tables that statements find by name."""
 
     def like(names: Iterable[str]) -> dict[str, TableContext]:
         lower = {name.lower() for name in names}
@@ -156,14 +156,14 @@ _engines: dict[str, Engine] = {}
 
 
 def engine(objects: ObjectStore) -> Engine:
-    """One for each store."""
+    """Returns the engine of a store; there is one for each store."""
     return _engines.setdefault(objects.url, Engine(objects))
 
 
 def sql(
     contexts: Mapping[str, TableContext], statement: str, *given: Any, **options: Any
 ) -> pa.RecordBatchReader:
-    """The answer over tables of one instance."""
+    """Returns the answer to a statement over tables of one instance."""
     return statements.sql(_sessions(contexts), named(contexts), statement, *given, **options)
 
 
@@ -177,7 +177,7 @@ def _sessions(contexts: Mapping[str, TableContext]) -> Sessions:
 
 
 def tuples(reader: pa.RecordBatchReader) -> list[tuple[object, ...]]:
-    """All rows of a reader."""
+    """Returns all rows of a reader."""
     return [tuple(row.values()) for row in reader.read_all().to_pylist()]
 
 
@@ -185,7 +185,10 @@ NewLake = Callable[..., Lake]
 
 
 def four_leaves(new_lake: NewLake) -> Lake:
-    """1,500 rows of SCHEMA; two leaves interleave, and every third file has references on all of them."""
+    """Returns 1,500 rows in four leaves; every third file has references from all leaves.
+
+    Two leaves are split by `number`, so their keys interleave.
+    """
     lake = new_lake(split_points=["g", "p"])
     lake.context.partitions.split(lake.context.partitions.leaves()[1].partition_id, 0, "number")
     rng = random.Random(1)
@@ -208,7 +211,7 @@ def row(rng: random.Random) -> dict[str, Any]:
 
 
 def ordered(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Rows with those of equal keys in one order."""
+    """Returns sorted rows, with a fixed order of rows with equal keys."""
     return sorted(rows, key=lambda row: (row[:3], repr(row[3:])))
 
 

@@ -1,10 +1,11 @@
-"""Processes that ingest into tables, maintain them and read them all at once, and check every answer.
+"""Processes that ingest into tables, maintain and read them, all at the same time, and check every answer.
 
-Their connections are cut or fall silent, and they are frozen at times. They are not killed: each may hold a
-lock of the memory that they share.
+Their connections are cut or stop answering, and the processes are frozen at times. They are not killed,
+because each may hold a lock of the shared memory.
 
-A writer's ingests are numbered, and go into the tables in turn. It tells in shared memory which it has begun,
-and which were acknowledged: so whoever asks knows which rows must be there, and which cannot be.
+A writer numbers its ingests, and makes each of them into all tables in turn. It records in shared memory
+which ingests it has begun and which were acknowledged. From this, a reader knows which rows must be in an
+answer and which may be.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SCHEMA = Schema(
 NAMES = ["", "a", "a\x00", "b", "c", "é", "😀"]
 COLUMNS = SCHEMA.names[:-1]
 BALLAST_BYTES = 2_000
-"""So that files have several row groups, which are not read all at once."""
+"""Ballast so large that files have several row groups, which are not all read at once."""
 ROWS = 30
 WRITERS_MAX = 8
 COLLECTED_MEANWHILE = (
@@ -56,18 +57,18 @@ Answer = dict[tuple[int, int], list[Row]]
 
 @dataclass(frozen=True)
 class Storm:
-    """Where the storm is: the tables, in the order in which writers fill them, and what everybody tells."""
+    """A storm: its tables, in the order in which writers fill them, and its processes' shared memory."""
 
     dsn: str
     objects: str
     tables: tuple[TableRecord, ...]
     begun: Any
     acknowledged: Any
-    """Of each table and writer, how many ingests; arrays in shared memory, like the next."""
+    """`begun` and `acknowledged` count ingests by table and writer. These and the next are shared arrays."""
     rounds: Any
-    """Of each table, how often it was compacted, split and collected."""
+    """The number of compactions, splits and collections of each table."""
     counts: Any
-    """What was done, as COUNTED says; then queries that were given up, and calls that lost connections."""
+    """Counts as listed in COUNTED, then the abandoned queries, then the calls that lost connections."""
     stop: Any
     failures: Any
 
@@ -75,7 +76,7 @@ class Storm:
         return table * WRITERS_MAX + writer
 
     def await_rounds(self, table: int, number: int) -> None:
-        """Until maintenance has been there so often more."""
+        """Waits until maintenance has run on the table `number` more times."""
         until = self.rounds[table] + number
         while self.rounds[table] < until and not self.stop.wait(0.01):
             pass
@@ -92,7 +93,7 @@ LOSSES = GIVEN_UP + 1
 
 @cache
 def rows_of(writer: int, number: int) -> tuple[Row, ...]:
-    """What an ingest adds: few keys, which all have many rows."""
+    """Returns the rows of an ingest: few keys, each with many rows."""
     rng = random.Random(f"{writer} {number}")
     return tuple(
         (rng.choice(NAMES), rng.randrange(3), rng.randrange(2), writer, number, n) for n in range(ROWS)
@@ -104,7 +105,7 @@ def key(row: Row) -> tuple[Any, ...]:
 
 
 def run(storm: Storm, work: Callable[..., None], number: int) -> None:
-    """A process: does its work until all stop, and tells why it failed."""
+    """Runs `work` in a loop until the storm stops; reports the error if it fails."""
     hurry()
     try:
         with closing(ConnectionSupplier(storm.dsn, connections_max=4)) as supplier:
@@ -117,7 +118,7 @@ def run(storm: Storm, work: Callable[..., None], number: int) -> None:
 
 
 def write(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, writer: int) -> None:
-    """One ingest into each of the tables; some are sent twice."""
+    """Makes one ingest into each of the tables; some are sent twice."""
     for table, context in enumerate(storm.contexts(supplier)):
         place = storm.place(table, writer)
         number = storm.begun[place]
@@ -132,7 +133,7 @@ def write(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, writer
 
 
 def has_ingested(storm: Storm, context: TableContext, data: pa.Table, ingest_id: str) -> bool:
-    """Returns whether the rows are known to be there."""
+    """Returns whether the ingest was acknowledged."""
     with may_be_lost(storm):
         ingest(context, data, ingest_id=ingest_id, engine="local", progress=None)
         return True
@@ -157,8 +158,8 @@ def maintain(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, _: 
 
 
 def read(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, number: int) -> None:
-    """Some queries over views that live a while, so that their trees grow old."""
-    # plans end in the midst of everything
+    """Runs queries over contexts that live for a while, so that their cached trees become outdated."""
+    # small batches and pages, so that other processes commit while a plan is read
     scan_session._OPTIONS["datafusion.execution.batch_size"] = "16"
     table_view.PAGE_LEAVES = table_view.PAGE_LEAVES_MAX = 1 + 2 * (number % 2)
     contexts = storm.contexts(supplier)
@@ -175,7 +176,7 @@ def read(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, number:
 
 @dataclass
 class Asked:
-    """What is known before a query and after it."""
+    """The ingests that were acknowledged before a query, to check its answer."""
 
     storm: Storm
     table: int
@@ -186,21 +187,21 @@ class Asked:
     def now(self, array: Any) -> list[int]:
         return [array[self.storm.place(self.table, writer)] for writer in range(WRITERS_MAX)]
 
-    def check(self, found: list[Row], wanted: Callable[[Row], bool]) -> None:
-        """Every row that was acknowledged is there, none twice, and none that nobody wrote.
+    def check(self, listed: list[Row], wanted: Callable[[Row], bool]) -> None:
+        """Asserts that every acknowledged row is there, and no row is there twice or was never written.
 
-        An ingest that came meanwhile is there whole or not at all.
+        An ingest that was made during the query is there completely or not at all.
         """
         begun = self.now(self.storm.begun)
-        assert not [row for row, times in Counter(found).items() if times > 1], "rows are doubled"
+        assert not [row for row, times in Counter(listed).items() if times > 1], "rows are doubled"
         by_ingest: dict[tuple[int, int], set[Row]] = defaultdict(set)
-        for row in found:
+        for row in listed:
             by_ingest[row[3], row[4]].add(row)
         for writer in range(WRITERS_MAX):
             for number in range(begun[writer]):
                 expected = {row for row in rows_of(writer, number) if wanted(row)}
                 there = by_ingest.pop((writer, number), set())
-                assert there <= expected, "rows that nobody wrote, or wanted"
+                assert there <= expected, "rows that were never written, or not asked for"
                 if number < self.seen[writer]:
                     assert there == expected, f"of {writer}-{number} {expected - there} miss"
                 missing = {key(row) for row in expected - there}
@@ -209,7 +210,7 @@ class Asked:
 
 
 def ask_all(storm: Storm, table: int, context: TableContext, rng: random.Random) -> None:
-    """Half of them are read slowly, so that the table is another before they are at their end."""
+    """Reads all rows; half of the time slowly, so that the table changes before the end."""
     asked = Asked(storm, table)
     pause = rng.choice([None, rng.randrange(20)])
     reader, found = query(context, columns=COLUMNS), list[Row]()
@@ -232,7 +233,7 @@ def ask_part(storm: Storm, table: int, context: TableContext, rng: random.Random
 
 
 def ask_some(storm: Storm, table: int, context: TableContext, rng: random.Random) -> None:
-    """The rows before the last key are all of that part of the table."""
+    """Reads with a limit: the rows before the last key must be all rows of that part of the table."""
     asked, limit = Asked(storm, table), rng.randrange(1, 400)
     found = in_order(query(context, columns=COLUMNS, limit=limit))
     assert len(found) <= limit
@@ -244,7 +245,7 @@ def ask_some(storm: Storm, table: int, context: TableContext, rng: random.Random
 
 
 def ask_statement(storm: Storm, contexts: list[TableContext]) -> None:
-    """All tables at one moment: what a writer added to one, it had added to those before it."""
+    """Reads all tables in one statement: an ingest in one table must be in all tables before it."""
     asked = [Asked(storm, table) for table in range(len(contexts))]
     names = ", ".join(f'"{name}"' for name in COLUMNS)
     parts = [f"SELECT {t} AS t, {names} FROM {c.table.name}" for t, c in enumerate(contexts)]
@@ -261,7 +262,7 @@ def ask_statement(storm: Storm, contexts: list[TableContext]) -> None:
 
 
 def ask_few(storm: Storm, table: int, context: TableContext, rng: random.Random) -> None:
-    """How many rows there are, and any of them."""
+    """Counts the rows, and reads any few of them."""
     asked, limit, name = Asked(storm, table), rng.randrange(1, 200), context.table.name
     [(number,)] = rows(sql({name: context}, f"SELECT count(*) FROM {name}"))
     begun = sum(asked.now(storm.begun))
@@ -280,8 +281,8 @@ def in_order(reader: pa.RecordBatchReader) -> list[Row]:
     return found
 
 
-def check_order(found: list[Row]) -> None:
-    keys = list(map(key, found))
+def check_order(listed: list[Row]) -> None:
+    keys = list(map(key, listed))
     assert keys == sorted(keys), "rows are out of order"
 
 
@@ -296,7 +297,7 @@ def count(storm: Storm, what: str, number: int = 1) -> None:
 
 @contextmanager
 def may_be_given_up(storm: Storm) -> Iterator[None]:
-    """Files may be collected faster than they are read: that may be said, and is counted."""
+    """Counts a query that failed because files were collected faster than it read them, which may happen."""
     try:
         yield
     except ObjectNotFound as error:
@@ -308,7 +309,7 @@ def may_be_given_up(storm: Storm) -> Iterator[None]:
 
 @contextmanager
 def may_be_lost(storm: Storm) -> Iterator[None]:
-    """Counts a call that failed as its connections were lost, which it may say."""
+    """Counts a call that failed because its connections were lost, which may happen."""
     try:
         yield
     except (*LOST, CommitFailed) as error:

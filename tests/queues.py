@@ -1,4 +1,4 @@
-"""Short words for tests of the commit queue: queues of their own, and processes that receive."""
+"""Helpers for tests of the commit queue: numbers of new queues, and processes that receive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bodies(messages: Sequence[Message]) -> list[str]:
 
 @contextmanager
 def receiver(dsn: str, script: str, *values: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process that has a `queue`, and runs the script."""
+    """Yields a process that opens a `queue` and runs the script."""
     start = f"""
 import sys
 from dormouse.state.commits.postgres_queue import PostgresQueue

@@ -1,4 +1,4 @@
-"""A table whose columns change, and what it has then, naively: rows as dicts by the columns' ids."""
+"""A table whose columns change, and a naive model of it: rows as dicts by column id."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Naive:
-    """Rows by the ids of their columns; `names` says how these are called now, in order."""
+    """Rows by column id; `names` maps the current column names to ids, in order."""
 
     names: Mapping[str, int]
     rows: tuple[Mapping[int, Any], ...] = ()
@@ -33,7 +33,7 @@ class Naive:
         return Naive({name: number for number, name in enumerate(schema.names, 1)}, (), len(schema.names))
 
     def shown(self) -> list[Row]:
-        """In the order of the first column."""
+        """Returns the rows by column name, in the order of the first column."""
         found = [{name: row[number] for name, number in self.names.items()} for row in self.rows]
         return sorted(found, key=lambda row: next(iter(row.values())))
 
@@ -42,7 +42,7 @@ class Naive:
         return replace(self, rows=self.rows + added)
 
     def without(self, name: str, value: Any) -> Naive:
-        """Without the rows that have a value."""
+        """Returns a copy without the rows that have a value in a column."""
         number = self.names[name]
         return replace(self, rows=tuple(row for row in self.rows if row[number] != value))
 
@@ -63,7 +63,7 @@ def ingest(table: Table, rows: list[Row]) -> None:
 
 
 def readers(table: Table, instance: Instance, as_of: When | None = None) -> Iterator[tuple[str, list[Row]]]:
-    """What each reader of a process has, sorted by the first column."""
+    """Yields the name of each reader and its rows, sorted by the first column."""
     name = table.name
     yield "query", table.query(as_of=as_of).read_all().to_pylist()
     statement = f"select * from {name} order by 1"
@@ -73,7 +73,7 @@ def readers(table: Table, instance: Instance, as_of: When | None = None) -> Iter
 
 
 def check(table: Table, instance: Instance, model: Naive, as_of: When | None = None) -> None:
-    """All readers have what the model has, and its columns in their order."""
+    """Asserts that all readers return the model's rows, with its columns in order."""
     schema = table.schema if as_of is None else table.schema_at(as_of)
     assert list(schema.names) == list(model.names)
     for reader, rows in readers(table, instance, as_of):
@@ -90,7 +90,7 @@ class Shaped:
     model: Naive
     moments: dict[str, Naive] = field(default_factory=dict)
     deleted: dict[int, list[int]] = field(default_factory=dict)
-    """Of each deletion the ids of its columns."""
+    """The ids of the columns in each deletion's condition, by deletion id."""
 
     @staticmethod
     def made(instance: Instance, schema: Schema, **options: Any) -> Shaped:
@@ -99,7 +99,7 @@ class Shaped:
 
     @staticmethod
     def begun(instance: Instance) -> Shaped:
-        """With files, and a cut, of the first version."""
+        """Returns a table with files and a cut of the first schema version."""
         made = Shaped.made(instance, SCHEMA, split_points=[3], properties=dm.TableProperties(**TWO))
         made.ingest(*ROWS)
         made.cut("first")
@@ -131,7 +131,7 @@ class Shaped:
         self.moments[name] = self.model
 
     def check(self) -> None:
-        """Now, and as of each cut."""
+        """Checks the current rows, and the rows as of each cut."""
         check(self.table, self.instance, self.model)
         for name, model in self.moments.items():
             check(self.table, self.instance, model, name)
@@ -177,7 +177,7 @@ def rename_keys(to: Shaped) -> None:
 
 
 def swap_names(to: Shaped) -> None:
-    """Each name is another column's: files of before must not be read by name."""
+    """Swaps the names of two columns: older files must not be read by name."""
     to.rename("i", "x")
     to.rename("f", "i")
     to.rename("x", "f")
@@ -194,7 +194,7 @@ def drop(to: Shaped) -> None:
 
 
 def drop_and_add(to: Shaped) -> None:
-    """Another column of the name, whose old values do not come back."""
+    """Drops a column and adds another with its name: the old values must not come back."""
     to.drop("note")
     to.add(dm.Field("note", dm.STRING, nullable=True))
 
@@ -205,7 +205,7 @@ CHANGES = [
 
 
 def newer_rows(to: Shaped) -> None:
-    """Rows of the columns of now, of which each has a value."""
+    """Adds rows that have a value in each current column."""
     values: dict[str, Any] = {
         "int": 5, "long": 1 << 40, "string": "é", "float": 0.25, "double": 0.1, "decimal": Decimal("9.25"),
     }  # fmt: skip
@@ -215,7 +215,7 @@ def newer_rows(to: Shaped) -> None:
 
 
 def stored(shaped: Shaped) -> list[tuple[str, pa.Schema]]:
-    """The referenced files, and their own columns."""
+    """Returns the referenced files, and their own schemas."""
     files = [one.filename for one in shaped.table.files.all_files(0).files if one.references]
     store = shaped.table.context.objects
     return [(name, pq.read_schema(store.local_path(name))) for name in files]

@@ -1,4 +1,4 @@
-"""Statements that prove the lines of docs/security.md about roles, by role, verb and how the line begins."""
+"""Statements that prove the lines of docs/security.md about roles, by role, verb and first words."""
 
 from __future__ import annotations
 
@@ -265,4 +265,4 @@ OTHERWISE = {
     ("each of these, where a superuser migrates", CANNOT, "make large objects"),
     ("each of these, on Aurora and RDS", CAN, "make large objects"),
 }
-"""Lines that tests of their own prove, below."""
+"""Lines that separate tests prove."""

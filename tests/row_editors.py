@@ -1,4 +1,4 @@
-"""A process that edits a row table for a while, with others; what was accepted of it is a line of its log."""
+"""A process that edits a row table for a while, beside others, and logs each accepted change as a line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dormouse.errors import IndexNotReady, PageExpired, RowConflict, RowNotFound
 from dormouse.rows.changes import Change, Changed, changes_json
 
 SHARED = 60
-"""Names by which upserts find rows, whoever made them."""
+"""The number of names by which upserts of all editors find the same rows."""
 
 PAGE_ROWS = 500
 NOTE = dm.Column("note", "STRING", default="none")
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 class Editor:
-    """One process: it reads rows, and changes them as it read them, or is told that others were first."""
+    """An editor that reads rows and changes them; the change is refused if another editor came first."""
 
     def __init__(self, table: RowTable, number: int, rows: int, log: TextIO) -> None:
         self._table = table
@@ -44,7 +44,7 @@ class Editor:
         while time.time() < until:
             self._add_column(middle)
             self._chance.choice(steps)()
-        # on a busy machine there was time for a few steps alone: each kind comes up
+        # a busy machine may have had time for only a few steps: do each kind at least once
         self._add_column(middle)
         for step in dict.fromkeys(steps):
             while step != self.page and step.__name__ not in self._accepted:
@@ -84,7 +84,7 @@ class Editor:
         self._note({"upsert": rows}, done)
 
     def page(self) -> None:
-        """All pages of a query, which see one version, whatever others do meanwhile."""
+        """Reads all pages of a query, which must show one version while other editors change rows."""
         try:
             page = self._table.query(QUERY, PAGE_ROWS, wait_seconds=30)
             rows, ids = list(page.rows), list(page.row_ids or ())

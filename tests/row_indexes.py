@@ -1,4 +1,4 @@
-"""What tests of the indexes of row tables share: rows of all kinds, questions until there is an answer."""
+"""Helpers for tests of the indexes of row tables: rows of all kinds, and queries that wait for the index."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NAMES = [
 
 
 def made(instance: Instance) -> RowTable:
-    """The table `t` with 200 rows."""
+    """Returns the table `t` with 200 rows."""
     rows = instance.create_row_table("t", COLUMNS)
     rows.change([dm.Insert(rows_of(200))])
     return rows
@@ -51,7 +51,7 @@ def indexing_of(instance: Instance) -> Indexing:
 
 
 def rows_of(count: int) -> list[dict[str, Any]]:
-    """Rows with nulls, NaN, infinities, and text that means something elsewhere."""
+    """Returns rows with nulls, NaN, infinities and text that is special in SQL or in patterns."""
     doubles = [0.5, -1.0, None, float("nan"), 2.25, float("inf"), 100.0, -0.0, 0.125]
     return [
         {
@@ -66,8 +66,8 @@ def rows_of(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def asked(rows: RowTable, *args: Any, seconds_max: float = 60, **more: Any) -> Page:
-    """Asks again while the index is worked on."""
+def query_when_ready(rows: RowTable, *args: Any, seconds_max: float = 60, **more: Any) -> Page:
+    """Queries a row table, and retries while its index is not ready."""
     deadline = time.monotonic() + seconds_max
     while True:
         try:
@@ -79,7 +79,7 @@ def asked(rows: RowTable, *args: Any, seconds_max: float = 60, **more: Any) -> P
 
 
 def all_pages(rows: RowTable, page: Page) -> list[Page]:
-    """A page, and all that follow."""
+    """Returns a page and all pages that follow it."""
     found = [page]
     while found[-1].next_page:
         found.append(rows.query(page=found[-1].next_page))
@@ -87,7 +87,7 @@ def all_pages(rows: RowTable, page: Page) -> list[Page]:
 
 
 def builds_of(instance: dm.Instance, rows: RowTable) -> tuple[Builds, int]:
-    """Where the index of a table is."""
+    """Returns the builds of the database that has the index of a table, and the id of the index's build."""
     looked = instance.row_indexes.indexing.placements.look(rows.table_id)
     assert looked.database is not None
     assert looked.build_id is not None
@@ -95,20 +95,20 @@ def builds_of(instance: dm.Instance, rows: RowTable) -> tuple[Builds, int]:
 
 
 def of_files(rows: RowTable, version: int | None = None) -> list[tuple[Any, ...]]:
-    """The rows that the files have, by id."""
+    """Returns the rows in the files, by id."""
     with rows.current(version) as reader:
         return [tuple(row.values()) for row in reader.read_all().to_pylist()]
 
 
 def of_index(rows: RowTable) -> list[tuple[Any, ...]]:
-    """The rows that the index has, by id."""
+    """Returns the rows in the index, by id."""
     names = ", ".join(column.name for column in rows.columns() if column.type != "JSON")
-    page = asked(rows, f"select row_id, row_version, {names} from {rows.name}", 100_000)
+    page = query_when_ready(rows, f"select row_id, row_version, {names} from {rows.name}", 100_000)
     return page.rows
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether rows are equal; NaN is itself, and a sum of doubles is rounded."""
+    """Returns whether rows are equal. NaN equals NaN, and doubles may differ by a rounding error."""
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
         return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, float) and isinstance(right, float | int):
@@ -117,6 +117,6 @@ def same(left: Any, right: Any) -> bool:
 
 
 def is_as_the_files(rows: RowTable) -> bool:
-    """Whether a query gives what the files have; JSON is not compared."""
+    """Returns whether the index has the same rows as the files; JSON is not compared."""
     columns = [n for n, column in enumerate(rows.columns(), start=2) if column.type != "JSON"]
     return same(of_index(rows), [tuple(row[n] for n in (0, 1, *columns)) for row in of_files(rows)])

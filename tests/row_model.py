@@ -1,4 +1,4 @@
-"""A row table as naive dicts: every change replayed row by row, every version of every row kept."""
+"""A naive model of a row table: dicts that replay each change row by row and keep every version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Cells = Mapping[int, Any]
 
 @dataclass(frozen=True)
 class Known:
-    """A column by a number that no other ever has."""
+    """A column with a unique number that is never reused."""
 
     number: int
     name: str
@@ -33,14 +33,14 @@ class Known:
 
 @dataclass
 class RowModel:
-    """`rows` are the versions of each row, None of a deletion; `columns` those from versions on."""
+    """A row table. `rows` has each row's versions, None for a deletion; `columns` those since a version."""
 
     columns: list[tuple[int, tuple[Known, ...]]]
     rows: dict[int, dict[int, Cells | None]] = field(default_factory=dict)
     version: int = 0
     numbers: int = 100
     added: dict[int, Any] = field(default_factory=dict)
-    """What rows of before have of columns that came later."""
+    """The value, by column number, of later columns in rows that are older."""
 
     @staticmethod
     def of(columns: Sequence[dm.Column]) -> RowModel:
@@ -52,12 +52,12 @@ class RowModel:
         return [columns for since, columns in self.columns if since <= wanted][-1]
 
     def newest(self, row_id: int, version: int | None = None) -> int:
-        """The version that a row has, or had as of a version."""
+        """Returns the newest version of a row, or its version as of a table version; 0 if there is none."""
         wanted = self.version if version is None else version
         return max((v for v in self.rows.get(row_id, {}) if v <= wanted), default=0)
 
     def read(self, row_id: int, version: int, as_of: int | None = None) -> dict[str, Any] | None:
-        """A version of a row, with the columns of then; None: it is a deletion."""
+        """Returns a version of a row, with the columns of that time; None if it is a deletion."""
         cells = self.rows[row_id][version]
         if cells is None:
             return None
@@ -81,7 +81,10 @@ class RowModel:
         ]
 
     def change(self, changes: Sequence[Any]) -> dict[str, int]:
-        """What a change does; `InvalidColumn`, `InvalidRow` or `RowConflict`, and then nothing."""
+        """Applies a change and returns its counts.
+
+        Raises `InvalidColumn`, `InvalidRow` or `RowConflict`, and then changes nothing.
+        """
         trial = copy.deepcopy(self)
         counts = _Replay(trial, list(changes)).run()
         self.__dict__.update(trial.__dict__)
@@ -89,7 +92,7 @@ class RowModel:
 
 
 class _Replay:
-    """One transaction, on a copy."""
+    """The replay of one transaction, on a copy of the model."""
 
     def __init__(self, model: RowModel, changes: list[Any]) -> None:
         self.model, self.changes = model, changes
@@ -114,7 +117,7 @@ class _Replay:
         return self.counts
 
     def _column(self, number: int, change: Any) -> None:
-        """What a change of the columns makes of them; refused before any row is looked at."""
+        """Applies a change of columns, or raises an error before any row is checked."""
         columns = list(self.columns)
         names = {c.name.lower(): c for c in columns}
         if isinstance(change, dm.AddColumn):
@@ -168,7 +171,7 @@ class _Replay:
             self.model.rows.setdefault(row_id, {})[self.model.version] = cells
 
     def _is_unchanged(self, row_id: int | None, cells: Cells | None) -> bool:
-        """Without a retyped column, which is written anew, a row with the values that it has."""
+        """Returns whether the cells equal the row's values. With a retyped column, all rows are rewritten."""
         if row_id is None or cells is None or self.retyped:
             return False
         old, added = self.before.rows[row_id][self.before.newest(row_id)] or {}, self.model.added
@@ -214,7 +217,7 @@ class _Replay:
         return row_id
 
     def _rewrite(self) -> None:
-        """Retyped values are checked, or written anew with a version of their own."""
+        """Converts the values of retyped columns; rewritten rows get a new version."""
         versions = [v for versions in self.model.rows.values() for v in versions]
         new = {v for v in versions if v > self.before.version}
         for row_versions in self.model.rows.values():

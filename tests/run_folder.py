@@ -1,9 +1,9 @@
-"""All that a run of the tests makes is below one folder, and goes with it, however the run ends.
+"""A folder that contains all that a run of the tests makes. It is deleted, however the run ends.
 
-The run sets TMPDIR to the folder, and an environment variable, by which the processes that it started are
-known. A watchdog, which is no part of the run, waits for the end of pytest: then it ends what is left, and
-removes the folder. A run that leaves a process behind fails. What a watchdog that was killed has left, the
-next run removes when it starts.
+The run sets TMPDIR to the folder, and sets an environment variable that identifies the processes that it
+started. A watchdog outside of the run waits for the end of pytest. Then it ends the processes that are left
+and removes the folder. A run that leaves a process behind fails. If the watchdog was killed, the next run
+removes the folder when it starts.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 class RunFolder:
-    """The plugin of the process that runs pytest; workers get the environment from it."""
+    """The plugin of the process that runs pytest; workers inherit its environment."""
 
     def __init__(self, seconds_max: float = SECONDS_MAX) -> None:
-        self._seconds_max = seconds_max  # that processes may take to end by themselves
+        self._seconds_max = seconds_max  # the time that processes have to end by themselves
         self._before = {name: os.environ.get(name) for name in (RUN, "TMPDIR")}
         self._left: list[str] = []
         temporary = Path(tempfile.gettempdir())
@@ -44,12 +44,12 @@ class RunFolder:
             if _is_unlocked(stale):
                 remove(stale)
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=temporary))
-        self.folder.chmod(0o711)  # some tests act as another user in it
+        self.folder.chmod(0o711)  # some tests act as another user in the folder
         spread(self.folder)
         self._lock = (self.folder / LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         command = [sys.executable, "-m", "tests.run_folder", str(self.folder)]
-        # a session of its own: Ctrl-C is for the tests
+        # in its own session, so that Ctrl-C reaches only the tests
         self._watchdog = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT, start_new_session=True)
         os.environ |= {RUN: str(self.folder), "TMPDIR": str(self.folder)}
         tempfile.tempdir = None
@@ -66,7 +66,10 @@ class RunFolder:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _left_behind(self) -> list[str]:
-        """Not what ends with this process: Python's helpers, Spark's Java, the CDK's Node."""
+        """Returns a line for each process left, except Python's helpers, Spark's Java and the CDK's Node.
+
+        Those end with this process.
+        """
         ours = [one for one in psutil.Process().children() if _program(one) in {"java", "node"}]
         ending = {one.pid for each in ours for one in (each, *each.children(recursive=True))}
         left = (one for one in processes_of(self.folder) if one.pid not in ending)
@@ -81,7 +84,7 @@ class RunFolder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        multiprocessing.util._run_finalizers()  # as at exit, while its temporary folder is there
+        multiprocessing.util._run_finalizers()  # as at exit, but while the temporary folder still exists
         self._watchdog.communicate(timeout=9 * SECONDS_MAX)
         self._lock.close()
         for name, value in self._before.items():
@@ -91,17 +94,17 @@ class RunFolder:
 
 
 def spread(folder: Path) -> None:
-    """Has ext4 put each folder in this one elsewhere on the disk; other file systems do as they do.
+    """Makes ext4 spread the folders in this one over the disk. Has no effect on other file systems.
 
-    In the same place, each new file is looked for a number that no file had in the last seconds, among the
-    thousands of those that the tests have just removed.
+    In one place, ext4 would search for an inode that was not freed in the last seconds, among the thousands
+    that the tests have just freed, for each new file.
     """
     with suppress(OSError):
         subprocess.run(["chattr", "+T", folder], check=False, stderr=subprocess.DEVNULL)
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """The processes that a run has started, but for the one that asks and its parents."""
+    """Returns the processes that a run has started, except this process and its parents."""
     mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     return [one for one in psutil.process_iter() if one.pid not in mine and _belongs_to(one, str(folder))]
 
@@ -111,9 +114,9 @@ def remove(folder: Path) -> None:
     left = processes_of(folder)
     for one in left:
         with suppress(psutil.Error):
-            # PostgreSQL takes its shared memory with it, when it is asked
+            # on SIGQUIT, PostgreSQL removes its shared memory
             one.send_signal(signal.SIGQUIT if one.name() == "postgres" else signal.SIGKILL)
-    # not until their parents have heard of it, which may wait for this process
+    # wait until the parents have collected their exit codes, but not for long: they may wait for this process
     deadline = time.monotonic() + SECONDS_MAX / 4
     while any(_belongs_to(one, str(folder)) for one in left) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -135,7 +138,7 @@ def _belongs_to(process: psutil.Process, folder: str) -> bool:
 
 
 def _program(process: psutil.Process) -> str:
-    """Its name may be that of a thread, as Node's."""
+    """Returns the name of a process's program. The name of the process may be a thread's, as with Node."""
     with suppress(psutil.Error):
         return Path(process.exe()).name
     return ""
@@ -157,7 +160,7 @@ def _is_unlocked(folder: Path) -> bool:
 
 
 def main(folder: Path) -> None:
-    """The watchdog: its input ends with the process that runs pytest, but for a fork of that one."""
+    """Runs the watchdog: waits until its input or its parent ends, as a fork may keep the input open."""
     parent = psutil.Process().ppid()
     while os.getppid() == parent and not select.select([sys.stdin], [], [], 1)[0]:
         pass

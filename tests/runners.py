@@ -1,4 +1,4 @@
-"""Runners of jobs in processes of their own, which stop at a moment that is named, to be killed there."""
+"""Runners of jobs in their own processes, which stop at a given point so that tests can kill them there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dormouse.state.context import TableContext
 from tests.stored import query
 
-# At the moment named a runner says so, and waits to be killed, or by SIGUSR1 to be told to go on.
+# At the given point a runner prints `here` and waits until it is killed, or continued by SIGUSR1.
 STOPPING = """
 import pickle, signal, sys, threading
 
@@ -44,7 +44,7 @@ EXPIRE_LEASE = "update compaction_job set leased_until = '-infinity' where table
 
 @contextmanager
 def runner(table: TableContext, script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that works on a table, which it is given as `address`; killed at the end."""
+    """Yields a process that runs the script on a table, its `address`; kills the process at the end."""
     process = subprocess.Popen(
         [sys.executable, "-c", STOPPING + script, *arguments],
         stdin=subprocess.PIPE,
@@ -64,13 +64,16 @@ def runner(table: TableContext, script: str, *arguments: str) -> Iterator[subpro
 
 
 def wait_for(process: subprocess.Popen[str]) -> None:
-    """Until it is where it stops."""
+    """Waits until the process has reached its stopping point."""
     assert process.stdout
     assert process.stdout.readline() == "here\n", process.communicate()[1]
 
 
 def ended(process: subprocess.Popen[str], seconds_max: float = EXIT_SECONDS_MAX) -> tuple[int, str]:
-    """Its exit code and what it said; AssertionError with its threads' stacks when it does not end."""
+    """Waits for the end of a process; returns its exit code and output.
+
+    Raises AssertionError with the stacks of its threads if it does not end in time.
+    """
     try:
         said, _ = process.communicate(timeout=seconds_max)
     except subprocess.TimeoutExpired:
@@ -80,6 +83,6 @@ def ended(process: subprocess.Popen[str], seconds_max: float = EXIT_SECONDS_MAX)
 
 
 def the_dead_are_known(table: TableContext) -> None:
-    """As at a fresh embedded start; for this table alone, for other tests use the same database."""
+    """Expires the leases and write attempts of a table, as a fresh embedded start does for all tables."""
     for text in (EXPIRE_LEASE, "update write_attempt set abandoned_at = now() where table_id = %s"):
         query(table.supplier, text, table.table.table_id)

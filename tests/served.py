@@ -1,4 +1,4 @@
-"""A query service in a thread, and servers that answer as a test says."""
+"""A query service in a thread, and servers whose answers a test defines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS_MAX = 60
 
 @contextmanager
 def service(instance: Instance, **settings: Any) -> Iterator[str]:
-    """Serves on a free port of loopback; gives the URL."""
+    """Serves an instance on a free port of loopback; yields the URL."""
     server = Server(instance, load_service_settings(port=0, **settings))
     started = threading.Event()
     thread = threading.Thread(target=lambda: server.run(lambda _: started.set()), daemon=True)
@@ -33,7 +33,7 @@ def service(instance: Instance, **settings: Any) -> Iterator[str]:
 
 @contextmanager
 def answering(answer: Callable[[bytes], bytes]) -> Iterator[str]:
-    """A server whose connections each read one request, answer with these bytes, and end."""
+    """Yields the URL of a server that reads one request per connection, answers with bytes and closes it."""
     with listening() as (server, url):
         thread = threading.Thread(target=_serve, args=(server, answer), daemon=True)
         thread.start()
@@ -45,7 +45,7 @@ def answering(answer: Callable[[bytes], bytes]) -> Iterator[str]:
 
 @contextmanager
 def listening() -> Iterator[tuple[socket.socket, str]]:
-    """A socket that accepts connections, and its URL."""
+    """Yields a listening socket and its URL."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         yield server, f"http://127.0.0.1:{server.getsockname()[1]}"
 
@@ -60,7 +60,7 @@ def _serve(server: socket.socket, answer: Callable[[bytes], bytes]) -> None:
 
 
 def request_on(connection: socket.socket) -> bytes:
-    """A request, with its body when its length is given."""
+    """Reads a request, with its body if it has a content length."""
     text = b""
     while b"\r\n\r\n" not in text:
         text += connection.recv(65_536) or b"\r\n\r\n"
@@ -73,6 +73,6 @@ def request_on(connection: socket.socket) -> bytes:
 
 
 def http_answer(status: str, body: bytes = b"", **headers: str) -> bytes:
-    """An answer whose body ends with its connection."""
+    """Returns an HTTP answer whose body ends when the connection closes."""
     lines = [f"HTTP/1.1 {status}", *(f"{name.replace('_', '-')}: {text}" for name, text in headers.items())]
     return "\r\n".join([*lines, "Connection: close", "", ""]).encode() + body

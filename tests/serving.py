@@ -1,4 +1,4 @@
-"""Short words for tests of the query service: an instance with a table, and a real server over it."""
+"""Helpers for tests of the query service: an instance with a table, and a real server for it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from dormouse.settings.service import load_service_settings
 
 SECONDS_MAX = 60.0
 SMALL: dict[str, Any] = {"port": 0, "shutdown_seconds_max": 0, "sql_workers": 0}
-"""Starts at once, and stops at once; SQL runs in the process of the test."""
-# without the certificates that each call would load, for a server that has none
+"""Settings of a server that starts and stops at once, and runs SQL in the process of the test."""
+# the server has no TLS: do not load certificates in each call
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 http_get, http_post = partial(httpx.get, verify=_NO_TLS), partial(httpx.post, verify=_NO_TLS)
 ARROW, CSV, JSON_LINES = "application/vnd.apache.arrow.stream", "text/csv", "application/x-ndjson"
@@ -42,7 +42,7 @@ SCHEMA = dm.Schema(
 
 
 def stand_in(**parts: Any) -> Any:
-    """In place of an instance, of which a test needs no more than these parts."""
+    """Returns a substitute for an instance, with only the parts that a test needs."""
     return SimpleNamespace(
         **{"check_reachable": lambda: None, "objects": SimpleNamespace(url="s3://bucket"), **parts}
     )
@@ -50,7 +50,7 @@ def stand_in(**parts: Any) -> Any:
 
 @contextmanager
 def serving(instance: Any, **settings: Any) -> Iterator[str]:
-    """A server over an instance, on a free port; gives its URL."""
+    """Runs a server for an instance on a free port; yields its URL."""
     with running(instance, **settings) as server:
         yield server.url
 
@@ -71,7 +71,7 @@ def running(instance: Any, **settings: Any) -> Iterator[Server]:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Waits until it holds, for long."""
+    """Waits until the condition holds; fails after SECONDS_MAX."""
     deadline = time.monotonic() + SECONDS_MAX
     while not condition():
         assert time.monotonic() < deadline, "it never came to be"
@@ -79,14 +79,14 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 def computes_nothing() -> bool:
-    """Whether this process uses next to no processor time."""
+    """Returns whether this process uses almost no processor time."""
     before = time.process_time()
     time.sleep(0.2)
     return time.process_time() - before < 0.02
 
 
 class Endless:
-    """Batches without end; it counts them, and notes when nobody wants more."""
+    """An endless source of batches, which counts them and records when its reader is closed."""
 
     schema = pa.schema([("n", pa.int64()), ("text", pa.string())])
 
@@ -104,13 +104,13 @@ class Endless:
             while self.made != self._fails_after:
                 self.made += 1
                 yield self._batch
-            raise dm.errors.ObjectNotFound("file 'f' is gone")
+            raise dm.errors.ObjectNotFound("file 'f' was deleted")
         finally:
             self.closed.set()
 
 
 class Stuck:
-    """A query that makes no row until it may."""
+    """A query that returns no row until `may_end` is set."""
 
     def __init__(self) -> None:
         self.begun, self.may_end, self.closed = (threading.Event() for _ in range(3))
@@ -128,7 +128,7 @@ class Stuck:
 
 
 def connected(url: str, *, receive_bytes: int | None = None) -> socket.socket:
-    """A socket that is connected to a server; its buffer small when told so."""
+    """Returns a socket that is connected to a server, with a receive buffer of `receive_bytes`, if given."""
     parts = urlsplit(url)
     found = socket.socket(socket.AF_INET)
     found.settimeout(SECONDS_MAX)
@@ -139,7 +139,7 @@ def connected(url: str, *, receive_bytes: int | None = None) -> socket.socket:
 
 
 def request(path: str, body: bytes, *headers: str) -> bytes:
-    """A request as it goes over the wire."""
+    """Returns a request as the bytes of HTTP."""
     lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", *headers]
     return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
 
@@ -149,7 +149,7 @@ def sql_request(*headers: str) -> bytes:
 
 
 def metric(url: str, name: str, **labels: str) -> float:
-    """The value of one metric; 0 when there is none."""
+    """Returns the value of a metric, or 0 if it does not exist."""
     text = http_get(f"{url}/metrics").text
     for line in text.splitlines():
         key, _, value = line.rpartition(" ")

@@ -1,4 +1,4 @@
-"""Tables of small numbers, which split and compact early, to be read as they were."""
+"""Small tables, which split and compact early, for tests that read earlier states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark's door to an instance: `format("dormouse")`, read and written by a session of this process."""
+"""Spark's door to an instance: `format("dormouse")`, with a session of this process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Spark(Door):
         return of_arrow(self._frame(table, None, columns, **moments, **how).toArrow())
 
     def ingest(self, table: str, content: bytes, name: str, **how: Any) -> None:
-        """Adds the rows of a file with the columns of the table, and others as whole numbers."""
+        """Adds the rows of a file. Columns that the table lacks are whole numbers."""
         path = self.house.put(name, content)
         types = {one.name: str(one.type) for one in self.house.instance.table(table).schema.fields}
         reader = self._session.read
@@ -63,7 +63,7 @@ class Spark(Door):
 
 
 def failure_of(text: str) -> Failed:
-    """Returns the last error of Dormouse that a traceback of Spark's workers has."""
+    """Returns the last error of Dormouse in a traceback of Spark's workers."""
     told = [found for line in text.splitlines() if (found := _ERROR.search(line.strip()))]
     ours = [one for one in told if hasattr(dm.errors, one["name"])]
     return Failed(ours[-1]["text"], ours[-1]["name"]) if ours else Failed(text)

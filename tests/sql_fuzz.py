@@ -1,7 +1,6 @@
-"""Random tables, what happens to them, and statements in between.
+"""Random tables, random changes of them, and statements in between.
 
-A history is a list of steps, which can be written down, done again, and made smaller while it still shows
-what it shows.
+A history is a list of steps, which can be printed, repeated, and shrunk while it still shows the fault.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from tests.support.reading import arrow_schema
 Row: TypeAlias = dict[str, Any]
 AGE = timedelta(days=3_650)
 STEPS = 16
-"""In a round."""
+"""The number of steps in a round."""
 SHRINKING_SECONDS = 60.0
 INEXACT = {5e-324, 1e300, 2.0**53}
-"""Of which a sum depends on the order."""
+"""Doubles whose sum depends on the order."""
 T = TypeVar("T")
 
 
@@ -57,7 +56,7 @@ class Ingest:
 
 @dataclass(frozen=True)
 class Split:
-    """At whatever number of rows it takes."""
+    """A split of leaves with at least `threshold` rows."""
 
     table: str
     threshold: int
@@ -73,7 +72,7 @@ History: TypeAlias = Sequence[Step]
 
 
 def creations(random: Random) -> list[Create]:
-    """Tables: of rows as they come, of rows that are merged, and of rows that grow old."""
+    """Returns tables: plain ones, one that aggregates rows, and one that filters rows by age."""
     return [
         Create("a", _schema(random), {}),
         Create("b", _schema(random), {"ingest_file_writing": "one_reference_per_leaf"}),
@@ -83,7 +82,7 @@ def creations(random: Random) -> list[Create]:
 
 
 def steps(random: Random, made: Sequence[Create]) -> Iterator[Step]:
-    """What happens to them, without end."""
+    """Yields random steps without end."""
     while True:
         one = random.choice(made)
         rows = [row(random, one) for _ in range(random.choice((1, 4, 15)))]
@@ -92,15 +91,15 @@ def steps(random: Random, made: Sequence[Create]) -> Iterator[Step]:
 
 
 def row(random: Random, made: Create) -> Row:
-    """Doubles that are summed have the same sum in any order: a join on it may tell."""
+    """Returns a random row. Doubles to be summed have the same sum in any order, as a join may compare it."""
     is_summed = "sum(" in made.properties.get("aggregate", "")
 
-    def value(one: Field) -> Any:
-        if one.nullable and random.random() < 0.2:
+    def value(field: Field) -> Any:
+        if field.nullable and random.random() < 0.2:
             return None
-        pool = POOLS[one.type]
+        pool = POOLS[field.type]
         return random.choice(
-            [x for x in pool if x not in INEXACT] if is_summed and one.type == DOUBLE else pool
+            [x for x in pool if x not in INEXACT] if is_summed and field.type == DOUBLE else pool
         )
 
     return {one.name: value(one) for one in made.schema.fields}
@@ -127,7 +126,7 @@ def _aggregated(schema: Schema) -> Create:
 
 
 def merged(schema: Schema, aggregate: str, rows: Sequence[Row]) -> list[Row]:
-    """One row for each key, by an `aggregate` property; NaN is the largest number."""
+    """Returns one row for each key, as an `aggregate` property says; NaN is the largest number."""
     groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for one in rows:
         groups[tuple(one[name] for name in schema.key_names)].append(one)
@@ -156,7 +155,7 @@ _FUNCTIONS: Mapping[str, Callable[[list[Any]], Any]] = {
 
 
 class Lake:
-    """The tables of an instance, which has no others; and the rows that they should have."""
+    """All tables of an instance, and the rows that they should have."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
@@ -184,7 +183,7 @@ class Lake:
             assert not errors, errors
 
     def tables(self) -> dict[str, pa.Table]:
-        """The rows that each should have."""
+        """Returns the rows that each table should have."""
         return {name: self._arrow(name, self._expected(name)) for name in self._rows}
 
     def answer(self, statement: Statement) -> pa.Table:
@@ -204,7 +203,7 @@ class Lake:
 
 @dataclass
 class Tally:
-    """What became of statements."""
+    """The counts of statements by outcome."""
 
     asked: int = 0
     refused: int = 0
@@ -219,7 +218,10 @@ class Fuzz:
         self._judges = judges
 
     def run(self, seed: int, rounds: int, statements: int) -> Tally:
-        """AssertionError, with a script that reproduces it, for what is answered wrongly."""
+        """Runs random histories and statements; returns their counts.
+
+        Raises AssertionError, with a script that reproduces it, for a wrong answer.
+        """
         random, tally = Random(seed), Tally()
         lake, made = Lake(self.instance), creations(random)
         history: list[Step] = []
@@ -242,14 +244,14 @@ class Fuzz:
         return tally
 
     def ask(self, lake: Lake, history: History, statement: Statement) -> Verdict:
-        """One statement, of a lake to which this has happened; AssertionError as above."""
+        """Checks one statement on a lake after a history; raises AssertionError as `run` does."""
         verdict = self._verdict(lake, statement)
         if verdict.wrong:
             raise AssertionError(script(self._shrunk(history, statement), statement, verdict.wrong))
         return verdict
 
     def _shrunk(self, history: History, statement: Statement) -> History:
-        """As few steps and rows as still show that something is wrong, as far as there is time."""
+        """Returns the fewest steps and rows found in SHRINKING_SECONDS that still show the fault."""
         end = time.monotonic() + SHRINKING_SECONDS
 
         def wrong(steps: Sequence[Step]) -> bool:
@@ -264,7 +266,7 @@ class Fuzz:
         return kept
 
     def _wrong(self, history: History, statement: Statement) -> bool:
-        """Not where the history cannot be done without what is missing."""
+        """Returns whether a statement is answered wrongly; False if the history cannot be repeated."""
         with suppress(DormouseError, duckdb.Error, psycopg.Error, KeyError):
             lake = Lake(self.instance)
             for step in history:
@@ -284,7 +286,7 @@ class Fuzz:
 
 
 def _fewest(items: Sequence[T], wrong: Callable[[list[T]], bool]) -> list[T]:
-    """What is left when no part of it, down to one item, can be left out."""
+    """Returns the items that are left when no part of them, down to one item, can be removed."""
     kept, size = [*items], len(items)
     while size:
         for first in reversed(range(0, len(kept), size)):
@@ -303,7 +305,7 @@ def _answer(lake: Lake, statement: Statement) -> pa.Table | Exception:
 
 
 def script(history: History, statement: Statement, wrong: str) -> str:
-    """What shows it again."""
+    """Returns a script that reproduces a wrong answer."""
     done = "".join(f"    {step!r},\n" for step in history)
     answers = wrong.replace("\n", "\n# ")
     return f"""# PYTHONPATH=. python script.py
@@ -322,7 +324,7 @@ reproduce([
 
 
 def reproduce(history: History, statement: Statement) -> None:
-    """Does it in an instance of its own, and shows both answers."""
+    """Repeats a history in a new instance, and prints both answers."""
     with TemporaryDirectory() as folder, dm.local(Path(folder) / "lake") as instance:
         lake, judges = Lake(instance), Judges()
         for step in history:

@@ -1,4 +1,4 @@
-"""What a statement should answer: as DuckDB does, with the rows in tables of its own, and as PostgreSQL."""
+"""Judges of answers to statements: DuckDB with the rows in its own tables, and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _POSTGRES = {
 
 
 class Judges:
-    """DuckDB with the rows in tables of its own; and PostgreSQL, where there is one."""
+    """DuckDB with the rows in its own tables, and PostgreSQL if there is one."""
 
     def __init__(self, dsn: str | None = None) -> None:
         self._duckdb = duckdb.connect()
@@ -41,7 +41,7 @@ class Judges:
             self._postgres.close()
 
     def learn(self, tables: Mapping[str, pa.Table]) -> None:
-        """What rows each table has; there are no others."""
+        """Replaces all tables of the judges by these."""
         for [name] in self._duckdb.execute("select table_name from duckdb_tables()").fetchall():
             self._duckdb.execute(f"drop table {quoted(name)}")
         for name, rows in tables.items():
@@ -51,10 +51,10 @@ class Judges:
                 _fill(self._postgres, name, rows)
 
     def verdict(self, ours: pa.Table | Exception, statement: Statement) -> Verdict:
-        """What is wrong with an answer."""
+        """Returns the verdict on an answer."""
         try:
             theirs = self._duckdb.execute(statement.text, statement.parameters).to_arrow_table()
-        except duckdb.InternalException:  # a mistake of its own
+        except duckdb.InternalException:  # a fault of DuckDB
             return Verdict(refused=True)
         except duckdb.Error as error:
             wrong = None if isinstance(ours, DormouseError) else f"DuckDB refuses it: {error}\nours: {ours}"
@@ -73,10 +73,10 @@ class Judges:
         return Verdict(wrong and f"PostgreSQL: {wrong}", by_postgres=True)
 
     def contradict_themselves(self, instance: Instance, ours: pa.Table, statement: Statement) -> bool:
-        """Whether it is DuckDB's optimizer that changes an answer.
+        """Returns whether DuckDB's optimizer is the reason for a difference.
 
-        Of the judge's own rows, from which ours then differs as the rows without it do; or of all the files
-        of the tables, as it changed ours.
+        It is if our answer equals the judge's answer without the optimizer, or if the optimizer also changes
+        the answer over the tables' files.
         """
         plain = _unoptimized(self._duckdb, statement)
         if not different(ours, plain, ordered=statement.ordered):
@@ -92,7 +92,7 @@ class Judges:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`wrong` says what is."""
+    """A verdict; `wrong` describes the difference, if there is one."""
 
     wrong: str | None = None
     refused: bool = False
@@ -130,7 +130,7 @@ def different(ours: pa.Table, theirs: pa.Table, *, ordered: bool) -> str | None:
     """Returns how an answer differs from DuckDB's own, if it does."""
     for index, (field, other) in enumerate(zip(ours.schema, theirs.schema, strict=False)):
         if (field.type, other.type) == (pa.int64(), pa.decimal128(38, 0)):
-            # sums that fit are LONG in our answers alone
+            # only our answers have LONG for sums that fit
             theirs = theirs.set_column(index, field, theirs.column(index).cast(pa.int64()))
     if ours.schema.types != theirs.schema.types:
         return f"types {theirs.schema.types}, not {ours.schema.types}"
@@ -140,7 +140,7 @@ def different(ours: pa.Table, theirs: pa.Table, *, ordered: bool) -> str | None:
 def _different(
     ours: Sequence[Sequence[Any]], theirs: Sequence[Sequence[Any]], ordered: bool, same: Callable[[Any], Any]
 ) -> str | None:
-    """Which rows are in one of the answers only; or that their order is another."""
+    """Returns which rows only one of the answers has, or that the order differs; None if equal."""
     found, wanted = ([tuple(map(same, one)) for one in rows] for rows in (ours, theirs))
     more, missing = Counter(found) - Counter(wanted), Counter(wanted) - Counter(found)
     if more or missing:
@@ -153,7 +153,7 @@ def _some(rows: Counter[Any]) -> str:
 
 
 def _exact(value: Any) -> Any:
-    """A value so that it can be counted: NaN is NaN, -0.0 is 0, a mean has its first digits."""
+    """Returns a hashable form of a value: NaN equals NaN, -0.0 equals 0, and a mean is rounded."""
     if isinstance(value, float):
         return f"{value + 0.0:.12g}"
     if isinstance(value, list | tuple):
@@ -164,7 +164,7 @@ def _exact(value: Any) -> Any:
 
 
 def _about(value: Any) -> Any:
-    """The same for numbers of any type."""
+    """Returns the same for numbers, but regardless of their type."""
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
         value = float(value)
     return value.astimezone(UTC) if isinstance(value, datetime) else _exact(value)

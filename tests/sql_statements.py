@@ -1,7 +1,7 @@
 """Random statements over tables, in the dialect that PostgreSQL and DuckDB share.
 
-Where a part is DuckDB's only, the statement says that PostgreSQL cannot judge it. Nothing depends on the
-order of rows, but for rows that are equal.
+A statement with a part that only DuckDB has is marked so that PostgreSQL does not judge it. No answer depends
+on the order of rows, except of equal rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.model import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMES
 Frame = Mapping[str, Columns]
 """The columns of each alias of a FROM clause."""
 Scope = tuple[Frame, ...]
-"""The innermost is the last."""
+"""The frames of nested queries, the innermost last."""
 _COMPARISONS = ("=", "=", "<>", "<", "<=", ">", ">=", "is distinct from", "is not distinct from")
 _PATTERNS = ("a%", "%b", "%", "", "a_", "_", "ab%", "%b%", "AB%", "é%", "ab\\%")
 
@@ -37,7 +37,7 @@ class Writer:
         self._parameters: list[Any] = []
 
     def statement(self) -> Statement:
-        """One of any kind."""
+        """Returns a statement of any kind."""
         self._begin()
         if self._chance(0.08):
             text, parameters = self._given(self._first_rows())
@@ -56,15 +56,15 @@ class Writer:
         if ordered:
             text = f"select * from ({text}) as result {self._order(width)}{self._limit()}"
         elif self._chance(0.05):
-            # which rows come is open, but not how many
+            # the rows that a limit selects are undefined, but not their number
             few = f"select * from ({text}) as result limit {self._random.randrange(9)}"
             text = f"select count(*) from ({few}) as few"
         text, parameters = self._given(text)
-        # what is equal once it is rounded is in PostgreSQL's order by what was rounded off
+        # PostgreSQL orders values by digits that DuckDB rounds off
         return Statement(text, parameters, ordered, self._in_postgres and not (ordered and self._is_rounded))
 
     def _given(self, text: str) -> tuple[str, list[Any] | dict[str, Any] | None]:
-        """The text with the parameters that it has come to, by name or by number."""
+        """Returns the text and the parameters that it uses, by name or by number."""
         used = {int(n): self._parameters[int(n)] for n in re.findall(r"\$p(\d+)", text)}
         if not used:
             return text, None
@@ -74,7 +74,7 @@ class Writer:
         numbered = re.sub(r"\$p(\d+)", lambda found: f"${places.index(int(found[1])) + 1}", text)
         return numbered, [*used.values()]
 
-    # what a statement is made of: each gives a text, and how many columns it has
+    # parts of statements: each method returns a text and the number of its columns
 
     def _plain(self, scope: Scope, types: Sequence[DataType] = ()) -> tuple[str, int]:
         source, scope = self._from(scope)
@@ -87,7 +87,7 @@ class Writer:
         return self._select(items, source, scope), len(items)
 
     def _first_rows(self) -> str:
-        """The first rows in the order of the columns, which begins with that of the row keys."""
+        """Returns a query of the first rows, ordered by the columns, which begin with the row keys."""
         table, alias = self._table(), self._alias()
         names = [f"{alias}.{quoted(name)}" for name in self._columns(self._tables[table], ORDERED)]
         where = self._where(({alias: self._tables[table]},))
@@ -103,7 +103,7 @@ class Writer:
         source, scope = self._from(scope)
         kinds = [self._pick(ORDERED) for _ in range(self._random.randrange(3))]
         shape = self._pick(("{}", "{}", "{}", "rollup ({})", "cube ({})"))
-        # DuckDB leaves the grand total out where a constant is grouped by and HAVING asks for something
+        # with GROUP BY a constant and HAVING, DuckDB omits the grand total
         value = self._value if shape == "{}" else lambda scope, kind: self._column(scope, (kind,))
         keys = [key for kind in kinds if (key := value(scope, kind)) is not None]
         found = [self._aggregate(scope) for _ in range(self._random.randrange(1, 4))]
@@ -174,7 +174,7 @@ class Writer:
         return f"({inner}) as {alias}", {alias: {f"c{n}": one for n, one in enumerate(types, 1)}}
 
     def _joined(self, scope: Scope, source: str, frame: dict[str, Columns]) -> str:
-        """With another table, on a column that both have, or on columns of one type."""
+        """Joins another table, on a column that both have or on columns of one type."""
         table, alias = self._table(), self._alias()
         theirs = self._tables[table]
         pairs = [
@@ -211,12 +211,12 @@ class Writer:
         if kind == STRING:
             names += ["string_agg(substring({0} from 1 for 2), '|' order by {0})"]
         chosen = self._pick(names).format(one)
-        # DuckDB's is a double; PostgreSQL's is exact
+        # DuckDB's avg is a double; PostgreSQL's is exact
         self._is_rounded = self._is_rounded or (kind == LONG and chosen.startswith("avg"))
         return f"{chosen} filter (where {self._condition(scope, 1)})" if self._chance(0.15) else chosen
 
     def _scalar(self, scope: Scope) -> str:
-        """A subquery that gives one value, mostly of what is outside."""
+        """Returns a scalar subquery, which is mostly correlated."""
         table, alias = self._table(), self._alias()
         inner = (*scope, {alias: self._tables[table]})
         return f"(select {self._aggregate(inner)} from {quoted(table)} as {alias}{self._where(inner, 0.9)})"
@@ -271,7 +271,7 @@ class Writer:
         return self._pick((*of_kind, "{0} is null", "{0} = {0}")).format(one)
 
     def _any(self, scope: Scope) -> str:
-        """A comparison with what a subquery finds, whose columns may have the outer ones' names."""
+        """Returns a comparison with the rows of a subquery, whose columns may have outer names."""
         kind, table = self._pick(ORDERED), self._table()
         alias = table if self._chance(0.5) else self._alias()
         inner = (*scope, {alias: self._tables[table]})
@@ -298,10 +298,10 @@ class Writer:
     # values
 
     def _comparable(self, scope: Scope, count: int) -> list[str]:
-        """Values that can be compared; the first is mostly a column, and the others are mostly none."""
+        """Returns values that can be compared; the first is mostly a column, the others literals."""
         kind = self._pick(ORDERED)
         first = self._column(scope, (kind,)) or self._value(scope, kind)
-        # of one kind: DuckDB compares as doubles where one of them is, PostgreSQL each as it is
+        # all of one kind, since DuckDB compares all as doubles if one is a double, unlike PostgreSQL
         other = self._pick(NUMBERS) if kind in NUMBERS and self._chance(0.2) else kind
         others = [
             self._literal(other) if self._chance(0.7) else self._value(scope, other) for _ in range(count - 1)
@@ -314,11 +314,11 @@ class Writer:
             return self._literal(kind)
         return self._computed(scope, kind, found) if self._chance(0.2) else found
 
-    def _computed(self, scope: Scope, kind: DataType, one: str) -> str:
-        found = [f"coalesce({one}, {self._literal(kind)})", f"nullif({one}, {self._literal(kind)})"]
-        found.append(f"case when {self._condition(scope, 0)} then {one} else {self._literal(kind)} end")
+    def _computed(self, scope: Scope, kind: DataType, operand: str) -> str:
+        found = [f"coalesce({operand}, {self._literal(kind)})", f"nullif({operand}, {self._literal(kind)})"]
+        found.append(f"case when {self._condition(scope, 0)} then {operand} else {self._literal(kind)} end")
         if kind != BOOLEAN:
-            found.append(f"{self._pick(('greatest', 'least'))}({one}, {self._literal(kind)})")
+            found.append(f"{self._pick(('greatest', 'least'))}({operand}, {self._literal(kind)})")
         more = {
             INT: ["{0} % 7", "{0}::int8 + 1"],
             LONG: ["{0} % 7", "{0} / 4.0::float8"],
@@ -327,15 +327,15 @@ class Writer:
             TIMESTAMP: ["date_trunc('year', {0})", "date_trunc('month', {0})"],
             BOOLEAN: ["not {0}"],
         }
-        return f"({self._pick([*found, *(text.format(one) for text in more.get(kind, []))])})"
+        return f"({self._pick([*found, *(text.format(operand) for text in more.get(kind, []))])})"
 
     def _column(self, scope: Scope, kinds: Sequence[DataType]) -> str | None:
-        """A column that can be seen, mostly of the innermost tables; its name alone where that is enough."""
+        """Returns a visible column, mostly of the innermost tables; sometimes unqualified, if unambiguous."""
         for frame in [*scope[::-1]] if self._chance(0.7) else [*scope]:
             found = [(a, name) for a, columns in frame.items() for name in self._columns(columns, kinds)]
             if not found:
                 continue
-            # what bounds keys decides what is read
+            # prefer keys, because conditions on keys decide which files are read
             alias, name = self._pick(found + 2 * [one for one in found if one[1] in KEYS])
             alone = sum(name in columns for columns in frame.values()) == 1
             if frame is scope[-1] and alone and self._chance(0.5):
@@ -358,7 +358,7 @@ class Writer:
         return "order by " + ", ".join(f"{number}{self._direction()}" for number in numbers)
 
     def _direction(self) -> str:
-        """PostgreSQL's nulls come first in a descending order, unless it is told."""
+        """Returns a direction. Descending always says where nulls go, as PostgreSQL's default differs."""
         return self._pick(("", " asc nulls first", " desc nulls last", " desc nulls first", " nulls last"))
 
     def _limit(self) -> str:

@@ -42,7 +42,7 @@ POOLS: Mapping[DataType, Sequence[Any]] = {
         "ab" * 300,
     ],
     BYTES: [b"", b"\x00", b"a", b"a\x00", b"ab", b"\x7f", b"\xff", b"\xff\xff", b"\xff" * 300],
-    # of which every sum is exact, in any order
+    # most sums of these are exact in any order; see INEXACT in sql_fuzz
     DOUBLE: [nan, inf, -inf, -0.0, 0.0, 1.0, -1.0, 2.0, 2.5, 3.0, -3.75, 5e-324, 1e300, 2.0**53],
     BOOLEAN: [True, False],
     TIMESTAMP: [
@@ -62,7 +62,7 @@ POOLS: Mapping[DataType, Sequence[Any]] = {
 
 @dataclass(frozen=True)
 class Statement:
-    """A text; parameters by number or by name; whether its rows have one order, and who can judge them."""
+    """A statement: text, parameters by number or name, and whether order and PostgreSQL's answer count."""
 
     text: str
     parameters: list[Any] | dict[str, Any] | None = None
@@ -71,14 +71,14 @@ class Statement:
 
     @property
     def inlined(self) -> str:
-        """Without parameters."""
+        """The text with its parameters as literals."""
         given = self.parameters or {}
         values = given if isinstance(given, dict) else {str(n): v for n, v in enumerate(given, 1)}
         return re.sub(r"\$(\w+)", lambda found: literal(values[found[1]]), self.text)
 
 
 def literal(value: Any) -> str:
-    """A value as both dialects write it; PostgreSQL's `from_hex` is made for it."""
+    """Returns a value as both dialects write it; the judges add `from_hex` to PostgreSQL."""
     match value:
         case None | bool():
             return str(value).lower().replace("none", "null")

@@ -2,9 +2,9 @@
 
 python -m tests.sqllogic FOLDER [--json]
 
-All statements of a file run in a DuckDB; before a SELECT, its tables become tables of Dormouse. The answers
-are compared with each other, not with those in the file. The files are SQLite's or DuckDB's, which are not
-here.
+All statements of a file run in DuckDB; before a SELECT, its tables are copied to Dormouse. The two answers
+are compared with each other, not with those in the file. The files are SQLite's or DuckDB's and are not part
+of this repository.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.sql_values import quoted
 from tests.sqllogic_files import LeftOut, records
 
 _OF_DUCKDB = re.compile(r"\b(collate|macro|function)\b", re.IGNORECASE)
-"""What a statement that does not read may make, which DuckDB alone knows; it may stand for what both have."""
+"""Words of statements that define something which only DuckDB has, perhaps in place of a common name."""
 T = TypeVar("T")
 ROWS_MAX = 100_000
 SECONDS_MAX = 10
@@ -50,7 +50,7 @@ _TYPES = {
     "TIMESTAMP WITH TIME ZONE": TIMESTAMP,
 }
 _KEY = "dormouse_row"
-"""Numbers the rows of a table whose first column can be no key."""
+"""A column that numbers the rows of a table whose first column cannot be a key."""
 _NOT_RUN = {
     # they would leave the database, or be known to DuckDB only
     *(StatementType.SET, StatementType.VARIABLE_SET, StatementType.PRAGMA, StatementType.LOAD),
@@ -60,13 +60,13 @@ _NOT_RUN = {
 
 @dataclass
 class Found:
-    """What became of the SELECTs; of what is refused and left out, why, and how often."""
+    """The outcomes of the SELECTs, with the number of refusals and omissions by reason."""
 
     files: int = 0
     selects: int = 0
     right: int = 0
     in_key_order: int = 0
-    """Of those that are right: which the order of rows leaves open, of which ours is that of the keys."""
+    """The right answers that depend on the order of rows, and are right for rows in key order."""
     refused_by_both: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -75,7 +75,7 @@ class Found:
 
 
 def type_of(name: str) -> DataType:
-    """Dormouse's type that is DuckDB's; `LeftOut` when there is none."""
+    """Returns Dormouse's type for DuckDB's; raises `LeftOut` if there is none."""
     if name.endswith("[]"):
         return LIST(type_of(name[:-2]))
     if parts := re.fullmatch(r"MAP\((\w+), (.+)\)", name):
@@ -96,7 +96,7 @@ class Copies:
             instance.drop_table(table.name)
 
     def of(self, statement: str) -> str:
-        """The statement over copies of its tables; `LeftOut` where one cannot be copied."""
+        """Returns the statement over copies of its tables; raises `LeftOut` if one cannot be copied."""
         known = dict(self._db.execute(_RELATIONS).fetchall())
         ((parsed,),) = self._db.execute("select json_serialize_sql(?)", [statement]).fetchall()
         names = {name.lower() for name in re.findall(r'"table_name":"(.*?)"', parsed)}
@@ -109,7 +109,7 @@ class Copies:
         return _with(statement, wrapped)
 
     def in_key_order(self, ask: Callable[[], T]) -> T:
-        """What is found where DuckDB's tables have their rows in the order of the copies."""
+        """Returns the result of `ask` while DuckDB's tables have their rows in the order of the copies."""
         keys = {name: rows.column_names[0] for name, (rows, text) in self._copied.items() if not text}
         try:
             for name, key in keys.items():
@@ -121,7 +121,7 @@ class Copies:
                 self._db.execute(f"drop table if exists temp.main.{quoted(name)}")
 
     def _copy(self, name: str) -> str:
-        """Brings a copy up to date; what stands in for it where the copy has one more column."""
+        """Updates a copy; returns a CTE that stands for it if the copy has an additional column, or ''."""
         rows = self._db.execute(f"from memory.main.{quoted(name)} limit {ROWS_MAX + 1}").to_arrow_table()
         before, text = self._copied.get(name, (None, ""))
         if before is None or not rows.equals(before):
@@ -174,10 +174,10 @@ def _with(statement: str, tables: list[str]) -> str:
 class File:
     """One file: its statements, one after another."""
 
-    def __init__(self, instance: Instance, name: str, found: Found) -> None:
+    def __init__(self, instance: Instance, name: str, outcome: Found) -> None:
         self._instance = instance
         self._name = name
-        self._found = found
+        self._found = outcome
 
     def run(self, text: str) -> None:
         self._found.files += 1
@@ -246,7 +246,7 @@ def _limited(end: Callable[[], object]) -> Iterator[None]:
     is_over = Event()
 
     def over() -> None:
-        is_over.set()  # before the error comes that tells of it
+        is_over.set()  # before the interrupted query raises its error
         end()
 
     timer = Timer(SECONDS_MAX, over)
@@ -269,36 +269,37 @@ def _different(ours: pa.Table, theirs: pa.Table, text: str) -> str | None:
 
 
 def _has_order(text: str) -> bool:
-    """Whether the whole answer has one, which all of it may be in."""
+    """Returns whether the whole statement may have an order: whether ORDER BY is outside of parentheses."""
     return "order by" in text.lower().rpartition(")")[2]
 
 
 def _reason(error: Exception) -> str:
-    """An error so that it can be counted: without names and numbers."""
+    """Returns an error without names and numbers, so that it can be counted."""
     return re.sub(r"(?s)['\"].*?['\"]|\d+|\n.*", "…", str(error))[:90]
 
 
 def run(folder: Path, instance: Instance) -> Found:
-    """All files of a folder."""
+    """Runs all files of a folder."""
     found = Found()
     for path in sorted(folder.rglob("*.test")):
         File(instance, str(path.relative_to(folder)), found).run(path.read_text("utf-8", "replace"))
     return found
 
 
-def shown(found: Found) -> str:
+def shown(outcome: Found) -> str:
     def listed(title: str, counts: Mapping[str, int]) -> list[str]:
         rows = sorted(counts.items(), key=lambda item: -item[1])
         return [f"{title}: {sum(counts.values())}", *(f"  {count:6} {why}" for why, count in rows)]
 
     lines = [
-        f"{found.selects} SELECTs of {found.files} files: {found.right} right ({found.in_key_order} of them "
-        f"in the keys' order), {len(found.wrong)} wrong, {found.refused_by_both} refused by DuckDB, too",
-        *listed("refused", found.refused),
-        *listed("left out", found.left_out),
-        *listed("files left out from some statement on", found.files_left_out),
+        f"{outcome.selects} SELECTs of {outcome.files} files: {outcome.right} right "
+        f"({outcome.in_key_order} of them in the keys' order), "
+        f"{len(outcome.wrong)} wrong, {outcome.refused_by_both} refused by DuckDB, too",
+        *listed("refused", outcome.refused),
+        *listed("left out", outcome.left_out),
+        *listed("files left out from some statement on", outcome.files_left_out),
     ]
-    lines += [f"\n{one['file']}:{one['line']}\n{one['statement']}\n-> {one['why']}" for one in found.wrong]
+    lines += [f"\n{one['file']}:{one['line']}\n{one['statement']}\n-> {one['why']}" for one in outcome.wrong]
     return "\n".join(lines)
 
 

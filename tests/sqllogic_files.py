@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 LOOPS = ("loop", "foreach", "concurrentloop", "concurrentforeach")
 OURS = "duckdb"
-"""What `onlyif` and `skipif` mean."""
+"""The system that `onlyif` and `skipif` refer to."""
 KNOWN = (
     *("parquet", "json", "icu", "core_functions", "vector_size", "skip_reload", "no_alternative_verify"),
     *(
@@ -20,12 +20,12 @@ KNOWN = (
         "strinline",
     ),
 )
-"""What a file may require."""
+"""The features that a file may require."""
 _STOPPING = ("load", "restart", "unzip", "require-env", "reconnect", "include")
 
 
 class LeftOut(Exception):
-    """The rest of a file is not for us, and why."""
+    """The reason why the rest of a file is not run."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Record:
 
 
 def records(text: str) -> Iterator[Record]:
-    """All of a file, in order; `LeftOut` where it needs what is not here."""
+    """Yields the statements of a file in order; raises `LeftOut` at one that cannot be run here."""
     yield from _records([*enumerate(text.splitlines(), 1)], {})
 
 
@@ -73,7 +73,7 @@ def _records(lines: Lines, variables: Mapping[str, str]) -> Iterator[Record]:
 
 
 def _end(lines: Lines, place: int) -> int:
-    """Where a record ends."""
+    """Returns the line at which a record ends."""
     while place < len(lines) and lines[place][1].strip():
         place += 1
     return place

@@ -1,4 +1,4 @@
-"""A primary and its hot standby: real servers, the second made of the first by pg_basebackup; it streams."""
+"""A real primary server and its hot standby, made by pg_basebackup, with streaming replication."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ OPTIONS = {"fsync": "off", "shared_buffers": "32MB", "autovacuum": "off"}
 
 
 class Pair(NamedTuple):
-    """The DSNs of both."""
+    """The DSNs of both servers."""
 
     primary: str
     standby: str
 
     def catch_up(self) -> None:
-        """Until the standby has all that the primary has committed."""
+        """Waits until the standby has all that the primary has committed."""
         with psycopg.connect(self.primary, autocommit=True) as one, psycopg.connect(self.standby) as other:
             other.autocommit = True
             ((reached,),) = one.execute("select pg_current_wal_flush_lsn()").fetchall()
@@ -38,7 +38,7 @@ class Pair(NamedTuple):
 
     @contextmanager
     def behind(self) -> Iterator[None]:
-        """The standby replays nothing meanwhile."""
+        """Pauses the replay of the standby during the block."""
         with psycopg.connect(self.standby, autocommit=True) as conn:
             conn.execute("select pg_wal_replay_pause()")
             text = "select pg_get_wal_replay_pause_state()"

@@ -1,4 +1,4 @@
-"""Runs a state machine in process, as far as ours go: its tasks are functions, it never waits nor retries."""
+"""An interpreter of the project's state machines: tasks are functions, and it neither waits nor retries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tasks = Mapping[str, Callable[[Any], Any]]
 
 @dataclass
 class Execution:
-    """What came of one: its last state, the error of a failed one, and how it got there."""
+    """The outcome of an execution: its last state, the error if it failed, and its path of states."""
 
     status: str = "RUNNING"
     last: str = ""
@@ -26,7 +26,7 @@ class Execution:
 
 
 def definition(template: Mapping[str, Any]) -> Any:
-    """Of the only state machine of a template; references are their own text."""
+    """Returns the definition of the only state machine of a template; references stay as text."""
     [found] = [
         one for one in template["Resources"].values() if one["Type"] == "AWS::StepFunctions::StateMachine"
     ]
@@ -37,7 +37,7 @@ def definition(template: Mapping[str, Any]) -> Any:
 
 
 def execute(machine: Any, tasks: Tasks) -> Execution:
-    """A task that raises is caught as its state says, or fails the execution."""
+    """Executes a machine. An error of a task is caught as its state says, or fails the execution."""
     done, state, name = Execution(), {"detail": "of the schedule"}, machine["StartAt"]
     for _ in range(STATES_MAX):
         done.path.append(name)
@@ -77,8 +77,8 @@ def execute(machine: Any, tasks: Tasks) -> Execution:
     raise AssertionError("the state machine does not end")
 
 
-def _kept(one: Any, state: Any, result: Any) -> Any:
-    where = one.get("ResultPath", "$")
+def _kept(step: Any, state: Any, result: Any) -> Any:
+    where = step.get("ResultPath", "$")
     if where is None:
         return state
     if where == "$":

@@ -1,4 +1,4 @@
-"""The file reference store as dictionaries: what it must hold and answer after commits in their order."""
+"""A model of the file reference store: its contents and answers after commits in their order."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Facts:
 
 @dataclass
 class Expected:
-    """What must become of a commit. An item may have been refused for any of its reasons.
+    """The expected outcome of a commit. An item may be refused for any of its reasons.
 
-    A replacement is explained when its batch is applied, so a later one of the batch may be the reason.
+    A refused replacement is explained once its batch is applied, so a later item may be the reason.
     """
 
     state: State
@@ -71,7 +71,7 @@ class StoreModel:
         self.refused: dict[str, list[tuple[int, Any, set[Reason]]]] = {}
 
     def apply(self, kind: Kind, commits: Sequence[Commit]) -> list[Expected]:
-        """One commit after the other."""
+        """Applies the commits one after the other; returns the expected outcomes."""
         refused: list[tuple[Any, set[Reason]]] = []
         return [self._commit(kind, commit, refused) for commit in commits]
 
@@ -88,7 +88,7 @@ class StoreModel:
         self.references.clear()
 
     def stamp(self) -> int:
-        """How many files lost their last reference since the last time."""
+        """Stamps the files that lost their last reference since the previous call; returns their number."""
         gone = [self.files[name] for name in self.unreferenced() if not self.files[name].stamped]
         for facts in gone:
             facts.stamped = True
@@ -114,7 +114,7 @@ class StoreModel:
         return [r for r in self.listed() if r.partition_id in partition_ids]
 
     def listed(self) -> list[FileReference]:
-        """All references, by partition then filename, without their times."""
+        """Returns all references, by partition then filename, without their times."""
         return [
             FileReference(
                 filename=name,
@@ -128,7 +128,7 @@ class StoreModel:
         ]
 
     def with_references(self, names: Sequence[str], references: Sequence[FileReference]) -> list[Any]:
-        """Files with their facts and those of the references that are theirs, without their times."""
+        """Returns files with their facts and their own references among these, without times."""
         return [
             FileWithReferences(
                 filename=name,
@@ -178,7 +178,7 @@ class StoreModel:
         return Expected("applied" if applied else "refused", failed)
 
     def _recalled(self, commit: Commit) -> dict[int, set[Reason]]:
-        """What was refused of the items that come again, in whatever order they do."""
+        """Returns the reasons of items that were refused before, for a repeated commit."""
         found: dict[int, set[Reason]] = {}
         for n, item, why in self.refused[str(commit.commit_id)]:
             alike = [k for k, other in enumerate(commit.items) if other == item and k not in found]
@@ -230,7 +230,7 @@ class StoreModel:
 
 
 def counted(totals: Totals) -> dict[str, int | bool]:
-    """The totals, as the model counts them."""
+    """Returns the totals in the form of the model's counts."""
     return {name: getattr(totals, name) for name in StoreModel().counts()}
 
 

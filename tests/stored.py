@@ -1,4 +1,4 @@
-"""Short words for tests of the state store: references, requests, what is stored, and threads that race."""
+"""Helpers for tests of the state store: references, requests, stored rows and racing threads."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def split(reference: FileReference, left: str = "L", right: str = "R") -> SplitF
 
 
 def live(store: FileReferenceStore) -> list[tuple[str, str, int, str | None]]:
-    """(partition, file, rows, job) of every reference, in the order of the store."""
+    """Returns (partition, file, rows, job) of every reference, in the order of the store."""
     return [(r.partition_id, r.filename, r.row_count, r.job_id) for r in store.file_references()]
 
 
@@ -69,12 +69,12 @@ def unreferenced(store: FileReferenceStore) -> list[str]:
 
 
 def clock(store: FileReferenceStore) -> datetime:
-    """The store's own time."""
+    """Returns the time of the store's database."""
     return query(store.supplier, "select clock_timestamp()")[0][0]
 
 
 def remove(store: FileReferenceStore, *filenames: str, partition_id: str = "root") -> None:
-    """Takes the references away, as a compaction without rows does."""
+    """Removes the references, as a compaction without output does."""
     job = f"remove {filenames[0]}"
     store.assign_job_ids([assign(job, partition_id, *filenames)])
     store.replace_file_references([replace(job, filenames, None, partition_id)])
@@ -87,7 +87,7 @@ def query(supplier: Any, text: str, *values: Any) -> list[Any]:
 
 @contextmanager
 def transaction(table: TableContext) -> Iterator[psycopg.Connection[Any]]:
-    """A transaction on a connection of its own, rolled back when it is not committed."""
+    """Yields a connection in a transaction, which is rolled back if it was not committed."""
     with table.supplier.connection() as conn:
         conn.execute("begin")
         try:
@@ -97,7 +97,7 @@ def transaction(table: TableContext) -> Iterator[psycopg.Connection[Any]]:
 
 
 def at_once(*works: Callable[[], Any]) -> list[Any]:
-    """Runs each in a thread of its own, all from the same moment; gives results, or what was raised."""
+    """Runs each function in its own thread, all at the same time; returns their results or errors."""
     barrier = threading.Barrier(len(works))
     outcomes: list[Any] = [None] * len(works)
 
@@ -119,7 +119,7 @@ def at_once(*works: Callable[[], Any]) -> list[Any]:
 
 @contextmanager
 def case(value: object) -> Iterator[None]:
-    """Says in a failure which of the test's values failed."""
+    """Adds the value under test to the notes of an error."""
     try:
         yield
     except Exception as error:
@@ -128,7 +128,7 @@ def case(value: object) -> Iterator[None]:
 
 
 def wait_until(condition: Callable[[], Any], seconds_max: float = 60) -> None:
-    """Asks until it is so."""
+    """Waits until the condition holds; fails after `seconds_max`."""
     pause = threading.Event()
     for _ in range(int(seconds_max / 0.005)):
         if condition():
@@ -138,14 +138,14 @@ def wait_until(condition: Callable[[], Any], seconds_max: float = 60) -> None:
 
 
 def blocked(supplier: Any) -> int:
-    """How many backends of the database wait for a lock."""
+    """Returns the number of backends of the database that wait for a lock."""
     text = """select count(*) from pg_stat_activity
               where datname = current_database() and wait_event_type = 'Lock'"""
     return int(query(supplier, text)[0][0])
 
 
 class CountingSupplier:
-    """Counts the connections that it lends."""
+    """A supplier that counts the connections that it lends."""
 
     def __init__(self, supplier: ConnectionSupplier) -> None:
         self._supplier = supplier
@@ -156,4 +156,4 @@ class CountingSupplier:
         return self._supplier.connection()
 
     def close(self) -> None:
-        """The supplier is another's."""
+        """Does nothing, since the supplier belongs to the caller."""

@@ -1,4 +1,4 @@
-"""Faults for storms: processes, servers and connections that die, freeze or fall silent."""
+"""Faults for storms: processes, servers and connections that die, freeze or stop answering."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tests.cutting import CAN_VANISH, IMPATIENT, CuttingProxy, after
 PATIENCE_SECONDS = 600
 TURNS_A_KILL = 5
 VANISHING = 0.2
-"""Of the connections that would be cut, those whose peers vanish without a word."""
+"""The share of cut connections whose peers vanish without closing them."""
 IDLE_MS = 1_500
 LOST = (psycopg.OperationalError, CommitOutcomeUnknown, ConnectionsExhausted, TooManyRetries)
-"""Errors of calls whose connections were lost, again and again."""
+"""Errors of calls whose connections were lost repeatedly."""
 
 
 @contextmanager
 def failing_network(dsn: str, rng: random.Random, bytes_mean: int) -> Iterator[tuple[CuttingProxy, str]]:
-    """Gives a proxy before a server, and the DSN by which it is reached.
+    """Yields a proxy before a server, and the DSN of the proxy.
 
-    So many bytes pass on the average before a connection is cut, or its peer vanishes.
+    On average, `bytes_mean` bytes pass before a connection is cut or its peer vanishes.
     """
     passes = after(lambda: int(rng.expovariate(1 / bytes_mean)))
     with closing(CuttingProxy(dsn, passes, lambda: CAN_VANISH and rng.random() < VANISHING)) as proxy:
@@ -41,13 +41,13 @@ def failing_network(dsn: str, rng: random.Random, bytes_mean: int) -> Iterator[t
 
 
 def hurry() -> None:
-    """Has the server soon end the transactions of this process, when the process is frozen in one."""
+    """Sets a short idle timeout, with which the server ends a transaction in which this process is frozen."""
     for kind in (session.SHORT, session.COMMIT, session.ALONE):
         kind[session.IDLE] = IDLE_MS  # type: ignore[index]
 
 
 def freeze(pid: int, seconds: float) -> None:
-    """Freezes a process wherever it is, and lets it go on after a while."""
+    """Freezes a process at any point, and continues it after `seconds`."""
     os.kill(pid, signal.SIGSTOP)
     try:
         time.sleep(seconds)
@@ -65,9 +65,9 @@ def kill_server(main: psutil.Process) -> None:
 
 
 def kill_postmaster(main: psutil.Process, rng: random.Random) -> psutil.Process:
-    """Kills a server's first process alone, and freezes another, which outlives it: returns this orphan."""
+    """Kills only a server's first process, and freezes another, which outlives it; returns this orphan."""
     orphan = rng.choice(main.children())
-    with suppress(psutil.NoSuchProcess):  # a client's backend that has just ended
+    with suppress(psutil.NoSuchProcess):  # the backend of a client has just ended
         orphan.suspend()
     main.kill()
     assert not psutil.wait_procs([main], timeout=PATIENCE_SECONDS)[1]
@@ -75,7 +75,7 @@ def kill_postmaster(main: psutil.Process, rng: random.Random) -> psutil.Process:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Returns whether a process has ended, though nothing may have asked for its exit code."""
+    """Returns whether a process has ended, even if its exit code was not collected."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -83,9 +83,9 @@ def is_gone(process: psutil.Process) -> bool:
 
 
 class Workers:
-    """Processes that run a program with its arguments, the folder and a role each, until its file `stop`.
+    """Processes that run a program with arguments, the folder and a role, until there is a file `stop`.
 
-    Each makes a file `begun`, with its pid, when it has come to its work.
+    Each creates a file `begun PID` when it begins its work.
     """
 
     def __init__(self, program: str, roles: list[str], *arguments: str, folder: Path) -> None:
@@ -106,11 +106,10 @@ class Workers:
         is_enough: Callable[[], bool],
         rng: random.Random | None,
     ) -> None:
-        """Turns, amid which all goes on, for a while, and until it is enough on a machine that is busy.
+        """Calls `turn` for some seconds, and longer until `is_enough()`, as the machine may be busy.
 
-        With random numbers, one of the processes is killed every so many turns, once all work, and another is
-        frozen at a random place for a few turns; some of those are killed while they are. In the end all have
-        ended.
+        With `rng`, once all processes work, every TURNS_A_KILL turns one process is killed and another frozen
+        for a few turns; a frozen process may be killed too. All processes have ended when this returns.
         """
         began, turns = time.monotonic(), 0
         try:
@@ -124,7 +123,7 @@ class Workers:
                     self.freeze_one(rng)
             self.end()
         finally:
-            self.leave_nobody()
+            self.end_all_processes()
 
     def kill_one(self, rng: random.Random) -> None:
         at = rng.randrange(len(self._roles))
@@ -134,18 +133,18 @@ class Workers:
         self.killed += 1
 
     def freeze_one(self, rng: random.Random) -> None:
-        """Has a process that was frozen before go on, and freezes another wherever it is."""
+        """Continues the frozen process, if any, and freezes another at any point."""
         self.go_on()
         self._frozen = self.running[rng.randrange(len(self._roles))]
         self._frozen.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         if self._frozen is not None:
-            self._frozen.send_signal(signal.SIGCONT)  # nothing, when it was killed meanwhile
+            self._frozen.send_signal(signal.SIGCONT)  # no effect if it was killed meanwhile
             self._frozen = None
 
     def _have_begun(self) -> bool:
-        """Whether each has come to its work: on a busy machine none would, if others were killed sooner."""
+        """Returns whether each process works: with earlier kills, none would get to it on a busy machine."""
         return all((self._folder / f"begun {one.pid}").exists() for one in self.running)
 
     def check(self) -> None:
@@ -158,7 +157,7 @@ class Workers:
         for process in self.running:
             self._ended(process, 0)
 
-    def leave_nobody(self) -> None:
+    def end_all_processes(self) -> None:
         for process in self.running:
             process.kill()
             process.wait()

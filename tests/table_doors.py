@@ -1,7 +1,7 @@
 """The doors that make, change and drop tables: Python, the command line, and the lambdas of a deployment.
 
-The command line and the lambdas answer with the same JSON; Python's calls answer with objects of their own,
-so that only their errors and what the tables are then can be compared.
+The command line and the lambdas answer with the same JSON. Python's calls return other objects, so only
+their errors and the resulting tables can be compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.model import DataType
 
 
 class TablesInPython(Python):
-    """The calls of `Instance` and `Table`; a change answers nothing."""
+    """The calls of `Instance` and `Table`; a change returns nothing."""
 
     def create(self, table: str, schema: dm.Schema, **how: Any) -> None:
         if "properties" in how:
@@ -129,7 +129,7 @@ class Lambdas(Door):
 
     def convert_layout(self, table: str, layout: str) -> Any:
         answer = self._asked("convert-layout", table=table, layout=layout)
-        # the command line says the number of files in its text only
+        # the command line has the number of files only in its text
         if not isinstance(answer, Failed):
             answer.pop("files")
         return answer

@@ -12,12 +12,12 @@ DELETED = ("Delete", "Delete")
 
 
 def policies(resource: Resource) -> tuple[str, str]:
-    """What becomes of a resource that leaves its stack, and of one that another takes the place of."""
+    """Returns the policies for a resource that is deleted from its stack, and for one that is replaced."""
     return resource.body["DeletionPolicy"], resource.body["UpdateReplacePolicy"]
 
 
 def flat(value: Any) -> str:
-    """A value as text; references are the names of what they refer to."""
+    """Returns a value as text; a reference becomes the name of its target."""
     match value:
         case {"Ref": name}:
             return str(name).removeprefix("AWS::")
@@ -33,7 +33,7 @@ def flat(value: Any) -> str:
 
 
 def allowed(assembly: Assembly, stack: str, role: str) -> Iterator[tuple[str, str, Any]]:
-    """Each action, resource and condition that a role, by its name without the hash, is allowed."""
+    """Yields each action, resource and condition that a role, named without its hash, is allowed."""
     for policy in assembly.resources("AWS::IAM::Policy"):
         if policy.stack != stack or not any(one["Ref"][:-8] == role for one in policy.properties["Roles"]):
             continue

@@ -1,8 +1,8 @@
-"""What the fast tier leaves to the slow one: of tests on each layout it runs one, of many cases few.
+"""The choice of tests that only the slow tier runs.
 
-Where each case of a test meets each other case, the fast tier has each of them once.
-
-The store itself is tested on all of them, always: by the conformance suite; on one of them as serializable.
+The fast tier runs one layout of tests on all layouts, few cases of tests with many, and each case once of
+tests that combine cases. The conformance suite tests the store on all layouts in both tiers, but with
+serializable isolation on only one in the fast tier.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MATRIX_MIN = 8
 
 
 def leave_layouts_to_the_slow_tier(items: list[pytest.Item]) -> None:
-    """Which layout a test keeps follows from its name and its other parameters: each has its share."""
+    """Keeps one layout of each test; a hash of its name chooses the layout, so each layout has its share."""
     twins: dict[str, dict[str, pytest.Item]] = defaultdict(dict)
     for item in items:
         layouts = [*_layouts(item)] if _uses_database(item) or _is_serializable(item) else []
@@ -55,7 +55,7 @@ def _layouts(item: pytest.Item) -> Iterator[str]:
 
 
 def leave_matrices_to_the_slow_tier(items: list[pytest.Item]) -> None:
-    """Of tests of each case by each other case, the fast tier has a diagonal: each case at least once."""
+    """Keeps a diagonal of tests that combine cases, which has each case at least once."""
     matrices: dict[str, list[Any]] = defaultdict(list)
     for item in items:
         if _uses_database(item) and not item.get_closest_marker("slow"):
@@ -76,7 +76,7 @@ def leave_matrices_to_the_slow_tier(items: list[pytest.Item]) -> None:
 
 
 def leave_cases_to_the_slow_tier(items: list[pytest.Item]) -> None:
-    """Of a test that is marked `few`, the fast tier has so many of the cases that are left, the first."""
+    """Keeps the first cases of a test that is marked `few`; the mark has their number."""
     seen = Counter[str]()
     for item in items:
         mark = item.get_closest_marker("few")

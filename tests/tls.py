@@ -1,4 +1,4 @@
-"""TLS before a PostgreSQL that has none: a certificate authority of a test's own, a front that decrypts."""
+"""TLS for a PostgreSQL without it: a certificate authority for a test, and a front that decrypts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INVALID_AUTHORIZATION = "28000"
 
 
 class CertificateAuthority:
-    """Its certificate is in `certificate`, a PEM file."""
+    """A certificate authority; `certificate` is the PEM file of its own certificate."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -38,7 +38,7 @@ class CertificateAuthority:
         )
 
     def server_certificate(self, name: str) -> tuple[Path, Path]:
-        """The PEM files of a certificate for a host of this name or address, and of its key."""
+        """Returns the PEM files of a certificate for a host, given by name or address, and of its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         made = self._builder(_name(name), key)
         host = x509.IPAddress(ip_address(name)) if name[:1].isdigit() else x509.DNSName(name)
@@ -75,9 +75,9 @@ def _name(text: str) -> x509.Name:
 
 
 class TlsFront:
-    """Listens on loopback, speaks TLS with clients, passes on to a server; who asks for no TLS is refused.
+    """A proxy on loopback that speaks TLS with clients, and refuses clients that do not ask for TLS.
 
-    A context manager; `port` is where it listens.
+    It is a context manager, and listens on `port`.
     """
 
     def __init__(self, certificate: Path, key: Path, server_port: int) -> None:
@@ -129,7 +129,7 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def joined(client: Ends, server: Ends) -> None:
-    """Passes on what each says to the other, until one has ended; then the server's end is closed."""
+    """Copies bytes both ways until one side ends, then closes the connection to the server."""
     ways = [_copy(client[0], server[1]), _copy(server[0], client[1])]
     try:
         tasks = [asyncio.ensure_future(way) for way in ways]
@@ -148,14 +148,14 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
 
 
 class AskingFront(TlsFront):
-    """Asks for the password itself, in clear, as RDS does for tokens; then the server's socket trusts it."""
+    """A front that asks for the password in clear text, as RDS does for tokens, in place of the server."""
 
     def __init__(self, certificate: Path, key: Path, socket_path: str) -> None:
         super().__init__(certificate, key, 0)
         self._socket_path = socket_path
 
     def _refusal(self, user: str, password: str) -> str | None:
-        """Why the user is not let in with it, in a thread of its own."""
+        """Returns why the user is refused with this password, or None. Runs in its own thread."""
         raise NotImplementedError
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -176,7 +176,7 @@ class AskingFront(TlsFront):
 
 
 async def _message(reader: asyncio.StreamReader) -> bytes:
-    """With its length, without its type."""
+    """Returns a message with its length, but without its type."""
     head = await reader.readexactly(4)
     (length,) = struct.unpack("!i", head)
     if not len(head) <= length <= _MESSAGE_BYTES_MAX:
@@ -185,7 +185,7 @@ async def _message(reader: asyncio.StreamReader) -> bytes:
 
 
 def _user(greeting: bytes) -> str | None:
-    """None for a request to cancel a query."""
+    """Returns the user; None for a request to cancel a query."""
     words = greeting[8:].split(b"\0")
     values = dict(zip(words[::2], words[1::2], strict=False))
     return values[b"user"].decode() if b"user" in values else None

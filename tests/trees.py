@@ -1,4 +1,4 @@
-"""What tests ask of a partition tree, and of sketches, that the package has no use for."""
+"""Functions on partition trees and sketches that only tests need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERYTHING = Range()
 
 
 def tree_of(schema: Schema, partitions: Iterable[Partition]) -> PartitionTree:
-    """A tree of these partitions, at epoch 0."""
+    """Returns a tree of these partitions, at epoch 0."""
     arrays = TreeArrays(schema)
     listed = list(partitions)
     uppers = {partition.child_ids[1] for partition in listed if partition.child_ids}
@@ -32,12 +32,12 @@ def _row(schema: Schema, partition: Partition, is_upper: bool) -> PartitionRow:
 
 
 def stored_split(schema: Schema, split: Split) -> tuple[int, bytes]:
-    """The number of the row key, and the point as bytes."""
+    """Returns the number of the row key, and the split point as bytes."""
     return schema.row_key_names.index(split.field), encode_value(schema.field(split.field).type, split.point)
 
 
 def partitions_of(tree: PartitionTree) -> list[Partition]:
-    """All partitions, parents before children, and left before right."""
+    """Returns all partitions, parents before children, and left before right."""
     found, stack = [], [tree.root_node]
     while stack:
         node = stack.pop()
@@ -47,28 +47,28 @@ def partitions_of(tree: PartitionTree) -> list[Partition]:
 
 
 def below(tree: PartitionTree, partition_id: str) -> list[str]:
-    """The leaves below a partition, or itself."""
+    """Returns the leaves below a partition, or the partition itself if it is a leaf."""
     partition = tree[partition_id]
     return [partition_id] if partition.is_leaf else [x for c in partition.child_ids for x in below(tree, c)]
 
 
 def leaves_in(tree: PartitionTree, region: Region) -> list[Partition]:
-    """The leaves that overlap a region, left before right."""
+    """Returns the leaves that overlap a region, left before right."""
     return [leaf for leaf in tree.leaves if overlap(leaf.region, region)]
 
 
-def overlap(one: Region, other: Region) -> bool:
-    """Whether two regions have keys in common."""
-    return all(one.range(name).intersect(item) is not None for name, item in other.items())
+def overlap(left: Region, right: Region) -> bool:
+    """Returns whether two regions have keys in common."""
+    return all(left.range(name).intersect(item) is not None for name, item in right.items())
 
 
 def holds(ranges: KeyRanges, key: Mapping[str, KeyValue]) -> bool:
-    """Whether a row of these keys is in the ranges."""
+    """Returns whether a row of these keys is in the ranges."""
     return all(any(item.contains(key[name]) for item in items) for name, items in ranges.items())
 
 
 def leaf_of(tree: PartitionTree, key: Mapping[str, KeyValue]) -> Partition:
-    """The leaf whose region has the key; `PartitionNotFound` when a partial tree lacks it."""
+    """Returns the leaf whose region has the key; raises `PartitionNotFound` if a partial tree lacks it."""
     node = tree.root_node
     while (children := tree.children(node)) is not None:
         split = tree.split_of(node)
@@ -79,7 +79,7 @@ def leaf_of(tree: PartitionTree, key: Mapping[str, KeyValue]) -> Partition:
 
 
 def ancestors(tree: PartitionTree, partition_id: str) -> Iterator[Partition]:
-    """The parent, its parent, … up to the root."""
+    """Yields the parent, its parent, … up to the root."""
     node = tree.node(partition_id)
     if node is None:
         raise PartitionNotFound(f"partition {partition_id!r} does not exist")
@@ -88,7 +88,7 @@ def ancestors(tree: PartitionTree, partition_id: str) -> Iterator[Partition]:
 
 
 class Quantiles:
-    """The row keys of several files together, and what is asked of one of them."""
+    """The merged quantiles of the row keys of several files."""
 
     def __init__(self, schema: Schema, files: Sequence[FileSketches]) -> None:
         self._keys: dict[str, KeyQuantiles] = {field.name: merge(field, files) for field in schema.row_keys}
@@ -103,7 +103,7 @@ class Quantiles:
         return self._keys[field].split_point(within)
 
     def ends(self, field: str) -> list[KeyValue]:
-        """The smallest and the largest value; none when there are no rows."""
+        """Returns the smallest and the largest value; an empty list if there are no rows."""
         found = self._keys[field]
         return [decode_value(found._type, key) for key in found._ends]
 
@@ -111,7 +111,7 @@ class Quantiles:
 def quantile(
     quantiles: Quantiles, field: str, fraction: float, within: Range = EVERYTHING
 ) -> KeyValue | None:
-    """A value of `field` that about this fraction of the rows within the range lie below."""
+    """Returns a value of `field` that is greater than about this fraction of the rows in the range."""
     found = quantiles._keys[field]
     start, end = found._span(within)
     return None if start == end else decode_value(found._type, found._keys[found._at(fraction, start, end)])

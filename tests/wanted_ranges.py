@@ -1,4 +1,4 @@
-"""What statements want of two tables, as short text."""
+"""The key ranges that statements need of two tables, as short text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def wanted(
     parameters: Sequence[Any] | Mapping[str, Any] = (),
     interruption: Interruption | None = None,
 ) -> Wanted:
-    """What a statement wants, given as text."""
+    """Returns the columns and key ranges that a statement needs."""
     with duckdb.connect() as parser:
         found = parsed(parser, statement)
     return module.wanted(schemas, found, parameters, interruption)
@@ -40,11 +40,11 @@ def shown(ranges: Mapping[str, KeyRanges]) -> str:
     )
 
 
-def _range(one: Range) -> str:
-    if one.is_exact:
-        return f"={one.min!r}"
-    low, high = ("" if end is None else repr(end) for end in (one.min, one.max))
-    return f"{'[' if low and one.min_inclusive else '('}{low},{high}{']' if one.max_inclusive else ')'}"
+def _range(bounds: Range) -> str:
+    if bounds.is_exact:
+        return f"={bounds.min!r}"
+    low, high = ("" if end is None else repr(end) for end in (bounds.min, bounds.max))
+    return f"{'[' if low and bounds.min_inclusive else '('}{low},{high}{']' if bounds.max_inclusive else ')'}"
 
 
 def of(statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> str:

@@ -1,5 +1,7 @@
-"""AWS over simulated weeks: one instance, whose cluster starts by itself after seven days, and faults that
-are ordered call by call. What takes long on AWS takes as long here, in no time.
+"""A simulation of AWS over weeks: one instance, and faults that a test defines call by call.
+
+As on AWS, a stopped cluster starts again after seven days. Operations take as long as on AWS, but in
+simulated time.
 """
 
 from __future__ import annotations
@@ -40,16 +42,16 @@ from tests.weeks_queue import RECEIVES_MAX, Killed, Queue, Sent
 HOUR = 3_600.0
 DAY = 24 * HOUR
 LOOK_SECONDS = 540.0
-"""After how long a message comes back that the lambda did not answer."""
+"""The time after which a message that the lambda did not answer is delivered again."""
 
 STARTS_AFTER = 7 * DAY
 HIDDEN_SECONDS = 361.0
 KEPT_SECONDS = 14 * DAY
 TOLD_RECEIVES_MAX = 3
-"""A message that was received so often is not counted by CloudWatch's age of the oldest."""
+"""CloudWatch's age of the oldest message omits messages that were received so often."""
 MAPPING_SECONDS = 60.0
 TAKES = {"stopping": (400.0, "stopped"), "starting": (900.0, "available")}
-"""How long a cluster is in a state, and in which it is then; in others half an hour, then `available`."""
+"""The seconds of a cluster in a state, and its next state; others end as `available` in half an hour."""
 
 ASLEEP = {"stopped", "inaccessible-encryption-credentials-recoverable"}
 RULES = ("garbage", "compaction", "maintenance")
@@ -73,11 +75,11 @@ RESOURCES = Resources(
 )  # fmt: skip
 SLEEPERS = ("query", "access")
 UPDATE_SECONDS = 400.0
-"""How long the stack of a sleeper is updated."""
+"""The duration of an update of the stack of a sleeper (a part that a pause puts to sleep)."""
 
 
 Fault = Callable[[str], BaseException | None]
-"""What a call ends with, by its operation and what it is given; None: it does what it should."""
+"""Returns the error of a call, by its operation and name; None if the call succeeds."""
 
 
 def refusal(code: str, operation: str) -> ClientError:
@@ -86,16 +88,16 @@ def refusal(code: str, operation: str) -> ClientError:
 
 @dataclass
 class Weeks:
-    """`now` is in seconds. Events of RDS are lost, unless told otherwise."""
+    """The simulation; `now` is in seconds. Events of RDS are lost, unless `loses_events` is False."""
 
     status: str = "available"
     desired: str = "running"
     loses_events: bool = True
     is_kept: bool = True
-    """Whether the lambda is called by the hour."""
+    """True if the lambda is invoked every hour."""
 
     lambda_fault: Callable[[int, int], Exception | BaseException | None] = lambda call, number: None
-    """What the call of a number, of the lambda's invocation of a number, ends with."""
+    """Returns the error of a call, by its number and the number of the lambda's invocation."""
 
     now: float = 0.0
     wanted_since: float = -DAY
@@ -104,26 +106,26 @@ class Weeks:
     mapping: str = "Enabled"
     mapping_since: float = 0.0
     run_ends: float = 0.0
-    """When the execution of the state machine ends."""
+    """The end of the state machine's execution."""
 
     deploying: bool = False
     sleepers: dict[str, bool] = field(default_factory=lambda: dict.fromkeys(SLEEPERS, True))
-    """Whether each runs."""
+    """The sleepers, each with True if it runs."""
 
     updates_fail: bool = False
-    """Whether CloudFormation takes back what it is asked for."""
+    """True if CloudFormation rolls updates back."""
 
     updated: dict[str, list[float]] = field(default_factory=lambda: {one: [-DAY] for one in SLEEPERS})
-    """When updates of their stacks began."""
+    """The times at which updates of the sleepers' stacks began."""
 
     tells_ages: bool = True
-    """Whether CloudWatch tells how old messages are."""
+    """True if CloudWatch returns the age of messages."""
 
     tags: dict[str, str] = field(default_factory=dict)
-    """Of the queue."""
+    """The tags of the queue."""
 
     looks_hourly: bool = False
-    """Whether no look is left out, though each would find all as wanted."""
+    """True if every hourly look is simulated, even if nothing has changed since the last one."""
 
     messages: list[Sent] = field(default_factory=list)
     applied: set[int] = field(default_factory=set)
@@ -131,10 +133,10 @@ class Weeks:
     lost: set[int] = field(default_factory=set)
     awake_while_paused: float = 0.0
     looks: list[Kept | None] = field(default_factory=list)
-    """What the lambda's invocations came to; None of those that failed."""
+    """The results of the lambda's invocations; None for a failed one."""
 
     _due: list[float] = field(default_factory=list)
-    """When messages for the lambda come."""
+    """The times at which messages for the lambda arrive."""
 
     _next_hour: float = HOUR
     _is_looking: bool = False
@@ -146,7 +148,7 @@ class Weeks:
         return Clock(lambda: self.now, lambda seconds: self.until(self.now + seconds))
 
     def until(self, then: float) -> None:
-        """Lets what happens by itself happen; the lambda looks when its messages come."""
+        """Advances the simulation to a time; the lambda looks whenever its messages arrive."""
         while self.now < then:
             due = [self._next_hour, *self._due] if self.is_kept else self._due
             step = min([then, self._changes_at(), self.now + HIDDEN_SECONDS, *due])
@@ -158,7 +160,7 @@ class Weeks:
 
     @property
     def _is_quiet(self) -> bool:
-        """Whether hours go by without a change: the lambda found all as wanted, and would again."""
+        """True if hours pass without a change, as the last look found the instance in its desired state."""
         found = bool(self.looks) and self.looks[-1] is not None and self.looks[-1].ended
         is_left_out = found and not self._due and not self.looks_hourly
         return is_left_out and self.status in ASLEEP and self.desired == "paused"
@@ -184,12 +186,12 @@ class Weeks:
             )
 
     def ends(self) -> None:
-        """What AWS is at."""
+        """Ends the cluster's current change of state at once."""
         if self._changes_at() < self.now + DAY:
             self._becomes(TAKES.get(self.status, (0, "available"))[1])
 
     def wishes(self, state: str) -> None:
-        """Somebody begins to pause or resume, and goes no further."""
+        """Writes the desired state, as the first step of a pause or resume, and stops there."""
         self.desired, self.wanted_since = state, self.now
 
     def _becomes(self, status: str) -> None:
@@ -229,7 +231,7 @@ class Weeks:
                 self._due.append(self.now + LOOK_SECONDS)
 
     def look(self) -> bool:
-        """An invocation of the lambda: whether it answers that there is nothing left."""
+        """Invokes the lambda; returns whether it answers that nothing is left to do."""
         number, calls = len(self.looks), itertools.count()
         self._is_looking = True
         try:
@@ -255,7 +257,7 @@ class Weeks:
         return DeployedInstance("dev", "123456789012", REGION, RESOURCES, Aws(self.session(fault)))
 
     def session(self, fault: Fault) -> Any:
-        """A session of boto3 each of whose calls may end with a fault, before it does anything."""
+        """Returns a boto3 session in which each call may raise a fault before it does anything."""
 
         weeks = self
 
@@ -339,7 +341,7 @@ class Weeks:
         }
 
     def _stack(self, name: str) -> dict[str, Any]:
-        """That of a sleeper; it has the new value of its parameter from the beginning of an update."""
+        """Returns a sleeper's stack; its parameter has the new value from the beginning of an update."""
         ago = self.now - self.updated[name][-1]
         ended = "ROLLBACK_COMPLETE" if self.updates_fail and len(self.updated[name]) > 1 else "COMPLETE"
         return {
@@ -353,7 +355,7 @@ class Weeks:
         return {"StackEvents": []}
 
     def invoke(self, **given: Any) -> Any:
-        """Of the lambda of a sleeper."""
+        """Invokes the lambda of a sleeper."""
         name = given["FunctionName"].removeprefix("switch-")
         if asked := self._stack(name)["StackStatus"] != "UPDATE_IN_PROGRESS":
             self.updated[name].append(self.now)
@@ -374,7 +376,7 @@ class Weeks:
             raise refusal("InvalidDBClusterStateFault", "StartDBCluster")
         self._becomes("starting")
 
-    # ------------------------------------------------------------- what became of it
+    # ------------------------------------------------------------- outcomes
 
     @property
     def is_asleep(self) -> bool:

@@ -1,4 +1,4 @@
-"""The commit queue of simulated weeks, as the lambda has it that keeps its messages."""
+"""The commit queue of simulated weeks, as seen by the lambda that keeps messages from expiring."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECEIVES_MAX = 50
 
 
 class Killed(BaseException):
-    """What the process does not survive."""
+    """The death of the process."""
 
 
 @dataclass(eq=False)
@@ -28,14 +28,14 @@ class Sent:
     number: int
     at: float
     received: float = 0.0
-    """How often."""
+    """The number of receives."""
 
     hidden_until: float = 0.0
 
 
 @dataclass
 class Queue:
-    """The commit queue, as a call of the lambda has it that may end between sending and deleting."""
+    """The commit queue for one invocation of the lambda, which may die between sending and deleting."""
 
     weeks: Weeks
     calls: Iterator[int]

@@ -1,4 +1,4 @@
-"""A Python in which some modules are not there."""
+"""A Python process in which some modules cannot be imported."""
 
 BLOCKED = """
 import json, sys
@@ -11,4 +11,4 @@ class NotThere:
 
 sys.meta_path.insert(0, NotThere)
 """
-"""The beginning of a program, whose first argument names them as JSON."""
+"""The beginning of a program. Its first argument is a JSON list of the blocked modules."""

@@ -1,4 +1,4 @@
-"""How much a statement does: the rows that its plan's nodes look at, and the pages that it reads."""
+"""A measure of a statement's work: the rows that its plan's nodes process, and the pages that it reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROWS = (
 
 @contextmanager
 def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Counts the work of every statement with values, by its first words, as its generic plan does it."""
+    """Counts the work of every statement with parameters, by its first words, with its generic plan."""
     work: Counter[str] = Counter()
     execute, run = Statement.execute, psycopg.Connection.execute
 
@@ -55,7 +55,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 def _explained(
     run: Any, conn: psycopg.Connection[Any], statement: Statement, values: Mapping[str, Any]
 ) -> dict[str, int]:
-    """What the statement would do; it is done, and undone."""
+    """Returns the work of a statement, which is run and rolled back."""
     text = statement.text(conn).decode()
     if text.lower().startswith("lock"):
         return {}
@@ -74,7 +74,7 @@ def _explained(
         run(conn, prepare, prepare=False)
         ((plans,),) = run(conn, call, prepare=False).fetchall()
     except psycopg.DatabaseError:
-        return {}  # so does the statement itself fail
+        return {}  # the statement itself fails in the same way
     finally:
         run(conn, undo)
     plan = plans[0]["Plan"]

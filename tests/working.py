@@ -1,4 +1,4 @@
-"""What tests of jobs share: a store without an instance, and workers beside the test."""
+"""Helpers for tests of jobs: a job store without an instance, and workers in threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def job_store(supplier: ConnectionSupplier, folder: Path) -> JobStore:
 
 
 class Working:
-    """A worker in a thread of its own, which is stopped at the end; its thread's error is raised then."""
+    """A worker in its own thread. The end of the context stops it and raises the thread's error."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -47,7 +47,7 @@ class Working:
 
 
 def until(holds: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
-    """Waits until something holds; fails when it does not for long."""
+    """Waits until a condition holds; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it did not happen"

@@ -213,15 +213,15 @@ def test_every_door_refuses_the_same_payload(
         assert door.ask("put", key=key, content=1) == expected, type(door).__name__
 
 
-def _or_failed(found: Any) -> Any:
-    return Failed(str(found), type(found).__name__) if isinstance(found, DormouseError) else found
+def _or_failed(answer: Any) -> Any:
+    return Failed(str(answer), type(answer).__name__) if isinstance(answer, DormouseError) else answer
 
 
-def _of_document(found: dict[str, Any]) -> Any:
-    if "problem" not in found:
-        return found["content"]
-    words = found["problem"]["type"].removeprefix("urn:dormouse:").split("-")
-    return Failed(found["problem"]["detail"], "".join(word.capitalize() for word in words))
+def _of_document(document: dict[str, Any]) -> Any:
+    if "problem" not in document:
+        return document["content"]
+    words = document["problem"]["type"].removeprefix("urn:dormouse:").split("-")
+    return Failed(document["problem"]["detail"], "".join(word.capitalize() for word in words))
 
 
 def _texts(key: Key) -> list[str]:

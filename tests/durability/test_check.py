@@ -11,7 +11,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import TableNotFound
-from tests.checked import LAYOUTS, PROMPT, SCHEMA, found, lake_of, names, names_of_leaves, rows, sql
+from tests.checked import LAYOUTS, PROMPT, SCHEMA, lake_of, names, names_of_leaves, problem_kinds, rows, sql
 from tests.stored import assign, at_once, query, ref
 from tests.support.api import Instance
 from tests.support.objects import SKETCHES_SUFFIX
@@ -53,7 +53,7 @@ def test_a_lost_object_is_found(lake: Instance, objects: Path) -> None:
     (objects / name).unlink()
     [problem] = lake.check().problems
     assert (problem.kind, problem.table, problem.filename) == ("object_missing", "t", name)
-    assert found(lake, deep=True) == {"object_missing"}
+    assert problem_kinds(lake, deep=True) == {"object_missing"}
     other = names(lake)[1] + SKETCHES_SUFFIX
     (objects / other).unlink()
     assert {problem.filename for problem in lake.check().problems} == {name, other}
@@ -62,7 +62,7 @@ def test_a_lost_object_is_found(lake: Instance, objects: Path) -> None:
 def test_an_object_of_another_size_is_found(lake: Instance, objects: Path) -> None:
     path = objects / names(lake)[0]
     path.write_bytes(path.read_bytes()[:-10])
-    assert found(lake) == {"object_size"}
+    assert problem_kinds(lake) == {"object_size"}
 
 
 def test_objects_of_nobody_are_found(lake: Instance, objects: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_lost_row_of_a_file_is_found(lake: Instance) -> None:
 def test_a_lost_reference_is_found(lake: Instance) -> None:
     name = names(lake)[0]
     assert sql(lake, f"delete from {{file_reference}} where filename = '{name}' and partition_id <> ''")
-    assert "file_without_reference" in found(lake)
+    assert "file_without_reference" in problem_kinds(lake)
 
 
 def test_a_lost_reference_of_several_is_found(lake: Instance) -> None:
@@ -133,14 +133,14 @@ def test_a_lost_reference_of_several_is_found(lake: Instance) -> None:
         + names_of_leaves(lake)[0]
         + "'",
     )
-    assert found(lake) == {"totals"}
+    assert problem_kinds(lake) == {"totals"}
 
 
 def test_a_lost_count_is_found(lake: Instance) -> None:
     if lake.table("t").layout != "salted_counts":
         pytest.skip("there are no counts")
     sql(lake, "delete from {file_count} where salt >= 0")
-    assert found(lake) == {"totals"}
+    assert problem_kinds(lake) == {"totals"}
 
 
 def test_a_lost_job_is_found(lake: Instance) -> None:
@@ -155,7 +155,7 @@ def test_a_lost_job_is_found(lake: Instance) -> None:
 
 def test_a_lost_row_of_a_table_is_found_by_its_objects(lake: Instance, objects: Path) -> None:
     query(lake._supplier, "delete from tables")
-    assert found(lake) == {"object_unknown"}
+    assert problem_kinds(lake) == {"object_unknown"}
     assert len(lake.check().problems) == 10  # files and their sketches
 
 
@@ -165,7 +165,7 @@ def test_a_lost_row_of_the_log_is_found(lake: Instance) -> None:
     lake.table("t").compact()
     query(lake._supplier, "alter table removal disable trigger all")
     query(lake._supplier, "delete from removal")
-    assert "file_without_reference" in found(lake)
+    assert "file_without_reference" in problem_kinds(lake)
 
 
 def test_a_removal_that_did_not_happen_is_found(lake: Instance) -> None:
@@ -177,7 +177,7 @@ def test_a_removal_that_did_not_happen_is_found(lake: Instance) -> None:
             array[added_xid], array[true]
         from {file_reference} where partition_id <> '' limit 1""",
     )
-    assert "totals" in found(lake)
+    assert "totals" in problem_kinds(lake)
 
 
 def test_the_command_tells_and_fails(

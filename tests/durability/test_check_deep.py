@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.checked import LAYOUTS, found, lake_of, names, names_of_leaves, sql
+from tests.checked import LAYOUTS, lake_of, names, names_of_leaves, problem_kinds, sql
 from tests.support.api import Instance
 from tests.support.objects import SKETCHES_SUFFIX
 
@@ -39,10 +39,10 @@ def test_a_bit_that_flipped_is_found(lake: Instance, objects: Path) -> None:
     for at in (1, *range(5, len(whole), len(whole) // 30), len(whole) - 6):  # pages, page index, footer
         flip(path, at)
         assert lake.check().problems == ()
-        assert found(lake, deep=True) == {"object_digest"}
+        assert problem_kinds(lake, deep=True) == {"object_digest"}
         path.write_bytes(whole)
     flip(path.with_name(path.name + SKETCHES_SUFFIX), 20)
-    assert found(lake, deep=True) == {"object_unreadable"}
+    assert problem_kinds(lake, deep=True) == {"object_unreadable"}
 
 
 def forget_digests(instance: Instance) -> None:
@@ -69,7 +69,7 @@ def test_damage_without_a_digest_is_told_where_it_shows(lake: Instance, objects:
     for at in range(len(whole) - 330, len(whole), 60):
         forget_digests(lake)
         flip(path, at)
-        kinds |= found(lake, deep=True)
+        kinds |= problem_kinds(lake, deep=True)
         path.write_bytes(whole)
     assert "object_unreadable" in kinds
     assert kinds <= {"object_unreadable", "row_count", "key_range", "not_sorted", "statistics"}
@@ -87,7 +87,7 @@ def test_files_without_a_digest_that_read_well_get_one(
     path = objects / names(lake)[0]
     whole = path.read_bytes()
     rewrite(path, lambda rows: rows.slice(1))
-    assert found(lake, deep=True)
+    assert problem_kinds(lake, deep=True)
     path.write_bytes(whole)
     rest = [file.digest for file in lake.table("t").files.all_files(0).files]
     assert [digest for digest in rest if digest is None] == [None]
@@ -123,9 +123,9 @@ def test_other_rows_are_found(
     lake: Instance, objects: Path, kind: str, change: Callable[[pa.Table], pa.Table]
 ) -> None:
     rewrite(objects / names(lake)[0], change)
-    assert "object_digest" in found(lake, deep=True)
+    assert "object_digest" in problem_kinds(lake, deep=True)
     forget_digests(lake)
-    assert kind in found(lake, deep=True)
+    assert kind in problem_kinds(lake, deep=True)
 
 
 @pytest.mark.slow

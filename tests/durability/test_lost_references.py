@@ -16,7 +16,7 @@ from dormouse.errors import CheckFailed
 from dormouse.model.table import Problem
 from dormouse.state.files import removal_log
 from dormouse.state.files.round_reports import rounds_failing
-from tests.checked import LAYOUTS, found, lake_of, names, names_of_leaves, rows, sql
+from tests.checked import LAYOUTS, lake_of, names, names_of_leaves, problem_kinds, rows, sql
 from tests.stored import assign, query, replace
 from tests.support.api import Instance
 
@@ -134,7 +134,7 @@ def test_what_is_lost_is_told_for_ever(
     told = lost(lake)
     assert told
     assert all(one.table == "t" for one in told)
-    assert found(lake) <= {"totals", "file_without_reference"}  # no object is missing
+    assert problem_kinds(lake) <= {"totals", "file_without_reference"}  # no object is missing
 
 
 def test_it_names_the_file_and_stays_after_a_count(lake: Instance) -> None:

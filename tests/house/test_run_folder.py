@@ -61,10 +61,10 @@ def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-def at_work(told: Path) -> tuple[int, Path]:
+def at_work(pid_file: Path) -> tuple[int, Path]:
     """The process of the test that is at work, and the folder of its run."""
-    soon(lambda: told.exists() and " " in told.read_text())
-    pid, folder = told.read_text().split()
+    soon(lambda: pid_file.exists() and " " in pid_file.read_text())
+    pid, folder = pid_file.read_text().split()
     assert Path(folder).exists()
     # what was just executed has no environment for a moment
     soon(lambda: processes_of(Path(folder)) != [])

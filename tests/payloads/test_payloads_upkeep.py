@@ -24,7 +24,7 @@ from dormouse.postgres import ConnectionSupplier
 from lambdas.maintenance import handler
 from tests.aws_lambda import Context, metrics_in
 from tests.cooling import AT, DAY, Model, collect, key, known_objects, locations, names, stored, tools
-from tests.row_indexes import asked
+from tests.row_indexes import query_when_ready
 from tests.stored import query
 from tests.support.api import Instance
 from tests.support.jobs import PayloadStore, Progress
@@ -137,7 +137,7 @@ def test_maintenance_measures_payloads_jobs_and_indexes(
 ) -> None:
     rows = instance.create_row_table("staff", [dm.Column("n", "INTEGER")])
     rows.change([dm.Insert([{"n": 1}])])
-    assert len(asked(rows, "select n from staff").rows) == 1
+    assert len(query_when_ready(rows, "select n from staff").rows) == 1
     ids = [instance.jobs.start("of_others", {}) for _ in range(2)]
     query(instance._supplier, "update job set started_at = now() - interval '1 hour'")
     instance.jobs.cancel(ids[1])

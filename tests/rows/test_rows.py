@@ -26,7 +26,7 @@ from dormouse.errors import (
 )
 from dormouse.rows import batches
 from dormouse.rows.columns import to_jsonb
-from tests.row_indexes import asked
+from tests.row_indexes import query_when_ready
 from tests.standard import OF_K
 from tests.support.api import Instance, Table
 from tests.support.rows import RowTable
@@ -208,7 +208,7 @@ def test_defaults_are_kept_as_they_are(instance: Instance) -> None:
         {"ROW_ID": 1, "ROW_VERSION": 2, **{one.name: one.default for one in columns}, "more": math.nan}
     )
     assert repr([replace(one, column_id=None) for one in found.columns()[:-1]]) == repr(columns)
-    assert math.isnan(asked(found, "select more from odd").rows[0][0])
+    assert math.isnan(query_when_ready(found, "select more from odd").rows[0][0])
     with instance._supplier.connection() as conn:
         # the form of earlier releases
         conn.execute(

@@ -25,11 +25,11 @@ from dormouse.rows.indexing import balanced
 from tests.row_indexes import (
     COLUMNS,
     all_pages,
-    asked,
     builds_of,
     indexing_of,
     is_as_the_files,
     made,
+    query_when_ready,
     rows_of,
     same,
 )
@@ -71,13 +71,13 @@ def test_no_answer_is_older_than_its_query(rows: RowTable) -> None:
     for number in range(15):
         version = rows.change([dm.Patch([(1, None, {"n": 1_000 + number})])]).versions[-1]
         text = "select n from t where row_id = 1"
-        page = rows.query(text, wait_seconds=60) if number % 2 else asked(rows, text)
+        page = rows.query(text, wait_seconds=60) if number % 2 else query_when_ready(rows, text)
         assert page.rows == [(1_000 + number,)]
         assert (page.version, page.row_versions) == (version, [version])
 
 
 def test_a_page_needs_no_separate_read_of_the_build(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = asked(rows, TEXT).rows
+    expected = query_when_ready(rows, TEXT).rows
     monkeypatch.setattr(Builds, "read", lambda *given: pytest.fail("it was looked at"))
     pages = [rows.query(TEXT, 150)]
     pages.append(rows.query(page=pages[0].next_page))
@@ -91,7 +91,7 @@ def test_a_page_of_two_statements_is_of_one_version(
     """Rows with and without nulls are two statements; the table is changed and indexed between them."""
     rows.change([dm.Patch([(row_id, None, {"n": None}) for row_id in range(1, 200, 2)])])
     text = "select row_id, n from t order by n desc, row_id"
-    expected = asked(rows, text, page_rows).rows
+    expected = query_when_ready(rows, text, page_rows).rows
     rows_at, is_changed = Builds.rows_at, []
 
     def changed_after(*given: Any) -> list[tuple[Any, ...]]:
@@ -176,7 +176,7 @@ def test_an_index_is_updated_once_whenever_a_process_is_killed(
 
 
 def test_superseded_rows_are_deleted_and_pages_expire(instance: Instance, rows: RowTable) -> None:
-    page = asked(rows, TEXT, 50)
+    page = query_when_ready(rows, TEXT, 50)
     rows.change([dm.Remove([(i, 1) for i in range(1, 100)])])
     indexing_of(instance).bring(rows)
     assert len(rows.query(page=page.next_page).rows) == 50
@@ -197,7 +197,7 @@ def databases_of(dsn: str) -> list[str]:
 
 @pytest.mark.slow
 def test_a_dropped_database_is_made_again(rows: RowTable, dsn: str) -> None:
-    page = asked(rows, TEXT, 50)
+    page = query_when_ready(rows, TEXT, 50)
     with psycopg.connect(dsn, autocommit=True) as conn:
         for name in databases_of(dsn):
             conn.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
@@ -293,8 +293,8 @@ def test_loads_are_balanced_and_pages_go_on_where_they_began(instance: Instance,
     others = [instance.create_row_table(f"t{number}", COLUMNS) for number in range(3)]
     for one in others:
         one.change([dm.Insert(rows_of(10))])
-        asked(one, f"select * from {one.name}")
-    page = asked(rows, TEXT, 50)
+        query_when_ready(one, f"select * from {one.name}")
+    page = query_when_ready(rows, TEXT, 50)
     placements = indexing_of(instance).placements
     assert {one.database for one in placements.all()} == {"1", "2"}
     home = placements.look(rows.table_id).database
@@ -306,7 +306,7 @@ def test_loads_are_balanced_and_pages_go_on_where_they_began(instance: Instance,
     assert len(moved) == 1
     assert all(is_as_the_files(one) for one in (rows, *others))
     rows.change([dm.Remove([(i, 1) for i in range(1, 201)])])
-    assert asked(rows, TEXT).rows == []
+    assert query_when_ready(rows, TEXT).rows == []
     assert [i for one in all_pages(rows, page) for i in one.row_ids or []] == list(range(1, 201))
 
 
@@ -335,7 +335,7 @@ def test_columns_in_conditions_of_slow_queries_get_an_index(
     deadline, found = time.monotonic() + 60, set()
     while not wanted <= found and time.monotonic() < deadline:
         for text in texts:
-            asked(rows, text)
+            query_when_ready(rows, text)
         builds, build_id = builds_of(instance, rows)
         looked = indexing_of(instance).placements.look(rows.table_id)
         found = set(builds.read(looked, build_id, lambda conn, build: build.indexed_ids) or ())
@@ -363,13 +363,13 @@ def test_another_incarnation_of_the_database_has_another_index(instance: Instanc
 def test_a_read_only_instance_refuses_if_the_index_is_behind(
     instance: Instance, rows: RowTable, dsn: str, objects: str
 ) -> None:
-    asked(rows, TEXT)
+    query_when_ready(rows, TEXT)
     with dm.connect(dsn, objects, read_only=True) as reading:
         assert len(reading.row_table("t").query(TEXT).rows) == 200
         rows.change([dm.Insert(rows_of(5))])
         with pytest.raises(IndexNotReady, match="read-only"):
             reading.row_table("t").query(TEXT, wait_seconds=0)
-        asked(rows, TEXT)
+        query_when_ready(rows, TEXT)
         assert len(reading.row_table("t").query(TEXT).rows) == 205
 
 

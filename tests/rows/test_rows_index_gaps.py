@@ -20,7 +20,16 @@ from dormouse.rows import cluster, indexes
 from dormouse.rows import indexes as locating
 from dormouse.rows.builds import Builds
 from tests.embedded import postmaster
-from tests.row_indexes import COLUMNS, all_pages, asked, indexing_of, is_as_the_files, made, of_files, rows_of
+from tests.row_indexes import (
+    COLUMNS,
+    all_pages,
+    indexing_of,
+    is_as_the_files,
+    made,
+    of_files,
+    query_when_ready,
+    rows_of,
+)
 from tests.support.api import Instance
 from tests.support.reading import Interruption
 from tests.support.rows import RowTable
@@ -39,7 +48,7 @@ def test_an_index_that_overtakes_a_query_answers_as_of_its_own_version(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch, page_rows: int
 ) -> None:
     """A row that changed twice between two updates is never in the index as after the first change."""
-    asked(rows, TEXT)
+    query_when_ready(rows, TEXT)
     changed, twice = [(1, None, {"n": 100}), (2, None, {"n": 100})], [(2, None, {"n": 101})]
     rows.change([dm.Patch(changed), dm.Remove([(3, 1)])])
     rows_at, is_overtaken = Builds.rows_at, []
@@ -65,7 +74,7 @@ def test_an_empty_answer_needs_no_separate_read_of_the_build(
 ) -> None:
     texts = ("select n from t where n = -500", "select count(*) as c from t where n = -500 group by name")
     for text in texts:
-        assert asked(rows, text).rows == []
+        assert query_when_ready(rows, text).rows == []
     with monkeypatch.context() as patched:
         patched.setattr(Builds, "read", Mock(side_effect=AssertionError("a transaction")))
         for text in texts:
@@ -94,7 +103,7 @@ def test_a_query_that_waits_for_its_index_is_ended(rows: RowTable, monkeypatch: 
 
 
 def test_a_query_that_its_index_answers_slowly_is_ended(instance: Instance, rows: RowTable) -> None:
-    expected = asked(rows, TEXT).rows
+    expected = query_when_ready(rows, TEXT).rows
     looked = indexing_of(instance).placements.look(rows.table_id)
     with indexing_of(instance).cluster.supplier(str(looked.database)).connection() as conn:
         with conn.transaction():
@@ -152,7 +161,7 @@ def test_a_column_whose_texts_are_too_wide_for_an_index_has_none(instance: Insta
     rows.change([dm.Insert([{"n": 1, "s": "a"}, {"n": 2, "s": wide()}])])
     before = indexed(instance, rows, "n")
     assert [indexed(instance, rows, "s") for _ in range(2)] == [before] * 2
-    assert asked(rows, "select n from wide order by s").rows == [(1,), (2,)]
+    assert query_when_ready(rows, "select n from wide order by s").rows == [(1,), (2,)]
 
 
 def test_a_text_too_wide_for_its_columns_index_drops_the_index(
@@ -275,10 +284,10 @@ def test_pages_of_an_older_version_end_with_a_restore_of_the_database(
 
 
 def test_a_page_of_an_older_version_has_the_time_of_its_commit(rows: RowTable) -> None:
-    first = asked(rows, TEXT, 100)
+    first = query_when_ready(rows, TEXT, 100)
     rows.snapshot("then")
     rows.change([dm.Insert(rows_of(1))])
-    newest = asked(rows, TEXT)
+    newest = query_when_ready(rows, TEXT)
     following = rows.query(page=first.next_page)
     older = [rows.query(TEXT, version=1), rows.query(TEXT, snapshot="then")]
     assert [first.changed_at, newest.changed_at] == [one.changed_at for one in reversed(rows.history())]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import dormouse as dm
 from dormouse.errors import InvalidInput, InvalidPage, InvalidQuery, SnapshotNotFound
 from dormouse.rows import pages
-from tests.row_indexes import COLUMNS, all_pages, asked, of_files, rows_of, same
+from tests.row_indexes import COLUMNS, all_pages, of_files, query_when_ready, rows_of, same
 from tests.row_queries import grouped, plain
 from tests.support.api import Instance
 from tests.support.jobs import JobStore
@@ -41,7 +41,7 @@ def table(instance: Instance) -> RowTable:
     rows.snapshot("first")
     rows.change([dm.Patch([{"ROW_ID": i, "ROW_VERSION": 1, "n": 3, "name": "new"} for i in range(1, 40)])])
     rows.change([dm.Remove([(i, 1) for i in range(200, 230)])])
-    asked(rows, "select * from t")
+    query_when_ready(rows, "select * from t")
     return rows
 
 
@@ -143,7 +143,7 @@ def test_special_characters_in_texts_have_no_meaning(rows: RowTable) -> None:
         " ",
     ]
     rows.change([dm.Insert([{"name": one, "j": {"evil": one}} for one in evil])])
-    asked(rows, f"select * from {rows.name}")
+    query_when_ready(rows, f"select * from {rows.name}")
     for one in evil:
         quoted = one.replace("'", "''")
         page = rows.query(f"select name, j from {rows.name} where name = '{quoted}'")
@@ -156,7 +156,7 @@ def test_special_characters_in_texts_have_no_meaning(rows: RowTable) -> None:
 )
 def test_pages_give_each_row_once_while_others_write(instance: Instance, rows: RowTable, order: str) -> None:
     expected = {row[0]: row[1] for row in of_files(rows)}
-    page = asked(rows, f"select name, n from {rows.name} order by {order}", 7)
+    page = query_when_ready(rows, f"select name, n from {rows.name} order by {order}", 7)
     stop = threading.Event()
 
     def write() -> None:
@@ -186,7 +186,7 @@ def test_a_token_belongs_to_one_query_of_one_table(
     page = table.query("select n from t", 5).next_page
     assert page is not None
     older = table.query("select n from t", 5, version=1).next_page
-    asked(rows, f"select n from {rows.name}")
+    query_when_ready(rows, f"select n from {rows.name}")
     with pytest.raises(InvalidPage, match="another query"):
         table.query("select n from t ", page=page)
     with pytest.raises(InvalidPage, match="not given by this table"):
@@ -249,7 +249,7 @@ def test_a_page_has_no_more_than_fits(instance: Instance) -> None:
         "wide", [dm.Column(f"c{i}", "STRING", size_max=1_000) for i in range(150)]
     )
     wide.change([dm.Insert([{"c1": "x"}] * 300)])
-    page = asked(wide, "select c1 from wide")
+    page = query_when_ready(wide, "select c1 from wide")
     assert page.max_rows == len(page.rows) == 110
     assert len(all_pages(wide, page)) == 3
 

@@ -69,7 +69,7 @@ def test_on_the_command_line(cli: Callable[..., Any], path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "row_keys", "error", "told"),
+    ("text", "row_keys", "error", "message"),
     [
         ("", ["id"], InvalidData, "file .*x.csv' is empty"),
         ("id,id\n1,2\n", ["id"], InvalidData, "has two columns 'id'"),
@@ -80,12 +80,17 @@ def test_on_the_command_line(cli: Callable[..., Any], path: Path) -> None:
     ],
 )
 def test_a_file_that_is_no_table_is_one_line(
-    instance: Instance, path: Path, text: str | None, row_keys: list[str], error: type[Exception], told: str
+    instance: Instance,
+    path: Path,
+    text: str | None,
+    row_keys: list[str],
+    error: type[Exception],
+    message: str,
 ) -> None:
     path.unlink()
     if text is not None:
         path.write_text(text)
-    with pytest.raises(error, match=told) as raised:
+    with pytest.raises(error, match=message) as raised:
         instance.create_table("t", like=path, row_keys=row_keys)
     assert "\n" not in str(raised.value) and instance.tables() == []
 

@@ -224,7 +224,7 @@ def test_folders_tell_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (b"", "is empty"),
         (b"k,k\n1,2\n", "has two columns 'k'"),
@@ -234,8 +234,8 @@ def test_folders_tell_columns(tmp_path: Path) -> None:
         (b"k,v\n1.5,2\n", "key 'k' .* is double, which cannot be a key"),
     ],
 )
-def test_bad_files_are_one_line_that_says_where(tmp_path: Path, text: bytes, told: str) -> None:
-    with pytest.raises((InvalidData, InvalidSchema), match=told) as raised:
+def test_bad_files_are_one_line_that_says_where(tmp_path: Path, text: bytes, message: str) -> None:
+    with pytest.raises((InvalidData, InvalidSchema), match=message) as raised:
         read(written(tmp_path, "bad.csv", text), "k")
     assert "bad.csv" in str(raised.value) and "\n" not in str(raised.value)
 

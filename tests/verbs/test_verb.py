@@ -63,8 +63,8 @@ class Probed(Document):
     table: str
 
 
-def probe(instance: Instance, asked: Any, call: Call) -> dict[str, Any]:
-    return {"table": instance.table(asked.table).name, "options": options(asked, "table")}
+def probe(instance: Instance, request: Any, call: Call) -> dict[str, Any]:
+    return {"table": instance.table(request.table).name, "options": options(request, "table")}
 
 
 def verb_of(request: type[Request]) -> Verb:
@@ -83,59 +83,59 @@ def served(instance: Instance) -> Iterator[Instance]:
     yield instance
 
 
-def as_job(instance: Instance, asked: dict[str, Any]) -> Any:
-    check_request(instance, "probe", asked)
-    job_id = instance.jobs.start("probe", asked)
+def as_job(instance: Instance, request: dict[str, Any]) -> Any:
+    check_request(instance, "probe", request)
+    job_id = instance.jobs.start("probe", request)
     instance.jobs.worker(functions(instance)).run(drain=True)
     return instance.jobs.result(job_id)
 
 
-def as_event(instance: Instance, asked: dict[str, Any]) -> Any:
-    return tables.answer(instance, *tables.parse_event({"do": "probe", **asked}, [VERBS["probe"]]))
+def as_event(instance: Instance, request: dict[str, Any]) -> Any:
+    return tables.answer(instance, *tables.parse_event({"do": "probe", **request}, [VERBS["probe"]]))
 
 
-def over_http(instance: Instance, asked: dict[str, Any]) -> Any:
+def over_http(instance: Instance, request: dict[str, Any]) -> Any:
     with serving(instance) as url:
-        body = {name: value for name, value in asked.items() if name != "table"}
-        answer = httpx.post(f"{url}/v1/tables/{asked['table']}/probe", json=body)
+        body = {name: value for name, value in request.items() if name != "table"}
+        answer = httpx.post(f"{url}/v1/tables/{request['table']}/probe", json=body)
     if answer.status_code == 400:
         raise InvalidInput(answer.json()["detail"])
     return answer.json()
 
 
-def by_client(instance: Instance, asked: dict[str, Any]) -> Any:
+def by_client(instance: Instance, request: dict[str, Any]) -> Any:
     with serving(instance) as url:
         http = Connections(url, None, None, 30.0)
         # in Python's form, which the client writes as JSON
-        given = {name: value.lower() if name == "loud" else value for name, value in asked.items()}
+        given = {name: value.lower() if name == "loud" else value for name, value in request.items()}
         return ask(http, VERBS["probe"], given)
 
 
 def of_command(instance: Instance) -> Any:
     app, verb = group(), VERBS["probe"]
 
-    def probe(session: Session, asked: Any) -> None:
-        session.show(verb.handler(instance, asked, Call()), "")
+    def probe(session: Session, request: Any) -> None:
+        session.show(verb.handler(instance, request, Call()), "")
 
-    probe.__annotations__["asked"] = verb.request
+    probe.__annotations__["request"] = verb.request
     command(app, example="t", on="none")(probe)
     return typer.main.get_command(app)
 
 
-def by_command(instance: Instance, asked: dict[str, Any]) -> Any:
-    named = [f"--{name}={value}" for name, value in asked.items() if name != "table"]
+def by_command(instance: Instance, request: dict[str, Any]) -> Any:
+    named = [f"--{name}={value}" for name, value in request.items() if name != "table"]
     with redirect_stdout(io.StringIO()) as out:
         try:
-            of_command(instance)([asked["table"], *named, "--json"], standalone_mode=False)
+            of_command(instance)([request["table"], *named, "--json"], standalone_mode=False)
         except typer.TyperException as error:
             raise InvalidInput(error.format_message()) from None
     return json.loads(out.getvalue())
 
 
-def in_spark(instance: Instance, asked: dict[str, Any]) -> Any:
-    request, given = VERBS["probe"].request, {name: asked[name] for name in asked if name != "table"}
-    check_known(given, fields_of(request))
-    return {"table": asked["table"], "options": parsed(request, given)}
+def in_spark(instance: Instance, request: dict[str, Any]) -> Any:
+    model, given = VERBS["probe"].request, {name: request[name] for name in request if name != "table"}
+    check_known(given, fields_of(model))
+    return {"table": request["table"], "options": parsed(model, given)}
 
 
 @pytest.mark.parametrize("door", [as_job, as_event, over_http, by_client, by_command, in_spark])

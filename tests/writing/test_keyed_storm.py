@@ -101,12 +101,12 @@ class Notes:
                 self.begun[key].append((note["number"], note["kind"] == "upsert"))
 
 
-def check(found: dict[int, int], before: Notes, after: Notes) -> None:
+def check(rows: dict[int, int], before: Notes, after: Notes) -> None:
     """Whether a read that began after some notes and ended before others may have found this."""
     for key in range(60):
         may = [one for one in after.begun[key] if one[0] >= before.acknowledged[key]]
         allowed = {number if is_row else GONE for number, is_row in may}
-        assert found.get(key, GONE) in allowed, (key, found.get(key), may)
+        assert rows.get(key, GONE) in allowed, (key, rows.get(key), may)
 
 
 def read(table: Table, way: int) -> dict[int, int]:

@@ -30,9 +30,9 @@ from tests.commit_storm import (
     SCHEMA,
     TABLES,
     VISIBILITY_SECONDS,
+    Answer,
     Signal,
     Storm,
-    Told,
     commit,
     disturb,
     opened,
@@ -126,20 +126,20 @@ def blow(crowd: Crowd, storm: Storm, seed: int, seconds: float, submitters: int,
         else:
             crowd.send(number, signal.SIGSTOP if what == "freeze" else signal.SIGCONT)
     time.sleep(max(0.0, began + seconds - time.monotonic()))
-    wait_until(lambda: is_enough(storm.told()), WAIT_SECONDS_MAX)
+    wait_until(lambda: is_enough(storm.answers()), WAIT_SECONDS_MAX)
     Signal(storm.folder / "calm").set()
     crowd.join(submit, disturb)
     Signal(storm.folder / "over").set()
     crowd.join(commit)
 
 
-def is_enough(answers: list[Told]) -> bool:
+def is_enough(answers: list[Answer]) -> bool:
     done = {(t.what, t.table) for t in answers if t.answer == "applied"}
     wanted = {("clear", "cleared"), ("drop", "dropped"), ("convert", "converted")}
     return wanted | {("ingest", "quiet"), ("rewrite", "quiet")} <= done
 
 
-def check_answers(instance: Instance, answers: list[Told]) -> None:
+def check_answers(instance: Instance, answers: list[Answer]) -> None:
     """Checks that the state of each commit is known by its id, and equals the answers that were given."""
     there = {table.name: table.context.table.table_id for table in instance.tables()}
     # of a table that was dropped nothing is remembered
@@ -149,7 +149,7 @@ def check_answers(instance: Instance, answers: list[Told]) -> None:
         check_answer(one, status)
 
 
-def check_answer(answer: Told, status: CommitStatus) -> None:
+def check_answer(answer: Answer, status: CommitStatus) -> None:
     about = f"{answer}: {status}"
     assert status.state != "pending", about
     assert "no committer answered" not in answer.error, about
@@ -168,7 +168,7 @@ def check_answer(answer: Told, status: CommitStatus) -> None:
         assert answer.ended - answer.began < UNTOUCHED_SECONDS_MAX, about
 
 
-def check_rows(instance: Instance, answers: list[Told]) -> None:
+def check_rows(instance: Instance, answers: list[Answer]) -> None:
     """Each row that was acknowledged is there once, by a query and by SQL; of what was refused, none."""
     for table in instance.tables():
         found = Counter(table.query().read_all()["key"].to_pylist())
@@ -178,7 +178,7 @@ def check_rows(instance: Instance, answers: list[Told]) -> None:
         assert table.status().row_count == len(found)
         own = [t for t in answers if t.table == table.name and t.table_id == table.context.table.table_id]
         clears = [t for t in own if t.what == "clear" and t.answer != "refused"]
-        ingests: dict[str, list[Told]] = {}
+        ingests: dict[str, list[Answer]] = {}
         for one in own:
             if one.what == "ingest":
                 ingests.setdefault(one.name, []).append(one)
@@ -241,7 +241,7 @@ def storm_of(
         # as if the time had passed after which a committer is taken for dead
         query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
         instance.committer().drain()
-        answers = storm.told()
+        answers = storm.answers()
         print(Counter((t.what, t.table, t.answer, t.error.split(":")[0]) for t in answers))
         check_answers(instance, answers)
         check_rows(instance, answers)

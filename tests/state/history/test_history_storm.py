@@ -155,7 +155,7 @@ class Workers:
     def _ended(self, process: subprocess.Popen[bytes], code: int) -> None:
         assert process.wait() == code, (self._folder / "errors").read_text()
 
-    def leave_nobody(self) -> None:
+    def end_all_processes(self) -> None:
         for process in self._running.values():
             process.kill()
             process.wait()
@@ -208,7 +208,7 @@ def test_cuts_and_a_consumer_in_a_storm(dsn: str, tmp_path: Path, layout: str) -
             over.set()
             for thread in threads:
                 thread.join()
-            workers.leave_nobody()
+            workers.end_all_processes()
         assert failed == []
         assert workers.killed > 1
         everything = rows_of(table.query())
