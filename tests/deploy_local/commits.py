@@ -38,7 +38,7 @@ class Expected:
 
     applied: list[str] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)
-    """For each commit id that must be rejected, a text that the reason must contain."""
+    """The commit ids that must be rejected, each with a text that the reason must contain."""
 
     dead: int = 0
 

@@ -39,7 +39,7 @@ _images: dict[str, str] = {}
 """The architecture of each image, by image id."""
 
 _rules: dict[str, tuple[str, str, dict[str, Any]]] = {}
-"""For each rule that is a resource of its own: its group, the group's list that has it, and the rule."""
+"""The rules that are resources of their own, by id: the group, its list that has the rule, and the rule."""
 
 
 def make_strict() -> None:
