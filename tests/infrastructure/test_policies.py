@@ -118,7 +118,7 @@ def test_clusters_on_ec2_are_ended_by_their_tag(tmp_path: Path) -> None:
 
 
 def test_an_operator_may_not_update_a_stack(made: Assembly) -> None:
-    """That right includes all rights of CloudFormation. Only a stack's lambda has it, for its own stack."""
+    """The right to update a stack includes all rights of CloudFormation. Only its own lambda has it."""
     assert "cloudformation:UpdateStack" not in rights(made, "Operator")
     updating = [
         (policy.stack, flat(statement["Resource"]))

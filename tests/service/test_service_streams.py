@@ -207,7 +207,7 @@ def arrow_pieces(content: bytes) -> Iterator[tuple[pa.RecordBatch, dict[bytes, b
 def test_an_answer_that_fails_on_its_way_breaks_off(
     settings: dict[str, Any], after: int | None, kind: str
 ) -> None:
-    """In Arrow an empty batch has the reason. No format gets its regular end."""
+    """An answer in Arrow ends with an empty batch that has the reason. No format gets its regular end."""
     for media_type in (ARROW, JSON_LINES, CSV) if not settings.get("seconds_max") else (ARROW,):
         source = Endless(after=after)
         with serving(instance(source), **settings) as url:
