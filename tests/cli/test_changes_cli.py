@@ -202,7 +202,7 @@ def test_the_service_tells_how_far_consumers_are_behind(table: Table, dsn: str, 
 def test_a_truncation_says_what_would_go_before_it_does(
     table: Table, cli: Cli, dsn: str, tmp_path: Path
 ) -> None:
-    """And collection, what it has forgotten."""
+    """Garbage collection then prints what it has forgotten."""
     with dm.connect(dsn, f"file://{tmp_path}/objects") as instance:
         empty = instance.create_table("u", table.schema)
         empty.history.record_cut()

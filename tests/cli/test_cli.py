@@ -138,18 +138,18 @@ def test_the_same_ingest_id_adds_nothing_twice(loaded: Cli, flights: str) -> Non
 
 
 def test_rows_come_by_key_range_and_list_in_key_order(loaded: Cli) -> None:
-    def found(*args: str) -> list[tuple[str, int]]:
+    def keys_of(*args: str) -> list[tuple[str, int]]:
         return [(row["carrier"], row["flight"]) for row in loaded("query", "flights", "--json", *args).json]
 
-    assert found() == [("A:B", 1), ("AA", 7), ("DL", 1), ("UA", 1), ("UA", 2)]
-    assert found("--where", "carrier=UA") == [("UA", 1), ("UA", 2)]
-    assert found("--where", "carrier=AA:UA") == [("AA", 7), ("DL", 1)]
-    assert found("--where", "carrier=DL:", "--where", "flight=:2") == [("DL", 1), ("UA", 1)]
-    assert found("--where", "carrier=UA", "--where", "carrier=AA") == [("AA", 7), ("UA", 1), ("UA", 2)]
-    assert found("--where", "carrier=A\\:B") == [("A:B", 1)]
-    assert found("--where", "delay=0:") == [("A:B", 1), ("DL", 1), ("UA", 1)]
-    assert found("--where", "time=12", "--where", "delay=-3") == [("AA", 7)]
-    assert found("--limit", "1") == [("A:B", 1)]
+    assert keys_of() == [("A:B", 1), ("AA", 7), ("DL", 1), ("UA", 1), ("UA", 2)]
+    assert keys_of("--where", "carrier=UA") == [("UA", 1), ("UA", 2)]
+    assert keys_of("--where", "carrier=AA:UA") == [("AA", 7), ("DL", 1)]
+    assert keys_of("--where", "carrier=DL:", "--where", "flight=:2") == [("DL", 1), ("UA", 1)]
+    assert keys_of("--where", "carrier=UA", "--where", "carrier=AA") == [("AA", 7), ("UA", 1), ("UA", 2)]
+    assert keys_of("--where", "carrier=A\\:B") == [("A:B", 1)]
+    assert keys_of("--where", "delay=0:") == [("A:B", 1), ("DL", 1), ("UA", 1)]
+    assert keys_of("--where", "time=12", "--where", "delay=-3") == [("AA", 7)]
+    assert keys_of("--limit", "1") == [("A:B", 1)]
 
 
 def test_answers_have_four_formats(loaded: Cli, tmp_path: Path) -> None:
@@ -236,14 +236,14 @@ def test_rows_are_found_by_columns_of_every_type(cli: Cli, tmp_path: Path) -> No
     )
     cli("ingest", "all", str(tmp_path / "a.parquet"))
 
-    def found(*conditions: str) -> list[int]:
+    def matching(*conditions: str) -> list[int]:
         where = [part for condition in conditions for part in ("--where", condition)]
         return [row["i"] for row in cli("query", "all", "--columns", "i", "--json", *where).json]
 
-    assert (found("d=0.5"), found("d=:1"), found("d=nan"), found("i=2")) == ([1], [1], [2], [2])
-    assert (found("s=b", "yes=true"), found("yes=False"), found("raw=0x00")) == ([3], [2], [1])
-    assert found("at=2026-01-01T13\\:00:2026-01-03") == [2]
-    assert found("at=2026-01-01T12\\:00Z", "at=2026-01-03T13\\:00+01\\:00") == [1, 3]
+    assert (matching("d=0.5"), matching("d=:1"), matching("d=nan"), matching("i=2")) == ([1], [1], [2], [2])
+    assert (matching("s=b", "yes=true"), matching("yes=False"), matching("raw=0x00")) == ([3], [2], [1])
+    assert matching("at=2026-01-01T13\\:00:2026-01-03") == [2]
+    assert matching("at=2026-01-01T12\\:00Z", "at=2026-01-03T13\\:00+01\\:00") == [1, 3]
     for condition, word in {"d=x": "not a number", "yes=1": "true or false", "at=noon": "not a time"}.items():
         assert_one_line(cli("query", "all", "--where", condition), 2, word)
     assert_one_line(cli("query", "all", "--where", "tags=a"), 2, "which has no order")
@@ -251,7 +251,7 @@ def test_rows_are_found_by_columns_of_every_type(cli: Cli, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_errors_are_one_line_and_have_their_exit_codes(loaded: Cli, tmp_path: Path) -> None:
-    assert_one_line(loaded("query", "nobody"), 1, "table 'nobody' does not exist")
+    assert_one_line(loaded("query", "missing"), 1, "table 'missing' does not exist")
     assert_one_line(loaded("query", "flights", "--where", "dealy=1"), 2, "unknown column 'dealy'", "'delay'")
     assert_one_line(loaded("query", "flights", "--where", "flight=x"), 2, "whole number")
     assert_one_line(loaded("query", "flights", "--columns", "nope"), 2, "nope")
@@ -285,9 +285,9 @@ def test_only_the_making_of_a_table_makes_an_instance(cli: Cli, tmp_path: Path) 
 
 
 def test_debug_adds_a_traceback(loaded: Cli) -> None:
-    result = loaded("query", "nobody", "--debug")
+    result = loaded("query", "missing", "--debug")
     assert result.err.startswith("Traceback")
-    assert result.err.splitlines()[-1].startswith("dormouse: table 'nobody'")
+    assert result.err.splitlines()[-1].startswith("dormouse: table 'missing'")
 
 
 @pytest.mark.slow
@@ -348,7 +348,7 @@ def test_the_program_starts_without_heavy_libraries() -> None:
 
 @pytest.mark.slow
 def test_an_interrupt_that_a_library_makes_another_error_of_is_one(tmp_path: Path) -> None:
-    """As DuckDB does, which raises RuntimeError("Query interrupted")."""
+    """DuckDB raises RuntimeError("Query interrupted") for an interrupt."""
     (tmp_path / "interrupted.py").write_text(
         "import os, signal, sys, dormouse.embedded.local\n"
         "def opened(*args, **options):\n"
@@ -386,7 +386,7 @@ def test_a_column_has_the_name_that_the_answer_gives_it(loaded: Cli) -> None:
 
 @pytest.mark.slow
 def test_a_closed_pipe_is_silent(loaded: Cli, dsn: str, tmp_path: Path) -> None:
-    """As with `| head`: the reader leaves after the first line of many."""
+    """The reader ends after the first line of many, like `| head`."""
     wide = "select a.carrier from flights a " + " ".join(f"cross join flights f{i}" for i in range(7))
     command = [
         DORMOUSE,

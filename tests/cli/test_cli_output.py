@@ -1,4 +1,4 @@
-"""Where answers of the command line go: full or closed outputs, devices, pipes, links."""
+"""Tests of the outputs that the command line writes to: full or closed ones, devices, pipes and links."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_with_every_stream_closed_it_works_on_files(shell: Shell, tmp_path: Path
 
 @pytest.mark.slow
 def test_a_device_or_a_pipe_is_written_to_and_stays(shell: Shell, tmp_path: Path) -> None:
-    """A link to a device stands for it: nobody may replace the machine's own to see whether it can be."""
+    """The test uses a link to the device, as it must not risk the machine's own."""
     null, pipe = tmp_path / "null", tmp_path / "pipe"
     null.symlink_to(os.devnull)
     assert shell("dormouse query t -f csv -o null").returncode == 0
@@ -103,8 +103,8 @@ def test_the_target_of_a_link_is_written(shell: Shell, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_terminal_would_obey_is_shown_escaped(shell: Shell) -> None:
-    """In cells, names of columns and complaints; a format for machines has what is stored."""
+def test_control_sequences_of_terminals_are_shown_escaped(shell: Shell) -> None:
+    """This holds for cells, names of columns and errors. Formats for machines have the stored value."""
     statement = """select chr(27) || '[31m' || chr(155) || chr(8238) as "a\x1b]0;b" """
     shown = shell(f"dormouse sql {shlex.quote(statement)}").stdout
     assert r"\x1b[31m\x9b\u202e" in shown and r"a\x1b]0;b" in shown
@@ -114,8 +114,8 @@ def test_what_a_terminal_would_obey_is_shown_escaped(shell: Shell) -> None:
     assert r"\x1bc" in failed and "\x1b" not in failed
 
 
-def test_lines_that_a_terminal_would_obey_are_shown_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    """Such as the errors of other people's work."""
+def test_control_sequences_in_lines_are_shown_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """Errors of rounds and properties of tables may come from other users."""
     now = datetime.now(UTC)
     failed = InstanceRound("backup", now, now, error="a\x1b[31m", well_at=None)
     counts = dict.fromkeys(("row_count", "byte_count", "files", "references", "leaves"), 0)

@@ -1,4 +1,4 @@
-"""What the program loads: nothing for --version, and for a command the module of that one alone."""
+"""Tests of the modules that the program loads: none for --version, and one for each command."""
 
 from __future__ import annotations
 

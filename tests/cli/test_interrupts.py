@@ -137,6 +137,6 @@ sys.exit(dormouse_command.main())
 def test_a_command_that_was_started_with_ctrl_c_ignored_goes_on_until_sigterm(
     run: Run, ignored: bool, loading: str, at_work: str, out: str, code: int
 ) -> None:
-    """As `nohup`, cron and a shell's background jobs start it."""
+    """`nohup`, cron and a shell's background jobs start commands like this."""
     done = run(COMMAND.format(loading=loading, at_work=at_work), ignored=ignored)
     assert done[:2] == (code, out), done[2]

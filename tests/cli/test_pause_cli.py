@@ -153,7 +153,7 @@ def test_the_status_says_what_runs_and_what_it_costs(deployed: Deployed, cli: Cl
 def test_an_id_needs_no_region_option_where_there_is_one(
     deployed: Deployed, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """But a folder of that name comes first."""
+    """A folder of that name has precedence."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     assert json.loads(cli("status", "-i", "dev", "--json")[1])["summary"] == "running"
     (tmp_path / "dev").mkdir()
@@ -235,8 +235,8 @@ def test_the_summary_names_what_is_not_as_it_should_be(deployed: Deployed) -> No
 
 
 def test_a_small_instance_has_a_status_too(deployed: Deployed) -> None:
-    """Without queues, compaction and buckets told."""
+    """This one has recorded no queues, compaction and buckets."""
     found = deployed.find()
-    told = resources.Resources(database=found.resources.database, pause=found.resources.pause)
-    small = status(replace(found, resources=told))
+    recorded = resources.Resources(database=found.resources.database, pause=found.resources.pause)
+    small = status(replace(found, resources=recorded))
     assert (small.summary, small.queues, small.spark, small.runs) == ("running", (), None, ())

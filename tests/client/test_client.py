@@ -57,7 +57,7 @@ MIXED_ROWS = [
 def instance(
     new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dm.Instance]:
-    """With tables `flights` (of four leaves), `mixed` and `empty`, which tests only read."""
+    """Yields an instance with tables `flights` (four leaves), `mixed` and `empty`, which tests only read."""
     dsn, folder = new_database(template_database), tmp_path_factory.mktemp("lake")
     with dm.connect(dsn, f"file://{folder}/objects") as instance:
         mixed = instance.create_table("mixed", MIXED, split_points=[0])
@@ -84,7 +84,7 @@ def _arrow_schema(table: dm.Table) -> pa.Schema:
 
 
 def same(here: Callable[[], Any], there: Callable[[], Any]) -> Any:
-    """What both give: tables with exactly the same schema and rows, or errors of the same class and text."""
+    """Checks that both give the same schema and rows, or equal errors, and returns the result."""
     mine, theirs = outcome(here), outcome(there)
     assert type(mine) is type(theirs)
     if isinstance(mine, pa.Table):
@@ -287,7 +287,7 @@ def test_a_table_that_was_dropped_is_an_error(instance: dm.Instance, client: Cli
 
 @pytest.mark.slow
 def test_a_question_is_written_by_the_columns_of_now(instance: dm.Instance, client: Client) -> None:
-    """As FLOAT has it, 0.1 is another number."""
+    """A condition on 0.1 matches only if it is written for the current type, FLOAT or DOUBLE."""
 
     def made(kind: Any) -> tuple[dm.Table, list[RemoteTable]]:
         table = instance.create_table(
@@ -311,7 +311,7 @@ def test_a_question_is_written_by_the_columns_of_now(instance: dm.Instance, clie
 
 
 def test_others_read_an_answer_without_python(client: Client) -> None:
-    """By Arrow's C stream, which the reader gives away."""
+    """Other libraries take the answer as an Arrow C stream."""
     table = client.table("mixed")
     with duckdb.connect() as conn:
         conn.register("answer", table.query())
@@ -366,8 +366,8 @@ def test_a_ca_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_that_is_damaged_is_told_in_the_middle_of_an_answer(dsn: str, tmp_path: Path) -> None:
-    """The same error as without a service, after the same rows; nobody takes the rows for all."""
+def test_a_damaged_file_raises_an_error_in_the_middle_of_an_answer(dsn: str, tmp_path: Path) -> None:
+    """The error and the rows before it are the same as without a service, and the answer is not complete."""
     with dm.connect(dsn, f"file://{tmp_path}/objects") as instance:
         table = instance.create_table("t", MIXED, split_points=[0])
         rows = [row for row in MIXED_ROWS if row["k"] < 0]

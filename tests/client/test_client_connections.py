@@ -93,7 +93,7 @@ def shared() -> Iterator[tuple[Client, Callable[[bytes], None]]]:
 @given(data=st.data())
 @pytest.mark.parametrize("whole", [OK, OK_CHUNKED], ids=["until-closed", "chunked"])
 def test_an_answer_that_is_cut_anywhere_is_an_error(shared: Any, data: st.DataObject, whole: bytes) -> None:
-    """Also where the bytes so far look whole: at the end of a message, or after its own -1 and zeros."""
+    """This includes cuts where the bytes look complete: after a message, or after its -1 and zeros."""
     client, answer_with = shared
     head = whole.index(b"\r\n\r\n") + 4
     ends = [at + 8 for at in range(head, len(whole)) if whole.startswith(b"\xff" * 4, at)]
@@ -122,18 +122,18 @@ def test_no_cut_of_a_whole_stream_is_taken_for_the_whole(shared: Any) -> None:
 @pytest.mark.parametrize("read", ["read_all", "batches", "c_stream"])
 def test_a_problem_in_the_middle_of_an_answer_is_raised_after_its_rows(shared: Any, read: str) -> None:
     client, answer_with = shared
-    told = problem("object-not-found", 503, "file 'x' is gone")
-    answer_with(http_answer("200 OK", stream(2, told), Content_Type=ARROW))
+    failure = problem("object-not-found", 503, "file 'x' does not exist")
+    answer_with(http_answer("200 OK", stream(2, failure), Content_Type=ARROW))
     reader = client.sql("select")
     if read == "read_all":
-        with pytest.raises(ObjectNotFound, match=r"^file 'x' is gone$"):
+        with pytest.raises(ObjectNotFound, match=r"^file 'x' does not exist$"):
             reader.read_all()
     elif read == "batches":
         assert [reader.read_next_batch().num_rows for _ in range(2)] == [3, 3]
-        with pytest.raises(ObjectNotFound, match=r"^file 'x' is gone$"):
+        with pytest.raises(ObjectNotFound, match=r"^file 'x' does not exist$"):
             reader.read_next_batch()
     else:
-        with pytest.raises(OSError, match="file 'x' is gone"):
+        with pytest.raises(OSError, match="file 'x' does not exist"):
             pa.RecordBatchReader.from_stream(reader).read_all()
 
 
@@ -149,7 +149,7 @@ def test_rows_that_mention_problems_are_rows(shared: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "status", "found", "message"),
+    ("kind", "status", "error_type", "message"),
     [
         ("invalid-query", 400, InvalidQuery, "^so it is$"),
         ("object-not-found", 503, ObjectNotFound, "^so it is$"),
@@ -162,14 +162,14 @@ def test_rows_that_mention_problems_are_rows(shared: Any) -> None:
     ],
 )
 def test_a_problem_becomes_the_error_of_its_type(
-    shared: Any, kind: str, status: int, found: type, message: str, monkeypatch: pytest.MonkeyPatch
+    shared: Any, kind: str, status: int, error_type: type, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dormouse.client.http.ATTEMPTS_MAX", 1)
     client, answer_with = shared
     answer_with(problem_answer(kind, status))
     with pytest.raises(DormouseError, match=message) as error:
         client.sql("select")
-    assert type(error.value) is found
+    assert type(error.value) is error_type
 
 
 @pytest.mark.parametrize(
@@ -184,14 +184,14 @@ def test_a_problem_becomes_the_error_of_its_type(
         (b"", "the connection to http.* broke"),
     ],
 )
-def test_what_is_no_query_service_is_told(shared: Any, answer: bytes, message: str) -> None:
+def test_a_server_that_is_no_query_service_is_an_error(shared: Any, answer: bytes, message: str) -> None:
     client, answer_with = shared
     answer_with(answer)
     with pytest.raises(InstanceError, match=message):
         client.tables()
 
 
-def test_an_answer_that_is_not_arrow_is_told(shared: Any) -> None:
+def test_an_answer_that_is_not_arrow_is_an_error(shared: Any) -> None:
     client, answer_with = shared
     for body in (b"<html>" * 100, b"", b"\x00" * 8):
         answer_with(http_answer("200 OK", body))
@@ -201,7 +201,7 @@ def test_an_answer_that_is_not_arrow_is_told(shared: Any) -> None:
 
 @pytest.mark.slow
 def test_a_busy_service_is_asked_again() -> None:
-    """With its Retry-After, and only before the first row."""
+    """The client waits for Retry-After, and retries only before the first row."""
     busy = problem_answer("too-many-queries", 429, Retry_After="1")
     script = Script(busy, problem_answer("connections-exhausted", 503), OK)
     with answering(script) as url, connect(url) as client:
@@ -221,7 +221,7 @@ def test_a_busy_service_is_given_up_after_a_while() -> None:
         client.sql("select")
 
 
-def test_what_failed_otherwise_is_not_asked_again() -> None:
+def test_other_failures_are_not_retried() -> None:
     read_only, cut = problem_answer("instance-read-only", 503), http_answer("200 OK", stream()[:-9])
     behind = problem_answer("index-not-ready", 503)
     for answer in (problem_answer("invalid-query", 400), read_only, behind, cut, b""):
@@ -232,7 +232,7 @@ def test_what_failed_otherwise_is_not_asked_again() -> None:
 
 
 @pytest.mark.slow
-def test_a_service_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dormouse.client.http.ATTEMPTS_MAX", 2)
     with listening() as (_, url):
         pass
@@ -261,7 +261,7 @@ def test_a_reader_whose_client_is_closed_says_so() -> None:
 
 
 def test_a_service_that_starts_meanwhile_is_reached() -> None:
-    # bound, it refuses until it listens, and nobody else gets its port
+    # A bound socket refuses connections until it listens, and no other process gets its port.
     late = socket.socket()
     late.bind(("127.0.0.1", 0))
     found: list[Any] = []
@@ -277,7 +277,7 @@ def test_a_service_that_starts_meanwhile_is_reached() -> None:
     assert found == [WHOLE]
 
 
-def test_a_service_that_says_nothing_is_told() -> None:
+def test_a_service_that_never_answers_is_an_error() -> None:
     with listening() as (_, url), connect(url, timeout_seconds=0.2) as client:
         with pytest.raises(InstanceError) as found:
             client.tables()
@@ -303,7 +303,7 @@ class Waiting:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("end", ["close", "drop", "with", "client"])
 def test_the_connection_ends_with_its_reader(end: str) -> None:
-    """So that the service stops working on what nobody reads."""
+    """The service then stops working on an answer that has no reader."""
     with listening() as (server, url), connect(url) as client:
         waiting = Waiting(server, client)
         with closing(waiting.connection) as connection:

@@ -1,4 +1,4 @@
-"""What a client asks services of other versions than its own."""
+"""Tests of the requests that a client sends to services of other versions."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class Port(BaseHTTPRequestHandler):
 
 
 def in_a_forked_child(work: Callable[[], object]) -> str:
-    """What it gives there."""
+    """Runs `work` in a forked child process, and returns its result as text."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -34,13 +34,13 @@ from syrupy.extensions.json import JSONSnapshotExtension
 WHOLE = "prod"
 SNAPSHOTS = Path(__file__).parent / "__snapshots__"
 WIDTH_MAX = 140
-"""Of a line, in characters; longer collections have a line for each element."""
+"""The longest line, in characters; longer collections have a line for each element."""
 
 TEXT_MAX = 200
-"""Of text, in characters; longer text has several lines."""
+"""The longest text on one line, in characters; longer text has several lines."""
 
 SHARED_MIN = 60
-"""Of a collection, in characters; shorter ones are written again where they come again."""
+"""The shortest collection, in characters, that is shared by an alias; shorter ones are repeated."""
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 HASH_OF_ID = re.compile(r"[0-9A-F]{8,12}")

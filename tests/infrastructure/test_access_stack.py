@@ -1,4 +1,4 @@
-"""The host for access: nobody reaches it, it reaches the database only, and a pause ends it."""
+"""Tests of the host for access: nothing can connect to it, it reaches only the database, a pause ends it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-arm64"
 
 @pytest.fixture
 def own(synthesized: All) -> Assembly:
-    """In a VPC of its own, deployed paused."""
+    """Returns an instance in a VPC of its own that is deployed paused."""
     return synthesized("transient")
 
 
@@ -43,8 +43,8 @@ def test_it_is_off_unless_it_is_asked_for(name: str, synthesized: All) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["steps", "transient"])
-def test_nobody_reaches_the_host(name: str, synthesized: All) -> None:
-    """There is no rule that lets in, no public address, and no key to log in with."""
+def test_nothing_can_connect_to_the_host(name: str, synthesized: All) -> None:
+    """The host has no inbound rule, no public address and no key to log in with."""
     found = synthesized(name)
     [host] = of(found, "AWS::EC2::Instance")
     assert "KeyName" not in host.properties
@@ -77,8 +77,8 @@ def test_the_host_is_as_closed_as_it_can_be(own: Assembly) -> None:
     }
 
 
-def test_what_costs_is_there_while_it_runs(own: Assembly) -> None:
-    """The host and the endpoints; all else is free."""
+def test_only_parts_that_cost_are_deleted_by_a_pause(own: Assembly) -> None:
+    """Only the host and the endpoints cost money."""
     template = own.templates["access"]
     conditional = {
         one["Type"] for one in template["Resources"].values() if one.get("Condition") == "IsRunning"
@@ -104,7 +104,7 @@ def test_in_a_vpc_with_a_way_to_session_manager_there_are_no_endpoints(synthesiz
 
 
 def test_its_switch_may_read_the_image_that_the_template_asks_for(own: Assembly) -> None:
-    """Which is AWS's, and of no account."""
+    """The parameter of the image belongs to AWS, so its ARN has no account."""
     may = [
         where for action, where, _ in allowed(own, "access", "SwitchRole") if action == "ssm:GetParameters"
     ]

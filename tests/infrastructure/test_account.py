@@ -1,4 +1,4 @@
-"""What an organization demands or has already: bounded roles, names, keys, topics, a channel, a bootstrap."""
+"""Tests of what an organization demands or has already: bounded roles, names, keys, topics, channels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHANNELS = ("AWS::Chatbot::SlackChannelConfiguration", "AWS::Chatbot::MicrosoftT
 
 @pytest.fixture(scope="module")
 def bound(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
-    """With every demand, and clusters on EC2, which have the most roles."""
+    """Returns an instance with every demand, and with clusters on EC2, which have the most roles."""
     iam = {"permissions_boundary": BOUNDARY, "role_path": "/service/dormouse/", "role_prefix": "acme-" * 4}
     configuration = settings(
         "prod",
@@ -42,7 +42,7 @@ def bound(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
 
 @pytest.fixture(scope="module")
 def existing(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
-    """With keys and topics that are there already."""
+    """Returns an instance with keys and topics that exist already."""
     configuration = settings(
         "prod",
         storage={"key_arn": KEYS[0]},
@@ -74,7 +74,7 @@ def test_all_roles_have_the_path_and_names_of_their_own_that_are_not_too_long(bo
 
 @pytest.mark.slow
 def test_a_role_of_another_path_has_another_name(bound: Assembly, tmp_path: Path) -> None:
-    """It is made while the one of before still has its name."""
+    """CloudFormation creates the new role while the old one still has its name."""
     iam = {"role_path": "/other/", "role_prefix": "acme-" * 4}
     configuration = settings("minimal", id="a" * 20, iam=iam, compaction={"engine": "emr-ec2-steps"})
     other = synthesize(configuration, tmp_path / "assembly", checked=False)
@@ -96,7 +96,7 @@ def test_cdk_nag_finds_nothing_more(bound: Assembly) -> None:
 
 
 @pytest.mark.parametrize("kind", CHANNELS)
-def test_a_channel_is_told_and_may_do_nothing(bound: Assembly, kind: str) -> None:
+def test_a_channel_gets_alarms_and_may_do_nothing(bound: Assembly, kind: str) -> None:
     [channel] = bound.resources(kind)
     [topic] = bound.resources("AWS::SNS::Topic")
     assert channel.properties["SnsTopicArns"] == [{"Ref": topic.name}]
@@ -107,7 +107,7 @@ def test_a_channel_is_told_and_may_do_nothing(bound: Assembly, kind: str) -> Non
 
 
 def test_another_team_is_another_configuration(bound: Assembly) -> None:
-    """CloudFormation makes it before the one of before goes, and refuses two of one name."""
+    """CloudFormation creates the new one before it deletes the old one, and refuses equal names."""
     [channel] = bound.resources(CHANNELS[1])
     assert channel.properties["ConfigurationName"] == f"dormouse-{'a' * 20}-{TEAMS['teams_team']}"
     named = [channel.properties[f"Team{key}"] for key in ("sTenantId", "Id", "sChannelId")]
@@ -156,7 +156,7 @@ def test_alarms_that_can_wait_go_to_the_topic_for_them(existing: Assembly) -> No
         ({"monitoring": {"teams_channel": TEAMS["teams_channel"]}}, ["monitoring.teams_channel = "]),
     ],
 )
-def test_what_cannot_be_is_said_at_once(changes: dict[str, Any], lines: list[str]) -> None:
+def test_invalid_settings_are_all_named_at_once(changes: dict[str, Any], lines: list[str]) -> None:
     with pytest.raises(InvalidInput) as error:
         settings("minimal", **changes)
     said = [line.removeprefix("settings: ") for line in str(error.value).splitlines()]

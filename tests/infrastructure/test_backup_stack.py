@@ -1,4 +1,4 @@
-"""What is kept beside an instance: backups, a copy in another region, a log of who wrote what."""
+"""Tests of what is kept beside an instance: backups, a copy in another region, a log of writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def made(folder: Path, **changes: Any) -> Assembly:
 
 
 def plans(assembly: Assembly) -> dict[str, dict[str, Any]]:
-    """The one rule of each plan, by its name."""
+    """Returns the only rule of each backup plan, by name."""
     found = [
         one.properties["BackupPlan"]["BackupPlanRule"]
         for one in assembly.resources("AWS::Backup::BackupPlan")
@@ -45,7 +45,7 @@ def test_the_templates_are_as_reviewed(copied: Assembly, snapshot: SnapshotAsser
 
 
 def test_the_database_has_daily_snapshots_and_the_bucket_is_backed_up_at_any_moment(copied: Assembly) -> None:
-    """A continuous backup of Aurora would take over how long it keeps its own."""
+    """A continuous backup of Aurora would change the retention of Aurora's own backups."""
     found = plans(copied)
     assert {name: rule["EnableContinuousBackup"] for name, rule in found.items()} == {
         "Database": False,
@@ -92,8 +92,8 @@ def test_vaults_outlive_their_stacks_and_those_of_a_protected_instance_keep_all(
     assert keys == dict.fromkeys(("storage", "database", "copy"), KEPT), "without them, no backup is restored"
 
 
-def test_a_vault_has_a_name_that_none_had_before(copied: Assembly) -> None:
-    """An instance of the same id may come again, and the vault is still there."""
+def test_a_vault_has_a_name_that_was_never_used(copied: Assembly) -> None:
+    """A new instance may have the same id while the old vault still exists."""
     [name] = [
         one.properties["BackupVaultName"]
         for one in copied.resources("AWS::Backup::BackupVault")
@@ -120,7 +120,7 @@ def test_each_object_goes_to_the_other_region_and_so_does_its_deletion(copied: A
     assert bucket.properties["VersioningConfiguration"] == {"Status": "Enabled"}
 
 
-def test_who_replicates_may_do_nothing_else(copied: Assembly) -> None:
+def test_the_role_of_replication_may_do_nothing_else(copied: Assembly) -> None:
     may = {(action, where) for action, where, _ in allowed(copied, "storage", "ReplicationRole")}
     assert {action: flat(where) for action, where in may} == {
         "s3:GetReplicationConfiguration": "Data666C94C7Arn",
@@ -155,8 +155,8 @@ def test_the_copy_is_there_before_anything_goes_to_it(copied: Assembly) -> None:
     assert copied.stack("copy")["environment"] == "aws://123456789012/eu-west-1"
 
 
-def test_each_snapshot_that_is_there_finds_its_objects_there(copied: Assembly) -> None:
-    """Those that were deleted after it stay longer than it does."""
+def test_each_copied_snapshot_finds_its_objects_in_the_copy(copied: Assembly) -> None:
+    """Objects that are deleted after a snapshot are kept longer than the snapshot."""
     [action] = plans(copied)["Database"]["CopyActions"]
     [vault] = [one for one in copied.resources("AWS::Backup::BackupVault") if one.stack == "copy"]
     where = action["DestinationBackupVaultArn"]

@@ -1,4 +1,4 @@
-"""Spark on EMR: what it may do, what submits to it, and that EMR would take the requests."""
+"""Tests of Spark on EMR: its rights, the lambdas that submit to it, and the requests that EMR must accept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ All = Callable[[str], Assembly]
 
 @pytest.fixture(params=list(ENGINES))
 def name(request: pytest.FixtureRequest) -> str:
-    """Of a configuration for each engine."""
+    """Returns the name of a configuration for each engine."""
     return str(request.param)
 
 
@@ -45,7 +45,7 @@ def test_runs_know_where_to_run_what(name: str, environment: RunsEnvironment) ->
 
 @pytest.mark.few(1)
 def test_spark_unpacks_the_archive_by_its_name(environment: RunsEnvironment) -> None:
-    """Of a name that ends in .tar.gz an asset keeps .gz, which is no archive to Spark."""
+    """The CDK would shorten the ending .tar.gz of an asset to .gz, which Spark does not unpack."""
     assert environment.archive.startswith("s3://cdk-")
     assert environment.archive.endswith(".tgz")
     assert environment.entry.endswith(".py")
@@ -93,7 +93,7 @@ def test_clusters_are_encrypted(name: str, environment: RunsEnvironment, synthes
     [spark] = template["Configurations"]
     for key in ("spark.authenticate", "spark.network.crypto.enabled", "spark.io.encryption.enabled"):
         assert spark["Properties"][key] == "true"
-    # of the nodes, it would refuse executors that must prove who they are
+    # The shuffle service of the nodes would refuse executors that must authenticate.
     assert spark["Properties"]["spark.shuffle.service.enabled"] == "false"
 
 
@@ -105,7 +105,7 @@ def test_clusters_reach_the_buckets_that_they_start_from(synthesized: All) -> No
 
 
 def test_no_cluster_is_made_by_the_deploy(synthesized: All) -> None:
-    """One that ended when idle could not come back."""
+    """A cluster of the stack that ended when idle could not be started again."""
     assert not [one for name in ENGINES for one in synthesized(name).resources("AWS::EMR::Cluster")]
 
 
@@ -166,7 +166,7 @@ def test_spark_has_the_data_its_logs_and_its_archive(name: str, synthesized: All
     assert all("*" not in where or where.endswith("/data/*") for where in read)
 
 
-def test_who_calls_emr_serverless_may_do_no_more(synthesized: All) -> None:
+def test_lambdas_that_call_emr_serverless_may_do_no_more(synthesized: All) -> None:
     wanted = {
         "Submit": {"emr-serverless:StartJobRun", "iam:PassRole"},
         "Follow": {"emr-serverless:GetJobRun"},
@@ -177,7 +177,7 @@ def test_who_calls_emr_serverless_may_do_no_more(synthesized: All) -> None:
 
 
 @pytest.mark.parametrize("name", ON_EC2)
-def test_who_calls_emr_on_ec2_may_touch_our_clusters_only(name: str, synthesized: All) -> None:
+def test_lambdas_that_call_emr_on_ec2_may_change_our_clusters_only(name: str, synthesized: All) -> None:
     of_clusters = {
         "Submit": {"AddJobFlowSteps", "CancelSteps", "ListSteps", "TerminateJobFlows", "AddTags",
                    "PutAutoTerminationPolicy", "PutManagedScalingPolicy"},
@@ -217,8 +217,8 @@ def test_roles_are_passed_by_name_and_to_emr_only(name: str, synthesized: All) -
 
 
 @pytest.mark.parametrize("name", ON_EC2)
-def test_emr_changes_what_is_tagged_or_named_only(name: str, synthesized: All) -> None:
-    """But what it must use to make a machine, and has no tag yet: images, fleets, and interfaces."""
+def test_emr_changes_only_resources_that_are_tagged_or_named(name: str, synthesized: All) -> None:
+    """Exceptions are images, fleets and interfaces, which launch a machine and have no tag yet."""
     free = set()
     for action, where, condition in allowed(synthesized(name), "compaction", "EmrServiceRole"):
         tags = {key for one in condition.values() for key in one}
@@ -248,17 +248,17 @@ def test_the_state_machine_calls_its_lambdas_only(stack: str, synthesized: All) 
 
 
 def test_commands_learn_what_is_deployed(name: str, synthesized: All) -> None:
-    [told] = [
+    [recorded] = [
         RunResources.model_validate_json(flat(one.properties["Value"]))
         for one in synthesized(name).resources("AWS::SSM::Parameter")
         if one.stack == "compaction" and one.properties["Name"].endswith("/resources/compaction")
     ]
-    assert told.engine == ENGINES[name]
-    assert told.state_machine and told.state_machine.startswith("RunsStateMachine")
-    assert (told.application is None, told.cluster_name) == (
+    assert recorded.engine == ENGINES[name]
+    assert recorded.state_machine and recorded.state_machine.startswith("RunsStateMachine")
+    assert (recorded.application is None, recorded.cluster_name) == (
         (False, None) if name == "dev" else (True, f"dormouse-{name}")
     )
-    assert len(told.rules) == 1
+    assert len(recorded.rules) == 1
 
 
 def test_logs_of_runs_end(name: str, synthesized: All) -> None:
@@ -269,7 +269,7 @@ def test_logs_of_runs_end(name: str, synthesized: All) -> None:
 
 
 def runs_environment(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> RunsEnvironment:
-    """As the lambdas read it."""
+    """Loads the environment of the lambdas for runs, as they do."""
     functions = [
         one
         for one in assembly.resources("AWS::Lambda::Function")
@@ -283,7 +283,7 @@ def runs_environment(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> Run
 
 
 def roles(assembly: Assembly) -> dict[str, Any]:
-    """Of the stack, by their names without the hash."""
+    """Returns the roles of the stack, by logical id without the hash."""
     found = assembly.resources("AWS::IAM::Role")
     return {one.name[:-8]: one.properties for one in found if one.stack == "compaction"}
 
@@ -295,7 +295,7 @@ def beyond_logs(assembly: Assembly, function: str) -> set[str]:
 
 
 def flat_partition(arn: str) -> str:
-    """The same whether account and region are given by the settings or not."""
+    """Replaces partition, region and account, so that ARNs do not depend on the settings."""
     return (
         arn.replace("arn:aws:", "arn:Partition:")
         .replace("eu-central-1", "Region")

@@ -1,4 +1,4 @@
-"""What stands before the database in its stack: a change of anything is the guard's first."""
+"""Tests of the custom resource that is updated before the database, and refuses while it is stopped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WHOLE = {"id": "dev", "database": {"kind": "serverless"}}
 
 
 def guarded(folder: Path, **more: Any) -> Any:
-    """The properties of the guard."""
+    """Returns the properties of the guard."""
     assembly = synthesize(parse(WHOLE | more), folder / "assembly", checked=False)
     [found] = [one for one in assembly.resources() if one.type == RESOURCE_TYPE]
     return found.properties
@@ -42,7 +42,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_it_changes_with_the_database_and_with_tags(
     change: dict[str, Any], before: Any, tmp_path: Path
 ) -> None:
-    """Whose tags CloudFormation gives to the cluster: it modifies that, though no template differs."""
+    """CloudFormation passes a stack's tags to the cluster, which modifies it though no template differs."""
     assert before["Changes"] != guarded(tmp_path, **change)["Changes"]
 
 

@@ -1,4 +1,4 @@
-"""What a change of the settings leaves as it is."""
+"""Tests of the resources that a change of the settings must leave unchanged."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_setting_that_needs_a_deploy_replaces_nothing_that_holds_data(
 def test_a_vpc_that_has_all_that_is_needed_gets_nothing(
     changed: Changed, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And is told of nothing: no stack may be empty, and no route table is needed."""
+    """There is no warning either. Its stack has only a placeholder, and no route table is needed."""
     network = {key: value for key, value in EXISTING_VPC.items() if key != "route_table_ids"}
     found = changed(network={**network, "s3_endpoint": "existing"}, query={"endpoints": "existing"})
     assert {one.type for one in found.resources() if one.stack == "network"} == {
@@ -105,7 +105,7 @@ def test_a_vpc_that_has_all_that_is_needed_gets_nothing(
 def test_an_own_vpc_is_in_the_zones_that_are_named(
     changed: Changed, synthesized: Callable[[str], Assembly], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And in nothing else than those is it another."""
+    """The zones are the only difference from a VPC without named zones."""
     given = ["us-east-1a", "us-east-1f"]
     named = changed("minimal", network={"availability_zones": given})
     assert "WARNING" not in capfd.readouterr().err
@@ -121,7 +121,7 @@ def test_an_own_vpc_is_in_the_zones_that_are_named(
 
 
 def test_a_pinned_account_is_asked_nothing(changed: Changed) -> None:
-    """So that it is synthesized without credentials, and leaves no file with what was asked."""
+    """It is synthesized without credentials, and leaves no file with answers of the account."""
     found = changed("minimal", account="123456789012", region="eu-west-1")
     manifest = json.loads((found.folder / "manifest.json").read_text("utf-8"))
     assert "missing" not in manifest
@@ -147,9 +147,9 @@ def test_a_cluster_from_a_snapshot_changes_nothing_else(
     assert all(one.startswith(paths) for one in found)
 
 
-def differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Where two templates differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        keys = sorted(one.keys() | other.keys())
-        return [found for key in keys for found in differences(one.get(key), other.get(key), f"{path}/{key}")]
-    return [] if one == other else [path]
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Returns the paths where two templates differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        return [inner for key in keys for inner in differences(old.get(key), new.get(key), f"{path}/{key}")]
+    return [] if old == new else [path]

@@ -1,4 +1,4 @@
-"""Dormouse in somebody's own CDK app: `dormouse_cdk`, as the wheel has it, and the example."""
+"""Tests of Dormouse in another CDK app: the package `dormouse_cdk` of the wheel, and the example."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(site: Path, cwd: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """In a process that has the libraries and what is in `site`, and nothing of the checkout."""
+    """Runs Python with the libraries and the packages in `site`, and without the checkout."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("CDK_", "AWS_"))}
     path = os.pathsep.join((str(site), str(SITE)))  # without -S, site-packages would lead to the checkout
     return subprocess.run(
@@ -92,7 +92,7 @@ def test_the_wheel_has_no_folder_of_a_name_that_others_use(site: Path) -> None:
 
 @pytest.mark.slow
 def test_the_example_makes_what_our_own_app_makes_beside_its_own_stack(site: Path, tmp_path: Path) -> None:
-    """In another folder, with nothing of the checkout in reach, in a Stage, and without our cdk.json."""
+    """It runs in another folder without the checkout, in a Stage, and without our cdk.json."""
     example = tmp_path / "app"
     shutil.copytree(EXAMPLE, example)
     out = tmp_path / "out"
@@ -153,8 +153,10 @@ def test_a_mistake_in_the_settings_ends_an_own_app_with_its_lines() -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["prod", "steps"])
 def test_feature_flags_of_an_app_change_nothing(name: str, synthesized: All, tmp_path: Path) -> None:
-    """With all options, in an app that has none of ours, and the opposite of some; the CDK leaves a construct
-    of the name `Default` out of all names, so that an instance can move into an own app."""
+    """The app has none of our flags, and the opposite of some.
+
+    The construct is called `Default`, which the CDK leaves out of all names. So an instance can change apps.
+    """
     import aws_cdk as cdk
 
     from stacks import Dormouse
@@ -263,7 +265,7 @@ def test_a_part_that_cannot_be_built_is_one_line(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.slow
 def test_what_is_installed_builds_what_a_deploy_uploads(site: Path, tmp_path: Path) -> None:
-    """Of the same bytes as the checkout's, which its own tests look at; then nothing is refused any more."""
+    """The packages equal those that the checkout builds. With them, a deployment is no longer refused."""
     done = python(site, tmp_path, "-m", "dormouse_cdk.build", "lambdas", "query-image")
     assert done.returncode == 0, done.stderr
     assert build_main(["lambdas", "query-image", "--into", str(tmp_path / "ours")]) == 0

@@ -31,7 +31,7 @@ def only(assembly: Assembly, kind: str, begins: str = "") -> Resource:
 def event(
     event_id: str, cluster: str = CLUSTER, kind: str = "RDS DB Cluster Event", source: str = "aws.rds"
 ) -> Any:
-    """As RDS sends it."""
+    """Returns an event in the form in which RDS sends it."""
     return {
         "version": "0",
         "detail-type": kind,
@@ -52,7 +52,7 @@ def event(
 
 @pytest.fixture
 def pattern(synthesized: All) -> EventPattern:
-    """Of the rule, with the cluster in place of its parameter."""
+    """Returns the event pattern of the rule, with the ARN of the cluster in place of its parameter."""
     rule = only(synthesized("steps"), "AWS::Events::Rule").properties["EventPattern"]
     [arn] = rule["detail"]["SourceArn"]
     assert flat(arn).startswith("arn:aws:rds:eu-central-1:123456789012:cluster:SsmParameter")
@@ -188,7 +188,7 @@ def test_a_deploy_leaves_a_paused_instance_paused(assembly: Assembly) -> None:
 def test_one_that_is_new_on_a_paused_instance_sleeps(
     stack: str, synthesized: Callable[[str], Assembly]
 ) -> None:
-    """Whatever its parameter begins with; the desired state is there before it."""
+    """The desired state decides, whatever the default of its parameter; the state is written before it."""
     template = synthesized("steps").templates[stack]
     state = template["Conditions"]["IsAwake"]["Fn::Equals"][0]["Ref"]
     assert template["Parameters"][state]["Default"] == state_parameter("steps")

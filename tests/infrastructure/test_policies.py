@@ -13,19 +13,19 @@ from tests.assembly import ROOT, Assembly, settings, synthesize
 from tests.template import allowed, flat
 
 AWS_CHARACTERS_MAX = 6_144
-"""Of a managed policy, spaces apart."""
+"""The limit for a managed policy, without spaces."""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
-    """With as many queues as there can be, and checked by cdk-nag."""
+    """Returns an instance with the most queues that are allowed, checked by cdk-nag."""
     asked = {"policies": ["operator", "reader"]}
     folder = tmp_path_factory.mktemp("policies") / "assembly"
     return synthesize(settings("prod", iam=asked, commit={"queues": 16}), folder)
 
 
 def rights(assembly: Assembly, name: str) -> dict[str, list[tuple[str, Any]]]:
-    """Of each action: on what, on which condition."""
+    """Returns the resources and conditions of each allowed action."""
     [policy] = [one for one in assembly.resources("AWS::IAM::ManagedPolicy") if one.name.startswith(name)]
     found: dict[str, list[tuple[str, Any]]] = {}
     for statement in policy.properties["PolicyDocument"]["Statement"]:
@@ -47,7 +47,7 @@ def test_there_are_none_unless_they_are_asked_for(assembly: Assembly) -> None:
 
 @pytest.mark.slow
 def test_one_may_be_asked_for_alone(tmp_path: Path) -> None:
-    """Also of an instance with hardly anything."""
+    """This works for the smallest instance, too."""
     found = synthesize(settings("minimal", iam={"policies": ["operator"]}), tmp_path / "a", checked=False)
     assert len(list(found.resources("AWS::IAM::ManagedPolicy"))) == 1
     called = [where for where, _ in rights(found, "Operator")["lambda:InvokeFunction"]]
@@ -97,7 +97,7 @@ def test_nobody_has_a_right_that_the_docs_give_to_no_command(engine: str, tmp_pa
 
 
 def documented_rights(text: str) -> set[str]:
-    """Of the table of what people need: `sqs:SendMessage` and `GetQueueAttributes`, of the service before."""
+    """Returns the actions in the table "What people need". A bare name belongs to the service before it."""
     found, service = set(), ""
     table = text.partition("### What people need")[2].partition("`iam.policies =")[0]
     for prefix, name, alone in re.findall(r"`(?:([a-z0-9-]+:)([A-Za-z]+)|([A-Z][A-Za-z]+))`", table):
@@ -117,8 +117,8 @@ def test_clusters_on_ec2_are_ended_by_their_tag(tmp_path: Path) -> None:
     assert "emr-serverless:StopApplication" not in found
 
 
-def test_nobody_who_pauses_may_update_a_stack(made: Assembly) -> None:
-    """That is the right to do whatever CloudFormation may; the lambda of the stack has it, of this one."""
+def test_an_operator_may_not_update_a_stack(made: Assembly) -> None:
+    """The right to update a stack includes all rights of CloudFormation. Only its own lambda has it."""
     assert "cloudformation:UpdateStack" not in rights(made, "Operator")
     updating = [
         (policy.stack, flat(statement["Resource"]))
@@ -130,7 +130,7 @@ def test_nobody_who_pauses_may_update_a_stack(made: Assembly) -> None:
 
 
 def test_the_lambda_that_updates_the_stack_may_read_all_that_its_template_asks_for(made: Assembly) -> None:
-    """Which CloudFormation reads with the rights of whoever updates it."""
+    """CloudFormation reads parameters with the rights of the caller that updates the stack."""
     parameters = made.templates["query"]["Parameters"].values()
     asked = {one["Default"] for one in parameters if one["Type"].startswith("AWS::SSM::Parameter::Value")}
     assert "/dormouse/prod/database/host" in asked
@@ -158,7 +158,7 @@ def test_a_reader_reads(made: Assembly) -> None:
 
 @pytest.fixture(scope="module")
 def with_rows(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
-    """With as many clusters of rows as there can be, behind a proxy that they do not have."""
+    """Returns an instance with a proxy and the most clusters of rows that are allowed."""
     asked = settings(
         "minimal",
         iam={"policies": ["operator", "reader"]},
@@ -204,7 +204,7 @@ def length(where: Any) -> int:
 
 
 def test_the_lambda_that_updates_the_stack_names_it_as_its_right_does(made: Assembly) -> None:
-    """By the ARN: of a name, IAM need not know which stack it is."""
+    """It uses the ARN, as IAM may not resolve the name of a stack."""
     functions = {one.name[:-8]: one.properties for one in made.resources("AWS::Lambda::Function")}
     variables = functions["SwitchFunction"]["Environment"]["Variables"]
     assert variables["DORMOUSE_STACK"] == {"Ref": "AWS::StackId"}

@@ -1,4 +1,4 @@
-"""What is kept of a protected instance, whom roles trust, and what keeps itself up to date."""
+"""Tests of resources that a protected instance keeps, trust of roles, and automatic upgrades."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_pause_can_take_the_balancer_away_also_of_a_protected_instance(tmp_pat
 def test_queues_of_a_protected_instance_stay_when_there_are_to_be_fewer(
     protected: bool, wanted: Any, tmp_path: Path
 ) -> None:
-    """With the messages and dead letters that are in them."""
+    """They keep their messages and dead letters."""
     asked = settings("minimal", protected=protected, commit={"queues": 2}, pause={})
     found = synthesize(asked, tmp_path / "assembly", checked=False)
     queues = {one.name: policies(one) for one in found.resources("AWS::SQS::Queue") if one.stack == "commit"}

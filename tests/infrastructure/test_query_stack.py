@@ -1,4 +1,4 @@
-"""The query service: what sleeps with it, who may call it, what its tasks may do, and how they are made."""
+"""Tests of the query service: pause and resume, its clients, and the rights and settings of its tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAID = {
     "AWS::ElasticLoadBalancingV2::LoadBalancer",
     "AWS::Route53::RecordSet",
 }
-"""What costs by the hour, and what cannot be without it."""
+"""The resources that cost money by the hour, and those that cannot exist without them."""
 
 ENDPOINTS = {".ecr.api", ".ecr.dkr", ".logs", ".secretsmanager"}
 All = Callable[[str], Assembly]
@@ -102,7 +102,7 @@ def test_what_stays_refers_to_nothing_that_goes(name: str, synthesized: All) -> 
 
 
 def test_the_parameter_lets_it_run_unless_a_pause_has_changed_it(name: str, synthesized: All) -> None:
-    """A deploy keeps the value that it has, as the CLI of the CDK does unless it is told otherwise."""
+    """A deploy keeps the value that it has, which is the default of the CDK's CLI."""
     parameter = synthesized(name).templates["query"]["Parameters"][RUNNING_PARAMETER]
     assert parameter["Default"] == "true"
     assert parameter["AllowedValues"] == ["true", "false"]
@@ -133,7 +133,7 @@ def test_commands_learn_what_is_deployed(name: str, synthesized: All) -> None:
     assert told.endpoints == len(several(synthesized(name), "AWS::EC2::VPCEndpoint"))
 
 
-# --- who may call whom
+# --- allowed connections
 
 
 def test_only_clients_that_are_named_come_in(name: str, synthesized: All) -> None:

@@ -24,7 +24,7 @@ EVENTS_A_LOOK = 11
 
 
 class Lambdas:
-    """Stands in for those of a run: `looks` are the states that following finds, the last one for ever."""
+    """A stand-in for the lambdas of a run. `looks` are the states that Follow returns; the last repeats."""
 
     def __init__(self, looks: list[str], created: Any = None, broken: tuple[str, ...] = ()) -> None:
         self.calls: list[tuple[str, Any]] = []
@@ -57,7 +57,7 @@ class Lambdas:
         return execute(machine, self)  # type: ignore[arg-type]
 
     def reported(self) -> Any:
-        """What the report was called with, once."""
+        """Returns the event of Report, which must have been called once."""
         [event] = [event for name, event in self.calls if name == "Report"]
         return event
 

@@ -17,7 +17,7 @@ OPTIONAL = set(re.findall(r"class ([\w,]+) optional", PAGE)[0].split(","))
 
 def stacks(assembly: Assembly) -> set[str]:
     names = {name.removeprefix(f"dormouse-{assembly.id}-") for name in assembly.templates}
-    return names - {"copy"}  # which is told of in the row of `backup`
+    return names - {"copy"}  # the row of `backup` describes it
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)

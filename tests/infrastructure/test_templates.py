@@ -22,7 +22,7 @@ All = Callable[[str], Assembly]
 def test_the_templates_are_as_reviewed(
     name: str, synthesized: All, snapshot: SnapshotAssertion, request: pytest.FixtureRequest
 ) -> None:
-    """When a change is meant: `pytest tests/infrastructure --snapshot-update`, and review the difference."""
+    """After an intended change, run `pytest tests/infrastructure --snapshot-update` and review the diff."""
     found = shortened(synthesized(name).templates, name)
     if name != WHOLE:
         is_renewed = request.config.getoption("update_snapshots")
@@ -34,7 +34,7 @@ def test_the_templates_are_as_reviewed(
 
 
 def test_differences_are_as_strict_as_whole_templates() -> None:
-    """Also where Python's values are equal, in lists, and where keys have slashes."""
+    """They distinguish values that are equal in Python, and handle lists and keys with slashes."""
     before = {"a": {"x/~y": [1, {"b": 1}, 3], "c": "«t»"}, "RoleAAAAAAAA": {"d": [True]}, "e": 1}
     for after in (
         {"a": {"x/~y": [1, {"b": 1.0}, 3], "c": "«t»"}, "RoleAAAAAAAA": {"d": [1]}, "e": True},

@@ -1,4 +1,4 @@
-"""Bodies of large requests go with their messages, also when somebody dies between the two."""
+"""Tests that bodies of large requests are deleted with their messages, even if a process dies in between."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_what_a_sender_left_whose_message_was_not_sent_goes(instance: Instance, 
 
 
 def test_a_body_waits_as_long_as_an_instance_may_be_paused(instance: Instance, queue: PointerQueue) -> None:
-    """Whose messages are sent again for as long; all that is known of them is that SQS may have them."""
+    """Messages of a paused instance are sent again for that long, and only SQS knows which of them exist."""
     queue.send([large("c")])
     query(instance._supplier, "delete from commit_message")
     aged(instance, 365 * DAY_SECONDS)

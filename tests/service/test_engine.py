@@ -1,4 +1,4 @@
-"""Where work runs by itself: here, but for what a cluster or this machine's memory is for."""
+"""Tests of the automatic choice of an engine: this process, or Spark for work that exceeds its memory."""
 
 from __future__ import annotations
 

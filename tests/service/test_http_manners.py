@@ -41,7 +41,7 @@ def refused(answer: httpx.Response, status: int, kind: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_method_that_a_path_does_not_take_is_told_those_that_it_does(http: httpx.Client) -> None:
+def test_a_refused_method_is_answered_with_the_allowed_ones(http: httpx.Client) -> None:
     for method, path, allowed in [
         ("DELETE", "/v1/tables", "GET, HEAD"),
         ("GET", "/v1/sql", "POST"),
@@ -115,16 +115,16 @@ def test_the_last_page_has_no_next(http: httpx.Client, instance: Instance, table
 
 @pytest.mark.slow
 def test_head_is_answered_as_get_without_a_body(http: httpx.Client) -> None:
-    """On every path that takes GET."""
+    """This holds for every path that takes GET."""
     job = ended(http, "query", statement="select * from t")
     fixed = ["/health", "/docs", "/v1/tables", "/v1/tables/t", "/v1/tables/t/files", "/v1/jobs"]
     fixed += [f"{job}/result", f"{job}/answer", "/v1/tables/none"]
     for path in [*fixed, "/metrics", "/v1/rows/r/csv"]:
-        told, got = http.head(path), http.get(path)
-        assert (told.status_code, told.content) == (got.status_code, b"")
-        assert told.headers["content-type"] == got.headers["content-type"]
+        head, got = http.head(path), http.get(path)
+        assert (head.status_code, head.content) == (got.status_code, b"")
+        assert head.headers["content-type"] == got.headers["content-type"]
         if path in fixed:
-            assert told.headers.get("content-length") == got.headers.get("content-length")
+            assert head.headers.get("content-length") == got.headers.get("content-length")
 
 
 @pytest.mark.slow
@@ -266,7 +266,7 @@ def test_a_failed_job_of_any_kind_says_the_class_of_its_error_first(
 
 @pytest.mark.slow
 def test_a_statement_is_parsed_where_statements_run(instance: Instance) -> None:
-    """In a process of its own, as it may be hostile."""
+    """It runs in a process of its own, as it may be hostile."""
     with (
         serving(instance, job_threads=1, sql_workers=1) as url,
         httpx.Client(base_url=url, timeout=60) as http,
@@ -320,9 +320,9 @@ def test_a_plan_names_no_path_of_the_service(http: httpx.Client, instance: Insta
 
 def test_a_result_names_no_path_of_the_service(instance: Instance) -> None:
     path = instance.objects.url.removeprefix("file://")
-    found = {"errors": [f"file '{path}/data/x.parquet' is gone"], "n": 1, "none": None}
+    found = {"errors": [f"file '{path}/data/x.parquet' is missing"], "n": 1, "none": None}
     shown = without_paths(found, hiding(instance.objects.url))
-    assert shown == {"errors": ["file 'data/x.parquet' is gone"], "n": 1, "none": None}
+    assert shown == {"errors": ["file 'data/x.parquet' is missing"], "n": 1, "none": None}
 
 
 @pytest.mark.slow

@@ -29,11 +29,11 @@ VALUES = {
     "column": "f", "id": "1", "inserted_at": AT, "kind": "k", "name": "x.txt", "row": "1:1", "row_id": "1",
     "tenant": "t",
 }  # fmt: skip
-"""Of parameters that a path needs; a new one has a value here."""
+"""A value for each parameter of a path; a new parameter needs one here."""
 
 
 def schema_of(path: str, method: str = "get", status: str = "200") -> dict[str, Any]:
-    """The schema of an answer in JSON; empty without one."""
+    """Returns the schema of an answer in JSON, or an empty dict if it has none."""
     content = PATHS[path][method]["responses"].get(status, {}).get("content", {})
     name = content.get("application/json", {}).get("schema", {}).get("$ref", "").rpartition("/")[2]
     return dict(APP.openapi()["components"]["schemas"].get(name, {}))

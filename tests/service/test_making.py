@@ -33,7 +33,7 @@ def test_an_error_that_comes_when_nobody_waits_any_more_is_not_reported() -> Non
         making.stop()
         stopped.set()
         await making.ended
-        await asyncio.sleep(0)  # what the thread has told arrives
+        await asyncio.sleep(0)  # the result of the thread arrives
         del making
         gc.collect()
 
@@ -70,7 +70,7 @@ def test_a_short_answer_is_whole_once_it_is_made(
         assert first is not None
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(making.ended), 0.05)
-        await asyncio.sleep(0)  # what the thread has told arrives
+        await asyncio.sleep(0)  # the result of the thread arrives
         found = making.whole(first)
         making.stop()
         await making.ended

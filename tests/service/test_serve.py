@@ -51,7 +51,7 @@ def objects(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 def served(
     dsn: str, objects: str, *options: str, ignored: bool = False
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process, started with SIGINT ignored or not, and the URL that it told."""
+    """Yields the process, started with SIGINT ignored or not, and the URL that it printed."""
     command = [DORMOUSE, "serve", "--port", "0", "--json", "--dsn", dsn, "--objects", objects, *options]
     command = [*IGNORING, *command] if ignored else command
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

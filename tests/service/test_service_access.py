@@ -1,4 +1,4 @@
-"""Who may ask the query service, what it refuses to start with, and a database that goes away."""
+"""Tests of access to the query service, of settings that it refuses, and of a database that goes away."""
 
 from __future__ import annotations
 

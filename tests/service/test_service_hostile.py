@@ -67,7 +67,7 @@ def head(path: str, *headers: str) -> bytes:
 
 
 def answered(url: str, *parts: bytes, ends: bool = False) -> bytes:
-    """What a server sends until it ends the connection; the client ends its own side first if it `ends`."""
+    """Returns what a server sends until it closes. If `ends`, the client closes its side first."""
     with connected(url) as sock:
         sock.settimeout(SECONDS_MAX / 2)
         for part in parts:
@@ -184,7 +184,7 @@ def test_a_job_that_has_such_an_id_already_can_be_asked_for(
 @example(name="..")
 @example(name="%2F")
 def test_every_name_is_reached_by_quoting(url: str, client: Client, instance: Instance, name: str) -> None:
-    """Of jobs, snapshots and cuts, through the client and through HTTP."""
+    """This holds for jobs, snapshots and cuts, through the client and through HTTP."""
     job_id = client.jobs.start("query", {"statement": "select 1"}, job_id=name)
     assert client.jobs.status(job_id).job_id == name == instance.jobs.status(name).job_id
     table = instance.row_table("samples")

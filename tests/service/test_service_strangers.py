@@ -1,4 +1,4 @@
-"""What strangers can do to the query service: hold few connections for a short time, and fill nothing."""
+"""Tests of unknown clients: they hold few connections for a short time, and fill no memory or disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TABLES = f"GET /metrics HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {TOKEN}\r\n
 
 
 def is_open(sock: object) -> bool:
-    """Whether the server has not ended the connection."""
+    """Returns whether the server has kept the connection open."""
     sock.setblocking(False)  # type: ignore[attr-defined]
     try:
         while sock.recv(1_000_000):  # type: ignore[attr-defined]
@@ -117,13 +117,11 @@ def test_a_file_with_a_token_that_others_can_read_is_refused(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("# nobody yet\n", "has no token"),
+        ("# none yet\n", "has no token"),
         ("\netl ingst,compact t\n", "line 2 of .*: kind 'ingst' is none of"),
     ],
 )
-def test_a_file_of_tokens_that_gives_nobody_what_it_says_is_refused(
-    tmp_path: Path, text: str, why: str
-) -> None:
+def test_a_file_of_tokens_that_gives_no_valid_right_is_refused(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "tokens"
     path.write_text(text)
     path.chmod(0o600)

@@ -207,7 +207,7 @@ def arrow_pieces(content: bytes) -> Iterator[tuple[pa.RecordBatch, dict[bytes, b
 def test_an_answer_that_fails_on_its_way_breaks_off(
     settings: dict[str, Any], after: int | None, kind: str
 ) -> None:
-    """In Arrow an empty batch tells why; no format comes to its end."""
+    """An answer in Arrow ends with an empty batch that has the reason. No format gets its regular end."""
     for media_type in (ARROW, JSON_LINES, CSV) if not settings.get("seconds_max") else (ARROW,):
         source = Endless(after=after)
         with serving(instance(source), **settings) as url:
@@ -235,8 +235,8 @@ def test_an_answer_that_fails_on_its_way_breaks_off(
 
 
 @pytest.mark.slow
-def test_a_time_that_ends_amid_a_piece_is_told_to_a_client_that_reads_on() -> None:
-    """What tells why stands behind whole pieces, as this one is that no socket's buffer takes."""
+def test_a_time_limit_amid_a_piece_is_reported_to_a_client_that_reads_on() -> None:
+    """The reason comes after a complete piece. This piece is larger than any buffer of a socket."""
     source = Endless(rows=1, text="x" * 20_000_000)
     with (
         serving(instance(source), seconds_max=2) as url,
@@ -365,7 +365,7 @@ def test_a_body_that_is_encoded_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "stops"), [(0, 1), (int(SECONDS_MAX), 2)])
-def test_who_waits_for_rows_when_the_service_ends_is_told_so(seconds: int, stops: int) -> None:
+def test_a_client_that_waits_for_rows_gets_an_error_when_the_service_ends(seconds: int, stops: int) -> None:
     source = Stuck()
     with running(instance(source), shutdown_seconds_max=seconds) as server:
         with connected(server.url) as sock:
