@@ -205,7 +205,7 @@ def test_nothing_that_is_named_or_read_is_truncated_away(instance: Instance, tab
     last = cut_of(table, 10)
     with pytest.raises(InvalidCut, match="cut 'release', consumer 'etl' of table 't' would be lost"):
         table.history.truncate(last)
-    with pytest.raises(InvalidCut, match="only a cut can be named"):
+    with pytest.raises(InvalidCut, match="give a cut or the name of a cut here, not a time"):
         table.history.truncate(last.recorded_at)  # type: ignore[arg-type]
     assert len(table.changes(after="release").read_all()) == 4
     assert table.history.truncate("release")
@@ -277,7 +277,7 @@ def test_without_limits_it_is_the_tables_property(table: Table) -> None:
 
 def test_cuts_of_other_tables_are_none_of_its(instance: Instance, table: Table) -> None:
     other = instance.create_table("other", SCHEMA)
-    with pytest.raises(InvalidCut, match="is of another table"):
+    with pytest.raises(InvalidCut, match="belongs to another table"):
         other.history.truncate(cut_of(table, 30))
     assert other.history.apply_retention(seconds=HOUR).truncated_at is None
     assert len(list(cuts(table.context))) == len(AGES)

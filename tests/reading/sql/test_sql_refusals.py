@@ -243,7 +243,7 @@ INSTEAD = {
     "copy Flights to 'never.csv'": "not COPY; 'dormouse sql --output FILE'",
     "set threads = 1": "not SET; instance.duckdb()",
     "attach 'x' as y": "not ATTACH; instance.duckdb()",
-    "from Flights at (timestamp => now())": "a moment is given beside the statement: as_of, or --as-of",
+    "from Flights at (timestamp => now())": "give the moment beside the statement, by as_of or --as-of",
     "from Flights join (from Flights at (version => 1)) using (leg)": "as_of",
     "from information_schema.columns": "SHOW TABLES lists the tables, DESCRIBE their columns",
     "from pg_catalog.pg_class": "SHOW TABLES lists the tables",

@@ -178,7 +178,7 @@ def test_a_file_that_is_lost_is_no_matter_of_time(instance: Instance, tmp_path: 
         (7.5, "is a cut, a cut's name, or a time"),
         (-1, "has no cut -1"),
         (1 << 70, "has no cut"),
-        (Cut(1, None, datetime.now(UTC), 0, 10**6), "the cut 1 is of another table"),
+        (Cut(1, None, datetime.now(UTC), 0, 10**6), "the cut 1 belongs to another table"),
     ],
 )
 def test_a_moment_that_cannot_be_is_refused_in_one_line(instance: Instance, when: Any, said: str) -> None:
@@ -244,7 +244,7 @@ def test_a_name_is_taken_once_and_free_when_its_cut_is_dropped(instance: Instanc
     assert history.compare(clock(instance), third) == "after"
     instance.drop_table("t")
     again = made(instance)
-    with pytest.raises(InvalidCut, match="of another table"):
+    with pytest.raises(InvalidCut, match="belongs to another table"):
         again.history.compare(third, third)
     assert holds.holds(instance._supplier) == []
 
