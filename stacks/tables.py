@@ -38,7 +38,8 @@ class TablesStack(InstanceStack):
             OWNER_ROLE,
             ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
         )
-        self.describe(TablesResources(show=self.show.function_name, change=self.change.function_name))
+        show, change = self.show.function_name, self.change.function_name
+        self.describe(TablesResources(show=show, change=change, parts=self.settings.parts))
 
     def _function(self, name: str, description: str, role: str, actions: Sequence[str]) -> lambda_.Function:
         return DatabaseFunction(

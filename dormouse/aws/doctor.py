@@ -14,6 +14,7 @@ from typing import Any, Literal
 from dormouse.aws.aws import Aws, AwsRefused, open_session
 from dormouse.aws.database import left_behind, snapshot, taken
 from dormouse.aws.drain import depth
+from dormouse.aws.instance import how_to_delete, left_stacks
 from dormouse.aws.switches import stack
 from dormouse.errors import DormouseError
 from dormouse.settings.database import EmrServerlessCompaction, FixedDatabase
@@ -127,6 +128,7 @@ class _Account:
         yield "other clusters", self._other_clusters
         yield "other snapshots", self._other_snapshots
         yield "queues", self._queues
+        yield "other stacks", self._other_stacks
         yield "engine version", self._engine
         in_use = partial(aws.all, "rds", "describe_db_clusters", "DBClusters")
         rows = settings.rows
@@ -266,6 +268,13 @@ class _Account:
         )
         mend = "delete it once you are content: AWS starts a stopped cluster again after seven days"
         yield Check.of("other clusters", "there are none", trouble, mend, "warning")
+
+    def _other_stacks(self) -> Iterator[Check]:
+        """Checks for stacks that the settings no longer have, which a deploy does not delete."""
+        left = left_stacks(self.aws, self.settings.id, self.settings.parts)
+        trouble = f"{', '.join(left)} stays when its table is not in the settings, and costs money"
+        advice = "; ".join(how_to_delete(stack, self.aws.region) for stack in left)
+        yield Check.of("other stacks", "there are none", trouble if left else None, advice, "warning")
 
     def _queues(self) -> Iterator[Check]:
         """Checks for queues that the settings no longer have, which a deploy deletes or abandons."""

@@ -12,7 +12,7 @@ from dormouse.aws.aws import Metric
 from dormouse.aws.cost import hourly
 from dormouse.aws.database import ASLEEP, SERVES, STOPPING, describe, left_behind
 from dormouse.aws.drain import Waiting, offer, waiting
-from dormouse.aws.instance import DeployedInstance
+from dormouse.aws.instance import DeployedInstance, left_stacks
 from dormouse.aws.switches import GONE, mapping_state, mappings, rule_state, schedules, sleeper_state
 from dormouse.errors import InstanceError
 from dormouse.settings.resources import DesiredState
@@ -85,6 +85,9 @@ class Status:
     usd_hour: tuple[tuple[str, float | None], ...]
     """The current cost of an hour in USD by part; None if it is unknown."""
 
+    left_stacks: tuple[str, ...] = ()
+    """Stacks of parts that the last deploy did not have, and which still cost money."""
+
 
 def status(instance: DeployedInstance) -> Status:
     """Returns the current status. Raises `InstanceError` if AWS cannot be called; an unknown cost is None."""
@@ -113,8 +116,14 @@ def status(instance: DeployedInstance) -> Status:
         access=access,
         left_behind=left_behind(instance.aws, instance.id, ours) if ours else (),
         usd_hour=tuple(hourly(instance.resources, live, instance.region)),
+        left_stacks=_left_stacks(instance),
     )
     return replace(found, summary=_summary(found))
+
+
+def _left_stacks(instance: DeployedInstance) -> tuple[str, ...]:
+    tables = instance.resources.tables
+    return left_stacks(instance.aws, instance.id, tables.parts) if tables and tables.parts else ()
 
 
 def _summary(parts: Status) -> str:

@@ -172,6 +172,8 @@ def _end_of_resume(report: Report) -> str:
 def _picture(shown_status: Status) -> Any:
     from rich.console import Group
 
+    from dormouse.aws.instance import how_to_delete
+
     rows: list[tuple[str, str]] = [("database", shown_status.database)]
     rows += [(f"schedule {name}", state.lower()) for name, state in shown_status.schedules.items()]
     rows += [(f"mapping {uuid}", state.lower()) for uuid, state in shown_status.mappings.items()]
@@ -203,6 +205,11 @@ def _picture(shown_status: Status) -> Any:
     parts += [
         f"cluster {one}, which it no longer uses, still costs money: delete it"
         for one in shown_status.left_behind
+    ]
+    parts += [
+        f"stack {one} is of a part that the last deploy did not have, and still costs money: "
+        f"{how_to_delete(one, shown_status.region)}"
+        for one in shown_status.left_stacks
     ]
     usd = [(what, UNKNOWN if price is None else f"{price:,.4f}") for what, price in shown_status.usd_hour]
     known = [price for _, price in shown_status.usd_hour if price is not None]

@@ -81,6 +81,8 @@ class TablesResources(Described):
     show: str
     """The function that changes nothing."""
     change: str
+    parts: tuple[str, ...] = ()
+    """The short names of all stacks that the last deploy had; empty in older deployments."""
 
 
 class CommitResources(Described):

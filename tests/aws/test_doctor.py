@@ -12,7 +12,7 @@ from botocore.stub import ANY, Stubber
 from moto import mock_aws
 
 from dormouse.aws.doctor import BOOTSTRAP, Check, _Account, examine, machine
-from dormouse.settings.resources import state_parameter
+from dormouse.settings.resources import INSTANCE_TAG, state_parameter
 from tests.assembly import EXISTING_VPC
 from tests.support.aws import Aws
 from tests.support.settings import parse
@@ -347,3 +347,17 @@ def test_what_calls_aws_needs_a_way_in_an_existing_vpc(
 def test_a_query_service_that_nobody_may_call_is_a_warning(session: Any) -> None:
     assert results(account(session, query={})._clients()) == [("clients", "warning")]
     assert results(account(session, query={"client_cidrs": ["10.0.0.0/16"]})._clients()) == []
+
+
+def test_a_stack_whose_table_was_removed_is_named_with_the_command_that_deletes_it(session: Any) -> None:
+    cloudformation = session.client("cloudformation")
+    for part, owner in (("query", "dev"), ("tables", "dev"), ("query-x", "dev-query")):
+        tags = [{"Key": INSTANCE_TAG, "Value": owner}]
+        name = f"dormouse-dev-{part}"
+        cloudformation.create_stack(StackName=name, TemplateBody='{"Resources": {}}', Tags=tags)
+    [check] = account(session)._other_stacks()
+    assert (check.name, check.result) == ("other stacks", "warning")
+    assert check.found.startswith("dormouse-dev-query stays")
+    assert "aws cloudformation delete-stack --stack-name dormouse-dev-query --region eu-west-1" in check.mend
+    [check] = account(session, query={})._other_stacks()
+    assert check.result == "ok"

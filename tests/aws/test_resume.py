@@ -161,3 +161,16 @@ def test_a_pause_and_a_resume_may_be_interrupted_at_every_call(
         if not again:
             break
     assert done["pause"] > 30 // every and done["resume"] > 20 // every
+
+
+def test_the_status_names_stacks_that_the_last_deploy_did_not_have(deployed: Deployed) -> None:
+    described = resources.TablesResources(show="show", change="change", parts=("tables", "commit"))
+    where = resources.resources_parameter("dev", "tables")
+    deployed.client("ssm").put_parameter(Name=where, Value=described.model_dump_json(), Type="String")
+    tags = [{"Key": resources.INSTANCE_TAG, "Value": "dev"}]
+    for part in ("tables", "commit", "query"):
+        name = resources.stack_name("dev", part)
+        deployed.client("cloudformation").create_stack(
+            StackName=name, TemplateBody='{"Resources": {}}', Tags=tags
+        )
+    assert status(deployed.find()).left_stacks == ("dormouse-dev-query",)
