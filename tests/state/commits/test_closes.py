@@ -27,7 +27,7 @@ from tests.working import PATIENCE_SECONDS, until
 
 @pytest.fixture
 def apart(dsn: str) -> Iterator[ConnectionSupplier]:
-    """A supplier of the test's own, which does not freeze."""
+    """A connection supplier of the test's own, whose sessions are not frozen."""
     with closing(ConnectionSupplier(dsn)) as supplier:
         yield supplier
 
@@ -41,7 +41,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Ended:
-    """Runs something in a thread, and waits for its end."""
+    """A thread that runs a function, and a check that it ends in time."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self.error: BaseException | None = None
@@ -87,7 +87,7 @@ def test_committers_and_the_instance_close_though_all_sessions_are_frozen(
 
 
 @pytest.mark.slow
-def test_what_other_threads_began_ends_after_the_close(dsn: str, apart: ConnectionSupplier) -> None:
+def test_statements_of_other_threads_end_after_the_close(dsn: str, apart: ConnectionSupplier) -> None:
     supplier, pids = ConnectionSupplier(dsn), []
 
     def work(conn: object) -> None:
@@ -104,7 +104,7 @@ def test_what_other_threads_began_ends_after_the_close(dsn: str, apart: Connecti
         pass
 
 
-def test_the_close_of_a_healthy_supplier_cuts_nothing(dsn: str) -> None:
+def test_closing_a_healthy_supplier_cuts_no_connections(dsn: str) -> None:
     supplier = ConnectionSupplier(dsn)
     with supplier.connection() as conn:
         assert supplier._lines._lent() == [conn]

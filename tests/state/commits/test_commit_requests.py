@@ -1,4 +1,4 @@
-"""Commit requests: every value survives the journey, and nothing malformed gets in."""
+"""Commit requests: every value survives encoding and decoding, and malformed requests are refused."""
 
 from __future__ import annotations
 

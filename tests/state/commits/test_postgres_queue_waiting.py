@@ -1,4 +1,4 @@
-"""Receivers that wait for the queue in PostgreSQL are notified; without any, senders do not notify."""
+"""Waiting receivers of the queue in PostgreSQL are notified; senders do not notify if no receiver waits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def waiters(lender: ConnectionSupplier, number: int) -> int:
 
 
 @pytest.mark.slow
-def test_who_waits_is_notified(
+def test_a_waiting_receiver_is_notified(
     queue: PostgresQueue,
     lender: ConnectionSupplier,
     dsn_of_all: str,
@@ -59,7 +59,7 @@ def test_who_waits_is_notified(
     assert waiters(lender, number) == 0
 
 
-def test_who_missed_the_notification_polls(
+def test_a_receiver_that_missed_the_notification_polls(
     queue: PostgresQueue, lender: ConnectionSupplier, number: int
 ) -> None:
     thread, outcome = in_background(lambda: bodies(queue.receive(10, 50)))
@@ -70,8 +70,8 @@ def test_who_missed_the_notification_polls(
     assert outcome == [["a"]]
 
 
-def test_nobody_is_notified_while_nobody_waits(dsn_of_all: str, queue: PostgresQueue) -> None:
-    """Notifications make the commits of all the database queue up."""
+def test_senders_do_not_notify_without_waiting_receivers(dsn_of_all: str, queue: PostgresQueue) -> None:
+    """Notifications make all commits of the database wait for each other."""
     with psycopg.connect(dsn_of_all, autocommit=True) as conn:
         conn.execute(f"listen {queue._channel}")
         queue.send(["a"])
@@ -79,7 +79,7 @@ def test_nobody_is_notified_while_nobody_waits(dsn_of_all: str, queue: PostgresQ
         assert list(conn.notifies(timeout=0)) == []
 
 
-def test_a_wait_in_vain_leaves_nothing_behind(dsn_of_all: str, number: int) -> None:
+def test_a_wait_without_messages_leaves_nothing_behind(dsn_of_all: str, number: int) -> None:
     supplier = ConnectionSupplier(dsn_of_all, connections_max=1)
     queue = PostgresQueue(supplier, number)
     try:
@@ -90,7 +90,9 @@ def test_a_wait_in_vain_leaves_nothing_behind(dsn_of_all: str, number: int) -> N
         supplier.close()
 
 
-def test_who_died_asleep_is_forgotten(queue: PostgresQueue, lender: ConnectionSupplier, number: int) -> None:
+def test_waiting_receivers_that_died_are_forgotten(
+    queue: PostgresQueue, lender: ConnectionSupplier, number: int
+) -> None:
     text = """insert into commit_waiter
               values (%s, gen_random_uuid(), clock_timestamp() - interval '1 hour'),
                      (%s, gen_random_uuid(), clock_timestamp() + interval '1 year')"""

@@ -1,4 +1,4 @@
-"""A request to change leaves that comes again: its id is of one request alone."""
+"""Repeated requests to change leaves: an id belongs to one request."""
 
 from __future__ import annotations
 
