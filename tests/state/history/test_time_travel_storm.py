@@ -1,4 +1,4 @@
-"""Cuts that are read again and again while their table is ingested, split, merged and collected."""
+"""Cuts that are read repeatedly while their table is ingested into, split, merged and collected."""
 
 from __future__ import annotations
 
