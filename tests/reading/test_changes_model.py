@@ -145,5 +145,5 @@ def test_no_change_is_missed_and_none_comes_twice(instance: Instance, layout: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_no_change_is_missed_and_none_comes_twice_in_many_lives(instance: Instance, layout: str) -> None:
+def test_no_change_is_missed_and_none_comes_twice_in_many_runs(instance: Instance, layout: str) -> None:
     run_machine(ChangesMachine, instance, layout, 3 * EXAMPLES, 2 * STEPS)

@@ -173,7 +173,9 @@ def _check(table: Table, instance: Instance, model: Model, random: Random) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("newest_by", [None, "at", "v", "text"])
-def test_random_files_have_the_rows_of_a_comparison_of_all(instance: Instance, newest_by: str | None) -> None:
+def test_random_files_have_the_same_rows_as_a_comparison_of_all_rows(
+    instance: Instance, newest_by: str | None
+) -> None:
     """Loads, late loads, marks and deletions by keys; two key columns; NaN, -0.0 and null as values."""
     random = Random(str(newest_by))  # a seed of None would be another one in each run
     schema, column = SCHEMA, newest_by
@@ -226,7 +228,7 @@ def test_a_load_that_began_before_the_large_file_is_compared_with_it(instance: I
 
 
 @pytest.mark.slow
-def test_newer_small_files_decide_by_their_keys_alone(instance: Instance) -> None:
+def test_newer_small_files_hide_rows_by_their_keys_alone(instance: Instance) -> None:
     """No rows of the large file are compared if the table's loads came in order."""
     table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(keep="newest_row"))
     random, model = Random(2), Model(None)

@@ -258,7 +258,7 @@ def test_each_reader_sees_the_rows_of_a_naive_dict(instance: Instance, layout: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_reader_sees_the_rows_of_a_naive_dict_in_many_lives(instance: Instance, layout: str) -> None:
+def test_each_reader_sees_the_rows_of_a_naive_dict_in_many_runs(instance: Instance, layout: str) -> None:
     run_machine(KeyedMachine, instance, layout, 2 * EXAMPLES, 2 * STEPS)
 
 

@@ -194,7 +194,7 @@ def _equals(where: dict[str, Any]) -> Any:
     return found
 
 
-def test_what_changes_rows_needs_an_engine(instance: Instance, used: list[bool]) -> None:
+def test_look_ups_in_pages_are_not_used_if_rows_must_be_changed(instance: Instance, used: list[bool]) -> None:
     """Deletions, sums, changed columns, more than one key: none is looked up in pages."""
     schema = Schema([Field("k", LONG)], values=[Field("n", LONG)])
     rows = pa.table({"k": [1, 2, 3], "n": [10, 20, 30]}, schema=arrow_schema(schema))
@@ -250,7 +250,7 @@ def test_the_newest_row_of_a_key_is_looked_up_in_pages(instance: Instance, used:
     assert len(used) == files
 
 
-def test_a_file_that_is_another_is_read_anew(tmp_path: Path) -> None:
+def test_a_replaced_file_of_the_same_name_is_read_again(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     field = Field("k", LONG)
     for value in (1, 2):
@@ -266,7 +266,7 @@ def test_a_file_that_is_another_is_read_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_damage_is_left_to_a_reader_that_can_name_it(tmp_path: Path) -> None:
+def test_look_ups_in_damaged_pages_raise_no_errors(tmp_path: Path) -> None:
     """Any byte may differ: there is an answer or none, and never an error of this module."""
     store = open_store(tmp_path)
     path = tmp_path / "f.parquet"
@@ -283,7 +283,7 @@ def test_damage_is_left_to_a_reader_that_can_name_it(tmp_path: Path) -> None:
         rows_of(store, "f.parquet", len(data), {field: 500}, ["k", "v"])
 
 
-def test_what_is_kept_has_a_bound_and_answers_hold_no_pages(
+def test_the_cache_of_pages_is_bounded_and_answers_hold_no_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = page_reads.Kept()
@@ -300,7 +300,7 @@ def test_what_is_kept_has_a_bound_and_answers_hold_no_pages(
     assert kept._byte_count == sum(size for _, size in kept._items.values()) <= 200_000
 
 
-def test_far_away_a_look_up_takes_one_request(tmp_path: Path) -> None:
+def test_a_remote_look_up_takes_one_request(tmp_path: Path) -> None:
     """After the first look-up, which reads the footer."""
     folder = open_store(tmp_path)
     rows = pa.table(

@@ -262,14 +262,14 @@ def test_files_are_pruned_by_their_smallest_and_largest_key(
     assert may_hold(SCHEMA, None, None, KeyRanges(ranges)) is (ranges != {"a": []})
 
 
-def test_a_later_key_prunes_when_the_earlier_ones_are_the_same_all_through() -> None:
+def test_a_later_key_prunes_if_the_earlier_keys_are_constant_in_a_file() -> None:
     smallest, largest = (encode_key(SCHEMA.row_keys, key) for key in ((2, "m", b"x"), (2, "n", b"y")))
     assert not may_hold(SCHEMA, smallest, largest, KeyRanges({"b": [Range("o", None)]}))
     assert not may_hold(SCHEMA, smallest, largest, KeyRanges({"b": [Range.exactly("a"), Range.exactly("z")]}))
     assert may_hold(SCHEMA, smallest, largest, KeyRanges({"b": [Range.exactly("a"), Range.exactly("mm")]}))
 
 
-def test_a_plan_says_what_it_reads() -> None:
+def test_a_plan_has_a_summary_of_what_it_reads() -> None:
     largest = encode_key(SCHEMA.row_keys, (-2, "", b""))
     smallest = encode_key(SCHEMA.row_keys, (-3, "", b""))
     file = simple("left", only=True, byte_count=70, min_key=smallest, max_key=largest)

@@ -73,7 +73,7 @@ def test_all_rows_come_once_and_in_key_order(lake: Lake) -> None:
         ({}, lambda r: True),
     ],
 )
-def test_a_query_gives_the_rows_that_it_asks_for(
+def test_a_query_returns_the_matching_rows(
     lake: Lake, where: Any, condition: Callable[[dict[str, Any]], bool]
 ) -> None:
     found = tuples(query(lake.context, where))
@@ -214,7 +214,7 @@ _tables = count()
 
 @settings(max_examples=settings.default.max_examples // 4, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_any_region_of_any_tree_gives_what_duckdb_gives(new_lake: NewLake, data: st.DataObject) -> None:
+def test_any_region_of_any_tree_has_duckdbs_rows(new_lake: NewLake, data: st.DataObject) -> None:
     """Random keys of all types, splits on random keys before and after the files, files over many leaves."""
     lake = new_lake(KEYS, name=f"random{next(_tables)}")
     for _ in range(data.draw(st.integers(1, 3))):

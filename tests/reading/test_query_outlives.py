@@ -154,7 +154,7 @@ def test_rows_of_one_key_fill_many_batches(new_lake: NewLake, monkeypatch: pytes
     assert not reached.given
 
 
-def test_too_many_rows_of_one_key_are_not_held_back(
+def test_rows_of_one_key_are_held_back_only_up_to_a_limit(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some rows were already read when the file disappears: the query raises, and no row comes twice."""
@@ -189,7 +189,7 @@ def test_after_too_many_rows_of_one_key_a_query_outlives_its_files_again(
     assert bag(found) == bag(lake.all.to_pylist())
 
 
-def test_a_file_that_is_lost_is_not_waited_for(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_file_is_an_error_without_retries(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows before it are returned; then one line names the file, and says how to restore it."""
     lake = filled(new_lake)
     made = replans(monkeypatch)
@@ -208,7 +208,7 @@ def test_a_file_that_is_lost_is_not_waited_for(new_lake: NewLake, monkeypatch: p
     assert bag(row for row in first if row["name"] < "f") == bag(before)
 
 
-def test_a_file_that_is_known_and_then_lost_has_no_rows(new_lake: NewLake) -> None:
+def test_a_lost_file_with_cached_metadata_is_an_error(new_lake: NewLake) -> None:
     """The session's cached metadata is not taken for the file."""
     lake = filled(new_lake, rows=2_000)
     assert query(lake.context).read_all().num_rows == 6_000
@@ -219,7 +219,7 @@ def test_a_file_that_is_known_and_then_lost_has_no_rows(new_lake: NewLake) -> No
             query(lake.context, where).read_all()
 
 
-def test_a_file_that_is_brought_back_is_read_again(new_lake: NewLake) -> None:
+def test_a_file_that_is_put_back_can_be_read_again(new_lake: NewLake) -> None:
     lake = filled(new_lake)
     [name, *_] = sorted(filenames(lake))
     content = lake.context.objects.get(name)
@@ -280,7 +280,7 @@ def test_a_query_goes_on_beside_an_ingest_of_other_keys(new_lake: NewLake) -> No
     assert bag(read(lake, reader, (0, 10))) == bag(expected)
 
 
-def test_a_damaged_file_is_no_lost_one(new_lake: NewLake) -> None:
+def test_a_damaged_file_is_not_reported_as_lost(new_lake: NewLake) -> None:
     lake = filled(new_lake)
     reader = query(lake.context)
     reader.read_next_batch()
@@ -295,7 +295,7 @@ def test_a_damaged_file_is_no_lost_one(new_lake: NewLake) -> None:
 
 
 @pytest.mark.slow
-def test_files_that_are_collected_all_the_time_end_a_query(
+def test_a_query_fails_if_its_files_are_collected_again_and_again(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each planned file is collected before it is read: the query does not retry without limit."""

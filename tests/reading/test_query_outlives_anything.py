@@ -57,7 +57,7 @@ step = st.sampled_from(["compact", "split", "add nothing", "read"])
     limit=st.sampled_from([None, None, 50, 300]),
     steps=st.lists(step, min_size=1, max_size=30),
 )
-def test_every_row_comes_exactly_once_whatever_is_done_meanwhile(
+def test_every_row_is_returned_once_despite_concurrent_maintenance(
     new_lake: NewLake,
     seed: int,
     files: int,

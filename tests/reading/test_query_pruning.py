@@ -74,7 +74,7 @@ def test_row_groups_and_pages_are_skipped_on_any_column(
         assert found.metrics["page_index_pages_pruned"][0] >= 40
 
 
-def test_of_rows_that_are_not_wanted_only_what_is_asked_of_is_read(
+def test_rows_are_filtered_while_they_are_decoded(
     new_lake: Callable[[int], Lake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows are filtered while they are decoded, not after."""
@@ -84,7 +84,7 @@ def test_of_rows_that_are_not_wanted_only_what_is_asked_of_is_read(
 
 
 @pytest.mark.slow
-def test_each_of_many_keys_is_looked_at_a_few_times(
+def test_the_work_per_key_does_not_grow_with_the_leaves(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many leaves there are, each key is not compared with each leaf."""

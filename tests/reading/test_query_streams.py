@@ -149,7 +149,7 @@ def test_files_stay_whole_while_a_split_pushes_their_references_down(lake: Lake)
         assert ordered(tuples(query(lake.context, {"Name": ""}))) == [r for r in everything if r[0] == ""]
 
 
-def test_a_plan_is_of_one_moment(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_shows_one_moment(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between its reads of the tree and of the references, a split moves all references to new partitions."""
     everything = expected(lake, lambda _: True)
     partitions, store = lake.context.partitions, lake.context.store
@@ -167,7 +167,7 @@ def test_a_plan_is_of_one_moment(lake: Lake, monkeypatch: pytest.MonkeyPatch) ->
     assert ordered(tuples(query(lake.context))) == everything
 
 
-def test_a_reader_gives_the_rows_of_its_plan_whatever_is_committed_meanwhile(new_lake: NewLake) -> None:
+def test_a_reader_returns_the_rows_of_its_plan_despite_later_commits(new_lake: NewLake) -> None:
     lake = new_lake(COUNTS, split_points=["b", "c"])
     rows = [{"word": w, "seen": i, "n": 1, "low": None, "last": "x"} for w in "abc" for i in range(100)]
     lake.add(rows)
@@ -224,7 +224,7 @@ def test_groups_are_opened_one_after_another(new_lake: NewLake) -> None:
     assert len(watched.opened) == 10
 
 
-def test_a_reader_that_is_dropped_reads_no_further(new_lake: NewLake) -> None:
+def test_a_dropped_reader_reads_no_further(new_lake: NewLake) -> None:
     lake, watched = many_leaves(new_lake)
     reader = query(lake.context)
     reader.read_next_batch()

@@ -191,7 +191,7 @@ EXAMPLES = (ZEROS, MANY_ZEROS, NAN, LARGE, SMALL, NULLS, MANY, NOTHING_KNOWN)
 
 
 @pytest.mark.parametrize("by", [by_datafusion, by_duckdb])
-def test_an_engine_gives_the_rows_of_the_plain_filter(
+def test_an_engine_returns_the_rows_of_the_plain_filter(
     file: Path, by: Callable[[Path, Filter], list[int]]
 ) -> None:
     def check(node: Filter) -> None:
@@ -203,7 +203,7 @@ def test_an_engine_gives_the_rows_of_the_plain_filter(
 
 
 @pytest.mark.slow
-def test_spark_gives_the_rows_of_the_plain_filter(file: Path, spark: Any) -> None:
+def test_spark_returns_the_rows_of_the_plain_filter(file: Path, spark: Any) -> None:
     frame = frames.reader(spark, Schema(KEYS, values=[*FIELDS.values(), NUMBER]), [file.name]).parquet(
         str(file)
     )
@@ -217,7 +217,7 @@ def test_spark_gives_the_rows_of_the_plain_filter(file: Path, spark: Any) -> Non
     given(FILTERS)(check)()
 
 
-def test_plain_filters_judge_as_sql_does() -> None:
+def test_plain_filters_have_the_three_values_of_sql() -> None:
     """Three values: true, false and unknown; a row counts only if its filter is true."""
     field = FIELDS["n"]
     positive = InRanges(field, (Range(min=1),))

@@ -45,7 +45,7 @@ def test_one_item_is_made_ahead_and_no_more() -> None:
     assert list(stream) == [2, 3, 4]
 
 
-def test_an_error_comes_after_what_was_made_before_it() -> None:
+def test_an_error_comes_after_the_items_made_before_it() -> None:
     def items() -> Iterator[int]:
         yield 1
         raise LookupError("gone")

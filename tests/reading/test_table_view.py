@@ -118,7 +118,7 @@ def at(low: int, high: int) -> KeyRanges:
     return KeyRanges({"key": [Range(low, high)]})
 
 
-def test_what_was_committed_is_planned_on_at_once(new_table: NewTable) -> None:
+def test_committed_files_are_in_the_next_plan(new_table: NewTable) -> None:
     """Holds even for processes that know an older tree, or none."""
     table = new_table()
     knowing = again(table)
@@ -312,7 +312,7 @@ def test_tables_of_one_moment_are_planned_with_the_trees_that_are_known(
 
 
 @pytest.mark.slow
-def test_plans_are_right_while_leaves_are_divided_and_files_replaced(
+def test_plans_are_right_while_leaves_are_split_and_files_replaced(
     new_table: NewTable, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readers with trees of any age always find each key's one live file."""
@@ -364,7 +364,7 @@ def drop_log(table: TableContext, xid: str | None = None) -> None:
 
 
 @pytest.mark.parametrize(("drop", "left"), [(lambda t: t.store.clear(), 0), (drop_log, LEAVES)])
-def test_no_plan_goes_on_when_the_log_does_not_reach_back_to_its_moment(
+def test_a_plan_fails_if_the_log_does_not_reach_back_to_its_moment(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch, drop: Callable[[TableContext], None], left: int
 ) -> None:
     """Files removed since would be missing, and the result would look complete."""
@@ -380,7 +380,7 @@ def test_no_plan_goes_on_when_the_log_does_not_reach_back_to_its_moment(
     assert len(names(plan_query(table, EVERYTHING))) == left
 
 
-def test_a_plan_goes_on_when_the_log_lacks_what_it_saw_removed(
+def test_a_plan_goes_on_if_the_log_lacks_only_removals_before_it(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, _ = planned_in_pages(new_table, monkeypatch)

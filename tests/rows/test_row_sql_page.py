@@ -47,7 +47,7 @@ def test_errors_name_the_unsupported_part_and_an_alternative(staff: RowTable, qu
         assert "instance.sql(" in str(refused.value)
 
 
-def test_the_page_lacks_nothing_that_the_parser_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_covers_everything_that_the_parser_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
     page = render()
     for one in examples():
         assert one.written in page

@@ -66,7 +66,7 @@ def test_every_reader_by_name_has_the_current_rows(instance: Instance, staff: Ro
         ({"ROW_ID": 1, "name": ["ann", None]}, [ANN]),
     ],
 )
-def test_conditions_are_of_the_current_versions(
+def test_conditions_apply_to_the_current_versions(
     instance: Instance, staff: RowTable, where: dict[str, Any], expected: list[dict[str, Any]]
 ) -> None:
     assert instance.table("staff").query(where).read_all().to_pylist() == expected
@@ -132,7 +132,9 @@ def test_every_version_has_a_name_of_its_own(instance: Instance, staff: RowTable
             instance.sql(f"from {name}")
 
 
-def test_files_of_versions_are_listed_by_that_name_alone(instance: Instance, staff: RowTable) -> None:
+def test_files_of_versions_are_listed_only_by_the_name_of_all_versions(
+    instance: Instance, staff: RowTable
+) -> None:
     with pytest.raises(InvalidQuery, match=r"staff\$versions"):
         instance.table("staff").live_files()
     assert len(instance.table("staff$versions").live_files()) == 3

@@ -65,7 +65,7 @@ def test_a_file_is_read_back_as_it_was_put_also_in_older_versions(
     assert not (tmp_path / "none").exists()
 
 
-def test_a_cell_leads_to_no_other_object(
+def test_a_cell_cannot_refer_to_other_objects(
     instance: dm.Instance, rows: RowTable, photo: Path, tmp_path: Path
 ) -> None:
     others = instance.create_row_table("others", COLUMNS)

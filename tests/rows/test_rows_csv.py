@@ -123,7 +123,9 @@ def test_a_header_may_be_quoted_over_lines(write: Write) -> None:
         ),
     ],
 )
-def test_faults_of_a_file(write: Write, content: bytes, how: dict[str, Any], said: str) -> None:
+def test_each_fault_of_a_file_has_its_error(
+    write: Write, content: bytes, how: dict[str, Any], said: str
+) -> None:
     assert fault(write(content), **how) == said
 
 
@@ -275,7 +277,7 @@ def test_a_file_without_header_has_the_columns_of_the_table_or_those_named(write
     assert set(loaded(write(b"a,b\n2,1\n"), columns=["x", "n"])[0].cells) == {"x", "n"}
 
 
-def test_blocks_are_full(write: Write) -> None:
+def test_rows_are_read_in_full_blocks(write: Write) -> None:
     count = 3 * BLOCK_ROWS_MAX + 10
     path = write(b"n,name\n" + b"".join(b'%d,"%s"\n' % (n, b"x" * (n % 50)) for n in range(count)))
     found = loaded(path)
@@ -376,7 +378,7 @@ def test_blocks_are_full(write: Write) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_the_table(
+def test_files_that_do_not_fit_the_table_are_refused(
     write: Write, content: bytes, how: dict[str, Any], kind: type[Exception], said: str
 ) -> None:
     assert refused(write(content), kind, **how) == said

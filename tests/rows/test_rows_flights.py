@@ -194,7 +194,7 @@ def check_query(model: Model, rows: list[list[Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_many_edit_at_once(tmp_path: Path) -> None:
+def test_many_processes_edit_the_table_at_once(tmp_path: Path) -> None:
     lake, path = tmp_path / "lake", tmp_path / "flights.csv"
     flights = write_flights(path, FLIGHTS)
     assert len(flights) == FLIGHTS

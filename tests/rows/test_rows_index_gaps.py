@@ -244,7 +244,7 @@ def test_an_upsert_fails_if_its_look_up_takes_too_long(
         rows.upsert([{"n": 1, "name": "new"}], on=["name", "n"])
 
 
-def test_a_reader_has_its_answer_though_it_cannot_index_the_column(
+def test_a_reader_gets_its_answer_though_it_cannot_index_the_column(
     instance: Instance, rows: RowTable, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(indexes, "SLOW_SECONDS", 0)

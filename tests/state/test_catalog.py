@@ -149,7 +149,9 @@ def test_an_unknown_table_is_an_error(catalog: Catalog, name: str) -> None:
     assert [t.name for t in catalog.tables()] == ["t"]
 
 
-def test_a_doubled_name_is_refused_and_leaves_nothing(catalog: Catalog, supplier: ConnectionSupplier) -> None:
+def test_a_name_that_exists_is_refused_and_leaves_nothing(
+    catalog: Catalog, supplier: ConnectionSupplier
+) -> None:
     create(catalog)
     before = tables_of_postgresql(supplier)
     with pytest.raises(TableAlreadyExists, match="'t'"):
@@ -285,7 +287,7 @@ def test_a_drop_waits_for_readers_and_holds_up_no_other_table(
 
 
 @pytest.mark.slow
-def test_60_tables(catalog: Catalog, supplier: ConnectionSupplier) -> None:
+def test_sixty_tables_are_created_and_dropped(catalog: Catalog, supplier: ConnectionSupplier) -> None:
     for n in range(60):
         create(catalog, f"t{n}")
     assert len(catalog.tables()) == 60

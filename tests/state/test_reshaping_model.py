@@ -143,10 +143,10 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_changes_in_any_order(instance: Instance, layout: str) -> None:
+def test_readers_agree_with_the_model_after_any_changes_of_columns(instance: Instance, layout: str) -> None:
     run_machine(Machine, instance, layout, EXAMPLES // 2, STEPS)
 
 
 @pytest.mark.slow
-def test_many_changes_in_any_order(instance: Instance) -> None:
+def test_readers_agree_with_the_model_after_many_changes_of_columns(instance: Instance) -> None:
     run_machine(Machine, instance, "file_table", 8, 30)

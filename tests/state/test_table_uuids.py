@@ -75,7 +75,7 @@ def test_objects_without_a_uuid_belong_to_the_table(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_copies_that_are_migrated_apart_agree(databases: Databases, tmp_path: Path) -> None:
+def test_copies_that_are_migrated_separately_agree(databases: Databases, tmp_path: Path) -> None:
     dsn = databases.create("template0")
     older = tmp_path / "migrations"
     older.mkdir()

@@ -110,7 +110,7 @@ def _rows(parts: Sequence[Sequence[Scan]]) -> list[tuple[Any, ...]]:
     return sorted(duckdb.sql(" UNION ALL ".join(selects)).fetchall(), key=repr)
 
 
-def test_files_that_may_have_a_column_of_the_index_s_name_are_read_apart() -> None:
+def test_files_that_may_have_a_column_named_like_the_index_are_read_separately() -> None:
     scans = [Scan(f"{n}.v2.parquet", (KeyRanges({"k": [Range(n, n + 1)]}),), "p", None) for n in range(200)]
     column = Field("File_Index", LONG, nullable=True)
     with_column = with_added_column(SCHEMA, column, None)

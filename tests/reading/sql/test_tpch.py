@@ -40,7 +40,7 @@ def theirs(generated: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 @pytest.mark.slow
-def test_the_tables_go_in_and_the_queries_are_right(
+def test_tpch_tables_are_loaded_and_the_queries_are_right(
     generated: Path, theirs: duckdb.DuckDBPyConnection, dsn: str, tmp_path: Path
 ) -> None:
     objects = f"file://{tmp_path}/objects"

@@ -309,5 +309,5 @@ OTHERS = [
     ("statement", "expected"),
     [*COMPARED, *SEVERAL, *NUMBERS, *TEXTS, *NOT_UNDERSTOOD, *NODES, *UNIONS, *JOINS, *SUBQUERIES, *OTHERS],
 )
-def test_the_plan_bounds_what_is_read_of_each_table(statement: str, expected: str) -> None:
+def test_the_plan_bounds_the_ranges_of_each_table(statement: str, expected: str) -> None:
     assert of(statement) == expected

@@ -143,7 +143,7 @@ def result(database: duckdb.DuckDBPyConnection, statement: str, needs: Wanted | 
     max_examples=4 * settings.default.max_examples, deadline=None, suppress_health_check=list(HealthCheck)
 )
 @given(shape=st.sampled_from(SHAPES), first=CONDITIONS, second=CONDITIONS, join=JOINS, other=JOINS)
-def test_a_statement_has_the_same_rows_of_what_it_wants_as_of_all(
+def test_a_statement_has_the_same_rows_from_its_ranges_as_from_all_rows(
     database: duckdb.DuckDBPyConnection, shape: str, first: str, second: str, join: str, other: str
 ) -> None:
     if "{2}" not in shape or join in ("semi join", "anti join"):

@@ -159,7 +159,7 @@ def test_of_a_concurrent_expiry_and_commit_one_succeeds(table: TableContext) -> 
         assert (name in names(table)) is is_live
 
 
-def test_what_could_not_be_deleted_is_deleted_next_time(table: TableContext) -> None:
+def test_objects_that_could_not_be_deleted_are_deleted_by_the_next_collection(table: TableContext) -> None:
     class Broken:
         def __getattr__(self, name: str) -> object:
             return getattr(table.objects, name)

@@ -84,7 +84,7 @@ def test_a_file_is_deleted_with_its_sketches_and_its_row(table: TableContext) ->
     assert table.garbage.collect().deleted_files == ()
 
 
-def test_in_batches(table: TableContext) -> None:
+def test_files_are_deleted_in_batches(table: TableContext) -> None:
     names = [f"f{n}" for n in range(10)]
     add(table, *names)
     remove(table.store, *names)
@@ -192,7 +192,7 @@ def test_a_report_names_some_and_counts_all(table: TableContext, monkeypatch: py
     assert (len(report.failed), report.failures) == (1, 1)
 
 
-def test_a_data_file_that_is_called_like_a_sketch(table: TableContext) -> None:
+def test_a_data_file_with_the_name_of_a_sketch_is_kept_if_its_deletion_fails(table: TableContext) -> None:
     table.store.add_files([ref("x.sketches"), ref("y")])
     table.objects.put("x.sketches", b"rows")
     remove(table.store, "x.sketches", "y")
@@ -254,7 +254,7 @@ def test_concurrent_collectors_delete_each_file_once(table: TableContext) -> Non
     assert objects(table) == []
 
 
-def test_a_file_that_another_collector_forgot_meanwhile(table: TableContext) -> None:
+def test_a_file_whose_row_another_collector_deleted_is_skipped(table: TableContext) -> None:
     add(table, "a", "b")
     remove(table.store, "a", "b")
     other = collector(table, before=lambda: table.store.delete_collected_files(["a"]))
@@ -339,7 +339,7 @@ def test_stage_one_costs_what_was_unreferenced_and_not_the_table(table: TableCon
     assert any("removal" in line and "Index" in line for line in plan), plan
 
 
-def test_a_table_whose_delay_changed(table: TableContext) -> None:
+def test_a_changed_delay_decides_when_a_file_is_deleted(table: TableContext) -> None:
     add(table, "a")
     remove(table.store, "a")
     properties = table.properties.model_copy(update={"gc_delay_seconds": 3_000_000_000.0})

@@ -341,7 +341,7 @@ def test_running_totals_are_stored_every_thousand_epochs(
     assert any("running totals" in each.detail for each in tree_problems(table.supplier, table.table))
 
 
-def test_a_tree_of_before_the_last_merge_is_read_once(halves: TableContext) -> None:
+def test_a_tree_from_before_the_last_merge_is_read_once(halves: TableContext) -> None:
     pair = ids(halves)[:2]
     halves.partitions.merge(pair)
     fresh = PartitionStore(halves.supplier, halves.table)
