@@ -1,4 +1,6 @@
-"""Aggregation of each type of value: the same in queries, SQL and compaction, in whichever files rows are."""
+"""Aggregation of each type of value gives equal results in queries, SQL and compaction, for rows in any
+files.
+"""
 
 from __future__ import annotations
 

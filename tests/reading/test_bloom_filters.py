@@ -1,4 +1,4 @@
-"""Bloom filters where the table asks for them: each writer adds them, and queries skip by them."""
+"""Bloom filters on the columns that a table property names: each writer adds them, and queries use them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _names = count()
 
 
 def orders(seed: int) -> pa.Table:
-    """Even numbers, so that the odd numbers between them are in no file."""
+    """Returns rows with even numbers, so that no file has the odd numbers between them."""
     numbers = [(i * 7_919 + seed * 13) % ROWS * 2 for i in range(ROWS)]
     return pa.table(
         {
@@ -101,7 +101,7 @@ def test_every_writer_adds_bloom_filters_and_queries_skip_by_them(
 
 @pytest.mark.slow
 def test_bloom_filters_are_no_larger_than_needed(filled: Callable[..., TableContext], tmp_path: Path) -> None:
-    """5,000 and 15,000 rows have 5,000 values: ten bits a value, rounded up to a power of two."""
+    """Both 5,000 and 15,000 rows have 5,000 values: ten bits a value, rounded up to a power of two."""
     sizes = []
     for name, columns in (("without", None), ("with", "note")):
         context = filled(tmp_path / name, bloom_filter_columns=columns)

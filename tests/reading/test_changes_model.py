@@ -1,4 +1,4 @@
-"""Changes and consumers, compared with a naive model: a list of what was ingested when."""
+"""Changes and consumers, compared with a naive model: a list of all ingested rows in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLES, STEPS = 6, 20
 
 
 class ChangesMachine(RuleBasedStateMachine):
-    """A state machine; `ingested` has all rows in order, and a moment is the number of rows at that time."""
+    """A state machine; `ingested` has all rows in order. A moment is the number of rows at that time."""
 
     instance: Instance
     layout: str

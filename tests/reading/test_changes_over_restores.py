@@ -27,7 +27,7 @@ Changed = list[tuple[str, int]]
 
 
 def changed(table: Table, after: Any, till: Any = None) -> Changed:
-    """Each change with its key; sorted between two deletes or restores."""
+    """Returns each change with its key, in the order of the deletions and restores."""
     rows = table.changes(after=after, till=till).read_all().to_pylist()
     return [(row["_change"], row["k"]) for row in rows]
 
@@ -41,7 +41,7 @@ def deletes(*found: int) -> Counter[tuple[str, int]]:
 
 
 def churned(table: Table) -> None:
-    """Runs everything that changes no row."""
+    """Runs every operation that changes no row."""
     for _ in range(3):
         table.compact()
         table.split()

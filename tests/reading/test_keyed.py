@@ -1,4 +1,4 @@
-"""Keyed tables: one row a key, the newest, for every reader, before and after compactions."""
+"""Keyed tables: every reader sees only the newest row of each key, before and after compactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code of the how-to page on keyed tables works: its change feed, its commands."""
+"""The code of the how-to page on keyed tables: its change feed and its commands run."""
 
 from __future__ import annotations
 

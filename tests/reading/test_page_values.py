@@ -1,4 +1,4 @@
-"""Page locations and dictionaries are read as by pyarrow and by a general Thrift reader."""
+"""Page locations and dictionaries are read with the same result as by pyarrow and a general Thrift reader."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -> Lak
 
 
 class Endless:
-    """A fake DataFusion that finds the rows of two plans, then searches without end; records its state."""
+    """A fake DataFusion that returns the rows of two plans, then searches without end; records its state."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.searching = threading.Event()
@@ -80,7 +80,7 @@ def test_dropping_a_reader_ends_the_search_for_its_next_row(
 def test_a_reader_that_waits_for_the_next_row_can_be_interrupted(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader gets an error: a part of the rows must never be taken for all of them."""
+    """The reader gets an error, so that a part of the rows is never taken for all of them."""
     endless = Endless(monkeypatch)
     interruption = Interruption()
     reader = query(lake.context, {"last": "x"}, interruption=interruption)

@@ -1,4 +1,4 @@
-"""Random tables, with random compactions, splits and collections while they are read."""
+"""Queries of random tables during random compactions, splits and collections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) ->
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of a few rows, of which one is made ahead, so that plans end at arbitrary rows."""
+    """Makes batches of a few rows, with one made ahead, so that plans end at arbitrary rows."""
     monkeypatch.setattr(streams, "AHEAD_BYTES", 1)
     monkeypatch.setattr(scan_session, "_key_sessions", {})
     monkeypatch.setitem(scan_session._OPTIONS, "datafusion.execution.batch_size", "16")

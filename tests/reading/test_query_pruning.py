@@ -1,4 +1,4 @@
-"""The parts of a file that queries skip by statistics on any column, and the parts they read."""
+"""Statistics on any column let queries skip parts of a file."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_rows_are_filtered_while_they_are_decoded(
 def test_the_work_per_key_does_not_grow_with_the_leaves(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many leaves there are, each key is not compared with each leaf."""
+    """A key must not be compared with every leaf."""
     looks = 0
 
     def counted(self: Range) -> bool:

@@ -1,4 +1,4 @@
-"""Batches that streams write: each once and in order, or not at all; without a Spark session."""
+"""Batches that streams write: each is committed once and in order, or not at all. Needs no Spark session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.reading import arrow_schema
 
 
 class OfAQuery:
-    """The local properties that Spark gives a task."""
+    """A fake of the local properties that Spark gives a task."""
 
     @staticmethod
     def get() -> OfAQuery:

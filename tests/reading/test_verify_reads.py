@@ -1,4 +1,4 @@
-"""No reader returns rows of a file with a flipped bit, if the table has the property `verify_reads`."""
+"""The table property `verify_reads`: no reader returns rows of a file with a flipped bit."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_compactions_and_erasures_never_write_damaged_rows(
     table = make(instance, properties)
     path = damage(table)
     table.ingest([{"k": 1000, "v": 0.0, "s": "later"}])
-    with suppress(DormouseError):  # of a job that is retried
+    with suppress(DormouseError):  # the job is retried later
         table.compact(full=True)
     with pytest.raises(DormouseError, match=path.name):
         table.erase({"k": 2})
@@ -225,7 +225,7 @@ def test_a_view_of_a_file_without_a_digest_is_an_error(instance: Instance) -> No
 
 
 class Hanging:
-    """A store whose first byte of a file never arrives."""
+    """A fake store that never returns the first byte of a file."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reads, self.let = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""The page about the SQL of row tables shows the real answers, and lacks nothing that the parser takes."""
+"""The page on the SQL of row tables has real answers, and covers everything that the parser accepts."""
 
 from __future__ import annotations
 

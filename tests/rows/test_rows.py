@@ -1,4 +1,4 @@
-"""Row tables: changes of columns, upserts, snapshots, and what the underlying table allows and refuses."""
+"""Row tables: changes of columns, upserts, snapshots, and the limits on their underlying tables."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_rows_without_cells_are_deleted_or_skipped(rows: RowTable) -> None:
 
 
 def test_a_version_before_a_retype_is_read_by_old_and_new_readers(instance: Instance, rows: RowTable) -> None:
-    """The new column has the name of the old column, which has the values of that version."""
+    """The new column has the name of the old one, whose values that version shows."""
     before = rows.row(1)["n"]
     known = instance.row_table("people")
     known.row(1)

@@ -1,4 +1,4 @@
-"""Downloads loaded as new rows, and rows by id and version, in Python, HTTP and the command line."""
+"""Downloads loaded as new rows, and look-ups of rows by id and version, through every interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row tables read by name like other tables: the current rows, or all versions by another name."""
+"""Row tables read by name like other tables: the name has the current rows, another name has all versions."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_the_command_line_marks_row_tables(instance: Instance, staff: RowTable) 
 def test_the_status_of_a_row_table_counts_rows(
     instance: Instance, staff: RowTable, dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Every place uses the name "stored versions"."""
+    """Every interface calls the second number "stored versions"."""
     table, every = instance.table("staff"), instance.table("staff$versions")
     found = table.status()
     assert (found.row_count, found.rows_exact, found.stored_versions) == (2, True, 5)

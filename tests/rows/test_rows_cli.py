@@ -1,4 +1,4 @@
-"""`dormouse rows`: each command, as text and as JSON. Errors have one line and leave nothing half done."""
+"""`dormouse rows`: each command, as text and as JSON. Errors have one line and leave no partial change."""
 
 from __future__ import annotations
 

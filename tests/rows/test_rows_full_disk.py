@@ -1,4 +1,4 @@
-"""An index of rows in a database whose disk is full: a small file system of its own."""
+"""The index of a row table in a database whose disk is full, which the test makes as a small file system."""
 
 from __future__ import annotations
 

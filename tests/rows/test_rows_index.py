@@ -1,4 +1,4 @@
-"""Indexes of row tables: never stale, updated once, repaired, moved, dropped and rebuilt."""
+"""Indexes of row tables are never stale, are updated once, and are repaired, moved, dropped and rebuilt."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_index_follows_changes_of_rows_and_columns(rows: RowTable) -> None:
     rows.change([dm.RetypeColumn("d", "INTEGER"), dm.AddColumn(dm.Column("x", "INTEGER", default=4))])
     rows.change([dm.Insert([{"name": "new"}]), dm.Patch([(1, None, {"x": None, "number": None})])])
     assert is_as_the_files(rows)
-    # queries that began before go on with the columns and rows of their version
+    # queries that began earlier keep the columns and rows of their version
     assert same([row for one in all_pages(rows, page) for row in one.rows], before)
 
 

@@ -1,4 +1,4 @@
-"""Indexes of row tables if something happens between two steps, or is left over from before."""
+"""Indexes of row tables when events fall between two steps, or leftovers exist."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rows(instance: Instance) -> RowTable:
 def test_an_index_that_overtakes_a_query_answers_as_of_its_own_version(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch, page_rows: int
 ) -> None:
-    """A row that changed twice between two updates is never in the index as after the first change."""
+    """A row that changed twice between two updates never shows its state after the first change."""
     query_when_ready(rows, TEXT)
     changed, twice = [(1, None, {"n": 100}), (2, None, {"n": 100})], [(2, None, {"n": 101})]
     rows.change([dm.Patch(changed), dm.Remove([(3, 1)])])

@@ -1,4 +1,4 @@
-"""Rows that are sent unchanged: no change gives them a new version."""
+"""Rows that a change sends with equal values get no new version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows over HTTP: sent CSV is loaded whole or not at all, and deleted with its job; bounds of pages."""
+"""CSV sent over HTTP is loaded completely or not at all, and deleted with its job. Also limits on pages."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ ARROW = pa.Table.from_pylist(LATE, schema=arrow_schema(SCHEMA))
 
 
 class Race:
-    """A writer of `LATE`, and a change of the columns that commits before it does."""
+    """A writer of `LATE`, and a change of columns that commits before the writer does."""
 
     def __init__(
         self, shaped: Shaped, dsn: str, folder: Path, change: Callable[[Shaped], None], patch: Any

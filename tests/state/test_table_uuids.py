@@ -44,7 +44,7 @@ def test_a_request_for_a_lost_table_becomes_a_dead_letter(instance: Instance) ->
     assert (status.state, lost.uuid in str(status.error)) == ("rejected", True)
     [letter] = instance.commits.dead_letters(10)
     assert "restored" in letter.reason
-    # what was sent before tables had UUIDs, and what is for this one
+    # a request from before tables had UUIDs, and one for this table
     send_raw(instance, encode(add("t", "old"), table_id=another.table_id))
     instance.submit([add("t", "new")])
     instance.committer().drain()

@@ -1,4 +1,4 @@
-"""Tables as views of a DuckDB connection: all rows of one moment, with DuckDB's meaning of each value."""
+"""Tables as views of a DuckDB connection: all rows of one moment, with values as DuckDB treats them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def new_lake(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Callable
 
 @pytest.fixture(scope="module")
 def lake(own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """A lake for the tests that only read."""
+    """Returns a lake for tests that only read."""
     folder = tmp_path_factory.mktemp("lake") / "k=v [b]*?%20é'"
     return four_leaves(lambda **more: Lake(*own_database, folder, SCHEMA, **more))
 
@@ -115,7 +115,7 @@ def test_nan_in_orders_groups_and_joins(numbers: Lake, statement: str) -> None:
 
 @pytest.fixture(scope="module")
 def numbers(lake: Lake) -> Lake:
-    """A file for each number, and one with all numbers."""
+    """Returns a table with a file for each number, and one file with all numbers."""
     schema = Schema([Field("k", LONG)], [], [Field("x", DOUBLE, nullable=True)])
     context = lake.context
     made = Lake(context.dsn, context.supplier, Path(), schema, objects=context.objects, name="numbers")
@@ -147,7 +147,7 @@ def test_rows_of_equal_keys_are_aggregated_after_the_filter(new_lake: Callable[.
         assert repr(db.execute("select * from t order by word, seen").fetchall()) == repr(lake.expect(merged))
         part = db.execute("select sum(n) from t where word = 'a'").fetchall()
     assert part == lake.expect("select sum(n) from t where word = 'a'")
-    # of the merged row, not of the rows merged into it
+    # the condition applies to the merged row, not to the rows merged into it
     with opened(lake, {"n": Range(2**61 + 1, None)}) as db:
         found = db.execute("select word, seen from t order by word, seen").fetchall()
     assert found == lake.expect(

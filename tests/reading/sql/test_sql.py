@@ -1,4 +1,4 @@
-"""SQL over tables whose files were written by hand, compared with DuckDB on the same rows."""
+"""SQL over tables with files that the tests write, compared with DuckDB on the same rows."""
 
 from __future__ import annotations
 
@@ -34,18 +34,20 @@ COUNTS = Schema([Field("word", STRING)], [Field("at", LONG)], [Field("n", LONG),
 def shared(
     own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, ConnectionSupplier, Path]:
-    """A database and a folder for all tests."""
+    """Yields a database and a folder for all tests."""
     return *own_database, tmp_path_factory.mktemp("lake") / "a b [c]%20"
 
 
 @pytest.fixture(scope="module")
 def lake(shared: tuple[str, ConnectionSupplier, Path]) -> Lake:
-    """A lake for the tests that only read."""
+    """Returns a lake for tests that only read."""
     return flights(*shared)
 
 
 def flights(dsn: str, supplier: ConnectionSupplier, folder: Path) -> Lake:
-    """1,800 rows in four leaves, of which two interleave; some files have references on several leaves."""
+    """Returns 1,800 rows in four leaves, of which two interleave; some files have references on several
+    leaves.
+    """
     lake = Lake(dsn, supplier, folder, SCHEMA, split_points=["DL", "UA"], name="Flights")
     lake.context.partitions.split(lake.context.partitions.leaves()[1].partition_id, 50, "flight")
     rng = random.Random(1)
@@ -306,7 +308,7 @@ def test_a_damaged_file_is_named(dsn: str, supplier: ConnectionSupplier, tmp_pat
 def test_a_file_of_nulls_is_read_if_nulls_can_meet_the_condition(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, condition: str
 ) -> None:
-    """DuckDB concludes from the statistics of such a file that no row meets the condition."""
+    """DuckDB would wrongly conclude from the file's statistics that no row meets the condition."""
     values = [Field("s", STRING, True), Field("b", BOOLEAN, True), Field("n", LONG, True)]
     lake = Lake(dsn, supplier, tmp_path, Schema([Field("k", LONG)], [], values))
     lake.add([{"k": k, "s": None, "b": None, "n": None} for k in range(3)])
@@ -341,7 +343,7 @@ def test_a_full_join_with_a_limit_loses_no_skipped_rows(
 def test_an_outer_join_with_a_limit_loses_no_skipped_rows(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, column: str, join: str
 ) -> None:
-    """All rows of the smaller side are kept, so that DuckDB reads the other side last."""
+    """The join keeps all rows of the smaller side, so that DuckDB reads the other side last."""
     schema = Schema([Field("k", LONG)], [], [Field("x", DOUBLE)])
     large, small = (Lake(dsn, supplier, tmp_path, schema, name=name) for name in ("t", "small"))
     for first in range(0, 30_000, 5_000):
@@ -357,7 +359,7 @@ def test_an_outer_join_with_a_limit_loses_no_skipped_rows(
 def test_a_leaf_that_reaches_beyond_a_page_of_a_plan_is_read_once(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first row keys are those of several leaves: the partition above was divided by another key."""
+    """The parent was split by another key, so the leaf's first row keys overlap those of several leaves."""
     monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
     schema = Schema([Field("k", LONG), Field("j", LONG)])
     lake = Lake(dsn, supplier, tmp_path, schema, name="t")

@@ -160,7 +160,7 @@ class Watched:
             accepted.close()
 
     def texts(self, statement: str) -> tuple[str, str]:
-        """The statement with the path of an existing file, and with a missing path of equal length."""
+        """Returns the statement with the path of an existing file, and with a missing path as long."""
         return (
             statement.replace("{path}", str(self.folder)).replace("{url}", self.url),
             statement.replace("{path}", str(self.folder.with_name("nosuch"))).replace("{url}", self.url),

@@ -78,7 +78,9 @@ def test_concurrent_statements_have_separate_cursors(instance: Instance) -> None
     ],
 )
 def test_a_statement_leaves_nothing_to_the_next(engine: Engine, statement: str) -> None:
-    """However the statement ended: read to the end, failed, abandoned after its first rows, or refused."""
+    """Covers statements that were read to the end, failed, were abandoned after their first rows, or were
+    refused.
+    """
     with (
         closing(engine.session(Interruption())) as session,
         suppress(InvalidQuery),

@@ -1,4 +1,4 @@
-"""The review of DuckDB's functions lists each that exists; and the functions that Dormouse calls."""
+"""The review of DuckDB's functions, which lists each that exists; and the functions that Dormouse calls."""
 
 from __future__ import annotations
 

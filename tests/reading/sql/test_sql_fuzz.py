@@ -1,4 +1,4 @@
-"""Random statements on random tables, which are split, compacted and divided in between."""
+"""Random statements on random tables, which are split and compacted in between."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_wrong_answer_is_reported_with_a_script_that_shows_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The script does as little as is needed."""
+    """The script is reduced to the steps that are needed."""
     monkeypatch.setattr(Lake, "answer", without_nan)
     lake, statement = Lake(fuzz.instance), Statement("select x from a where k > $1", [3])
     rows = [{"k": k, "x": math.nan if k == 21 else 1.0} for k in range(30)]

@@ -1,4 +1,4 @@
-"""Abandoned statements stop: while they are planned, and while DuckDB computes."""
+"""Abandoned statements stop during planning and during DuckDB's computation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INTERRUPTED = "the query was interrupted"
 
 @pytest.fixture
 def computing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """An event that is set when a statement is about to run."""
+    """Returns an event that is set when a statement is about to run."""
     begun, rows = threading.Event(), LocalSession.rows
 
     def watched(*given: Any) -> Any:
@@ -63,7 +63,7 @@ def test_a_reader_that_waits_for_the_first_row_can_be_interrupted(
         interruption.set()
         with pytest.raises(DormouseError, match=INTERRUPTED):
             waiting.result(SECONDS_MAX)
-    del waiting  # but not the interruption, which may be kept
+    del waiting  # the interruption may be kept
     eventually(computes_nothing)
 
 

@@ -1,4 +1,4 @@
-"""SQL that needs few files of many, too many of them, or files that are collected meanwhile."""
+"""SQL that needs few of many files, too many files, or files that are collected meanwhile."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def new_lake(
 
 @pytest.fixture(scope="module")
 def lake(new_lake: NewLake) -> Lake:
-    """Forty leaves, for tests that only read."""
+    """Returns a lake of forty leaves, for tests that only read."""
     return new_lake(LEAVES)
 
 
 @pytest.fixture(scope="module")
 def damaged(new_lake: NewLake) -> Lake:
-    """The same table, but reading a file of any leaf but the first fails."""
+    """Returns the same table, with a damaged file in every leaf but the first."""
     lake = new_lake(LEAVES)
     _damage_all_but_the_first(lake)
     return lake
@@ -104,7 +104,7 @@ def test_a_small_limit_reads_few_files(
         "select row_number() over (order by v) from t limit 1",
         "select a.k from t a join t b on a.v = b.v limit 1",
         "select k from t where k > (select max(k) - 1 from t) limit 1",
-        # may return fewer rows, without reading a damaged file
+        # with too few files it would return fewer rows, and read no damaged file
         "select * from (select * from t limit 1000) where v = 'v39'",
     ],
 )
@@ -219,7 +219,7 @@ def _after(event: Callable[[], None], patch: pytest.MonkeyPatch) -> Callable[...
 def test_a_file_that_is_collected_before_rows_come_is_planned_around(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rows are then in another file, as after a compaction."""
+    """Another file has its rows by then, as after a compaction."""
     lake = new_lake(4)
     for statement in ("select count(*), min(k) from t", "select k, v from t", "select k from t limit 200"):
         with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Odd values in answers of SQL, by every interface: each is exact, or refused by one clear line."""
+"""Odd values in answers of SQL: each interface returns them exactly, or refuses them in one clear line."""
 
 from __future__ import annotations
 

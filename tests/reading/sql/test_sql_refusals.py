@@ -1,4 +1,4 @@
-"""Statements that are refused, in one clear line: those that do not read tables only, and mistakes."""
+"""Statements that are refused in one clear line: faulty ones, and those that do more than read tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA = Schema(
 
 @pytest.fixture(scope="module")
 def lake(own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """A table of a few rows."""
+    """Returns a table of a few rows."""
     lake = Lake(*own_database, tmp_path_factory.mktemp("lake"), SCHEMA, name="Flights")
     lake.add([{"Carrier": "AA", "flight": n, "leg": 1, "delay": None} for n in range(3)])
     return lake
@@ -185,7 +185,7 @@ from (show all tables), duckdb_views
 from a_function_of_tomorrow(1)
 """
 CALLED = "current_setting('threads')"
-"""Expressions that are refused wherever they stand."""
+"""Expressions that are refused anywhere in a statement."""
 PLACES = """
 select [x for x in [1] if x::varchar > {}]
 select list_transform([1], lambda x: {})

@@ -1,4 +1,4 @@
-"""SQL from untrusted clients, served: parameters, and statements that exhaust resources beside others."""
+"""SQL that a service runs for untrusted clients: parameters, and statements that exhaust resources."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def instance(module_instance: dm.Instance) -> dm.Instance:
 
 @contextmanager
 def _served(instance: dm.Instance, **settings: Any) -> Iterator[tuple[str, Workers]]:
-    """The URL and the workers of a service with two workers."""
+    """Yields the URL and the workers of a service with two workers."""
     given = {"sql_workers": 2, "sql_memory_bytes_max": MEMORY, "queue_seconds_max": SECONDS_MAX}
     with running(instance, **given | settings) as server:
         here: Any = server._server.config.app
@@ -86,7 +86,7 @@ def post_sql(url: str, statement: str, **others: Any) -> httpx.Response:
 
 
 class Watch:
-    """A thread that records the longest time of `/health`, and the most memory of a worker."""
+    """A thread that records the longest response time of `/health`, and the largest memory of a worker."""
 
     def __init__(self, url: str, workers: Workers) -> None:
         self.health_seconds, self.memory_bytes = 0.0, 0

@@ -59,7 +59,7 @@ def test_whole_numbers_that_do_not_fit_are_exact(instance: Instance) -> None:
 def test_a_sum_in_a_late_row_that_does_not_fit_is_refused(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The types were already chosen by then. Any rows may come first, so the largest sum is far behind."""
+    """The types are chosen before this row. Any rows may come first, so the largest sum comes far behind."""
     monkeypatch.setattr(results, "AHEAD_BYTES", 1)
     made(instance, LARGEST)
     far = "(select k from t union all select unnest(range(1, 100_000)))"

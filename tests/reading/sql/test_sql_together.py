@@ -33,7 +33,7 @@ def _deletion(number: int) -> Deletion:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, list[tuple[int, int | None]]]]:
-    """Files with keys of their own; one third of them in key order."""
+    """Returns files with disjoint or equal ranges of keys; one third of them is in key order."""
     found = []
     for number in range(9):
         low = number % 3 * 10

@@ -111,7 +111,7 @@ def test_columns_keep_the_names_of_the_original_statement(filled: Instance) -> N
 
 
 def test_duckdb_still_gives_wrong_answers() -> None:
-    """DuckDB was repaired once this fails: `with_distinct_windows` can then be removed."""
+    """A failure means that DuckDB has fixed the error, and that `with_distinct_windows` can be removed."""
     rows = "(values (1, 1, 10), (1, 2, 20)) t(a, b, v)"
     found = duckdb.sql(
         f"select sum(v) over (partition by a, a), sum(v) over (partition by a, b) from {rows}"

@@ -1,4 +1,4 @@
-"""Processes that run SQL: their answers, and that a statement can exhaust or crash only its own process."""
+"""Worker processes that run SQL: their answers, and statements that exhaust or crash only their own."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_worker_that_died_while_idle_is_not_lent(tmp_path: Path) -> None:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that reacts to an interruption is not killed, however slow the machine is."""
+    """Gives workers a long time to react to an interruption, so that slow machines do not kill them."""
     monkeypatch.setattr("dormouse.reading.sql.workers.STOP_SECONDS_MAX", SECONDS_MAX)
 
 

@@ -1,4 +1,4 @@
-"""TPC-H's tables as tpchgen-cli writes them go in as they are, and the answers are those of DuckDB."""
+"""TPC-H tables written by tpchgen-cli are loaded unchanged, and the answers equal DuckDB's."""
 
 from __future__ import annotations
 

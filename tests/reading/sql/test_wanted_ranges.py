@@ -1,4 +1,4 @@
-"""The ranges of row keys that statements need, by DuckDB's plans: a table of statements."""
+"""The ranges of row keys that statements need according to DuckDB's plans, for a list of statements."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_committers_and_the_instance_close_though_all_sessions_are_frozen(
     with frozen_sessions(apart):
         Ended(instance.close).check()
         for one in running:
-            one.check()  # no thread is left that the program would wait for
+            one.check()  # no thread is left for which the program would wait
     assert not [one for one in threading.enumerate() if one.name.startswith("committer")]
     assert all(
         one.error is None or "did not answer for 0.5 s: its messages are delivered again" in str(one.error)
@@ -140,11 +140,11 @@ def test_a_reader_closes_though_its_session_is_frozen(dsn: str, apart: Connectio
 def test_a_worker_stops_while_it_opens_a_connection_that_is_never_answered(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: ConnectionSupplier
 ) -> None:
-    monkeypatch.setattr(session, "_CONNECT_SECONDS_MAX", 2)  # of psycopg, of each try
+    monkeypatch.setattr(session, "_CONNECT_SECONDS_MAX", 2)  # the time limit of psycopg for each attempt
     looks, look = threading.Event(), ConnectionSupplier._look
     with closing(CuttingProxy(dsn)) as proxy:
         instance = dm.connect(proxy.dsn, (tmp_path / "objects").as_uri())
-        instance._supplier._wait_seconds_max = 1.0  # the time in which it tries
+        instance._supplier._wait_seconds_max = 1.0  # the time limit for all attempts
         worker = instance.jobs.worker({"work": lambda *_: None})
 
         def silent_look(self: ConnectionSupplier, conn: object) -> None:
@@ -155,7 +155,7 @@ def test_a_worker_stops_while_it_opens_a_connection_that_is_never_answered(
         monkeypatch.setattr(ConnectionSupplier, "_look", silent_look)
         with instance._supplier._lock:
             instance._supplier._pool.close()
-            instance._supplier._pool = None  # so that the worker opens one
+            instance._supplier._pool = None  # so that the worker opens a connection
         running = Ended(worker.run)
         assert looks.wait(PATIENCE_SECONDS)
         worker.stop()
@@ -192,7 +192,7 @@ def test_the_committer_program_ends_though_all_sessions_are_frozen(
         assert program.stderr is not None
         while "the committer runs" not in program.stderr.readline():
             assert program.poll() is None
-        # its threads wait for messages, and have to leave that wait
+        # the signal must interrupt its threads, which wait for messages
         until(lambda: len(query(apart, "select 1 from commit_waiter")) >= 2)
         with frozen_sessions(apart):
             program.send_signal(signal.SIGTERM)

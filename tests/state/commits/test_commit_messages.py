@@ -80,7 +80,7 @@ for _ in range(25):
     os._exit(0)
 print(*codes)
 """
-"""Threads of a process that has read no message yet read the same one at once; in 25 such processes."""
+"""A program that forks 25 processes; in each, four threads read its first message at the same time."""
 
 
 @pytest.mark.slow

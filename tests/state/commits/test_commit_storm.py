@@ -142,7 +142,7 @@ def is_enough(answers: list[Answer]) -> bool:
 def check_answers(instance: Instance, answers: list[Answer]) -> None:
     """Checks that the state of each commit is known by its id, and equals the answers that were given."""
     there = {table.name: table.context.table.table_id for table in instance.tables()}
-    # of a table that was dropped nothing is remembered
+    # the answers for dropped tables are not kept
     answers = [t for t in answers if t.what in IDS and there.get(t.table) == t.table_id]
     ids = [IDS[t.what](t.name) for t in answers]
     for one, status in zip(answers, instance.commits.statuses(ids), strict=True):
@@ -238,7 +238,7 @@ def storm_of(
         print(f"{proxy.vanished} connections vanished")
         assert proxy.vanished or not CAN_VANISH or seconds < LONG_SECONDS
     with opened(dsn, storm) as instance:
-        # as if the time had passed after which a committer is taken for dead
+        # as if the visibility timeout had passed
         query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
         instance.committer().drain()
         answers = storm.answers()

@@ -24,7 +24,7 @@ from tests.support.api import Instance, Table
 from tests.support.commits import AddFiles, PostgresQueue
 from tests.support.embedded import EmbeddedPostgres
 
-OPTIONS = {"fsync": "off", "autovacuum": "off"}  # a kill is no power cut: what was written is there
+OPTIONS = {"fsync": "off", "autovacuum": "off"}  # a kill is no power cut: written data survives it
 TABLES = ("t", "u", "v")
 
 
@@ -127,7 +127,7 @@ def test_a_commit_that_a_committer_just_applied_is_acknowledged_once_it_is_on_di
     server: Server, crash_after: Callable[[Callable[[], object]], None]
 ) -> None:
     instance = server.instance
-    instance.commit([add("t", "known")])  # from then on the table is known
+    instance.commit([add("t", "known")])  # now the table is cached
     instance.submit([add("t", "a")])
     answers: list[str] = []
     crash_after(lambda: answers.append(instance.commit([add("t", "a")])[0].state))
@@ -153,7 +153,7 @@ def test_a_job_gets_no_answer_that_a_crash_may_undo(
     def looking(deadline: float) -> Iterator[float]:
         for seconds in instance.commits.looks(deadline):
             yield min(seconds, 0.01)
-            looks.append(seconds)  # that look found nothing
+            looks.append(seconds)  # the look before found nothing
 
     def job() -> None:
         commits = QueuedJobCommits(
@@ -200,7 +200,7 @@ def crashing(server: Server, work: Callable[..., Any], *, before: bool) -> Calla
         crashed.append(True)
         server.crash()
         server.start()
-        # as if the time had passed after which a delivery is taken for lost
+        # as if the visibility timeout had passed
         query(server.instance._supplier, "update commit_message set visible_at = clock_timestamp()")
 
     def run(*args: Any, **more: Any) -> Any:
@@ -240,7 +240,9 @@ def test_a_batch_outlives_a_crash_of_the_server_alone(
 ) -> None:
     instance = server.instance
     instance.submit([add(table, "a", commit_id=f"add {table}") for table in TABLES])
-    instance.submit([add("t", "a", commit_id="again")])  # its refusal rests on what the crash may undo
+    instance.submit(
+        [add("t", "a", commit_id="again")]
+    )  # it is refused because of a commit that the crash may undo
     ids = [f"add {table}" for table in TABLES]
     receive = PostgresQueue.receive
 
@@ -258,7 +260,7 @@ def test_a_batch_outlives_a_crash_of_the_server_alone(
     server.crash()
     server.start()
     query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
-    drain(instance)  # the crash may bring messages back, which are then found to be applied
+    drain(instance)  # messages may exist again after the crash; they were applied before
     assert [instance.commit_status(one).state for one in ids] == ["applied"] * 3
     assert [files_of(instance, table) for table in TABLES] == [["a"]] * 3
     assert instance.commit_status("again").state == "rejected"

@@ -264,7 +264,7 @@ def test_a_write_attempt_ends_with_its_files_and_an_abandoned_one_commits_nothin
 
 @pytest.mark.slow
 def test_a_large_request_travels_through_the_object_store(instance: Instance, tmp_path: Path) -> None:
-    names = [f"{number:04}{'😀' * 255}" for number in range(3_000)]  # 1,024 bytes, and in JSON 3,064
+    names = [f"{number:04}{'😀' * 255}" for number in range(3_000)]  # 1,024 bytes each, and 3,064 in JSON
     request = AddFiles(commit_id="big", table="t", files=tuple(file(name, ref(name)) for name in names))
     objects = open_store(tmp_path / "objects")
     instance.submit([request])
@@ -304,7 +304,7 @@ def test_a_batch_is_larger_when_many_requests_wait_for_many_tables(instance: Ins
     instance.submit([add(name, f"{name} {number}") for number in range(10) for name in names])
     committer = instance.committer(concurrency=1, batch_max=3)
     assert states({o.commit_id: o for o in committer.drain()}) and committer.metrics().applied == 60
-    # three at first, of three tables, and then ten for each table that was in the batch before
+    # first three messages of three tables, then ten for each table of the batch before
     assert (committer.metrics().batch_messages_max, committer.metrics().batches) == (30, 3)
 
 

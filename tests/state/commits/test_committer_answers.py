@@ -26,7 +26,7 @@ def test_the_errors_of_a_partly_applied_commit_are_kept_if_its_answer_is_lost(in
     drained(instance, *compaction("t", 1)[1:])
     both = (replace("job 1", ["old 1"], "new 1"), replace("job 2", ["none"], "x"))
     request = ReplaceFileReferences(commit_id="both", table="t", requests=both)
-    drained(instance, replacement("t", "job 2", ["none"], "x", "both"), receives_max=1)  # refused once
+    drained(instance, replacement("t", "job 2", ["none"], "x", "both"), receives_max=1)  # the first refusal
     tables = apply.Tables(instance._supplier)
     [lost] = apply.apply(tables, [apply.Envelope(request)])
     status = instance.commit_status("both")

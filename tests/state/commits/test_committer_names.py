@@ -57,7 +57,7 @@ def test_requests_go_to_the_table_that_currently_has_their_name(instance: Instan
         assert set(states(drained(instance, *requests)).values()) == {"applied"}
 
     instance.create_table("u", SCHEMA)
-    sent("first")  # from here on the names are known
+    sent("first")  # now the names are cached
     instance.rename_table("t", "old")
     instance.create_table("t", SCHEMA)
     sent("second")
@@ -70,7 +70,7 @@ def test_requests_go_to_the_table_that_currently_has_their_name(instance: Instan
     sent("third")
     assert files_of(instance, "t") == ["first u", "second u", "third t"]
     assert files_of(instance, "u") == ["second t", "third u"]
-    # each of two names that one table had is looked at
+    # a batch may have two names of one table
     instance.rename_table("u", "v")
     instance.create_table("u", SCHEMA)
     assert len(drained(instance, add("v", "of v"))) == 1
@@ -124,7 +124,7 @@ def test_a_waiting_caller_polls_seldom_and_is_notified_at_once(
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(instance.wait_for_commits, ["a"])
         wait_until(lambda: looks)
-        monkeypatch.setattr(commit_queues, "AWAIT_SECONDS", 600.0)  # none but the commit ends the next look
+        monkeypatch.setattr(commit_queues, "AWAIT_SECONDS", 600.0)  # only the commit can end the next look
         wait_until(lambda: looks[-1] > 1)
         drained(instance)
         assert [one.state for one in waiting.result(60)] == ["applied"]

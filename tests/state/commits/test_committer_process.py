@@ -71,7 +71,7 @@ def test_killed_committers_lose_nothing_and_apply_everything_once(
         for thread in producers:
             thread.join(SECONDS_MAX)
             assert not thread.is_alive()
-    # as if the time had passed after which a committer is taken for dead
+    # as if the visibility timeout had passed
     query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
     assert {outcome.state for outcome in instance.committer().drain()} <= {"applied", "applied_before"}
     total = ROUNDS * PRODUCERS * COMPACTIONS

@@ -68,7 +68,7 @@ def test_a_message_that_cannot_become_a_dead_letter_holds_up_no_others(instance:
     thread = threading.Thread(target=committer.run)
     thread.start()
     try:
-        # sooner than what was received comes again by itself
+        # sooner than the visibility timeout
         ids = [request.commit_id for request in (replace, assign, *adds)]
         statuses = instance.wait_for_commits(ids, seconds_max=45)
         assert {status.state for status in statuses} == {"applied"}
@@ -90,7 +90,7 @@ def test_draining_ends_at_once_when_one_thread_of_it_fails(instance: Instance) -
 
     thread = threading.Thread(target=drain, daemon=True)
     thread.start()
-    thread.join(45)  # sooner than the message comes again
+    thread.join(45)  # sooner than the visibility timeout
     assert len(errors) == 1
     assert "has no dead-letter queue" in str(errors[0])
 

@@ -39,7 +39,7 @@ def test_requests_of_a_newer_dormouse_are_left_to_a_newer_committer(
     assert instance.commits.dead_letters(10) == []
     sent = {id: instance.commit_status(id).state for id in ("add old 1", "assign job 1", "replace job 1")}
     assert set(sent.values()) == {"pending"}
-    # the newer committer, for which it is as any other
+    # to the newer committer the request is like any other
     query(instance._supplier, "update commit_message set body = %s where body like %s", body, "%add old 1%")
     query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
     instance.committer().drain()

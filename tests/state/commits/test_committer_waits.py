@@ -114,7 +114,7 @@ def test_a_request_that_waits_for_a_lock_is_never_rejected(
     thread = threading.Thread(target=lambda: outcomes.extend(committer.drain()))
     thread.start()
     wait_until(lambda: committer.metrics().try_later >= 8 * 3)
-    wait_until(lambda: files_of(patient, "u") == ["other"])  # it waits for nothing
+    wait_until(lambda: files_of(patient, "u") == ["other"])  # its table is not locked
     assert thread.is_alive()
     holder.rollback()
     thread.join(60)
@@ -131,7 +131,7 @@ def test_a_batch_that_waits_is_not_tried_request_by_request(
     supplier = CountingSupplier(limited._supplier)
     outcomes = apply(Tables(supplier), [Envelope(add("t", f"f{number}")) for number in range(32)])
     assert all(outcome.waits for outcome in outcomes)
-    assert supplier.lent <= waits_max + 1  # one looks the table up
+    assert supplier.lent <= waits_max + 1  # one statement looks the table up
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_a_batch_that_is_too_much_for_the_limits_is_applied_in_parts(
     patient.submit([add("t", f"f{number}") for number in range(20)])
     committer = Committer(Tables(limited._supplier), patient.commits.queues)
     assert {o.state for o in committer.drain()} == {"applied"}
-    assert committer.metrics().try_later < 20  # none waits for another chance to be the only one
+    assert committer.metrics().try_later < 20  # not every request had to wait until it was alone in a batch
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def messages(instance: Instance) -> int:
 
 def test_a_commit_is_answered_without_a_committer(instance: Instance) -> None:
     first = add("t", "a")
-    for _ in range(3):  # the first looks the table up, the last repeat what is applied
+    for _ in range(3):  # the first commit looks the table up, the others repeat it
         assert committed(instance, first) == ["applied"]
     assert committed(instance, *reversed(compaction("t", 1))) == ["applied"] * 3
     assert committed(instance) == []
@@ -126,7 +126,7 @@ def test_commits_of_several_threads_are_one_statement_and_a_bad_one_harms_no_oth
     states = at_once(*(lambda n=number: commit(n) for number in range(full + 1)))
     assert states == [["rejected" if number == 5 else "applied"] for number in range(full + 1)]
     assert files_of(instance) == [*(f"f{n:02}" for n in range(full + 1) if n != 5), "taken"]
-    # the first alone, the others together; these failed for the bad one, and each was looked at alone
+    # the first was sent alone, the others together; the bad one failed them all, so each was then tried alone
     assert sent == [0, 1, 1]
 
 

@@ -92,7 +92,7 @@ def answered(instance: Instance, bodies: list[str]) -> list[CommitOutcome]:
     thread.start()
     thread.join(SECONDS_MAX)
     assert not thread.is_alive(), "the committer hangs"
-    # what is for a newer committer, and what that one may bring the inputs of
+    # requests for a newer committer, and requests whose inputs it may add
     put_off = query(instance._supplier, "delete from commit_message returning 1")
     answers = [outcome for outcome in outcomes if outcome.state != "try_later"]
     assert len(answers) + len(put_off) == len(taken), "a message has no answer, or the committer died"
@@ -124,7 +124,7 @@ def check_usable(instance: Instance) -> None:
     list(table.partitions.leaves())
     table.explain()
     table.context.jobs.create()
-    with suppress(errors.DormouseError):  # it was given files that are not there
+    with suppress(errors.DormouseError):  # some of its files do not exist
         table.split()
     table.convert_layout("file_table")
     table.files.clear()
@@ -156,7 +156,7 @@ def bombard(dsn: str, folder: Path, seed: int, messages: int) -> Counter[str]:
                 check_answer(outcome)
             answers.update(outcome.state for outcome in outcomes)
             assert instance.commit_status(f"add {control}").state == "applied"
-        with suppress(errors.CheckFailed):  # reports references without the rows of their file
+        with suppress(errors.CheckFailed):  # raised for references whose file has no row
             own.garbage.collect()
         own.store.differences.accept()
         for _ in range(2):

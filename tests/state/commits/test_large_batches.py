@@ -23,7 +23,7 @@ def test_a_request_that_takes_long_is_not_handled_twice(
 ) -> None:
     """The committer extends the timeout of the messages while it waits, here for a lock."""
     assert in_flight.EXTENSIONS >= 3
-    monkeypatch.setattr(in_flight, "EXTENSIONS", 300)  # every 0.2 s of a minute
+    monkeypatch.setattr(in_flight, "EXTENSIONS", 300)  # 300 times in the 60 s: every 0.2 s
     queue = PostgresQueue(instance._supplier, 0, visibility_seconds=60)
     committer = Committer(Tables(instance._supplier), [queue])
     instance.submit([add("t", f"f{number}") for number in range(5)])

@@ -80,9 +80,9 @@ def test_a_receiver_that_is_overtaken_while_it_waits_cannot_change_the_message(
     """An open transaction is receiving the message again."""
     more = {"bury": ("too late",), "retry_later": (0.0,), "send_again": (0.0,)}.get(what, ())
     with lender.connection(), lender.connection():
-        pass  # in a session that is younger than the message it would wait for nothing
+        pass  # makes sessions older than the message: a younger one would not wait
     queue.send(["a"])
-    # as if the session that deletes were older: a younger one only deletes what it finds applied
+    # as if the deleting session were older: a younger one only deletes messages that were applied
     late = [replace(message, born=float("inf")) for message in queue.receive(1)]
     with lender.connection() as other:
         other.execute("begin")
@@ -185,7 +185,7 @@ while messages := queue.receive(7):
             assert process.stdout
             outputs.append(process.stdout.read().split())
             assert process.wait(WAIT_SECONDS) == 0
-    # a receiver skips messages that another one is taking, and may see an empty queue
+    # a receiver skips messages that another one is receiving, and may see an empty queue
     rest = bodies(queue.receive(1_000))
     taken = [body for output in outputs for body in output] + rest
     assert len(taken) == len(sent)

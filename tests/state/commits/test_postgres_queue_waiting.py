@@ -46,14 +46,14 @@ def test_a_waiting_receiver_is_notified(
     """A message of another process wakes the receiver without polling."""
     monkeypatch.setattr(module, "POLL_SECONDS", WAIT_SECONDS)
     thread, outcome = in_background(lambda: bodies(queue.receive(10, 50)))
-    # the waiter is asleep, not only announced
+    # the receiver must already wait, and not only be registered
     asleep = """select count(*) from pg_stat_activity
                 where state = 'idle' and query like '%%commit_message%%' and query like '%%skip locked%%'
                     and datname = current_database()"""
     wait_until(lambda: waiters(lender, number) == 1 and query(lender, asleep)[0][0], WAIT_SECONDS)
     with receiver(dsn_of_all, "queue.send(['a'])", number, 1) as process:
         assert process.wait(WAIT_SECONDS) == 0
-    wait_until(lambda: outcome, 30)  # the wait itself would look again only at its end
+    wait_until(lambda: outcome, 30)  # without a notification it would look again only after 50 s
     thread.join(WAIT_SECONDS)
     assert outcome == [["a"]]
     assert waiters(lender, number) == 0

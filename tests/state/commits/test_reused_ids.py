@@ -38,7 +38,9 @@ def test_an_id_with_other_rows_is_refused(table: TableContext) -> None:
         ingest(table, flights(101), ingest_id="july")
     same = pa.concat_tables([rows.slice(0, 7), rows.slice(7)])
     assert not ingest(table, same, ingest_id="july").applied
-    assert not ingest(table, same.to_reader(), ingest_id="july").applied  # a stream is not compared
+    assert not ingest(
+        table, same.to_reader(), ingest_id="july"
+    ).applied  # the rows of a stream are not compared
     check_holds(table, rows)
 
 
@@ -107,7 +109,7 @@ def test_a_change_of_rows_that_changes_nothing_keeps_its_id(instance: Instance, 
     assert [list(one.versions) for one in first] == [[], [], []]
     assert ask() == first
     samples.change([dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 1, "name": "c"}])])
-    assert ask() == first  # a change without an id of its own would be in conflict
+    assert ask() == first  # a change without an id would be in conflict
     path.write_text(content.replace("b", "d"), "utf-8")
     others: list[Callable[[], Changed]] = [
         lambda: samples.change([dm.Insert([{"name": "d"}])], change_id="nothing"),
@@ -120,7 +122,7 @@ def test_a_change_of_rows_that_changes_nothing_keeps_its_id(instance: Instance, 
             other()
     assert samples.version() == 2
     assert len(samples.history()) == 2
-    with samples.locks.write(1):  # each change has given the lock back
+    with samples.locks.write(1):  # each change has released the lock
         pass
 
 
@@ -229,5 +231,7 @@ def test_an_id_used_without_rows_cannot_be_reused_with_rows(table: TableContext)
         for id_ in ("rows 0", "rows 1"):
             with pytest.raises(CommitIdReused, match="nothing was added"):
                 ingest(table, empty(), ingest_id=id_)
-        assert not ingest(table, empty(), ingest_id="rows 2").applied, number  # a stream is not compared
+        assert not ingest(table, empty(), ingest_id="rows 2").applied, (
+            number
+        )  # the rows of a stream are not compared
     check_holds(table, pa.concat_tables([rows] * 4))

@@ -118,7 +118,7 @@ def interrupted_at(number: int, *, leads: bool) -> str:
         source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         if frame.f_code.co_filename != module.__file__:
             return None
-        # a lock is taken and given back in one step
+        # an interruption at `with` could leave the lock taken
         if event == "line" and not source.startswith("with ") and next(seen) == number:
             line = source
             raise KeyboardInterrupt
@@ -157,7 +157,7 @@ def test_a_call_interrupted_at_any_line_leaves_no_other_waiting(leads: bool) -> 
     assert "self._lead(call)" in lines
     assert "self._waiting.popleft()" in lines
     assert "each.is_over = True" in lines
-    assert ("each.woken.set()" in lines) is not leads  # one that leads from the start serves itself alone
+    assert ("each.woken.set()" in lines) is not leads  # a call that leads from the start serves only itself
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks")

@@ -288,7 +288,7 @@ def test_leftovers_written_after_an_attempt_was_discarded_are_deleted_later(
 
 
 def test_an_attempt_that_is_discarded_after_its_table_was_dropped_leaves_no_row(table: TableContext) -> None:
-    """No collection would find its row, as the attempts of a table are collected with the table."""
+    """No collection would find its row, since a table's attempts are collected with the table."""
     with (
         pytest.raises(OSError, match="a task failed"),
         table.attempts.attempt(table.table, leftovers=True) as attempt,

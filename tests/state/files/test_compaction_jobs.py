@@ -1,4 +1,4 @@
-"""Tests of compaction jobs: chosen as a Python model chooses, made once, leased, put back and given up."""
+"""Tests of compaction jobs: chosen as by a Python model, made once, leased, released and given up."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def objects(table: TableContext) -> list[str]:
 
 
 class Wrapped:
-    """The table's objects, with a deletion that calls a function first, and may fail."""
+    """The table's objects, with a deletion that first calls a function, and may fail."""
 
     def __init__(
         self, table: TableContext, fails: str = "", before: Callable[[], Any] = lambda: None

@@ -63,7 +63,7 @@ def test_a_time_before_and_after_a_clock_change_is_refused(
     add(table, 0, 20)
     first, rows = clock(instance), keys(table)
     with psycopg.connect(dsn, options="-c search_path=dormouse") as merging:
-        # it stands for the merge's transaction: begins now, and is committed after what came after it
+        # stands for the merge's transaction: it begins now, and commits after the later changes
         [(xid,)] = merging.execute("select pg_current_xact_id()::text").fetchall()
         table.partitions.merge([one.partition_id for one in table.partitions.leaves()])
         change(table, "update epoch set created_at = created_at + interval '1 hour' where epoch = 2")
@@ -126,14 +126,14 @@ def _forget_times(dsn: str) -> None:
         names = [name for (name,) in conn.execute("select datname from pg_database").fetchall()]
 
         def are_forgotten() -> bool:
-            conn.execute("select pg_current_xact_id()")  # of the last commit the server always knows it
+            conn.execute("select pg_current_xact_id()")  # the server always knows the time of the last commit
             for name in names:
                 with psycopg.connect(make_conninfo(dsn, dbname=name), autocommit=True) as other:
                     other.execute("vacuum (freeze)")
             found = conn.execute("select pg_xact_commit_timestamp(%s::text::xid)", [str(now)]).fetchall()
             return found == [(None,)]
 
-        # each freezes what the others did before
+        # each round freezes the transactions of the round before
         wait_until(are_forgotten)
 
 
@@ -283,7 +283,7 @@ def test_a_query_of_a_standby_sees_one_moment(
         files = write_leaves(context, attempt, rows, lambda *_: None, 1 << 20)
         with context.supplier.connection() as conn, conn.transaction():
             context.store.add_files_with_references(files, conn=conn)
-            add(table, 0, 1)  # one that began later is committed
+            add(table, 0, 1)  # a later transaction is committed
             pair.catch_up()
             at = clock(primary)
             pages = copy.query(columns=["k"])

@@ -225,7 +225,7 @@ def test_a_cut_holds_its_files_also_after_cuts_of_the_wrong_clock(instance: Inst
     query(instance._supplier, f"update hold set since = {AHEAD}")
     add(table_t, 2)
     cut = record_cut(table_t.context, "later")
-    assert cut.recorded_at > datetime.now(UTC) + timedelta(days=DAYS - 1)  # they stay in their order
+    assert cut.recorded_at > datetime.now(UTC) + timedelta(days=DAYS - 1)  # cuts are ordered by time
     table_t.collect_garbage()
     late = "select count(*) from hold where since > clock_timestamp()"
     assert query(instance._supplier, late) == [(0,)]

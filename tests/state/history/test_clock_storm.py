@@ -98,7 +98,7 @@ def lake(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Clock]]:
     monkeypatch.setenv("FAKETIME_TIMESTAMP_FILE", str(parent / "clock"))
     monkeypatch.setenv("FAKETIME_NO_CACHE", "1")
     monkeypatch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-    with dm.local(parent / "lake"):  # its server goes on while it is open
+    with dm.local(parent / "lake"):  # its server runs while this instance is open
         monkeypatch.delenv("LD_PRELOAD")
         yield parent / "lake", clock
     shutil.rmtree(parent, ignore_errors=True)
@@ -144,7 +144,7 @@ def test_leases_of_the_dead_end_after_a_jump(lake: tuple[Path, Clock]) -> None:
                 f"select extract(epoch from max({column}) - clock_timestamp())::float8 from {name}",
             )
             assert left <= seconds_max, name
-            # what is left of it need not be waited for
+            # skips the rest of the lease
             query(
                 instance._supplier,
                 f"update {name} set {column} = clock_timestamp() where {column} > clock_timestamp()",

@@ -211,7 +211,7 @@ def test_acknowledging_renews_the_hold(instance: Instance) -> None:
     assert before.expires_at and after.expires_at
     assert (after.expires_at - before.expires_at).total_seconds() > 800
     assert (after.expires_at - after.acknowledged_at).total_seconds() == 1_000
-    # and no longer what was before its position
+    # files from before its position are no longer held
     [held] = holds.holds(instance._supplier)
     assert after.position_at > before.position_at
     assert (after.position_at - held.since).total_seconds() == holds.MARGIN_SECONDS

@@ -196,7 +196,7 @@ def test_commits_during_the_recording_of_a_cut_count_before_its_time(new_table: 
     assert size_between(table, between).row_count == 100
     cuts.record_cut(table)
     assert size_between(table, between).row_count == 100
-    # between two times there may be no cut
+    # also without a cut between two times
     begin = clock(table)
     table.store.add_files([ref("beside")])
     end = clock(table)

@@ -29,7 +29,7 @@ from tests.work_of import measured
 NewTable = Callable[..., TableContext]
 SECOND = timedelta(seconds=1)
 WORK_MAX = 1_500
-"""Rows and pages of a read of ten leaves, however long the history is."""
+"""The limit on the rows and pages of a read of ten leaves, however long the history is."""
 TRUNCATE = "insert into truncation (table_id, cut_id, epoch, recorded_at) values (%s, 1, %s, now())"
 
 

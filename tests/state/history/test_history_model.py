@@ -91,7 +91,7 @@ class HistoryMachine(RuleBasedStateMachine):
         if leaf.region.range("key").min != point:
             self.table.partitions.split(leaf.partition_id, point)
             self._note()
-        self.table.split()  # pushes down
+        self.table.split()  # pushes references down
 
     @rule(data=st.data())
     def merge(self, data: st.DataObject) -> None:
@@ -172,7 +172,7 @@ class HistoryMachine(RuleBasedStateMachine):
 
 @pytest.fixture
 def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
-    # what was made a moment ago can be forgotten, as if it were long ago
+    # without a margin, new epochs can be forgotten at once
     monkeypatch.setattr(garbage, "MARGIN_SECONDS", 0.0)
     monkeypatch.setattr(garbage, "PIECE_EPOCHS", 2)
     with dm.connect(dsn, tmp_path.as_uri()) as found:

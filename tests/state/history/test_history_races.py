@@ -61,7 +61,7 @@ def test_a_cut_keeps_files_removed_after_it_though_the_clock_was_set_back(
     table = new_table(layout=layout, gc_delay_seconds=0)
     table.store.add_files([ref("a")])
     cut = cuts.record_cut(table, "kept")
-    # as if it had been recorded before the clock was
+    # as if it had been recorded before the clock was set back
     ahead = "with late as (update cut set recorded_at = recorded_at + interval '1 hour' where table_id = %s)"
     query(table.supplier, ahead + " update hold set since = since + interval '1 hour'", table.table.table_id)
     remove(table.store, "a")

@@ -216,7 +216,7 @@ def test_cuts_and_a_consumer_in_a_storm(dsn: str, tmp_path: Path, layout: str) -
         assert sorted(came) == everything
         ingests = Counter((writer, number // ROWS) for _, writer, number in everything)
         for writer in range(WRITERS):
-            # the last of one that was killed may have been sent, or not
+            # the last ingest of a killed process may have been committed or not
             begun = tmp_path / f"begun {writer}"
             last = int(begun.read_text()) if begun.exists() else 0
             assert {ingests[writer, number] for number in range(last)} <= {ROWS}

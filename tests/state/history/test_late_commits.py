@@ -149,7 +149,7 @@ def test_ingests_that_race_with_merges_lose_no_row_and_give_none_twice(
         keys = []
         for n in range(12):
             some = [1_000 * k + number * 20 + n for k in range(-2, 3)] + [number * 20 + n]
-            if n % 3:  # on a tree that may be old
+            if n % 3:  # plans on a tree that may be outdated
                 tree = mine.partitions.cached()
                 mine.partitions.tree = lambda tree=tree: tree  # type: ignore[method-assign]
             else:

@@ -98,7 +98,7 @@ def test_a_database_restored_to_an_earlier_state_is_a_copy(
         instance._objects.put(attempt.object_name("root"), b"committed later")
         add(instance, 2)
         before = files(lake / "objects" / "data")
-        # as one that is killed
+        # a killed process records no last milestone
         monkeypatch.setattr(ownership.Ownership, "advance", lambda *_, **__: None)
     shutil.rmtree(lake / "postgres")
     extract(tar, lake / "postgres")
@@ -146,7 +146,7 @@ def test_only_one_of_two_running_copies_is_the_owner(dsn: str, url: str, at_once
         query(instance._supplier, "update incarnation set milestone_id = gen_random_uuid()")
         with pytest.raises(InstanceTakenOver):
             add(instance, 3)
-        put_back()  # to pass the milestone that the store has of the other
+        put_back()  # tries to replace the milestone that the other copy has recorded
         store = Milestones(instance._supplier, open_store(url))
         mine = max(ownership.known(instance._supplier), key=lambda one: one.number)
         seen = ownership.Records(mine.number, ((mine.number, mine.milestone),))
@@ -196,7 +196,7 @@ def test_an_object_store_restored_to_an_earlier_state_is_refused(
 def test_a_process_that_writes_nothing_passes_no_milestone(dsn: str, url: str) -> None:
     with made(dsn, url):
         pass
-    with dm.connect(dsn, url):  # which makes the day's part of the log, say
+    with dm.connect(dsn, url):  # opening makes the day's partition of the log, for example
         pass
     before = milestone(url)
     for read_only in (False, True, False):
@@ -245,9 +245,9 @@ def test_a_store_that_refuses_milestones_can_be_written_to(
 
 def kill(folder: Path) -> None:
     main = postmaster(folder)
-    processes = [main, *main.children(recursive=True)]  # the other way it would start others
+    processes = [main, *main.children(recursive=True)]  # the parent first: it would start other processes
     for process in processes:
-        with suppress(ProcessLookupError):  # its parent ends it
+        with suppress(ProcessLookupError):  # its parent has already ended it
             os.kill(process.pid, signal.SIGKILL)
     psutil.wait_procs(processes, timeout=30)
 

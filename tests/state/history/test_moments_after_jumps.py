@@ -130,7 +130,7 @@ def test_a_time_that_the_clock_reached_twice_is_refused(
     table.history.record_cut()
     then = clock(instance)
     assert keys(table, then) == [0, 1]
-    # five days later
+    # as if five days had passed
     for name, columns, days in (
         ("cut", ("recorded_at", "clock_at"), 5),
         ("epoch", ("created_at", "clock_at"), 5),

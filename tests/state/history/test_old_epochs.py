@@ -30,9 +30,9 @@ from tests.work_of import measured
 
 NewTable = Callable[..., TableContext]
 PIECE_WORK_MAX = 2_500
-"""Rows and pages of a piece of twenty epochs."""
+"""The limit on the rows and pages of forgetting a piece of twenty epochs."""
 LONG_AGO = timedelta(days=4_000)
-"""The epochs of a story are moved so far back, whenever the tests run."""
+"""The time by which the epochs of a story are moved back."""
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_the_work_of_forgetting_a_piece_does_not_grow_with_the_history(
     of(table, "update epoch set created_at = created_at - %s where table_id = %s", LONG_AGO)
     truncate_at(table, 3_900)
     with table.supplier.connection() as conn:
-        conn.execute("analyze")  # else the statistics may be of the rows of a test before
+        conn.execute("analyze")  # otherwise the statistics may be those of an earlier test
     monkeypatch.setattr(garbage, "PIECE_EPOCHS", 20)
     pieces = garbage.forget_epochs(table.supplier, table.table)
     for _ in range(3):
@@ -224,7 +224,7 @@ def test_a_tree_is_whole_from_the_truncation_on(table: TableContext) -> None:
     assert leaves_of(trees[59]) == leaves_of(later[59])
     assert not (rows(table)[0] - before) & seen
     assert {e for e in rows(table)[1] if e > 59} == set(range(60, max(later) + 1))
-    # those that know an older tree, of which the next epochs are forgotten
+    # stores with an outdated tree, whose next epochs are forgotten
     for store in stale:
         assert leaves_of(store.tree()) == leaves_of(later[max(later)])
         assert leaves_of(store.at(65)) == leaves_of(later[65])
@@ -280,7 +280,7 @@ def test_epochs_that_a_holder_or_writer_needs_are_not_forgotten(table: TableCont
     query(table.supplier, KEEPERS[keeper].format(table=table_id, at="'2020-01-01 02:30'::timestamptz"))
     try:
         forget(table)
-        # what left at epoch 3 was there at half past two
+        # a leaf that ended at epoch 3 existed at half past two
         assert [
             story.partitions[one].merged_id for one in rows(table)[0] if story.partitions[one].sealed == 3
         ]

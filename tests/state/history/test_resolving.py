@@ -143,7 +143,7 @@ def test_a_deletion_during_a_look_does_not_count_as_looked_at(
     real, turn = scan_session.count_rows, threading.Lock()
 
     def slow(context: Any, *given: Any) -> dict[int, int]:
-        with turn:  # files are looked at by threads
+        with turn:  # threads look at the files
             if len(table.deletions()) == 1:
                 table.delete({"v": 7})
         return real(context, *given)
@@ -153,7 +153,7 @@ def test_a_deletion_during_a_look_does_not_count_as_looked_at(
     look_at(table.context, files[:2])
     assert count(table) == 39 * FILES
     assert sorted(applied(table)) == [*[(1, 2)] * 3, *[(2,)] * 2]
-    # one that is slower tells nothing that is known better
+    # the result of a slower look does not replace a newer result
     table.context.deletions.note([Noted(files[0][0], 0, [])])
     assert count(table) == 39 * FILES
 

@@ -66,7 +66,7 @@ class RestoresMachine(DeletesMachine):
     def end_job(self) -> None:
         try:
             super().end_job()
-        except DormouseError:  # a restore has given it up
+        except DormouseError:  # a restore gave the job up
             self.jobs_given_up = True
 
     @rule()
@@ -76,7 +76,7 @@ class RestoresMachine(DeletesMachine):
         if len(leaves) > 1:
             try:
                 self.table.partitions.merge(leaves)
-            except DormouseError:  # files of others' rows, or that a job holds
+            except DormouseError:  # a file has rows of other leaves, or belongs to a job
                 return
 
     @rule(acknowledges=st.booleans())
@@ -86,7 +86,7 @@ class RestoresMachine(DeletesMachine):
             self.copy, self.copied_at = list(self.rows), next(self.clock)
         try:
             found = applied(self.copy, consumer.read())
-        except CutExpired:  # it begins anew
+        except CutExpired:  # the consumer starts again
             assert self.copied_at < self.erased_at
             self.copy, self.copies = None, self.copies + 1
             return

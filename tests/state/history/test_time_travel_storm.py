@@ -73,7 +73,7 @@ def test_readers_of_cuts_get_the_same_answer_each_time(instance: Instance) -> No
             table.compact()
             table.split()
             leaves = [one.partition_id for one in table.partitions.leaves()]
-            with suppress(PartitionError, InvalidRange):  # not neighbours, or not whole
+            with suppress(PartitionError, InvalidRange):  # the leaves are not adjacent, or have shared files
                 table.partitions.merge(leaves[:2])
             table.collect_garbage()
 

@@ -121,7 +121,7 @@ class History:
 
 
 FEW = {("file_table", "size_ratio", 0), ("salted_counts", "basic", 0), ("dummy_reference", "size_ratio", 1)}
-"""Histories of each layout, strategy and seed that every run tries; the others are slow together."""
+"""The layouts, strategies and seeds that every run tries; all others are slow tests."""
 HISTORIES = [
     pytest.param(*one, marks=[] if one in FEW else pytest.mark.slow)
     for one in product(LAYOUTS, ("basic", "size_ratio"), range(4))
@@ -251,7 +251,7 @@ def test_a_full_leaf_that_is_settled_is_full_again_when_it_changes(new_table: Ne
     table.store.add_files([ref("b", rows=1)])
     table.partitions.settle(leaf.marks)
     assert list(table.partitions.full_leaves()) == []
-    assert table.partitions.look_for_full_leaves() == 1  # b came after it was looked at
+    assert table.partitions.look_for_full_leaves() == 1  # b was added after the look
     for leaf in table.partitions.full_leaves():
         table.partitions.settle(leaf.marks)
     assert table.partitions.look_for_full_leaves() == 0
@@ -293,7 +293,7 @@ def test_a_read_only_instance_counts_from_the_watermark_and_writes_nothing(
         table.ingest(pa.table({"key": [1, 2, 3]}))
         getattr(table, maintenance)()
     with closing(ConnectionSupplier(dsn)) as supplier:
-        # what is remembered shows when it is wrong
+        # a wrong total shows that the watermark is used
         query(
             supplier, "update watermark set facts = facts || '{\"row_count\": 1003}' where purpose = 'totals'"
         )
