@@ -81,7 +81,7 @@ def test_a_query_returns_the_matching_rows(
     assert ordered(found) == expected(lake, condition)
 
 
-def test_columns_come_as_asked_for_and_with_exact_types(lake: Lake) -> None:
+def test_columns_are_in_the_requested_order_with_exact_types(lake: Lake) -> None:
     """Covers queries without the keys, by which rows are merged, and without rows."""
     whole = arrow_schema(SCHEMA)
     for where in ({"Name": "a"}, {"Name": "nobody"}):

@@ -256,7 +256,7 @@ def test_ids_and_versions_are_written_as_whole_numbers_are(write: Write) -> None
 def test_a_file_of_all_columns_and_rows_to_delete_alone_deletes(
     write: Write, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uses one block or many."""
+    """Covers files of one block and of many."""
     monkeypatch.setattr(text_reader, "BLOCK_BYTES", (1 << 16, 1 << 20))
     found = loaded(write(b"ROW_ID,ROW_VERSION,n\n" + b"".join(b"%d,1\n" % n for n in range(1, count + 1))))
     assert [int(i) for one in found if one.deletes is not None for i in one.ids] == [*range(1, count + 1)]
@@ -386,7 +386,7 @@ def test_files_that_do_not_fit_the_table_are_refused(
 
 @pytest.mark.slow
 def test_rows_of_any_kind_and_order_have_their_numbers(write: Write) -> None:
-    """Compares with Python's csv reader, for random short rows, in blocks of some hundred bytes."""
+    """Compares the rows with those of Python's csv reader, for random short rows and small blocks."""
     numbers = random.Random(5)
     lines, deleted = ["ROW_ID,ROW_VERSION,name"], []
     for number in range(1, 5_001):

@@ -113,7 +113,7 @@ def test_a_query_that_its_index_answers_slowly_is_ended(instance: Instance, rows
 
 
 @pytest.mark.slow
-def test_rows_of_before_a_column_have_the_default_that_it_was_added_with(rows: RowTable) -> None:
+def test_older_rows_have_the_default_with_which_a_column_was_added(rows: RowTable) -> None:
     """Covers a column that is retyped before the index is updated."""
     assert is_as_the_files(rows)
     rows.change([dm.AddColumn(dm.Column("y", "STRING", default="a"))])

@@ -84,7 +84,7 @@ def test_a_table_is_found_as_it_was_made(catalog: Catalog) -> None:
     assert (made.schema, made.layout, made.properties.gc_delay_seconds) == (SCHEMA, "file_table", 5)
 
 
-def test_tables_come_by_name(catalog: Catalog) -> None:
+def test_tables_are_listed_by_name(catalog: Catalog) -> None:
     for name in ("b", "a", "C", "_", "a-1"):
         create(catalog, name)
     assert [t.name for t in catalog.tables()] == ["C", "_", "a", "a-1", "b"]
@@ -104,7 +104,7 @@ def test_names_that_differ_in_upper_and_lower_case_only_are_refused(catalog: Cat
     assert [t.name for t in catalog.tables()] == ["flights", "other"]
 
 
-def test_of_names_that_differ_only_in_case_one_is_taken_at_a_time(catalog: Catalog) -> None:
+def test_only_one_of_the_names_that_differ_in_case_is_created(catalog: Catalog) -> None:
     """Creations of tables whose names differ only in case wait for each other."""
 
     def made(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Values as DuckDB's literals."""
+"""Values that are written as literals of DuckDB."""
 
 from __future__ import annotations
 

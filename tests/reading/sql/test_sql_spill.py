@@ -1,4 +1,4 @@
-"""Rows that DuckDB spills to disk can be read by no other user of the machine."""
+"""Rows that DuckDB spills to disk: no other user of the machine can read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that DuckDB reads together give the rows that each gives alone."""
+"""Files that DuckDB reads together: they give the same rows as when each is read alone."""
 
 from __future__ import annotations
 

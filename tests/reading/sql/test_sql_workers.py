@@ -79,7 +79,7 @@ def lent(session: WorkerSession) -> int:
         ("SELECT 1 AS n WHERE false", ()),
     ],
 )
-def test_answers_are_those_of_this_process(
+def test_workers_give_the_same_answers_as_this_process(
     workers: Workers, tmp_path: Path, statement: str, parameters: object
 ) -> None:
     with closing(Engine(open_store(tmp_path))) as engine:
@@ -129,7 +129,7 @@ def test_a_worker_returns_bounds_of_keys_of_every_type(workers: Workers) -> None
         ("SELECT repeat('x', 1000000) FROM range(1000)", QueryTooLarge, "more memory than it may use"),
     ],
 )
-def test_errors_come_with_their_class(
+def test_errors_of_a_worker_keep_their_class(
     workers: Workers, statement: str, kind: type[DormouseError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):

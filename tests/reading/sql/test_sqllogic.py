@@ -1,4 +1,4 @@
-"""The runner of sqllogictest's files, tested on a small file."""
+"""The runner of sqllogictest files, tested with small files."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_request_whose_inputs_come_later_waits_for_them(instance: Instance) ->
     assert files_of(instance) == ["new 1"]
 
 
-def test_inputs_that_never_come_are_rejected_at_last_and_buried(instance: Instance) -> None:
+def test_a_request_whose_inputs_never_come_becomes_a_dead_letter(instance: Instance) -> None:
     outcome = drained(instance, replacement("t", "j", ["none"], "x"), receives_max=3)["replace j"]
     assert (outcome.state, outcome.error_class) == ("rejected", "FileNotFound")
     assert "tried 3 times" in str(outcome.error) and "'none'" in str(outcome.error)
@@ -360,7 +360,7 @@ def test_a_stopped_committer_finishes_the_batch_that_it_holds(
     assert instance.commits.depths()[0].messages == 0
 
 
-def test_a_batch_that_is_not_acknowledged_comes_again_and_is_applied_before(
+def test_an_unacknowledged_batch_is_delivered_again_and_was_applied_before(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committer = instance.committer()

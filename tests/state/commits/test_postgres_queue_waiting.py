@@ -101,7 +101,7 @@ def test_waiting_receivers_that_died_are_forgotten(
     assert waiters(lender, number) == 0
 
 
-def test_a_connection_that_dies_while_it_waits_is_an_error_and_the_next_call_works(
+def test_a_lost_connection_of_a_waiting_receiver_is_an_error_and_the_next_call_works(
     dsn_of_all: str, lender: ConnectionSupplier, number: int
 ) -> None:
     supplier = ConnectionSupplier(dsn_of_all, application_name=f"waiter {number}")

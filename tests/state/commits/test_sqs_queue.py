@@ -69,7 +69,7 @@ def test_a_wait_for_an_empty_queue_ends(queue: SqsQueue) -> None:
     assert queue.receive(10, 0.5) == []
 
 
-def test_a_message_that_is_tried_later_comes_again_with_its_count(queue: SqsQueue) -> None:
+def test_a_postponed_message_is_delivered_again_with_its_count(queue: SqsQueue) -> None:
     queue.send(["again"])
     (first,) = received(queue)
     queue.retry_later([first], 0)
@@ -131,7 +131,7 @@ def test_a_dead_letter_goes_where_the_redrive_policy_says(
     assert letter["MessageAttributes"]["reason"]["StringValue"].startswith("no�t JSON: é")
 
 
-def test_a_dead_letter_goes_there_without_a_reason(new_sqs_queue: NewQueue, sqs_options: Options) -> None:
+def test_a_dead_letter_may_have_no_reason(new_sqs_queue: NewQueue, sqs_options: Options) -> None:
     dead = SqsQueue(new_sqs_queue(), **sqs_options)
     queue = SqsQueue(new_sqs_queue(RedrivePolicy=redrive_to(dead._url, sqs_options)), **sqs_options)
     queue.send(["bad"])

@@ -166,7 +166,7 @@ def test_objects_of_other_owners_are_never_deleted(
     assert objects(table) == sorted(name + end for name in (others, "commits/x") for end in ("", ".sketches"))
 
 
-def test_freeing_the_files_of_an_erasure_deletes_the_tables_own_alone(
+def test_freeing_the_files_of_an_erasure_deletes_only_the_tables_own(
     table: TableContext, new_table: Callable[..., TableContext]
 ) -> None:
     foreign = [f"{new_table().table.object_prefix}x/0-root.parquet", "commits/x", "instance.json"]
@@ -318,7 +318,7 @@ def test_digests_are_noted_before_stage_one_or_after_it(table: TableContext) -> 
 
 
 @pytest.mark.slow
-def test_stage_one_costs_what_was_unreferenced_and_not_the_table(table: TableContext) -> None:
+def test_the_work_of_stage_one_grows_with_unreferenced_files_only(table: TableContext) -> None:
     """Stage one finds the removals since the last run, and their files, by index."""
     store, number = table.store, table.table.table_id
     store.add_files(ref(f"f{n}", f"p{n % 100}") for n in range(10_000))

@@ -216,7 +216,7 @@ def test_many_deletions_of_one_file_and_bounded_rounds(instance: Instance) -> No
 
 
 @pytest.mark.slow
-def test_a_job_that_looks_is_put_back_when_its_process_died(
+def test_a_job_of_a_look_runs_again_if_its_process_died(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = filled(instance, compaction_attempts_max=2)

@@ -257,7 +257,7 @@ def test_a_full_leaf_that_is_settled_is_full_again_when_it_changes(new_table: Ne
     assert table.partitions.look_for_full_leaves() == 0
 
 
-def test_a_mark_that_comes_while_another_is_removed_stays(new_table: NewTable) -> None:
+def test_a_mark_added_while_another_is_removed_stays(new_table: NewTable) -> None:
     """A call that frees files marks their leaf, even while a look removes the marks that it sees."""
     table = new_table(compaction_strategy="basic", compaction_batch_files=2)
     table.store.add_files([ref("a"), ref("b"), ref("c"), ref("d")])

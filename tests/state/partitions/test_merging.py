@@ -31,7 +31,7 @@ def leaf_count(table: TableContext) -> int:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_small_leaves_become_one_level_by_level(new_table: NewTable, layout: str) -> None:
+def test_small_leaves_are_merged_level_by_level(new_table: NewTable, layout: str) -> None:
     table = new_table(split_points=[10, 20, 30], layout=layout, merge_threshold_rows=100)
     load(table, range(40))
     table.store.totals.bring_forward()

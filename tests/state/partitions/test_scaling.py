@@ -274,7 +274,7 @@ def test_leaves_whose_files_cannot_move_are_refused(new_table: NewTable, layout:
     assert everything(table)[:4] == before[:4]
 
 
-def test_a_request_that_comes_again_gets_the_same_answer(halves: TableContext) -> None:
+def test_a_repeated_request_gets_the_same_answer(halves: TableContext) -> None:
     a, b, c, _ = ids(halves)
     first = halves.partitions.scale([a, b], [("key", 7)], "r1")
     halves.partitions.split(first[0].partition_id, 3)
