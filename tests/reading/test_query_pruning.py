@@ -77,7 +77,6 @@ def test_row_groups_and_pages_are_skipped_on_any_column(
 def test_rows_are_filtered_while_they_are_decoded(
     new_lake: Callable[[int], Lake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows are filtered while they are decoded, not after."""
     found = pruned(new_lake(100).context, {"time": Range(750, 850)}, monkeypatch)
     assert found.numbers["pushdown_rows_pruned"] == 100
     assert found.numbers["pushdown_rows_matched"] == 100

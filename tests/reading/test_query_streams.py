@@ -1,6 +1,4 @@
-"""Streams of queries: sorted files are merged, pruned, and read group by group from one snapshot. Also
-damaged files.
-"""
+"""Streams of queries: merged, pruned, read group by group, and of one snapshot. Also damaged files."""
 
 from __future__ import annotations
 
