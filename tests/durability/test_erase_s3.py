@@ -1,4 +1,4 @@
-"""Erasures in a bucket that keeps versions: of deleted objects none with the rows stays."""
+"""Erasures in a bucket with versioning: no version of a deleted object keeps the erased rows."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def data(*keys: int) -> pa.Table:
 
 
 @pytest.mark.slow
-def test_no_version_of_an_object_has_what_was_erased(instance: dm.Instance, s3: Any, bucket: str) -> None:
+def test_no_version_of_an_object_has_erased_rows(instance: dm.Instance, s3: Any, bucket: str) -> None:
     properties = dm.TableProperties(
         compaction_strategy="basic", compaction_batch_files=2, gc_delay_seconds=0, history_retention_seconds=0
     )
     table = instance.create_table("t", SCHEMA, properties=properties)
     table.ingest(data(*range(10)))
     table.ingest(data(*range(10, 20)))
-    table.ingest(data(11, 12))  # no such row, and merged with one
+    table.ingest(data(11, 12))  # a file without such a row, merged with one that has it
     table.compact()
     assert table.collect_garbage().deleted == 2
     found = people(s3, bucket)
@@ -106,7 +106,7 @@ def test_versions_without_the_rows_stay(instance: dm.Instance, s3: Any, bucket: 
 
 
 @pytest.mark.slow
-def test_the_right_that_is_missing_is_named(
+def test_a_missing_permission_is_named(
     instance: dm.Instance, monkeypatch: pytest.MonkeyPatch, s3: Any, bucket: str
 ) -> None:
     table = instance.create_table("t", SCHEMA)
