@@ -63,7 +63,7 @@ def test_a_day_that_is_made_again_expires_again(
     instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert instance.payloads.expire(DAY + timedelta(1)) == ([DAY], [])
-    # a put checked the day before
+    # as a put that checked the day before it expired
     with monkeypatch.context() as patched, pytest.raises(PayloadExpired):
         patched.setattr(rows, "is_expired", lambda *_: False)
         model.put(key("a1"))

@@ -44,10 +44,10 @@ def put_back(home: Path, snapshot: Path) -> None:
 
 
 def lake(tmp_path: Path, hours: int) -> dict[PayloadKey, object]:
-    """Restores and adopts an instance as it was before its days were folded, so many hours ago.
+    """Restores an instance to its state `hours` ago, before its days were folded, and returns its payloads.
 
-    One day was offloaded then, the other folded. Since then one payload of each was deleted, one replaced and
-    one added.
+    One day was offloaded then, the other folded. Since then, one payload of each day was deleted, one
+    replaced and one added.
     """
     home = tmp_path / "lake"
     with dm.local(home) as instance:
@@ -95,14 +95,14 @@ def test_payloads_of_lost_objects_are_found_in_others_or_reported(tmp_path: Path
         found = of_day()
         assert {one for one, content in found.items() if isinstance(content, PayloadCorrupt)} == lost
         assert all(found[one] == expected[one] for one in found.keys() - lost)
-        with pytest.raises(PayloadNotFound):  # the other database added it
+        with pytest.raises(PayloadNotFound):  # only the other database added it
             instance.payloads.get(*key("a0007"))
-        # the report has only objects that were rebuilt
+        # the report lists only objects that were rebuilt
         verified = instance.payloads.verify(DAY, rebuild=True)
         assert (verified.rebuilt, verified.recovered) == (0, 0)
         assert sum(int(one.detail.split(", and ")[1].split()[0]) for one in verified.problems) == len(lost)
         assert of_day().keys() == found.keys()
-        # until it is marked as dead
+        # until a caller deletes the lost payloads
         instance.payloads.delete_many(lost)
         assert instance.payloads.verify(DAY, rebuild=True).problems == ()
         assert instance.payloads.verify(DAY).problems == ()

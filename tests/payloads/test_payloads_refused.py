@@ -1,4 +1,4 @@
-"""Payloads that are refused in the transaction of an application, which goes on."""
+"""Payloads refused in the transaction of an application, which can continue the transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.api import Instance
 
 @pytest.fixture
 def application(instance: Instance, dsn: str) -> Iterator[str]:
-    """The DSN of an application that owns a table, and has of Dormouse what the documentation grants."""
+    """Yields the DSN of an application's role, which owns a table and has the documented grants."""
     with application_of(dsn) as own:
         yield own
 
@@ -91,9 +91,7 @@ def test_text_that_is_not_jsonb_raises_the_error_of_postgresql(
     assert told.value.sqlstate == sqlstate
 
 
-def test_the_grants_of_an_application_are_those_of_two_owners(
-    instance: Instance, application: str, dsn: str
-) -> None:
+def test_the_error_names_the_grants_of_each_owner(instance: Instance, application: str, dsn: str) -> None:
     """An administrator owns the schema, and the role that Dormouse connects as owns the functions."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(
@@ -118,7 +116,7 @@ def test_the_grants_of_an_application_are_those_of_two_owners(
             with psycopg.connect(application) as own, pytest.raises(InstanceForbidden, match=told):
                 instance.payloads.put("t", "1", AT, "k", 1, conn=own)
             conn.execute(f"set role {ROLE}_owner")
-            conn.execute(usage)  # PostgreSQL only warns that it grants nothing
+            conn.execute(usage)  # PostgreSQL only warns that this grant has no effect
             conn.execute(execute)
             with (
                 psycopg.connect(application) as own,

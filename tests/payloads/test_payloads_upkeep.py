@@ -39,14 +39,14 @@ def model(instance: Instance) -> Model:
     return made
 
 
-def test_a_round_does_all_that_is_due(instance: Instance, model: Model) -> None:
+def test_a_round_does_all_due_work(instance: Instance, model: Model) -> None:
     yesterday = datetime.now(UTC) - timedelta(days=1)
     model.put(key("a", yesterday))
     eager = PayloadStore(instance._supplier, instance._objects, options=PayloadOptions(hot_seconds=0))
     done = eager.maintain()
     assert (done.days_done, done.days_left, done.payloads, done.errors) == (3, 0, 21, ())
     states = {one.day: one.state for one in instance.payloads.days()}
-    assert states[DAY] == "folded"  # the day has been cold for long
+    assert states[DAY] == "folded"  # the day was over long ago
     assert states[yesterday.date()] == "offloaded"
     today = DAYS.today(instance._supplier)
     assert [day for day in DAYS.days(instance._supplier) if day >= today] == [
@@ -296,7 +296,7 @@ def test_a_backup_has_the_objects_of_payloads(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_the_database_copies_its_days_again(instance: Instance, model: Model, dsn: str) -> None:
-    """The list of writes has ids of transactions of another cluster."""
+    """The list of writes has transaction ids of the original cluster."""
     with pytest.raises(KeyboardInterrupt):
         cooling.offload(tools(instance, stop), DAY, False)
     assert query(instance._supplier, "select phase from payload_day") == [("verify",)]
@@ -316,7 +316,7 @@ def stop(step: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands(
+def test_the_commands_print_results_and_errors_in_one_line(
     cli: Cli, instance: Instance, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DORMOUSE_DSN", dsn)

@@ -74,7 +74,7 @@ def test_a_failed_statement_rolls_back_what_came_before(counted: ConnectionSuppl
     assert value(counted) == 0
 
 
-def test_a_failed_statement_that_the_work_hides_is_not_taken_for_success(counted: ConnectionSupplier) -> None:
+def test_a_failed_statement_that_the_work_hides_fails_the_commit(counted: ConnectionSupplier) -> None:
     """PostgreSQL then answers COMMIT with a silent rollback."""
 
     def work(conn: Connection) -> None:
@@ -174,7 +174,7 @@ def test_retries_are_bounded(counted: ConnectionSupplier, retries: Retries) -> N
     assert value(counted) == 0
 
 
-def test_no_attempt_at_all_is_a_mistake(supplier: ConnectionSupplier) -> None:
+def test_zero_attempts_are_refused(supplier: ConnectionSupplier) -> None:
     with pytest.raises(ValueError, match="attempts_max"):
         run_transaction(supplier, lambda conn: None, attempts_max=0)
 
@@ -203,7 +203,7 @@ def test_a_waiting_retry_holds_no_connection(dsn: str, monkeypatch: pytest.Monke
         run_transaction(supplier, work)
 
 
-def test_an_exhausted_supplier_is_reported_as_it_is(dsn: str) -> None:
+def test_an_exhausted_supplier_raises_its_own_error(dsn: str) -> None:
     with (
         closing(ConnectionSupplier(dsn, connections_max=1, wait_seconds_max=0.05)) as supplier,
         supplier.connection(),
@@ -236,7 +236,7 @@ def test_a_statement_at_read_committed_is_a_transaction_of_its_own(counted: Conn
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), CommitFailed("mine"), SystemExit(3)])
-def test_an_error_after_the_statement_is_no_unknown_outcome(
+def test_an_error_after_the_statement_is_raised_unchanged(
     counted: ConnectionSupplier, error: BaseException
 ) -> None:
     def work(conn: Connection) -> None:
@@ -258,7 +258,7 @@ def test_a_failed_statement_propagates_unchanged(counted: ConnectionSupplier) ->
 def test_a_statement_that_conflicts_is_retried(
     counted: ConnectionSupplier, retries: Retries, state: str
 ) -> None:
-    """The text does not matter: servers have many languages."""
+    """The error's text does not matter: servers report it in many languages."""
     with counted.connection() as conn:
         conn.execute("create sequence luck")
 
@@ -318,7 +318,7 @@ def test_a_connection_to_a_primary_that_became_a_standby_is_not_kept(
             demoted.add(conn.info.backend_pid)
             return work(conn)
 
-        with pytest.raises(InstanceReadOnly):  # there is no other server yet
+        with pytest.raises(InstanceReadOnly):  # no other server is reachable yet
             run(supplier, refused, attempts_max=3)
         assert run(supplier, work) not in demoted, "what was of no use is closed"
     demoted.clear()
