@@ -182,8 +182,9 @@ def test_many_restarts_of_the_server_lose_and_repeat_no_commit(folder: Path, see
 
 
 def restart_server(folder: Path, how: Sequence[signal.Signals], seed: int) -> None:
-    """Stops and starts the server. An orderly shutdown ends sessions with a message; an immediate one is a
-    crash.
+    """Restarts the server by each of the signals.
+
+    An orderly shutdown ends sessions with a message; an immediate one is a crash.
     """
     dice = random.Random(seed)
     with ExitStack() as stack:

@@ -18,7 +18,7 @@ from tests.support.objects import ObjectStore, open_store
 
 @dataclass
 class Memory:
-    """A ledger without a database."""
+    """A ledger in memory, without a database."""
 
     rows: dict[str, LedgerObject] = field(default_factory=dict)
     prefix: str = "kind"
@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def ledger(store: ObjectStore) -> Memory:
-    """A ledger of ten objects; those with even numbers are needed."""
+    """Returns a ledger of ten objects; those with even numbers are needed."""
     made = Memory()
     for number in range(10):
         name, data = f"kind/{number}", bytes([number]) * (number + 1)
@@ -76,7 +76,7 @@ def test_needed_objects_that_differ_are_found(store: ObjectStore, ledger: Memory
     assert len(faults(store, ledger, 1)) == 1
 
 
-def test_an_object_that_is_no_longer_needed_is_no_fault(
+def test_a_missing_object_that_is_no_longer_needed_is_no_fault(
     store: ObjectStore, ledger: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Collection makes an object unneeded long before it deletes it."""
@@ -131,7 +131,7 @@ def test_an_object_that_cannot_be_deleted_keeps_its_row_and_is_reported(
     assert "kind/3 is not needed and could not be deleted: no right to it" in caplog.text
     assert "kind/3" in ledger.rows and "kind/1" not in ledger.rows
     monkeypatch.undo()
-    # the crash between the two: the object is deleted, and its row is retried
+    # as after a crash between the two deletions: the object is deleted, and its row is retried
     store.delete(["kind/3"])
     assert sweep(store, ledger.expired(10), ledger.forget).objects == 1
     assert "kind/3" not in ledger.rows
@@ -146,7 +146,7 @@ def test_unknown_objects_are_listed_by_pages(store: ObjectStore, ledger: Memory)
     assert [len(page) for page in pages] == [0, 0, 2, 3]
 
 
-def test_a_write_that_the_store_tries_again_is_no_conflict(store: ObjectStore) -> None:
+def test_a_retried_write_of_the_same_bytes_is_no_conflict(store: ObjectStore) -> None:
     put_new(store, "a", b"1")
     put_new(store, "a", b"1")
     with pytest.raises(ObjectAlreadyExists):

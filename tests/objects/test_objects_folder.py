@@ -1,4 +1,4 @@
-"""The behaviour of folders alone: full disks, permissions, folders, durability."""
+"""Stores in a folder: full disks, permissions, folders, durability."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEBIBYTE = 2**20
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder with room for a MiB: its own file system, or else a limit on the size of files."""
+    """Yields a folder with room for a MiB: its own file system, or else a limit on the size of files."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
@@ -93,7 +93,7 @@ def test_folders_that_a_deletion_empties_are_deleted_and_others_stay(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == [".staging"]
 
 
-def test_publishing_makes_its_folder_again_when_a_deletion_takes_it_away(
+def test_publishing_makes_a_folder_again_that_a_deletion_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link, taken = Path.hardlink_to, []
@@ -172,7 +172,7 @@ def test_a_folder_is_made_durable_again_only_when_it_has_changed(
     store, synced = open_store(tmp_path), list[str]()
     store.put("x/y/a", b"1")
     for folder in (tmp_path / "x", tmp_path):
-        os.utime(folder, ns=(0, 1_000_000_000))  # long ago
+        os.utime(folder, ns=(0, 1_000_000_000))  # a modification time of long ago
     monkeypatch.setattr(
         os, "fsync", lambda found: synced.append(Path(f"/proc/self/fd/{found}").readlink().name)
     )
@@ -204,7 +204,7 @@ def test_an_object_whose_name_cannot_be_made_durable_is_withdrawn(
     assert list(store.list()) == []
 
 
-def test_a_long_deletion_checks_its_right_repeatedly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_deletion_checks_ownership_repeatedly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "ASKED_EVERY", 2)
     store, asked = open_store(tmp_path), list[int]()
     names = [f"a/{number}" for number in range(6)]

@@ -1,4 +1,4 @@
-"""The behaviour of S3 alone: uploads in parts, bulk deletion, endpoints that are down or wrong."""
+"""Stores in S3: uploads in parts, bulk deletion, endpoints that are down or wrong."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_large_file_is_uploaded_whole_and_only_once(s3_store: ObjectStore) -> 
         write(path, 1)
 
 
-def test_a_large_file_does_not_take_a_name_that_was_given_meanwhile(s3_store: ObjectStore) -> None:
+def test_a_large_file_does_not_replace_an_object_written_meanwhile(s3_store: ObjectStore) -> None:
     with pytest.raises(ObjectAlreadyExists), s3_store.staged("big") as path:
         write(path, SINGLE_PUT_BYTES_MAX // MEBIBYTE + 1)
         s3_store.put("big", b"fast")
@@ -48,7 +48,7 @@ def test_a_large_file_does_not_take_a_name_that_was_given_meanwhile(s3_store: Ob
 
 
 def peak_mebibytes() -> int:
-    """The peak memory of this process since exec; getrusage also counts its parent before the fork."""
+    """Returns the peak memory of this process since exec; getrusage also counts its parent before the fork."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024
 
 

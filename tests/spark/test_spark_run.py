@@ -1,4 +1,4 @@
-"""The driver of a run does exactly its jobs, table by table, even if a table is dropped or renamed."""
+"""The driver of a run: it does exactly its jobs, table by table, even if a table is dropped or renamed."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_job_that_is_given_up_fails_the_run_but_not_other_jobs(
 
 
 @pytest.mark.slow
-def test_sigterm_puts_back_what_is_not_finished(
+def test_sigterm_releases_unfinished_jobs(
     new: NewTable,
     supplier: ConnectionSupplier,
     objects: ObjectStore,
@@ -178,7 +178,7 @@ def test_sigterm_puts_back_what_is_not_finished(
     assert runs.report(supplier, objects, run_id, "FAILED").released == 3
 
 
-def test_a_run_of_splits_divides_what_is_full(
+def test_a_run_of_splits_divides_full_leaves(
     new: NewTable, supplier: ConnectionSupplier, objects: ObjectStore, start: Callable[[str], int]
 ) -> None:
     table = new("a", 1, split_threshold_rows=7, split_min_rows=2)
@@ -254,7 +254,7 @@ def test_an_unreachable_database_is_one_line(
     assert run_id in line and "\n" not in line
 
 
-def test_tasks_get_the_address_but_no_token(new: NewTable) -> None:
+def test_tasks_receive_the_dsn_without_a_token(new: NewTable) -> None:
     """A token expires after 15 minutes, so that each connection of a task makes its own."""
     table = new("a", 0)
     dsn = "rds-iam://dormouse_run@db:5432/dormouse?region=eu-west-1"

@@ -180,8 +180,8 @@ def test_spark_runs_python_quietly_is_interrupted_and_leaves_nothing(
 ) -> None:
     """Checks standard error, leftover files and the environment.
 
-    Each Ctrl-C is a KeyboardInterrupt, after which the same session works. What a caller gives counts more
-    than the environment.
+    Each Ctrl-C is a KeyboardInterrupt, after which the same session works. Arguments of a caller override the
+    environment.
     """
     if java == "of the wheel":
         environment.update(without_java(environment, tmp_path))

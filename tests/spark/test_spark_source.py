@@ -180,7 +180,7 @@ def test_a_leaf_is_a_partition_of_spark_until_they_reach_split_bytes(table: Tabl
 
 
 @pytest.mark.slow
-def test_each_action_reads_the_newest_rows_and_a_moment_stays(
+def test_each_action_reads_the_newest_rows_and_a_frame_of_a_moment_does_not_change(
     spark: SparkSession, table: Table, load: Load
 ) -> None:
     fresh, later, before, kept = load(), load(), load(as_of="before"), dormouse.spark.read(spark, table)
@@ -194,7 +194,7 @@ def test_each_action_reads_the_newest_rows_and_a_moment_stays(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pushes", ["false", "true"])
-def test_a_query_has_its_own_filter_and_none_of_another(
+def test_a_query_applies_only_its_own_filter(
     spark: SparkSession, table: Table, load: Load, pushes: str
 ) -> None:
     """Spark 4.1 caches a reader with its pushed filters, and uses it also for a later query without one."""
@@ -210,7 +210,7 @@ def test_a_query_has_its_own_filter_and_none_of_another(
 
 
 @pytest.mark.slow
-def test_views_of_all_tables_are_of_one_moment(spark: SparkSession, instance: Instance, table: Table) -> None:
+def test_view_makes_a_view_of_each_table(spark: SparkSession, instance: Instance, table: Table) -> None:
     other = instance.create_table("other", OF_K, split_points=[1])
     other.ingest(pa.table({"k": [0, 1, 2]}))
     assert sorted(dormouse.spark.view(spark, instance)) == ["other", "t"]
@@ -219,7 +219,7 @@ def test_views_of_all_tables_are_of_one_moment(spark: SparkSession, instance: In
 
 
 @pytest.mark.slow
-def test_changes_since_a_cut(table: Table, load: Load) -> None:
+def test_changes_after_a_cut_are_read(table: Table, load: Load) -> None:
     found = load(changes_after="before", columns="k,name")
     assert found.columns == ["k", "name", "_change"]
     assert of_spark(found) == ordered(table.changes("before", columns=["k", "name"]).read_all())
@@ -398,7 +398,7 @@ def test_changed_tables_and_missing_folders_are_one_line(
 
 
 @pytest.mark.slow
-def test_moments_of_the_function_are_those_of_queries(
+def test_read_accepts_the_same_moments_as_queries(
     spark: SparkSession, instance: Instance, table: Table
 ) -> None:
     at = clock(instance)
