@@ -48,7 +48,7 @@ def test_a_large_file_does_not_replace_an_object_written_meanwhile(s3_store: Obj
 
 
 def peak_mebibytes() -> int:
-    """Returns the peak memory of this process since exec; getrusage also counts its parent before the fork."""
+    """Returns the peak memory of this process since exec; getrusage would count its parent, too."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024
 
 

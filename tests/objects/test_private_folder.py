@@ -54,9 +54,7 @@ LAID = [open_to_others, a_link, a_file]
 
 
 def test_no_other_module_names_a_file_in_the_folder_for_temporary_files() -> None:
-    """The listed modules measure the disk of that folder, name it in a message, or make a private folder in
-    it.
-    """
+    """The listed modules measure its disk, name it in a message, or make a private folder in it."""
     package = Path(private_folders_module.__file__).parents[1]
     asking = {
         str(path.relative_to(package))

@@ -134,9 +134,7 @@ def test_a_batch_that_was_committed_is_not_committed_again(
 def test_a_new_checkpoint_for_an_old_stream_is_refused(
     instance: Instance, source: Table, sink: Table, run: Run
 ) -> None:
-    """Its batch numbers would repeat those of the first. With another name, the stream reads everything
-    again.
-    """
+    """Its batch numbers would repeat those of the first; under another name, the stream reads all again."""
     run()
     with pytest.raises(Exception, match="the stream 'copy' of table 'copied' is of another checkpoint"):
         run(checkpoint="another")
