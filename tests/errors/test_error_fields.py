@@ -53,7 +53,7 @@ def pickled(error: Any) -> Any:
 
 
 def refused(kind: type[DormouseError], call: Callable[[], object], **data: Any) -> None:
-    """Checks the fields; the error is the same after a pickle, and when rebuilt from a document."""
+    """Checks the fields of the raised error, of its pickle, and of the error rebuilt from its document."""
     with pytest.raises(kind) as raised:
         call()
     error = raised.value
@@ -64,7 +64,7 @@ def refused(kind: type[DormouseError], call: Callable[[], object], **data: Any) 
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_fields_that_are_not_known_are_none(kind: type[DormouseError]) -> None:
+def test_unknown_fields_are_none(kind: type[DormouseError]) -> None:
     error = kind.from_message("it failed")
     assert str(error) == "it failed" and not error.data
     assert all(getattr(error, name) is None for name in kind.fields())
