@@ -119,7 +119,7 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **how: bool) -> 
         ),
     ],
 )
-def test_other_rows_are_found(
+def test_replaced_rows_are_found(
     lake: Instance, objects: Path, kind: str, change: Callable[[pa.Table], pa.Table]
 ) -> None:
     rewrite(objects / names(lake)[0], change)

@@ -30,7 +30,7 @@ def gone(path: Path) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("damage", [scrambled, gone])
 @pytest.mark.parametrize("relation", ["dormouse.tables", "dormouse.tables_pkey"])
-def test_a_damaged_page_is_one_clear_line(
+def test_a_damaged_page_is_reported_in_one_line(
     databases: Databases, tmp_path: Path, damage: object, relation: str
 ) -> None:
     original = databases.create(name_of(databases.template))

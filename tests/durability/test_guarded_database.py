@@ -88,7 +88,7 @@ def test_the_guard_allows_an_instance_to_be_destroyed(cloudformation: CloudForma
     assert cloudformation.answer["Status"] == "SUCCESS"
 
 
-def test_an_odd_event_is_answered_in_one_line(cloudformation: CloudFormation, aws: Aws) -> None:
+def test_an_invalid_event_is_answered_in_one_line(cloudformation: CloudFormation, aws: Aws) -> None:
     guard({**event(cloudformation, "Update"), "RequestType": "Look"}, Context())
     guard({**event(cloudformation, "Update"), "ResourceProperties": None}, Context())
     first, second = (one["Reason"] for one in cloudformation.answers)

@@ -93,7 +93,7 @@ def file_bytes(table: Table) -> int:
         (60, 1, None),
     ],
 )
-def test_the_newest_cut_that_keeps_the_limits(
+def test_retention_truncates_at_the_newest_cut_that_keeps_the_limits(
     table: Table, hours: float | None, files: float | None, expected: int | None
 ) -> None:
     before = list(cuts(table.context))
@@ -122,7 +122,7 @@ def test_the_newest_cut_that_keeps_the_limits(
         assert len(left) == len(AGES) - dropped
 
 
-def test_a_named_cut_holds_retention_back(instance: Instance, table: Table) -> None:
+def test_a_named_cut_limits_retention(instance: Instance, table: Table) -> None:
     execute(instance, "update cut set name = 'release' where cut_id = %s", cut_of(table, 40).cut_id)
     limit = 9 * HOUR
     would = table.history.apply_retention(seconds=limit, dry_run=True)
@@ -139,7 +139,7 @@ def test_a_named_cut_holds_retention_back(instance: Instance, table: Table) -> N
     assert again.wanted == would.wanted
 
 
-def test_a_consumer_holds_retention_back(instance: Instance, table: Table) -> None:
+def test_a_consumer_limits_retention(instance: Instance, table: Table) -> None:
     held = cut_of(table, 20)
     table.consumer("etl", from_=held)
     table.consumer("later")
@@ -153,7 +153,7 @@ def test_a_consumer_holds_retention_back(instance: Instance, table: Table) -> No
     assert table.history.apply_retention(seconds=9 * HOUR).truncated_at == report.wanted
 
 
-def test_retention_goes_on_from_a_truncation(table: Table) -> None:
+def test_retention_continues_from_an_earlier_truncation(table: Table) -> None:
     ahead = cut_of(table, 20)
     assert table.history.truncate(ahead)
     report = table.history.apply_retention(seconds=25 * HOUR)

@@ -106,7 +106,7 @@ def test_a_relative_instance_stays_itself_when_the_working_folder_changes(
         assert instance.table("t").query().read_all().num_rows == 2
 
 
-def test_an_unknown_home_is_one_clear_error() -> None:
+def test_an_unknown_home_raises_one_clear_error() -> None:
     with pytest.raises(InstanceError, match="home"):
         dm.local("~nobody-of-this-name/lake")
 

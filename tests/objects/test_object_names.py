@@ -62,7 +62,7 @@ def test_a_prefix_is_a_name_or_empty_and_may_end_with_a_slash() -> None:
         "http://host/x", "file://host/path", "file://relative", "file:///", "file:///x?y", "", "  ", "a\0b",
     ],
 )  # fmt: skip
-def test_a_bad_url_is_one_clear_line_that_names_it(url: str) -> None:
+def test_a_bad_url_is_reported_in_one_line_that_names_it(url: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         open_store(url)
     assert repr(url) in str(caught.value)

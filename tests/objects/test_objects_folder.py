@@ -47,7 +47,7 @@ def refuses_for_want_of_space(store: ObjectStore) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_full_disk_is_one_clear_line_and_leaves_nothing(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_in_one_line_and_leaves_nothing(small_disk: Path) -> None:
     store = open_store(small_disk / "objects")
     with pytest.raises(ObjectStoreError, match=r"Cannot write object 'a/big' in .*: (No space|File too)"):
         store.put("a/big", b"x" * 2 * MEBIBYTE)
@@ -57,7 +57,7 @@ def test_a_full_disk_is_one_clear_line_and_leaves_nothing(small_disk: Path) -> N
     assert list(store.list()) == [("a/small", MEBIBYTE // 2)]
 
 
-def test_a_full_staging_disk_of_an_s3_store_is_one_clear_line(
+def test_a_full_staging_disk_of_an_s3_store_is_reported_in_one_line(
     small_disk: Path, s3_options: dict[str, str]
 ) -> None:
     store = open_store("s3://dormouse-test/full", **s3_options | {"staging_dir": str(small_disk)})
@@ -65,7 +65,7 @@ def test_a_full_staging_disk_of_an_s3_store_is_one_clear_line(
     assert [path for path in small_disk.rglob("*") if path.is_file()] == []
 
 
-def test_a_folder_without_rights_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_folder_without_rights_is_reported_in_one_line(tmp_path: Path) -> None:
     store = open_store(tmp_path / "objects")
     store.put("a/1", b"x")
     with as_a_user_without_rights(tmp_path):

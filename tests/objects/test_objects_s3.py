@@ -98,7 +98,7 @@ def test_missing_options_come_from_the_aws_variables(
         lambda store: store.get("a/b"),
     ],
 )
-def test_a_missing_bucket_is_one_clear_line(
+def test_a_missing_bucket_is_reported_in_one_line(
     s3_options: dict[str, str], action: Callable[[ObjectStore], object]
 ) -> None:
     store = open_store("s3://no-such-bucket/x", **s3_options)
@@ -107,7 +107,7 @@ def test_a_missing_bucket_is_one_clear_line(
 
 
 @pytest.mark.slow
-def test_missing_credentials_are_one_clear_line(
+def test_missing_credentials_are_reported_in_one_line(
     s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
@@ -124,7 +124,7 @@ def raise_first(failed: Sequence[tuple[str, Exception]]) -> None:
     raise failed[0][1]
 
 
-def test_an_endpoint_that_is_down_is_one_clear_line(
+def test_an_endpoint_that_is_down_is_reported_in_one_line(
     s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3, "RETRIES_MAX", 1)

@@ -141,7 +141,7 @@ def test_a_backlog_drains_oldest_first_and_a_failing_day_does_not_hold_up_others
     model.check()
 
 
-def test_a_run_ends_in_time_and_the_next_goes_on(instance: Instance, model: Model) -> None:
+def test_a_run_ends_in_time_and_the_next_one_continues(instance: Instance, model: Model) -> None:
     slices = 0
     while (report := cooling.offload(tools(instance, is_over=lambda: True), None, False)).days_left:
         assert report.errors == ()

@@ -152,7 +152,7 @@ def test_a_server_that_accepts_and_never_answers_is_reported_as_such() -> None:
             pass
 
 
-def test_waiting_past_the_bound_is_one_clear_error(dsn: str) -> None:
+def test_waiting_past_the_bound_raises_one_clear_error(dsn: str) -> None:
     with closing(ConnectionSupplier(dsn, connections_max=1, wait_seconds_max=0.1)) as supplier:
         with (
             supplier.connection(),

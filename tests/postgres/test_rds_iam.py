@@ -130,12 +130,12 @@ def test_each_connection_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch)
         "rds-iam://user@/db?region=eu-west-1",
     ],
 )
-def test_a_missing_part_of_a_dsn_is_one_clear_line(dsn: str) -> None:
+def test_a_missing_part_of_a_dsn_is_reported_in_one_line(dsn: str) -> None:
     with pytest.raises(InvalidInput, match="rds-iam://user@host:5432/database"):
         ConnectionSupplier(dsn)
 
 
-def test_no_credentials_are_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_credentials_are_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

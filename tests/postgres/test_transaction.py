@@ -276,7 +276,7 @@ def test_a_statement_that_conflicts_is_retried(
 
 
 @pytest.mark.parametrize("run", [run_transaction, run_statement])
-def test_a_full_disk_of_the_database_is_one_clear_line(supplier: ConnectionSupplier, run: Any) -> None:
+def test_a_full_disk_of_the_database_is_reported_in_one_line(supplier: ConnectionSupplier, run: Any) -> None:
     fail = "do $$ begin raise disk_full using message = 'no space left on device'; end $$"
     with pytest.raises(InstanceError) as caught:
         run(supplier, lambda conn: conn.execute(fail), operation="add_files")

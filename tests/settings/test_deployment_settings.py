@@ -316,7 +316,7 @@ def test_a_table_is_read_by_its_kind() -> None:
         (b"id = 'dev'\nprotected = 0x" + b"f" * 9_000, "protected = "),
     ],
 )
-def test_a_hostile_file_is_one_clear_line(content: bytes, word: str, tmp_path: Path) -> None:
+def test_a_hostile_file_is_reported_in_one_line(content: bytes, word: str, tmp_path: Path) -> None:
     path = tmp_path / "f.toml"
     path.write_bytes(content)
     with pytest.raises(InvalidInput, match=word) as caught:

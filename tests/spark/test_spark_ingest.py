@@ -136,7 +136,7 @@ def test_a_task_draws_a_fixed_number_of_values() -> None:
     assert list(Draw(Field("key", LONG)).run([])) == []
 
 
-def test_blobs_are_bounded(monkeypatch: pytest.MonkeyPatch, new_flights: NewTable) -> None:
+def test_the_size_of_blobs_is_limited(monkeypatch: pytest.MonkeyPatch, new_flights: NewTable) -> None:
     monkeypatch.setattr(shuffle, "BLOB_BYTES", 10_000)
     monkeypatch.setattr(shuffle, "CHUNK_BYTES", 50_000)
     lookup = ingest.LeafLookup(new_flights().partitions.tree())
@@ -186,7 +186,7 @@ def test_rows_that_the_shuffle_loses_fail_the_ingest(
 
 
 @pytest.mark.slow
-def test_bad_data_is_one_clear_line_and_leaves_nothing(
+def test_bad_data_is_reported_in_one_line_and_leaves_nothing(
     spark: SparkSession, new_flights: NewTable, files: Path, tmp_path: Path
 ) -> None:
     table, rows = new_flights(schema=PLAIN), flights(2_000, schema=PLAIN)

@@ -242,7 +242,7 @@ def test_a_list_of_another_store_is_refused(
     assert "--list must be below" in caplog.text
 
 
-def test_an_unreachable_database_is_one_line(
+def test_an_unreachable_database_is_reported_in_one_line(
     objects: ObjectStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "CONNECT_SECONDS_MAX", 0.1)

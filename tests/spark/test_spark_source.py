@@ -351,7 +351,7 @@ def test_a_write_that_fails_leaves_nothing(
         ),
     ],
 )
-def test_bad_options_are_one_line(
+def test_bad_options_are_reported_in_one_line(
     spark: SparkSession, instance: Instance, dsn: str, table: Table, options: dict[str, str], message: str
 ) -> None:
     named = {"dsn": dsn, "objects": instance._tables.objects.url, "table": "t", **options}
@@ -379,7 +379,7 @@ def test_invalid_writes_are_refused_before_a_task_runs(
 
 
 @pytest.mark.slow
-def test_changed_tables_and_missing_folders_are_one_line(
+def test_changed_tables_and_missing_folders_are_reported_in_one_line(
     spark: SparkSession, instance: Instance, dsn: str, table: Table, load: Load, tmp_path: Path
 ) -> None:
     """Covers changes between the making of a DataFrame and its use, and folders that do not exist."""

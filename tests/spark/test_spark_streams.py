@@ -370,7 +370,7 @@ def test_a_batch_has_at_most_the_rows_of_its_option(
         ({"stream": ""}, "InvalidInput: the option stream is missing"),
     ],
 )
-def test_bad_options_are_one_line(
+def test_bad_options_are_reported_in_one_line(
     source: Table, sink: Table, run: Run, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(Exception, match=message):
