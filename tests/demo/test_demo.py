@@ -54,7 +54,7 @@ def wait_for(demo: subprocess.Popen[str], what: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS_MAX
     while not what():
         assert demo.poll() is None, demo.communicate()
-        assert time.monotonic() < deadline, "it never came"
+        assert time.monotonic() < deadline, "the condition was never met"
         time.sleep(0.02)
 
 

@@ -77,7 +77,7 @@ def keys(instance: Instance) -> list[int]:
     return sorted(instance.table("t").query().read_all()["key"].to_pylist())
 
 
-def missing(instance: Instance) -> list[str]:
+def problems_here(instance: Instance) -> list[str]:
     """Returns the problems that a check finds, without objects of the other timeline."""
     found = instance.check(deep=True).problems
     return [str(problem) for problem in found if problem.kind != "object_unknown"]
@@ -102,16 +102,16 @@ def frozen(dsn: str, url: str) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.mark.slow
 def test_an_adoption_waits_for_a_running_deletion(dsn: str, url: str, copy: str) -> None:
     """A running deletion could delete files of the adopted database at any time."""
-    told: list[str] = []
+    reported: list[str] = []
     with frozen(dsn, url) as process:
         before = data(url)
         with dm.connect(copy, url) as instance:
             for _ in range(2):
                 with pytest.raises(InstanceLocked, match=rf"process {process.pid} on host .* --force"):
-                    instance.adopt(wait_seconds=0.3, tell=told.append)
+                    instance.adopt(wait_seconds=0.3, tell=reported.append)
                 with pytest.raises(InstanceIsACopy):
                     add(instance, 3)
-        assert str(process.pid) in told[0]
+        assert str(process.pid) in reported[0]
         with (
             dm.connect(copy, url) as instance,
             pytest.raises(InstanceIsACopy, match=r"adoption .* has begun"),
@@ -124,10 +124,10 @@ def test_an_adoption_waits_for_a_running_deletion(dsn: str, url: str, copy: str)
         process.wait()
         with dm.connect(copy, url) as instance:  # the second `connect` completes the announced adoption
             assert instance.refusal is None
-            assert instance.adopt() == 2, "a caller of an adoption that had begun may repeat it"
+            assert instance.adopt() == 2, "an adoption that has begun may be repeated"
             assert keys(instance) == [1, 2]
             assert query(instance._supplier, "select max(number) from incarnation") == [(2,)]
-            assert missing(instance) == []
+            assert problems_here(instance) == []
             add(instance, 3)
             assert [one.holder for one in instance.holds()] == ["adoption 2"]
         assert records(open_store(url)).deletions == ()
@@ -160,7 +160,7 @@ def test_a_forced_adoption_does_not_wait_for_a_deletion(dsn: str, url: str, copy
             days = query(
                 instance._supplier, "select round(extract(epoch from until - now()) / 86400) from hold"
             )
-            assert days == [(3,)], "the last word counts"
+            assert days == [(3,)], "the newest keep_days counts"
         process.kill()
 
 
@@ -183,13 +183,13 @@ def test_a_deletion_that_checks_ownership_after_an_adoption_began_deletes_nothin
             former._objects.delete(before)
         former._ownership._ask = ask  # type: ignore[method-assign]
         assert data(url) == before
-        assert instance.adopt(wait_seconds=0) == 2, "the announcement was taken back"
+        assert instance.adopt(wait_seconds=0) == 2, "the announcement was removed"
 
 
 def test_a_process_counts_as_ended_only_when_that_is_certain(tmp_path: Path) -> None:
     me = this_process()
     assert not me.is_gone()
-    assert replace(me, started="1").is_gone(), "another has its id"
+    assert replace(me, started="1").is_gone(), "another process has its id"
     assert not replace(me, boot="another", pid=2**22 + 1).is_gone()
     assert not replace(me, host="its clone", pid=2**22 + 1).is_gone()
     assert not replace(me, namespace="pid:[1]", pid=2**22 + 1).is_gone()
@@ -236,7 +236,7 @@ def test_an_adoption_can_be_reverted_by_another_adoption(dsn: str, url: str, cop
     with dm.connect(dsn, url) as former:
         former.adopt()
         assert keys(former) == [1, 2]
-        assert missing(former) == []
+        assert problems_here(former) == []
     with dm.connect(copy, url) as instance:
         # adopt again: the other timeline still refers to files that this one replaced before
         instance.adopt()
@@ -244,7 +244,7 @@ def test_an_adoption_can_be_reverted_by_another_adoption(dsn: str, url: str, cop
     with dm.connect(dsn, url) as former:
         former.adopt(keep_days=0)
         assert keys(former) == [1, 2]
-        assert missing(former) == []
+        assert problems_here(former) == []
         former.table("t").compact()
         assert former.table("t").collect_garbage().deleted == 2
 

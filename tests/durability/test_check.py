@@ -213,8 +213,8 @@ def test_maintenance_checks_tables_and_remembers_problems(lake: Instance, object
     for name in names(lake):
         (objects / name).unlink()
     query(lake._supplier, "delete from instance_round")
-    told = lake.maintain(once=True).failures
-    assert any(line.startswith(f"{kind}: ") and "object_missing of table 't'" in line for line in told)
+    reported = lake.maintain(once=True).failures
+    assert any(line.startswith(f"{kind}: ") and "object_missing of table 't'" in line for line in reported)
     assert "object_missing" in str(errors_of_checks(lake)[kind])
 
 

@@ -111,7 +111,7 @@ def shift(dsn: str, by: int) -> None:
             conn.execute(f"update {table} set {column} = ({snapshot.format(column, by)})::pg_snapshot")
 
 
-def works(table: TableContext) -> None:
+def check_works(table: TableContext) -> None:
     """Checks that all recorded state is right, and that later changes are noticed."""
     store = table.store
     right = table.partitions.leaves()[1].partition_id
@@ -158,7 +158,7 @@ def test_a_copied_table_works_in_another_cluster(
     copy(dsn, copied)
     with closing(ConnectionSupplier(copied)) as supplier:
         assert migrate(supplier) == []
-        works(table_in(copied, supplier, tmp_path))
+        check_works(table_in(copied, supplier, tmp_path))
 
 
 def advance(conn: psycopg.Connection[Any], beyond: str) -> None:
@@ -232,8 +232,8 @@ def test_a_read_only_user_of_a_copy_gets_a_clear_error(dsn: str, young_server: s
         conn.execute(f"grant usage on schema dormouse to {name}")
         conn.execute(f"grant select on all tables in schema dormouse to {name}")
     supplier = ConnectionSupplier(make_conninfo(copied, user=name))
-    told = "copied from another server; first open it as its owner"
-    with closing(supplier), pytest.raises(InstanceError, match=told):
+    reported = "copied from another server; first open it as its owner"
+    with closing(supplier), pytest.raises(InstanceError, match=reported):
         migrate(supplier)
 
 
@@ -325,8 +325,10 @@ def test_consumers_from_before_a_copy_are_refused_and_undone_deletions_stay_know
         table = table_in(copied, supplier, tmp_path)
         consumers = Consumers(table)
         [etl] = consumers.all()
-        told = r"'etl' of table 't' is from before the database was copied .*To go on: table.drop_consumer"
-        with pytest.raises(ConsumerExpired, match=told):
+        reported = (
+            r"'etl' of table 't' is from before the database was copied .*To go on: table.drop_consumer"
+        )
+        with pytest.raises(ConsumerExpired, match=reported):
             consumers.checked(etl)
         consumers.drop("etl")
         consumers.create("etl", None)

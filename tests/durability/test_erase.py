@@ -82,7 +82,7 @@ def test_erased_rows_are_in_no_file_and_no_moment_and_other_rows_stay(
     assert (report.deletion_id, report.rows, report.files, report.backups) == (1, tried.rows, tried.files, ())
     assert report.files_looked_at == tried.files_looked_at
     assert people(table) == expected
-    assert is_erased(tmp_path), "not even as history"
+    assert is_erased(tmp_path), "the rows are not in history either"
     for moment in (cut, "before", cut.recorded_at):
         with pytest.raises(CutExpired, match=r"erased from .* \(deletion 1\)"):
             people(table, moment)
@@ -96,7 +96,7 @@ def test_erased_rows_are_in_no_file_and_no_moment_and_other_rows_stay(
     table.collect_garbage()
     assert people(table) == expected
     table.ingest(data(3))
-    assert (3, GONE) in people(table), "what comes later stays"
+    assert (3, GONE) in people(table), "rows ingested later stay"
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_erase_covers_rows_hidden_by_earlier_deletions(instance: Instance, tmp_p
     table.delete({"k": 3})
     table.delete({"who": GONE})
     report = quick(table)
-    assert report.rows == 3, "that they were deleted before does not hide them"
+    assert report.rows == 3, "rows deleted before are erased, too"
     assert is_erased(tmp_path)
     assert len(people(table)) == 17
     with pytest.raises(CutExpired):
@@ -165,10 +165,10 @@ def test_an_earlier_writer_is_named_until_it_ends(instance: Instance, tmp_path: 
         assert not is_erased(tmp_path)
     assert (tmp_path / "objects" / name).exists()
     again = quick(table)
-    assert not again.is_finished, "the attempt ended without telling"
+    assert not again.is_finished, "the attempt ended, but its outcome is unknown"
     last = quick(table, abandon_writers=True)
     assert (last.files, last.rows, last.is_finished) == (1, 1, True), (
-        "the last report has what the first one found"
+        "the last report includes the first one's rows"
     )
     assert is_erased(tmp_path)
     assert table.erasures() == [report, again, last]
@@ -268,8 +268,8 @@ def test_erase_waits_for_consumers_and_reports_them(instance: Instance) -> None:
         reader.join()
     assert report.consumers == ("late",)
     assert sorted(kinds) == [("delete", 3), ("delete", 3), ("insert", 3)]
-    told = {one.name: (one.is_expired, one.rows_behind) for one in table.consumers()}
-    assert told == {"late": (True, None), "quick": (False, 0)}
+    reported = {one.name: (one.is_expired, one.rows_behind) for one in table.consumers()}
+    assert reported == {"late": (True, None), "quick": (False, 0)}
     assert table.status() is not None
     with pytest.raises(dm.errors.CutExpired, match="rows of that time were erased"):
         late.read()

@@ -50,20 +50,20 @@ def test_with_newest_by_an_older_row_is_visible_when_it_comes_after_the_deletion
     """The row is visible even before the erasure rewrites the file with the erased newer row."""
     table, rewrite = keyed(instance, newest_by="v"), _Erasing.rewrite
     upsert(table, (1, 1), (3, 5))
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
 
     def after_an_upsert(self: _Erasing) -> None:
         monkeypatch.setattr(_Erasing, "rewrite", rewrite)
         cut = table.history.record_cut()
         upsert(table, (3, 2))
         assert seen(table, instance) == {1: 1, 3: 2}
-        told.extend(table.changes(after=cut).read_all().to_pylist())
+        reported.extend(table.changes(after=cut).read_all().to_pylist())
         rewrite(self)
 
     monkeypatch.setattr(_Erasing, "rewrite", after_an_upsert)
     assert table.erase({"k": 3}).is_finished
     assert seen(table, instance) == {1: 1, 3: 2}
-    assert told == [{"k": 3, "v": 2, "s": None, "_change": "upsert"}]
+    assert reported == [{"k": 3, "v": 2, "s": None, "_change": "upsert"}]
 
 
 @pytest.mark.slow

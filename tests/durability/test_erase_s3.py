@@ -74,12 +74,14 @@ def test_no_version_of_an_object_has_erased_rows(instance: dm.Instance, s3: Any,
     table.compact()
     assert table.collect_garbage().deleted == 2
     found = people(s3, bucket)
-    assert (GONE, True) in found, "S3 has the files of before"
+    assert (GONE, True) in found, "S3 keeps the deleted files"
     report = table.erase({"who": GONE}, wait_seconds=0.0)
     assert report.is_finished
     assert report.rows == sum(who == GONE for who, _ in found)
     assert report.objects_looked_at == 2
-    assert (report.files, report.versions) == (3, 6), "two that were live until now; each with its sketches"
+    assert (report.files, report.versions) == (3, 6), (
+        "three files with their sketches, two of them live until now"
+    )
     left = people(s3, bucket)
     assert GONE not in {who for who, _ in left}
     assert (1, False) in left

@@ -140,14 +140,14 @@ class Notes:
                     ended = self.changes[note["change"]]
                     ended.ended, ended.is_erased = note["at"], note["erased"]
 
-    def must_be(self, name: str, since: float, till: float) -> bool:
+    def must_have(self, name: str, since: float, till: float) -> bool:
         """Returns whether every read between `since` and `till` must return the row."""
         row = self.rows[name]
         return row.ended < since and not any(
             one.began < till and one.ended > row.began for one in self.of[row.who]
         )
 
-    def is_gone(self, name: str, since: float, *, on_disk: bool = False) -> bool:
+    def must_not_have(self, name: str, since: float, *, on_disk: bool = False) -> bool:
         """Returns whether no read that begins at `since` (no file, with `on_disk`) may have the row."""
         row = self.rows[name]
         return any(
@@ -170,9 +170,13 @@ def check_read(table: Table, way: int, folder: Path) -> None:
     found = read(table, way)
     till = time.monotonic()
     notes = Notes(folder)
-    assert [name for name, count in Counter(found).items() if count > 1] == [], "twice"
-    assert [name for name in notes.rows if notes.must_be(name, since, till) and name not in set(found)] == []
-    assert [name for name in found if notes.is_gone(name, since)] == [], "back from the dead"
+    assert [name for name, count in Counter(found).items() if count > 1] == [], "rows are returned twice"
+    assert [
+        name for name in notes.rows if notes.must_have(name, since, till) and name not in set(found)
+    ] == []
+    assert [name for name in found if notes.must_not_have(name, since)] == [], (
+        "deleted rows are visible again"
+    )
 
 
 def check_files(folder: Path) -> None:
@@ -181,7 +185,9 @@ def check_files(folder: Path) -> None:
     for path in _files(folder):
         on_disk |= set(_names_in(path))
     notes = Notes(folder)
-    assert [name for name in on_disk if notes.is_gone(name, since, on_disk=True)] == [], "on the disk"
+    assert [name for name in on_disk if notes.must_not_have(name, since, on_disk=True)] == [], (
+        "erased rows are in files"
+    )
 
 
 def _files(folder: Path) -> list[Path]:

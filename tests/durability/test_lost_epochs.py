@@ -14,7 +14,7 @@ from tests.support.writing import ingest
 NewTable = Callable[..., TableContext]
 
 
-def again(table: TableContext) -> TableContext:
+def reopened(table: TableContext) -> TableContext:
     """Returns the same table with a tree cache of its own, as another process has it."""
     return TableContext(table.dsn, table.supplier, table.objects, table.table, trees=TreeCache())
 
@@ -44,7 +44,7 @@ def keys(table: TableContext, key: int) -> list[int]:
 
 @pytest.mark.parametrize("further", [False, True], ids=["as many", "more"])
 def test_cached_epochs_that_the_server_lost_are_not_used(new_table: NewTable, *, further: bool) -> None:
-    reader, writer, other = (table := new_table()), again(table), again(table)
+    reader, writer, other = (table := new_table()), reopened(table), reopened(table)
     table.partitions.split("root", 10)
     for one in (reader, writer):
         assert one.partitions.tree().leaf_count == 2
@@ -55,4 +55,4 @@ def test_cached_epochs_that_the_server_lost_are_not_used(new_table: NewTable, *,
     add(other, 5, 20, 60, 80)
     assert [keys(reader, key) for key in (5, 20, 60, 80)] == [[5], [20], [60], [80]]
     add(writer, 21)
-    assert keys(again(table), 21) == [21]
+    assert keys(reopened(table), 21) == [21]

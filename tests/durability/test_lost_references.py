@@ -96,8 +96,8 @@ def days_of_the_log_are_dropped(lake: Instance) -> None:
 
 
 def lost(lake: Instance) -> list[Problem]:
-    told = ("totals", "file_without_reference")
-    return [one for one in lake.check().problems if one.kind in told]
+    reported = ("totals", "file_without_reference")
+    return [one for one in lake.check().problems if one.kind in reported]
 
 
 def collect(lake: Instance) -> None:
@@ -131,17 +131,17 @@ def test_a_lost_reference_is_reported_by_every_later_check(
     collect(lake)
     days_of_the_log_are_dropped(lake)
     collect(lake)
-    told = lost(lake)
-    assert told
-    assert all(one.table == "t" for one in told)
+    reported = lost(lake)
+    assert reported
+    assert all(one.table == "t" for one in reported)
     assert problem_kinds(lake) <= {"totals", "file_without_reference"}  # no object is missing
 
 
 def test_a_lost_reference_names_its_file_and_is_reported_after_a_count(lake: Instance) -> None:
     name = shared_file(lake)
     lose_one_of_two(lake)
-    [told] = [one for one in lost(lake) if "was given to" in one.detail]
-    assert (told.filename, "100 rows" in told.detail) == (name, True)
+    [reported] = [one for one in lost(lake) if "was given to" in one.detail]
+    assert (reported.filename, "100 rows" in reported.detail) == (name, True)
     collect(lake)
     assert name in {one.filename for one in lost(lake)}
 
@@ -151,10 +151,10 @@ def test_the_lost_half_of_a_partition_is_named(lake: Instance) -> None:
     _, right = table.partitions.split(leaf, 100)
     table.split()
     assert lose(lake, f"partition_id = '{right.partition_id}'") == 3
-    told = [one for one in lost(lake) if "was divided" in one.detail]
-    assert {one.partition_id for one in told} == {right.partition_id}
-    assert len(told) == 3
-    assert all(leaf in one.detail for one in told)
+    reported = [one for one in lost(lake) if "was divided" in one.detail]
+    assert {one.partition_id for one in reported} == {right.partition_id}
+    assert len(reported) == 3
+    assert all(leaf in one.detail for one in reported)
 
 
 @pytest.mark.slow

@@ -72,19 +72,19 @@ def a_day_passes(instance: Instance) -> None:
 
 
 def test_all_tables_are_maintained_despite_a_failing_one(tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     with dm.local(tmp_path / "lake") as instance:
         fill(instance, "a")
         fill(instance, "b")
         fill(instance, "c", files=5)
         damaged = damage(instance, "a")
-        done = instance.maintain(once=True, tell=told.append)
+        done = instance.maintain(once=True, tell=reported.append)
         assert done.cycles == 1
         assert (done.jobs_run, done.partitions_split) >= (1, 1)
         assert done.files_deleted >= 2
-        assert done.failed == len(done.failures) == len(told) >= 1
-        assert all(line.startswith("a: ") for line in told)
-        assert damaged.name in told[0]
+        assert done.failed == len(done.failures) == len(reported) >= 1
+        assert all(line.startswith("a: ") for line in reported)
+        assert damaged.name in reported[0]
         assert instance.table("b").status().files == 1
         assert keys(instance, "c") == sorted(10 * number + n for number in range(5) for n in range(3))
         rounds = {one.kind: one for one in instance.rounds()}
@@ -197,7 +197,7 @@ def test_metrics_have_the_backlog_and_the_failures(tmp_path: Path) -> None:
 def test_maintenance_continues_after_a_cycle_without_a_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     stop = threading.Event()
     with dm.local(tmp_path / "lake") as instance:
         fill(instance, "t")
@@ -210,8 +210,8 @@ def test_maintenance_continues_after_a_cycle_without_a_database(
             return tables()
 
         monkeypatch.setattr(instance, "tables", listed)
-        done = instance.maintain(stop=stop, cycle_seconds=0.01, tell=told.append)
-        assert (done.cycles, told) == (3, ["maintenance: the database is away"] * 2)
+        done = instance.maintain(stop=stop, cycle_seconds=0.01, tell=reported.append)
+        assert (done.cycles, reported) == (3, ["maintenance: the database is away"] * 2)
 
 
 @pytest.mark.slow
@@ -239,9 +239,9 @@ def test_the_command_runs_until_a_signal_and_reports_failures(tmp_path: Path) ->
         process = command(lake, "maintain", "--every", "0.1", "--json")
         wait_until(lambda: instance.table("u").status().files == 1)
         process.send_signal(signal.SIGTERM)
-        told, errors = process.communicate(timeout=20)
+        reported, errors = process.communicate(timeout=20)
         assert process.returncode == 0, errors
-        assert json.loads(told)["jobs_run"] == 1
+        assert json.loads(reported)["jobs_run"] == 1
         fill(instance, "bad")
         name = damage(instance, "bad").name
         process = command(lake, "maintain", "--once")
@@ -249,8 +249,8 @@ def test_the_command_runs_until_a_signal_and_reports_failures(tmp_path: Path) ->
         assert process.returncode == 1
         assert name in errors
         process = command(lake, "status")
-        told, _ = process.communicate(timeout=20)
-        assert f"last {KIND}" in told
+        reported, _ = process.communicate(timeout=20)
+        assert f"last {KIND}" in reported
 
 
 # ---------------------------------------------------------------------- a database that is lost

@@ -28,11 +28,11 @@ def end_session(instance: Instance) -> None:
 
 @pytest.mark.slow
 def test_a_maintainer_that_loses_its_session_locks_again(tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     stop, done = threading.Event(), list[Maintenance]()
     with dm.local(tmp_path / "lake") as instance, dm.local(tmp_path / "lake") as other:
         thread = threading.Thread(
-            target=lambda: done.append(instance.maintain(stop=stop, cycle_seconds=0.05, tell=told.append))
+            target=lambda: done.append(instance.maintain(stop=stop, cycle_seconds=0.05, tell=reported.append))
         )
         thread.start()
         try:
@@ -44,7 +44,7 @@ def test_a_maintainer_that_loses_its_session_locks_again(tmp_path: Path) -> None
         finally:
             stop.set()
             thread.join(30)
-        assert done[0].cycles, "the report is there"
+        assert done[0].cycles, "the maintenance reports its cycles"
 
 
 @pytest.mark.slow

@@ -142,8 +142,8 @@ def test_damage_in_s3_is_named_and_the_rest_is_backed_up(bucket: str, tmp_path: 
         flip(store, name)
         report = table.compact()
         assert len(report.errors) == 1
-        told = (name, "table 't'", f"partition '{leaf}'", "'dormouse check --deep'", "from a backup")
-        assert all(part in report.errors[0] for part in told)
+        reported = (name, "table 't'", f"partition '{leaf}'", "'dormouse check --deep'", "from a backup")
+        assert all(part in report.errors[0] for part in reported)
         data = store.get(name)
         store.delete([name])
         store.put(name, data[:-50])
@@ -155,7 +155,7 @@ def test_damage_in_s3_is_named_and_the_rest_is_backed_up(bucket: str, tmp_path: 
         ):
             with pytest.raises(ObjectDamaged) as error:
                 work()
-            assert all(part in str(error.value) for part in told)
+            assert all(part in str(error.value) for part in reported)
             assert "\n" not in str(error.value)
         with pytest.raises(BackupDamaged, match=name):
             instance.backup(tmp_path / "backups")

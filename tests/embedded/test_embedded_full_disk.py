@@ -40,10 +40,10 @@ def test_a_full_disk_at_the_start_is_reported_in_one_line(disk: Path) -> None:
     with suppress(OSError), fill.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4_096))
-    with pytest.raises(InstanceError) as told, EmbeddedPostgres(lake):
+    with pytest.raises(InstanceError) as reported, EmbeddedPostgres(lake):
         pass
-    assert "its disk is full: make room, and open it again" in str(told.value)
-    assert " | " not in str(told.value)
+    assert "its disk is full: make room, and open it again" in str(reported.value)
+    assert " | " not in str(reported.value)
     fill.unlink()
     with EmbeddedPostgres(lake):
         pass

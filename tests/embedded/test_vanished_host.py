@@ -32,7 +32,7 @@ def run(command: str) -> None:
     subprocess.run(command.split(), check=True, capture_output=True)
 
 
-def cannot() -> str | None:
+def why_unavailable() -> str | None:
     """Returns why this process can make no network namespace; None when it can."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return "needs root and the command ip (iproute2)"
@@ -103,7 +103,7 @@ def test_calls_end_when_the_host_of_the_database_vanished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`test_vanished_peers` checks the limits of sockets where no network namespace can be made."""
-    if (reason := cannot()) is not None:
+    if (reason := why_unavailable()) is not None:
         pytest.skip(reason)
     monkeypatch.setattr(session, "PEER_SECONDS_MAX", 5)
     objects = tmp_path / "objects"

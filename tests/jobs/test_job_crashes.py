@@ -87,9 +87,9 @@ def test_a_worker_stopped_for_longer_than_its_lease_finishes_no_job(
         (tmp_path / "held").unlink()
         first.send_signal(signal.SIGCONT)
         first.terminate()
-        told = first.stdout.read()  # type: ignore[union-attr]
-    assert "complete=0" in told
-    assert "lost=1" in told
+        reported = first.stdout.read()  # type: ignore[union-attr]
+    assert "complete=0" in reported
+    assert "lost=1" in reported
     assert jobs.result(job_id) == "second"
     assert jobs.status(job_id).attempts == 2
     assert count_ended(supplier) == 1
@@ -109,8 +109,8 @@ def test_a_worker_that_continues_before_its_job_is_taken_keeps_it(
         until(lambda: jobs.status(job_id).has_ended)
         assert jobs.status(job_id).attempts == 1
         worker.terminate()
-        told = worker.stdout.read()  # type: ignore[union-attr]
-    assert ("complete=1" in told, "lost=0" in told) == (True, True)
+        reported = worker.stdout.read()  # type: ignore[union-attr]
+    assert ("complete=1" in reported, "lost=0" in reported) == (True, True)
     assert count_ended(supplier) == 1
 
 

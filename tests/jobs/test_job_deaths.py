@@ -93,10 +93,10 @@ def test_a_worker_has_time_to_renew_a_lease_that_was_found_expired(
     hand.claim()
     hand.lease_ends()
     assert hand.claims.take_over() == 0
-    assert hand.claims.take_over() == 0, "its time to renew it is not over"
+    assert hand.claims.take_over() == 0, "the worker still has time to renew its lease"
     assert hand.pulse()
     hand.lease_ends()
-    assert hand.claims.take_over() == 0, "what was found before it was renewed tells nothing"
+    assert hand.claims.take_over() == 0, "a renewal resets the time"
     hand.grace_ends()
     assert hand.claims.take_over() == 1
     assert not hand.pulse()
@@ -186,7 +186,7 @@ def test_a_sleeping_worker_that_does_not_come_for_a_job_no_longer_counts(
     hand.claims.awake(hand.id, 30.0)
     assert counted() == (True, 1)
     hand.claims.sleep(hand.id, 86_400.0)
-    assert counted() == (True, 1), "it fell asleep after the start, so another may run it"
+    assert counted() == (True, 1), "a worker that fell asleep after the start counts"
 
 
 def test_a_sleeping_worker_beside_a_folder_has_a_short_lease(

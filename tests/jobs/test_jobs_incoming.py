@@ -174,8 +174,8 @@ def test_no_answer_of_the_service_has_a_path_of_its_machine(
     answer = tmp_path / "objects" / result["object"]
     assert answer.is_file()
     answer.unlink()
-    told = http_get(f"{client._http.url}/v1/jobs/{job_id}/answer").json()["detail"]
-    assert told == f"Object {result['object']!r} does not exist in the object store"
+    reported = http_get(f"{client._http.url}/v1/jobs/{job_id}/answer").json()["detail"]
+    assert reported == f"Object {result['object']!r} does not exist in the object store"
     # in the same process, the error names the path
     with pytest.raises(ObjectStoreError, match=f"{tmp_path}"):
         instance.objects.get(result["object"])

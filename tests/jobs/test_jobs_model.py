@@ -216,7 +216,7 @@ class Jobs(RuleBasedStateMachine):
         self.hands.remove(hand)
 
     @invariant()
-    def all_is_as_it_must_be(self) -> None:
+    def every_job_matches_the_model(self) -> None:
         found = {job.job_id: job for job in self.store.list(limit=10_000)}
         assert found.keys() == self.jobs.keys()
         for job_id, known in self.jobs.items():

@@ -100,18 +100,18 @@ def test_an_object_written_after_the_listing_is_no_fault(
 
 
 def test_a_sweep_deletes_objects_then_rows_page_by_page(store: ObjectStore, ledger: Memory) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     forgotten: list[list[str]] = []
 
     def forget(gone: list[str]) -> None:
-        assert names(store).isdisjoint(gone), "the objects go first"
+        assert names(store).isdisjoint(gone), "objects are deleted before their rows"
         forgotten.append(gone)
         ledger.forget(gone)
 
-    done = sweep(store, ledger.expired(2), forget, lambda count, total: told.append(count))
+    done = sweep(store, ledger.expired(2), forget, lambda count, total: reported.append(count))
     assert (done.objects, done.deleted, done.bytes, done.failures) == (5, 5, 2 + 4 + 6 + 8 + 10, 0)
     assert [len(page) for page in forgotten] == [2, 2, 1]
-    assert told == [2, 4, 5]
+    assert reported == [2, 4, 5]
     assert names(store) == set(ledger.rows) == {f"kind/{number}" for number in range(0, 10, 2)}
 
 

@@ -36,7 +36,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def refuses_for_want_of_space(store: ObjectStore) -> None:
+def check_refused_without_space(store: ObjectStore) -> None:
     with (
         pytest.raises(
             ObjectStoreError, match=r"Cannot write object 'a/big' in .*: (No space|File too)"
@@ -51,7 +51,7 @@ def test_a_full_disk_is_reported_in_one_line_and_leaves_nothing(small_disk: Path
     store = open_store(small_disk / "objects")
     with pytest.raises(ObjectStoreError, match=r"Cannot write object 'a/big' in .*: (No space|File too)"):
         store.put("a/big", b"x" * 2 * MEBIBYTE)
-    refuses_for_want_of_space(store)
+    check_refused_without_space(store)
     assert [path for path in small_disk.rglob("*") if path.is_file()] == []
     store.put("a/small", b"x" * (MEBIBYTE // 2))
     assert list(store.list()) == [("a/small", MEBIBYTE // 2)]
@@ -61,7 +61,7 @@ def test_a_full_staging_disk_of_an_s3_store_is_reported_in_one_line(
     small_disk: Path, s3_options: dict[str, str]
 ) -> None:
     store = open_store("s3://dormouse-test/full", **s3_options | {"staging_dir": str(small_disk)})
-    refuses_for_want_of_space(store)
+    check_refused_without_space(store)
     assert [path for path in small_disk.rglob("*") if path.is_file()] == []
 
 

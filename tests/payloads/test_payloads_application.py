@@ -180,9 +180,9 @@ def test_a_put_into_a_dropped_day_is_refused(instance: Instance, application: st
         with pytest.raises(PayloadExpired):
             instance.payloads.put("t", "2", old, "k", 1, conn=conn)
         conn.rollback()
-        with pytest.raises(psycopg.DatabaseError, match="2020-01-01 are past their retention") as told:
+        with pytest.raises(psycopg.DatabaseError, match="2020-01-01 are past their retention") as reported:
             conn.execute(PUT, ["t", "2", old, "k", "1"])
-    assert told.value.sqlstate == "DM002"
+    assert reported.value.sqlstate == "DM002"
 
 
 @pytest.mark.slow

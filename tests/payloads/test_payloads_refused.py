@@ -86,9 +86,9 @@ def test_kinds_of_dormouse_are_refused_without_a_connection_too(instance: Instan
 def test_text_that_is_not_jsonb_raises_the_error_of_postgresql(
     application: str, text: str, sqlstate: str
 ) -> None:
-    with psycopg.connect(application) as conn, pytest.raises(psycopg.DatabaseError) as told:
+    with psycopg.connect(application) as conn, pytest.raises(psycopg.DatabaseError) as reported:
         conn.execute(PUT, ["t", "1", AT, "k", text])
-    assert told.value.sqlstate == sqlstate
+    assert reported.value.sqlstate == sqlstate
 
 
 def test_the_error_names_the_grants_of_each_owner(instance: Instance, application: str, dsn: str) -> None:
@@ -112,8 +112,8 @@ def test_the_error_names_the_grants_of_each_owner(instance: Instance, applicatio
                 conn.execute(f"alter function dormouse.{function} owner to {ROLE}_owner")
             usage = f"grant usage on schema dormouse to {ROLE}"
             execute = f"grant execute on function dormouse.put_payload, dormouse.put_payloads to {ROLE}"
-            told = f"as the owner of the schema: {usage}; as the owner of the functions, .*: {execute}"
-            with psycopg.connect(application) as own, pytest.raises(InstanceForbidden, match=told):
+            reported = f"as the owner of the schema: {usage}; as the owner of the functions, .*: {execute}"
+            with psycopg.connect(application) as own, pytest.raises(InstanceForbidden, match=reported):
                 instance.payloads.put("t", "1", AT, "k", 1, conn=own)
             conn.execute(f"set role {ROLE}_owner")
             conn.execute(usage)  # PostgreSQL only warns that this grant has no effect

@@ -299,10 +299,10 @@ def test_a_connection_to_a_primary_that_became_a_standby_is_not_kept(
     dsn: str, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     demoted = set[int]()
-    told = psycopg.ConnectionInfo.parameter_status
+    reported = psycopg.ConnectionInfo.parameter_status
 
     def status(self: psycopg.ConnectionInfo, name: str) -> str | None:
-        return "on" if name == "in_hot_standby" and self.backend_pid in demoted else told(self, name)
+        return "on" if name == "in_hot_standby" and self.backend_pid in demoted else reported(self, name)
 
     def work(conn: Connection) -> int:
         if conn.info.backend_pid in demoted:
@@ -312,7 +312,7 @@ def test_a_connection_to_a_primary_that_became_a_standby_is_not_kept(
     monkeypatch.setattr(psycopg.ConnectionInfo, "parameter_status", status)
     with closing(ConnectionSupplier(dsn)) as supplier:
         demoted.add(run(supplier, work))
-        assert run(supplier, work) not in demoted, "the name leads to another by now"
+        assert run(supplier, work) not in demoted, "the name resolves to another server now"
 
         def refused(conn: Connection) -> int:
             demoted.add(conn.info.backend_pid)
@@ -320,14 +320,16 @@ def test_a_connection_to_a_primary_that_became_a_standby_is_not_kept(
 
         with pytest.raises(InstanceReadOnly):  # no other server is reachable yet
             run(supplier, refused, attempts_max=3)
-        assert run(supplier, work) not in demoted, "what was of no use is closed"
+        assert run(supplier, work) not in demoted, "connections to the standby were closed"
     demoted.clear()
     monkeypatch.setattr(psycopg.ConnectionInfo, "parameter_status", lambda self, name: "on")
     with closing(ConnectionSupplier(dsn, read_only=True)) as supplier:
         demoted.add(run(supplier, lambda conn: conn.info.backend_pid))
         with pytest.raises(InstanceReadOnly):
             run(supplier, work)
-        assert run(supplier, lambda conn: conn.info.backend_pid) in demoted, "it was to read only"
+        assert run(supplier, lambda conn: conn.info.backend_pid) in demoted, (
+            "a read-only supplier keeps connections to a standby"
+        )
 
 
 def test_plans_do_not_depend_on_the_values(supplier: ConnectionSupplier) -> None:

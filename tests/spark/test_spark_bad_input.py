@@ -67,9 +67,9 @@ def test_dropping_a_table_while_rows_are_written_is_reported_and_leaves_no_files
     frame = meanwhile(rows(spark), dsn, url, lambda opened: opened.drop_table("t"))
     with pytest.raises(Exception) as raised:
         written(frame, table, {"dsn": dsn, "objects": url}, by)
-    told = f"{type(raised.value).__name__}: {raised.value}"
+    reported = f"{type(raised.value).__name__}: {raised.value}"
     message = r"(TableNotFound: table 't' |AttemptAbandoned: attempt \w+ .*its table was dropped)"
-    assert re.search(message, told), told
+    assert re.search(message, reported), reported
     # a task may still write when its job is given up
     instance._attempts.collect_abandoned(table.files.table.table_id)
     assert list(instance.orphans(timedelta())) == []

@@ -38,11 +38,11 @@ def test_each_job_is_a_task_that_commits_by_itself(new_table: NewTable, spark: S
     bad = f"{table.table.object_prefix}a-{leaves[1]}.parquet"
     table.objects.delete([bad])
     table.objects.put(bad, b"PAR1 this is no Parquet PAR1")
-    told: list[tuple[int, int | None]] = []
-    report = compact_on(spark, table, progress=lambda *args: told.append(args))
+    reported: list[tuple[int, int | None]] = []
+    report = compact_on(spark, table, progress=lambda *args: reported.append(args))
     assert (report.jobs_run, report.jobs_failed, report.given_up) == (2, 3, 1)
     assert bad in report.errors[0]
-    assert told[-1] == (3, 3)
+    assert reported[-1] == (3, 3)
     for number in (0, 2):
         [reference] = table.store.file_references_in([leaves[number]])
         expected = sorted([*range(100 * number, 100 * number + 50)] * 2)

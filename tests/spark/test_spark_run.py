@@ -145,9 +145,14 @@ def test_a_job_that_is_given_up_fails_the_run_but_not_other_jobs(
     run_id = created(supplier, objects)
     assert start(run_id) == 1
     assert "is given up" in caplog.text and bad in caplog.text
-    [told], given_up = broken.last_rounds.read()
-    assert (told.kind, told.error, told.failures, given_up.jobs) == ("compaction", given_up.reason, 1, 1)
-    assert bad in str(told.error)
+    [reported], given_up = broken.last_rounds.read()
+    assert (reported.kind, reported.error, reported.failures, given_up.jobs) == (
+        "compaction",
+        given_up.reason,
+        1,
+        1,
+    )
+    assert bad in str(reported.error)
     [well] = whole.last_rounds.read()[0]
     assert (well.kind, well.error) == ("compaction", None)
     assert [reference.row_count for reference in whole.store.file_references()] == [10]
@@ -204,9 +209,9 @@ def test_a_leaf_that_cannot_be_divided_fails_the_run_but_not_other_leaves(
     runs.write_list(objects, runs.RunList(run_id, "split", listed))
     assert start(run_id) == 1
     assert len(whole.partitions.leaves()) == 2
-    [told] = broken.last_rounds.read()[0]
-    assert (told.kind, told.failures) == ("split", 1)
-    assert "partition root is not divided" in str(told.error)
+    [reported] = broken.last_rounds.read()[0]
+    assert (reported.kind, reported.failures) == ("split", 1)
+    assert "partition root is not divided" in str(reported.error)
 
 
 def test_a_run_without_its_list_does_nothing(

@@ -209,7 +209,7 @@ def test_spark_runs_python_quietly_is_interrupted_and_leaves_nothing(
     assert (report["same"], report["memory"], report["master"]) == (True, "1g", "local[2]")
     assert (report["changed"], report["added"]) == ([], [])
     results = [0, 1, 4, None, None, None, 36]
-    assert report["results"] == results[:tasks], "the tasks that failed took others with them"
+    assert report["results"] == results[:tasks], "the failed tasks ended other tasks"
     assert ["process died" in error or error for error in report["errors"]] == [
         True,
         "KeyError('four')",

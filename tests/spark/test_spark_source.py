@@ -249,10 +249,13 @@ def test_metadata_are_rows(instance: Instance, table: Table, load: Load) -> None
     jobs = table.context.jobs
     jobs.create_of_shared([leaf.partition_id for leaf in table.partitions.leaves()])
     taken = jobs.take(1)
-    told = {row.job_id: row for row in load(metadata="jobs").collect()}
-    assert len(told) == jobs.count()[0] > 1
-    assert [one.job_id for one in told.values() if one.is_running] == [job.job_id for job in taken]
-    assert (told[taken[0].job_id].attempts, told[taken[0].job_id].partition_id) == (1, taken[0].partition_id)
+    reported = {row.job_id: row for row in load(metadata="jobs").collect()}
+    assert len(reported) == jobs.count()[0] > 1
+    assert [one.job_id for one in reported.values() if one.is_running] == [job.job_id for job in taken]
+    assert (reported[taken[0].job_id].attempts, reported[taken[0].job_id].partition_id) == (
+        1,
+        taken[0].partition_id,
+    )
     [cut] = load(metadata="cuts").collect()
     assert (cut.name, cut.recorded_at.timestamp()) == (
         "before",

@@ -291,7 +291,7 @@ def test_a_checkpoint_ahead_of_a_restored_database_is_refused(
     query(instance._supplier, ADOPTED, 7)
     add(source, 100)
     after, rows = batch(stream, before)
-    assert [row["k"] for row in rows] == list(range(100, 120)), "it was up to the adoption"
+    assert [row["k"] for row in rows] == list(range(100, 120)), "the stream read up to the adoption"
     with pytest.raises(InvalidInput, match="which was restored to an earlier time: give the"):
         stream.partitions({**after, "life": before["life"]}, after)
     with pytest.raises(InvalidInput, match="restored to an earlier time"):
