@@ -299,10 +299,14 @@ def test_a_connection_to_a_primary_that_became_a_standby_is_not_kept(
     dsn: str, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     demoted = set[int]()
-    reported = psycopg.ConnectionInfo.parameter_status
+    parameter_status_of = psycopg.ConnectionInfo.parameter_status
 
     def status(self: psycopg.ConnectionInfo, name: str) -> str | None:
-        return "on" if name == "in_hot_standby" and self.backend_pid in demoted else reported(self, name)
+        return (
+            "on"
+            if name == "in_hot_standby" and self.backend_pid in demoted
+            else parameter_status_of(self, name)
+        )
 
     def work(conn: Connection) -> int:
         if conn.info.backend_pid in demoted:
