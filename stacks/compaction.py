@@ -12,12 +12,13 @@ from constructs import Construct
 
 from dormouse.settings.database import CompactionSettings, EmrServerlessCompaction
 from dormouse.settings.lambdas import CompactionEnvironment, RunsEnvironment
-from dormouse.settings.resources import RunResources
+from dormouse.settings.resources import RunResources, SleepingResources
 from stacks.constructs.database_function import DatabaseFunction
 from stacks.constructs.emr_ec2 import EmrEc2
 from stacks.constructs.emr_serverless import EmrServerless
 from stacks.constructs.function import Function
 from stacks.constructs.schedule import Schedule
+from stacks.constructs.sleeping import only_while, running, switch
 from stacks.constructs.spark_runs import RunFunctions, SparkRuns
 from stacks.constructs.wildcards import acknowledge_resources
 from stacks.database import RUN_ROLE
@@ -47,6 +48,7 @@ class CompactionStack(InstanceStack):
         self._package = foundation.assets.emr_package(self)
         self._entry = foundation.assets.emr_entry(self)
         self.emr = self._made()
+        self.switch = self._create_endpoint()
         self._let_spark_work()
         self.create = self._database_function("Create", "create", "Makes compaction jobs for a run")
         self.function = self.create.function
@@ -102,6 +104,21 @@ class CompactionStack(InstanceStack):
             key=foundation.storage.key,
             log_uri=log_uri,
         )
+
+    def _create_endpoint(self) -> Function | None:
+        """Creates the endpoint of EMR on EC2, which exists while the instance runs, and returns its switch.
+
+        EMR would create one itself, but it would outlast a pause.
+        """
+        compaction = self.compaction
+        if isinstance(compaction, EmrServerlessCompaction) or compaction.endpoints == "existing":
+            return None
+        assert isinstance(self.emr, EmrEc2)  # noqa: S101
+        is_running = running(self)
+        awake = Construct(self, "Awake")
+        self.emr.create_endpoint(awake, self._foundation.network.placement)
+        only_while(is_running, awake)
+        return switch(self, self._foundation.assets, "Lets the endpoint of EMR exist or not")
 
     def _log_uri(self) -> str:
         bucket = self._foundation.storage.data_bucket
@@ -199,5 +216,8 @@ class CompactionStack(InstanceStack):
                 engine=self.compaction.engine,
                 application=emr.application_id if isinstance(emr, EmrServerless) else None,
                 cluster_name=emr.cluster_name if isinstance(emr, EmrEc2) else None,
+                endpoint=SleepingResources(stack=self.stack_name, switch=self.switch.function.function_name)
+                if self.switch
+                else None,
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,6 +57,12 @@ class Switched:
     maintenance: MaintenanceStack | None = None
     query: QueryStack | None = None
     access: AccessStack | None = None
+
+    @property
+    def sleeping(self) -> Sequence[QueryStack | AccessStack | CompactionStack]:
+        """The stacks that sleep by a parameter."""
+        compaction = self.compaction if self.compaction and self.compaction.switch else None
+        return [one for one in (self.query, self.access, compaction) if one]
 
 
 KEEPS_MESSAGES = [
@@ -132,7 +139,7 @@ class PauseStack(InstanceStack):
         parameters = [resources_parameter(name, stack).removeprefix("/") for stack in Resources.model_fields]
         parameters.append(state_parameter(name).removeprefix("/"))
         lambda_.allow(["ssm:GetParameter"], [parameter(each) for each in parameters])
-        sleeping = [one.name for one in (switched.query, switched.access) if one]
+        sleeping = [one.name for one in switched.sleeping]
         stacks = ["migrate", *sleeping]
         ours = [self._arn("cloudformation", "stack", f"{stack_name(name, one)}/*") for one in stacks]
         lambda_.allow(["cloudformation:DescribeStacks"], ours)
@@ -155,8 +162,11 @@ class PauseStack(InstanceStack):
         It cannot cancel running work.
         """
         colon = cdk.ArnFormat.COLON_RESOURCE_NAME
-        sleeping = [one for one in (switched.query, switched.access) if one]
-        switches = [fact(one, self, "switch", one.switch.function.function_name) for one in sleeping]
+        switches = [
+            fact(one, self, "switch", one.switch.function.function_name)
+            for one in switched.sleeping
+            if one.switch
+        ]
         scheduled = [one for one in (switched.garbage, switched.compaction, switched.maintenance) if one]
         rules = [fact(one, self, "rule", one.rule.rule_name) for one in scheduled]
         called = [fact(one, self, "function", one.function.function_name) for one in scheduled]

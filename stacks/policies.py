@@ -139,8 +139,8 @@ class PoliciesStack(InstanceStack):
                 for number, one in enumerate(commit.mappings, 1)
             ]
             _allow(policy, ["lambda:UpdateEventSourceMapping"], mappings)
-        for sleeping in (watched.query, watched.access):
-            if sleeping is not None:
+        for sleeping in watched.sleeping:
+            if sleeping.switch is not None:
                 switch = self.format_arn(
                     service="lambda",
                     resource="function",

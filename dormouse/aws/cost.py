@@ -1,8 +1,8 @@
 """The costs of an instance: a month by its settings before the deploy, and an hour as it runs now.
 
 Prices come from prices.toml beside this file, not from the network. The use of the instance comes from
-`Assumptions`. A deployment has no NAT gateways, and interface endpoints only for the query service and the
-host for access.
+`Assumptions`. A deployment has no NAT gateways, and interface endpoints only for the query service,
+EMR on EC2 and the host for access.
 """
 
 from __future__ import annotations
@@ -292,6 +292,8 @@ class _Month:
             # The primary node is extra; a cluster that waits for steps idles after each run.
             nodes = 1 + max(1.0, assumed.run_share * compaction.instances_max)
             self.add("compaction", f"EMR on EC2, {nodes:.3g} × {kind}", assumed.run_hours * nodes * hour)
+            usd = HOURS * prices["endpoint_hour"] * (compaction.endpoints != "existing")
+            self.add("compaction", "1 interface endpoint", usd)
 
     def services(self) -> None:
         """Adds the query service with its fewest tasks, copies, the host for access, and monitoring."""
@@ -407,6 +409,8 @@ def _hour(
         workers, hosts = times("vcpus", prices.emr_hour(LIVE_ARCHITECTURE)), live.get("hosts")
         is_measured = workers is not None or hosts is not None
         yield "runs", _sum([workers or 0.0, *map(prices.ec2_hour, hosts or ())]) if is_measured else None
+        if resources.compaction.endpoint is not None:
+            yield "endpoint of EMR", 0.0 if live.get("emr_sleeps") else prices["endpoint_hour"]
     if (query := resources.query) is not None:
         task = prices.fargate_hour(LIVE_ARCHITECTURE, query.cpu, query.memory_mb)
         yield "query tasks", times("query_tasks", task)

@@ -58,8 +58,9 @@ FARGATE_VCPU = ("fargate", "L-3032A538", "vCPUs of Fargate at once")
 ENDPOINTS = {
     "query": frozenset({"ecr.api", "ecr.dkr", "logs", "secretsmanager"}),
     "access": frozenset({"ssm", "ssmmessages"}),
+    "compaction": frozenset({"emr-service-cell01"}),
 }
-"""The endpoints that tasks on Fargate and the agent of Session Manager call."""
+"""The endpoints that tasks on Fargate, the agent of Session Manager and clusters of EMR on EC2 call."""
 
 
 @dataclass(frozen=True)
@@ -364,8 +365,9 @@ class _Account:
         yield from self._routes(tables)
         endpoints = self._in_vpc("describe_vpc_endpoints", "VpcEndpoints")
         yield self._endpoint([one for one in endpoints if one["ServiceName"].endswith(".s3")], tables)
-        for name, part in (("query", self.settings.query), ("access", self.settings.access)):
-            if part is not None:
+        for name in ENDPOINTS:
+            part = getattr(self.settings, name)
+            if part is not None and not isinstance(part, EmrServerlessCompaction):
                 yield self._ways(name, part.endpoints == "create", endpoints)
 
     def _subnets(self, subnets: dict[str, Any]) -> Iterator[Check]:

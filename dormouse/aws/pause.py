@@ -16,6 +16,7 @@ from dormouse.aws.drain import DrainCommits, DrainRuns, DrainScheduled, StopSpar
 from dormouse.aws.instance import DeployedInstance, is_changing, stacks_of
 from dormouse.aws.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport
 from dormouse.aws.switches import (
+    EMR_ENDPOINT,
     SwitchMappings,
     SwitchRules,
     SwitchStack,
@@ -60,7 +61,10 @@ def pause(
     keeper = (rule_name(told.rule),) if told else ()
     are_off = all(rule_state(instance, rule) != "ENABLED" for rule in rules)
     quiet_seconds = float("inf") if sleeps else instance.desired_seconds if are_off else 0.0
-    sleeping = [SwitchStack(instance, what, one, False) for what, one in sleepers(instance).items()]
+    stops = {what: SwitchStack(instance, what, one, False) for what, one in sleepers(instance).items()}
+    # clusters need it until they end
+    of_emr = [stops.pop(EMR_ENDPOINT)] if EMR_ENDPOINT in stops else []
+    sleeping = [*stops.values()]
     before: list[Step] = [
         WriteDesiredState(instance, "paused"),
         *sleeping,
@@ -69,6 +73,7 @@ def pause(
     ]
     after: list[Step] = [
         StopSpark(instance),
+        *of_emr,
         StopDatabase(instance),
         SwitchRules(instance, keeper, True, "the rule that keeps the database asleep"),
     ]
@@ -139,12 +144,16 @@ def resume(
             "resume it later, or now with --wait"
         )
     check_not_deployed_to(instance, "resume")
+    starts = {what: SwitchStack(instance, what, one, True) for what, one in sleepers(instance).items()}
+    # a schedule may start a cluster at once
+    of_emr = [starts.pop(EMR_ENDPOINT)] if EMR_ENDPOINT in starts else []
     steps: list[Step] = [
         WriteDesiredState(instance, "running"),
         StartDatabase(instance),
         SwitchMappings(instance, True),
+        *of_emr,
         SwitchRules(instance, schedules(instance), True, "the schedules"),
-        *(SwitchStack(instance, what, one, True) for what, one in sleepers(instance).items()),
+        *starts.values(),
     ]
     run = Run("running", lambda: instance.desired, tell, clock)
     reports = run.reports(steps, ended, dry_run=dry_run)

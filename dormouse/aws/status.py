@@ -13,7 +13,16 @@ from dormouse.aws.cost import hourly
 from dormouse.aws.database import ASLEEP, SERVES, STOPPING, describe, left_behind
 from dormouse.aws.drain import Waiting, offer, waiting
 from dormouse.aws.instance import DeployedInstance, left_stacks
-from dormouse.aws.switches import GONE, mapping_state, mappings, rule_state, schedules, sleeper_state
+from dormouse.aws.switches import (
+    EMR_ENDPOINT,
+    GONE,
+    mapping_state,
+    mappings,
+    rule_state,
+    schedules,
+    sleeper_state,
+    sleepers,
+)
 from dormouse.errors import InstanceError
 from dormouse.settings.resources import DesiredState
 
@@ -85,6 +94,9 @@ class Status:
     usd_hour: tuple[tuple[str, float | None], ...]
     """The current cost of an hour in USD by part; None if it is unknown."""
 
+    emr_endpoint: str | None = None
+    """The state of the interface endpoint for EMR on EC2, in the same words."""
+
     left_stacks: tuple[str, ...] = ()
     """Stacks of parts that the last deploy did not have, and which still cost money."""
 
@@ -97,6 +109,8 @@ def status(instance: DeployedInstance) -> Status:
     query, access = (sleeper_state(instance, one) for one in (told, instance.resources.access))
     live = {**_live(instance, cluster, bool(runs)), **_query_live(instance, query)}
     live["access_sleeps"] = access in ("asleep", GONE)
+    emr_endpoint = sleeper_state(instance, sleepers(instance).get(EMR_ENDPOINT))
+    live["emr_sleeps"] = emr_endpoint in ("asleep", GONE)
     ours = instance.resources.database
     found = Status(
         instance=instance.id,
@@ -116,6 +130,7 @@ def status(instance: DeployedInstance) -> Status:
         access=access,
         left_behind=left_behind(instance.aws, instance.id, ours) if ours else (),
         usd_hour=tuple(hourly(instance.resources, live, instance.region)),
+        emr_endpoint=emr_endpoint,
         left_stacks=_left_stacks(instance),
     )
     return replace(found, summary=_summary(found))
@@ -129,8 +144,11 @@ def _left_stacks(instance: DeployedInstance) -> tuple[str, ...]:
 def _summary(parts: Status) -> str:
     off = [state == "DISABLED" for state in parts.schedules.values()]
     off += [state == "Disabled" for state in parts.mappings.values()]
+    sleeping = (parts.query, parts.access, parts.emr_endpoint)
     if parts.desired == "paused":
-        sleep = all(state in (None, "asleep", GONE) for state in (parts.query, parts.access))
+        sleep = all(
+            state in (None, "asleep", GONE) for state in (parts.query, parts.access, parts.emr_endpoint)
+        )
         spark_sleeps = parts.spark in (None, "", NO_CLUSTER, *drain.APPLICATION_ASLEEP)
         is_quiet = all(off) and sleep and spark_sleeps
         if is_quiet and parts.database in ASLEEP:
@@ -138,7 +156,7 @@ def _summary(parts: Status) -> str:
         if is_quiet and parts.database == STOPPING:
             return "paused; AWS is still stopping the database"
         return "should be paused, but a part of it is not: pause it again"
-    run = all(state in (None, "running") for state in (parts.query, parts.access))
+    run = all(state in (None, "running") for state in sleeping)
     if parts.database in SERVES and not any(off) and run:
         return "running"
     if parts.database == GONE:

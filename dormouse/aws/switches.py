@@ -30,6 +30,7 @@ SWITCH_SECONDS_MAX = 70.0
 
 CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM"]
 GONE = "gone"
+EMR_ENDPOINT = "the endpoint of EMR"
 
 
 def schedules(instance: DeployedInstance) -> tuple[str, ...]:
@@ -196,7 +197,11 @@ def is_running(described: Mapping[str, Any], instance_id: str) -> bool:
 def sleepers(instance: DeployedInstance) -> dict[str, SleepingResources]:
     """Returns the existing stacks that can sleep, by their names."""
     resources = instance.resources
-    found = {"the query service": resources.query, "the host for access": resources.access}
+    found: dict[str, SleepingResources | None] = {
+        "the query service": resources.query,
+        "the host for access": resources.access,
+        EMR_ENDPOINT: resources.compaction.endpoint if resources.compaction else None,
+    }
     return {what: one for what, one in found.items() if one is not None}
 
 

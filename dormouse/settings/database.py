@@ -201,6 +201,11 @@ class _Ec2Compaction(_Compaction):
     instances_max: int = setting(10, ge=1, le=500)
     """The largest number of core instances."""
 
+    endpoints: Literal["create", "existing"] | None = setting(None)
+    """The interface endpoint by which EMR controls clusters, `emr-service-cell01`: `create` it, or use an
+    `existing` one. `create` is the default in the instance's own VPC. In an existing VPC, which all its
+    machines share, the choice is required."""
+
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if len(set(self.instance_types)) < len(self.instance_types):
             yield "instance_types", "each may be listed only once"

@@ -502,8 +502,9 @@ class DeploymentSettings(Section):
         if others := [zone for zone in zones if zone[:-1] != region]:
             yield "network.availability_zones", f"{others[0]} is not of the region {region}"
         yield from self._elsewhere(region)
-        for name, part in (("query", self.query), ("access", self.access)):
-            if part and self.network.vpc_id and part.endpoints is None:
+        for name, part in (("query", self.query), ("access", self.access), ("compaction", self.compaction)):
+            # EMR Serverless has no such setting
+            if part and self.network.vpc_id and getattr(part, "endpoints", "") is None:
                 why = 'it must be "create" or "existing" in the VPC that network.vpc_id names'
                 yield f"{name}.endpoints", why
         storage, days = self.storage, self.database.backup_days

@@ -101,6 +101,15 @@ class ScheduledResources(Described):
     function: str
 
 
+class SleepingResources(Described):
+    """The resources of a stack that sleeps by its parameter `Running`."""
+
+    stack: str
+    """The name of the stack."""
+    switch: str | None = None
+    """The name of the function that wakes the stack or puts it to sleep; None in older deployments."""
+
+
 class RunResources(ScheduledResources):
     """The resources of `compaction` and `maintenance`.
 
@@ -113,15 +122,8 @@ class RunResources(ScheduledResources):
     """The id of the EMR Serverless application."""
     cluster_name: str | None = None
     """The name of the clusters of EMR on EC2."""
-
-
-class SleepingResources(Described):
-    """The resources of a stack that sleeps by its parameter `Running`."""
-
-    stack: str
-    """The name of the stack."""
-    switch: str | None = None
-    """The name of the function that wakes the stack or puts it to sleep; None in older deployments."""
+    endpoint: SleepingResources | None = None
+    """The stack with the interface endpoint of EMR on EC2; None without one of the instance's own."""
 
 
 class QueryResources(SleepingResources):

@@ -21,12 +21,13 @@ from stacks.acknowledge import acknowledge
 from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.emr_release import RELEASE
 from stacks.constructs.emr_service_role import EmrServiceRole
+from stacks.constructs.endpoints import Endpoints, emr_services
 from stacks.constructs.function import Function, Placement
 from stacks.constructs.security_group import closed_group
 from stacks.constructs.wildcards import acknowledge_resources
 
-PRIMARY_PORT, SERVICE_PORT = 8443, 9443
-"""The ports on which EMR calls the cluster, and the cluster calls EMR, within the VPC."""
+SERVICE_PORT = 443
+"""The port of the endpoint by which clusters call EMR, since emr-spark-8.0.0."""
 
 ROOT_GB = 30
 _CLEANUP_ROLE = "aws-service-role/elasticmapreduce.amazonaws.com/AWSServiceRoleForEMRCleanup"
@@ -83,6 +84,16 @@ class EmrEc2(Construct):
         self._service_role = service_role.role
         self._security = self._security_configuration(key)
         self.template = self._stack.to_json_string(self._request(compaction, placement, log_uri))
+
+    def create_endpoint(self, scope: Construct, placement: Placement) -> None:
+        """Creates the endpoint by which EMR controls clusters, with the security group for EMR's access."""
+        Endpoints(
+            scope,
+            "Endpoints",
+            services=emr_services(self._stack.region),
+            placement=placement,
+            security_group=self._service,
+        )
 
     def allow_submit(self, function: Function) -> None:
         """Allows finding clusters and steps, creating a cluster, and ending a duplicate cluster."""
@@ -154,8 +165,7 @@ class EmrEc2(Construct):
             for other in self.security_groups:
                 for port in (ec2.Port.all_tcp(), ec2.Port.all_udp(), ec2.Port.all_icmp()):
                     one.connections.allow_to(other, port, "within the cluster")
-            self._service.connections.allow_to(one, ec2.Port.tcp(PRIMARY_PORT), "EMR calls the cluster")
-        self._primary.connections.allow_to(self._service, ec2.Port.tcp(SERVICE_PORT), "the cluster calls EMR")
+            one.connections.allow_to(self._service, ec2.Port.tcp(SERVICE_PORT), "the cluster calls EMR")
 
     def _security_configuration(self, key: kms.IKey) -> emr.CfnSecurityConfiguration:
         return emr.CfnSecurityConfiguration(

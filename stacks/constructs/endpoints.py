@@ -27,8 +27,8 @@ CHANNELS = [
 ]
 """The actions of the agent of Session Manager."""
 
-Services = Mapping[str, tuple[ec2.InterfaceVpcEndpointAwsService, Sequence[str]]]
-"""The AWS services and their allowed actions, by purpose."""
+Services = Mapping[str, tuple[ec2.IInterfaceVpcEndpointService, Sequence[str]]]
+"""The AWS services and their allowed actions, by purpose; without actions, all are allowed."""
 
 TASK_SERVICES: Services = {
     "Images": (ec2.InterfaceVpcEndpointAwsService.ECR, PULL_ACTIONS),
@@ -49,6 +49,14 @@ SESSION_SERVICES: Services = {
     "Messages": (ec2.InterfaceVpcEndpointAwsService.SSM_MESSAGES, CHANNELS),
 }
 """The services that a host of Session Manager needs; agents since 3.3.40 do not need ec2messages."""
+
+
+def emr_services(region: str) -> Services:
+    """Returns the service by which EMR controls clusters in private subnets, since emr-spark-8.0.0.
+
+    AWS documents no actions of it, so the endpoint has AWS's default policy.
+    """
+    return {"Emr": (ec2.InterfaceVpcEndpointService(f"aws.api.{region}.emr-service-cell01", 443), ())}
 
 
 class Endpoints(Construct):
@@ -76,6 +84,8 @@ class Endpoints(Construct):
                 private_dns_enabled=True,
                 open=False,
             )
+            if not actions:
+                continue
             # Else an intruder could send data out with credentials of another account.
             endpoint.add_to_policy(
                 iam.PolicyStatement(
