@@ -70,7 +70,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class StateTable:
-    """A table whose leaves are numbered from 0. Ids of partitions, jobs and commits follow from the number."""
+    """A table with leaves numbered from 0. Ids of partitions, jobs and commits follow from the number."""
 
     record: TableRecord
     leaves: int
