@@ -96,14 +96,14 @@ def measure(plan: Plan, tell: Tell) -> Figures:
         found["vs_copy"] = round(found["upload_rows_per_s"] / found["copy_rows_per_s"], 3)
         with dm.connect(place.dsn, place.objects) as instance:
             table = Table(instance.row_table("samples"), plan)
-            for what, step in (
+            for name, step in (
                 ("indexing", table.index),
                 ("querying", partial(table.queries, place)),
                 ("fetching", table.fetch),
                 ("changing a row", table.change),
                 ("downloading", partial(table.download, place.folder)),
             ):
-                tell(what)
+                tell(name)
                 found |= step()
             for name in _names():
                 instance.create_row_table(name, COLUMNS).change([_row_for_each_writer()])
