@@ -109,7 +109,7 @@ def test_the_end_of_a_stop_may_be_waited_for(stubs: StubSession, instance: Deplo
 
 @pytest.mark.parametrize("state", sorted(HOPELESS))
 @pytest.mark.parametrize("step", [StopDatabase, StartDatabase])
-def test_what_only_people_can_mend_is_said(
+def test_a_cluster_state_that_only_an_operator_can_fix_is_an_error(
     stubs: StubSession, instance: DeployedInstance, step: Any, state: str
 ) -> None:
     described(stubs, state)

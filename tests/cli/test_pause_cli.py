@@ -82,7 +82,7 @@ def test_with_json_it_is_one_document(deployed: Deployed, cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_a_dry_run_says_what_it_would_do(deployed: Deployed, cli: Cli) -> None:
+def test_a_dry_run_reports_the_steps_without_doing_them(deployed: Deployed, cli: Cli) -> None:
     code, out, _ = cli(*on("pause", "--dry-run"))
     assert (code, deployed.state()) == (0, RUNNING)
     assert f"→ stop the database: cluster {deployed.cluster} is available" in out.splitlines()
