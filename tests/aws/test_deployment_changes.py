@@ -1,4 +1,4 @@
-"""What a change of a deployment's settings needs is what CloudFormation does."""
+"""The documented effect of a changed deployment setting agrees with CloudFormation's behaviour."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEPLOYED = {
 
 
 @pytest.mark.slow
-def test_what_a_change_needs_is_what_cloudformation_does() -> None:
+def test_settings_marked_as_replacements_are_those_that_cloudformation_replaces() -> None:
     """A property that can only be set at creation makes a change a replacement."""
     from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 

@@ -175,7 +175,7 @@ SENDERS = {
 def test_repeated_passes_over_the_queue_make_no_dead_letters(
     sender: str, tells_ages: bool, fault: str | None
 ) -> None:
-    """SQS counts each look as a receive. After many, it omits the message's age and makes it a dead letter."""
+    """SQS counts each look as a receive. After many, it omits a message's age or makes it a dead letter."""
     weeks = paused("stopped", tells_ages=tells_ages, looks_hourly=True, wanted_since=0.0)
     if fault:  # also between the sending and the deleting of a message
         weeks.lambda_fault = lambda call, number: FAULTS[fault]() if number % 3 and call % 5 == 4 else None
