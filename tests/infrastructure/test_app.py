@@ -96,7 +96,7 @@ def run_here(
 
 @pytest.mark.slow
 def test_two_synths_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
-    """The second has another time zone, user, folder and checkout."""
+    """The second synth has another time zone, user, folder and checkout."""
     other = tmp_path / "other" / "place"
     shutil.copytree(built, other, copy_function=shutil.copy, ignore=shutil.ignore_patterns("__pycache__"))
     one, two = tmp_path / "one", tmp_path / "two"
@@ -117,7 +117,7 @@ def test_two_synths_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
 NOT_BUILT = "placeholders stand in for files that are not built, so a deploy is refused: run "
 
 
-def test_a_missing_package_has_a_placeholder_and_the_output_says_how_to_build_it(
+def test_a_missing_package_has_a_placeholder_and_a_hint_how_to_build_it(
     built: Path, tmp_path: Path, run_here: RunHere
 ) -> None:
     shutil.rmtree(built / "build/lambdas/commit-arm64")
@@ -126,7 +126,7 @@ def test_a_missing_package_has_a_placeholder_and_the_output_says_how_to_build_it
 
 
 @pytest.mark.slow
-def test_all_missing_packages_are_named_at_once_and_each_stack_refuses_to_be_deployed(
+def test_all_missing_packages_are_named_and_no_stack_that_needs_them_deploys(
     built: Path, tmp_path: Path, run_here: RunHere
 ) -> None:
     """The CLI runs the command of a placeholder when it uploads the file, before it deploys the stack."""
@@ -158,16 +158,14 @@ def test_built_packages_are_not_refused(built: Path, tmp_path: Path, run_here: R
 
 
 @pytest.mark.slow
-def test_a_checkout_that_is_not_whole_is_one_line(built: Path, run_here: RunHere) -> None:
+def test_an_incomplete_checkout_is_one_line(built: Path, run_here: RunHere) -> None:
     (built / "dormouse").unlink()
     (built / "dormouse").mkdir()
     assert run_here("config/dev.toml") == (2, "dormouse/spark/run.py is missing: the checkout is not whole\n")
 
 
 @pytest.mark.slow
-def test_to_be_destroyed_an_instance_needs_nothing_built(
-    built: Path, tmp_path: Path, run_here: RunHere
-) -> None:
+def test_destroying_an_instance_needs_no_packages(built: Path, tmp_path: Path, run_here: RunHere) -> None:
     shutil.rmtree(built / "build")
     assert run_here("config/minimal.toml", packages="none") == (0, "")
     assert (tmp_path / "out" / "dormouse-minimal-commit.template.json").exists()
@@ -200,7 +198,7 @@ def test_a_region_of_the_credentials_without_certificates_is_refused_by_name(
 
 
 @pytest.mark.slow
-def test_a_resource_that_a_region_lacks_is_no_traceback(
+def test_a_resource_that_a_region_lacks_is_an_error_without_traceback(
     tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The CLI prints the reason from the report."""
@@ -238,7 +236,7 @@ def test_the_lock_names_no_host() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_reads_its_context_from_the_environment(built: Path, tmp_path: Path) -> None:
+def test_a_separate_process_reads_its_context_from_the_environment(built: Path, tmp_path: Path) -> None:
     shutil.rmtree(built / "build")
     context = json.dumps({"config": "config/minimal.toml", "packages": "none"})
     assert run(built, built, tmp_path / "out", None, CDK_CONTEXT_JSON=context) == (0, "")
