@@ -32,7 +32,7 @@ def run(dsn: str, tmp_path: Path) -> Run:
     return run
 
 
-def test_erase_says_what_it_did(run: Run) -> None:
+def test_erase_reports_the_erased_rows(run: Run) -> None:
     where = ["customers", "--where", "email=a@x.org"]
     code, said = run("erase", *where, "--dry-run")
     assert code == 0
@@ -58,7 +58,7 @@ def test_erase_says_what_it_did(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_open_ends_it_with_an_error(run: Run, dsn: str, tmp_path: Path) -> None:
+def test_an_open_write_attempt_ends_an_erase_with_an_error(run: Run, dsn: str, tmp_path: Path) -> None:
     with dm.connect(dsn, f"file://{tmp_path}/objects") as instance:
         context = instance.table("customers").context
         attempt = context.attempts.begin(context.table)
@@ -72,8 +72,8 @@ def test_what_is_open_ends_it_with_an_error(run: Run, dsn: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_backups_that_hold_the_rows_are_named(tmp_path: Path) -> None:
-    """They are the backups that the instance knows, those in named places, and those of the metadata."""
+def test_backups_with_the_erased_rows_are_named(tmp_path: Path) -> None:
+    """Backups are those recorded by the instance, those in given places, and metadata backups."""
     with dm.local(tmp_path / "lake") as instance:
         table = instance.create_table(
             "t", dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.LONG)])
@@ -94,6 +94,10 @@ def test_backups_that_hold_the_rows_are_named(tmp_path: Path) -> None:
     assert report.backups[2] == f"{place}/elsewhere/{moved.name}"
     assert [name.endswith("(keys of files, and no rows)") for name in report.backups[3:]] == [True]
     assert f"{place}/backups/{after.name}" in again.backups
-    assert f"{place}/backups/{first.name}" in again.backups, "in a file that is no more of the table"
+    assert f"{place}/backups/{first.name}" in again.backups, (
+        "the row is in a file that the table no longer uses"
+    )
     assert f"{place}/backups/{after.name}" not in report.backups
-    assert not any(name.startswith(f"{place}/backups/") for name in last.backups), "they have no such row"
+    assert not any(name.startswith(f"{place}/backups/") for name in last.backups), (
+        "these backups have no such row"
+    )
