@@ -152,7 +152,7 @@ def test_explain_refuses_a_format_and_an_unknown_column(command: Cli) -> None:
     assert command("query", "t", "--columns", "key", "--explain")[0] == 0
 
 
-def test_names_in_brackets_are_shown_as_they_are(command: Cli, instance: dm.Instance) -> None:
+def test_names_in_brackets_are_shown_unchanged(command: Cli, instance: dm.Instance) -> None:
     """The library that formats output would take brackets as markup, or as an error in it."""
     instance.table("t").add_column(dm.Field("[/x]", dm.LONG, nullable=True))
     instance.table("t").set_properties(bloom_filter_columns="[/x]")

@@ -46,7 +46,7 @@ def test_the_environment_names_the_engine_database_and_objects(
 
 
 @pytest.mark.few(1)
-def test_spark_unpacks_the_archive_by_its_name(environment: RunsEnvironment) -> None:
+def test_the_archive_has_an_ending_that_spark_unpacks(environment: RunsEnvironment) -> None:
     """The CDK would shorten the ending .tar.gz of an asset to .gz, which Spark does not unpack."""
     assert environment.archive.startswith("s3://cdk-")
     assert environment.archive.endswith(".tgz")

@@ -303,7 +303,7 @@ def paged(url: str, path: str, items: str, **query: Any) -> list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 100])
-def test_partitions_come_in_pages(url: str, instance: dm.Instance, limit: int) -> None:
+def test_partitions_are_listed_in_pages(url: str, instance: dm.Instance, limit: int) -> None:
     tree = instance.table("flights").partitions.tree()
     found = paged(url, "flights/partitions", "partitions", limit=limit)
     assert [one["partition_id"] for one in found] == sorted(one.partition_id for one in partitions_of(tree))
@@ -322,7 +322,7 @@ def test_partitions_come_in_pages(url: str, instance: dm.Instance, limit: int) -
 
 
 @pytest.mark.parametrize("layout", ["file_table", "salted_counts", "dummy_reference"])
-def test_files_come_in_pages(url: str, instance: dm.Instance, layout: str) -> None:
+def test_files_are_listed_in_pages(url: str, instance: dm.Instance, layout: str) -> None:
     name = f"files_{layout}"
     table = instance.create_table(name, dm.Schema(row_keys=[dm.Field("key", dm.BYTES)]), layout=layout)
     files = [

@@ -68,7 +68,7 @@ def test_only_requests_to_try_later_are_delivered_again(instance: Instance) -> N
 
 
 def test_a_request_for_a_table_of_another_timeline_becomes_a_dead_letter(instance: Instance) -> None:
-    """The request is needed again if an operator returns to that timeline."""
+    """The request is needed again if an operator restores that timeline."""
     known = instance.table("t").files.table
     bodies = [
         encode(add("t", name), table_id=known.table_id, table_uuid=uuid)
@@ -189,7 +189,7 @@ def test_every_record_is_delivered_again_while_the_database_is_unreachable(
 
 
 @pytest.mark.slow
-def test_a_database_that_wakes_is_waited_for(
+def test_a_lambda_waits_for_a_database_that_starts(
     instance: Instance, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database first refuses connections, then accepts them and answers late."""

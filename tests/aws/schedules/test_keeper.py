@@ -238,7 +238,9 @@ def test_an_instance_that_is_being_destroyed_is_left_alone() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("wanted", ["paused", "running"])
 @pytest.mark.parametrize("status", ["available", "starting", "stopping", "stopped"])
-def test_the_last_desired_state_wins_even_if_it_changes_during_a_look(wanted: str, status: str) -> None:
+def test_the_last_desired_state_wins_even_if_it_changes_during_a_call_of_the_keeper(
+    wanted: str, status: str
+) -> None:
     happenings: dict[str, Callable[[Weeks], object]] = {
         "resume": lambda weeks: weeks.wishes("running"),
         "pause": lambda weeks: weeks.wishes("paused"),

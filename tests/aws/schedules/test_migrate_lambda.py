@@ -126,7 +126,9 @@ def test_databases_of_row_tables_are_created(event: dict[str, Any], cloudformati
 
 
 @pytest.mark.slow
-def test_an_update_is_the_same_resource(event: dict[str, Any], cloudformation: CloudFormation) -> None:
+def test_an_update_keeps_the_id_of_the_resource(
+    event: dict[str, Any], cloudformation: CloudFormation
+) -> None:
     handler(event, Context())
     handler(updated(event, migrations="c1"), Context())
     assert [answer["Status"] for answer in cloudformation.answers] == ["SUCCESS"] * 2
@@ -237,7 +239,7 @@ def test_a_restored_snapshot_in_a_new_deployment_adopts_the_kept_store(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An old announcement of a deletion does not stop the adoption. The adoption precedes the migrations."""
+    """An old announcement of a deletion is ignored. The new incarnation begins before the migrations."""
     monkeypatch.setattr("dormouse.aws.schedules.migration.OLD_DELETIONS_SECONDS", 0.0)
     handler(event, Context())
     objects = open_store(tmp_path / "objects")
@@ -396,7 +398,7 @@ def test_a_rollback_to_older_code_succeeds_and_reports_the_newer_schema(
     assert answer["Data"]["Result"].startswith(left)
 
 
-def test_an_error_during_a_rollback_is_reported_as_success(
+def test_an_error_during_a_rollback_does_not_fail_it(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
     aws.stack_status = "UPDATE_ROLLBACK_IN_PROGRESS"

@@ -139,7 +139,7 @@ def test_status_reports_a_service_that_runs_while_paused(deployed: Deployed) -> 
     assert status(deployed.find()).summary == "should be paused, but a part of it is not: pause it again"
 
 
-def test_without_a_query_service_there_is_no_step() -> None:
+def test_a_pause_without_a_query_service_has_no_step_for_it() -> None:
     with mock_aws(config={"lambda": {"use_docker": False}}):
         report = pause(deploy().find(), clock=FakeClock().clock)
         assert not [one.step for one in report.steps if "query" in one.step]
@@ -237,7 +237,7 @@ def test_the_lambda_changes_the_parameter_and_nothing_else(stubs: StubSession) -
 
 @pytest.mark.usefixtures("lambda_of_the_stack")
 @pytest.mark.parametrize("event", [{}, {"running": "false"}, {"running": None, "TemplateBody": "{}"}])
-def test_the_lambda_takes_no_other_event(stubs: StubSession, event: dict[str, Any]) -> None:
+def test_the_lambda_refuses_other_events(stubs: StubSession, event: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="the event must be running: true or false"):
         pause_lambda.switch(event, None)
 

@@ -274,7 +274,7 @@ def test_show_needs_only_the_read_role(dsn: str, variables: None, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_a_database_that_wakes_is_waited_for(
+def test_a_lambda_waits_for_a_database_that_starts(
     dsn: str, variables: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database first refuses connections, then accepts them and answers late."""

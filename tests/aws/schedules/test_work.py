@@ -167,7 +167,7 @@ def test_the_last_run_is_the_one_that_began_last(
     assert why(schedule) is None
 
 
-def test_a_day_without_a_look_is_too_long(schedule: Schedule, clock: Clock) -> None:
+def test_a_schedule_runs_at_least_once_a_day(schedule: Schedule, clock: Clock) -> None:
     run(schedule)
     clock.now += timedelta(hours=23, minutes=59)
     assert why(schedule) is None
