@@ -89,7 +89,7 @@ def test_a_host_created_while_paused_starts_with_the_resume() -> None:
     assert sleeper_state(sleeper.instance, sleeper.resources) == "asleep"
     assert ran(sleeper).outcome == "already"
     assert ran(step(stubs, runs=True)).outcome == "done"
-    stubs.assert_all_were_asked()
+    stubs.assert_all_stubs_were_used()
 
 
 @pytest.mark.slow
@@ -121,20 +121,20 @@ def test_a_forwarded_connection_is_verified_against_the_database_name(
 
 
 @pytest.mark.parametrize(
-    ("host", "said"),
+    ("host", "message"),
     [
         (HOST.model_copy(update={"host": ""}), "the host for access sleeps: dormouse resume --instance dev"),
         (None, "dev has no host for access: give it the table [access], and deploy it"),
     ],
 )
 def test_a_missing_or_stopped_host_is_one_line(
-    host: AccessResources | None, said: str, deployed: Deployed, cli: Cli
+    host: AccessResources | None, message: str, deployed: Deployed, cli: Cli
 ) -> None:
     if host is None:
         deployed.client("ssm").delete_parameter(Name=resources_parameter("dev", "access"))
     else:
         write_parameter(deployed, host)
-    assert cli("access", "--instance", "dev", "--region", REGION) == (1, "", f"dormouse: {said}\n")
+    assert cli("access", "--instance", "dev", "--region", REGION) == (1, "", f"dormouse: {message}\n")
 
 
 @pytest.mark.parametrize(("given", "usd"), [({}, 3.066 + 0.64 + 14.6), ({"endpoints": "existing"}, 3.706)])

@@ -96,7 +96,7 @@ def test_a_dead_letter_of_another_queue_is_listed_and_not_sent() -> None:
     own, foreign = dead_letters(instance, 2, send_again=True)
     assert (own.is_sent_again, foreign.is_sent_again) == (True, False)
     assert foreign.reason == f"it was a dead letter of another queue, {arn}:foreign"
-    stubs.assert_all_were_asked()
+    stubs.assert_all_stubs_were_used()
 
 
 def test_a_dead_letter_that_could_not_be_sent_is_not_deleted(deployed: Deployed) -> None:

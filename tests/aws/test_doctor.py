@@ -35,7 +35,7 @@ def stubbed(subject: _Account, service: str, operation: str, *answers: Any) -> S
     stubber = Stubber(subject.aws._client(service))
     for answer in answers:
         if isinstance(answer, str):
-            stubber.add_client_error(operation, answer, "said AWS")
+            stubber.add_client_error(operation, answer, "AWS refused")
         else:
             stubber.add_response(operation, answer)
     stubber.activate()
@@ -257,7 +257,7 @@ def test_a_check_without_its_right_is_a_warning_that_names_the_right(
     stubber = stubbed(subject, service, operation)
     if service == "ec2":
         stubber.add_response("describe_vpcs", {"Vpcs": []})
-    stubber.add_client_error(operation, code, "said AWS")
+    stubber.add_client_error(operation, code, "AWS refused")
     stubbed(subject, "service-quotas", "get_service_quota", *["NoSuchResourceException"] * 9)
     stubbed(subject, "rds", "describe_db_engine_versions", "AccessDenied")
     (check,) = [one for one in subject.checks() if one.name == name]

@@ -73,7 +73,7 @@ def test_a_deploy_without_the_snapshot_of_its_database_is_wrong(
 
 @mock_aws
 @pytest.mark.parametrize(
-    ("wanted", "version", "said"),
+    ("wanted", "version", "remedy"),
     [
         ("17.7", "17.9", 'set database.engine_version = "17.9"'),
         ("17.9", "17.10", 'set database.engine_version = "17.10"'),
@@ -82,7 +82,7 @@ def test_a_deploy_without_the_snapshot_of_its_database_is_wrong(
         ("17.9", None, "correct database.snapshot"),
     ],
 )
-def test_a_snapshot_that_aws_cannot_restore_is_wrong(wanted: str, version: str | None, said: str) -> None:
+def test_a_snapshot_that_aws_cannot_restore_is_wrong(wanted: str, version: str | None, remedy: str) -> None:
     """AWS restores no snapshot with an earlier version, and upgrades clusters by itself."""
     database = {"kind": "serverless", "snapshot": SNAPSHOT, "engine_version": wanted}
     subject = account(boto3.session.Session(region_name=REGION), database=database)
@@ -94,7 +94,7 @@ def test_a_snapshot_that_aws_cannot_restore_is_wrong(wanted: str, version: str |
         answer = {"DBClusterSnapshots": [{"EngineVersion": version}]}
         stubber.add_response("describe_db_cluster_snapshots", answer, request)
     (check,) = dict(subject._looks())["snapshot"]()
-    assert (check.mend, check.result) == (said, "wrong" if said else "ok")
+    assert (check.mend, check.result) == (remedy, "wrong" if remedy else "ok")
     assert version is None or version in check.found
 
 

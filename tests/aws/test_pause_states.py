@@ -53,7 +53,7 @@ IN_BETWEEN = [
 def stubs() -> Iterator[StubSession]:
     session = StubSession()
     yield session
-    session.assert_all_were_asked()
+    session.assert_all_stubs_were_used()
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def test_actions_have_the_names_used_in_policies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "line"),
+    ("code", "message", "line"),
     [
         ("ExpiredTokenException", "The security token is expired", "credentials have expired: log in again"),
         (
@@ -271,8 +271,8 @@ def test_actions_have_the_names_used_in_policies() -> None:
         ("InternalServerError", "sorry", "AWS refuses ssm:GetParametersByPath: sorry"),
     ],
 )
-def test_a_refusal_of_aws_is_one_clear_line(stubs: StubSession, code: str, said: str, line: str) -> None:
-    stubs.stub("ssm").add_client_error("get_parameters_by_path", code, said, http_status_code=400)
+def test_a_refusal_of_aws_is_one_clear_line(stubs: StubSession, code: str, message: str, line: str) -> None:
+    stubs.stub("ssm").add_client_error("get_parameters_by_path", code, message, http_status_code=400)
     with pytest.raises(InstanceError) as error:
         find("dev", stubs)
     assert line in str(error.value) and "\n" not in str(error.value)

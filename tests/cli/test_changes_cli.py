@@ -62,8 +62,8 @@ def test_changes_as_lines_csv_and_parquet(table: Table, cli: Cli, tmp_path: Path
     assert cli("changes", "t", "--after", "beginning")[1] == lines
     assert json.loads(cli("changes", "t", "--after", "start", "--json")[1])[1]["key"] == 2
     assert cli("changes", "t", "--after", "start", "--till", "start")[1] == ""
-    told = cli("changes", "t", "--after", "start", "--format", "csv", "--columns", "key")[1]
-    assert told == '"key","_change"\n1,"insert"\n2,"insert"\n'
+    text = cli("changes", "t", "--after", "start", "--format", "csv", "--columns", "key")[1]
+    assert text == '"key","_change"\n1,"insert"\n2,"insert"\n'
     assert cli("changes", "t", "--after", "start", "--format", "parquet", "-o", "new.parquet")[0] == 0
     assert pq.read_table(tmp_path / "new.parquet")["key"].to_pylist() == [1, 2]
     assert behind(table) == 2
@@ -88,7 +88,7 @@ def test_a_pipe_closed_early_acknowledges_nothing(table: Table, shell: Shell) ->
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("", "give --after, or --consumer NAME, which knows where it stands"),
         ("--after start --consumer etl", "give --after, or --consumer NAME"),
@@ -101,10 +101,10 @@ def test_a_pipe_closed_early_acknowledges_nothing(table: Table, shell: Shell) ->
         ("--after 2999-01-01", "is in the future"),
     ],
 )
-def test_mistakes_are_one_line_errors(table: Table, cli: Cli, options: str, said: str) -> None:
+def test_mistakes_are_one_line_errors(table: Table, cli: Cli, options: str, message: str) -> None:
     code, _, err = cli("changes", "t", *options.split())
     assert (code, err.count("\n")) == (2, 1)
-    assert said in err
+    assert message in err
 
 
 @pytest.mark.slow
@@ -218,9 +218,9 @@ def test_a_dry_run_of_a_truncation_lists_what_would_be_dropped(
         before = list(empty.history.cuts())
         would = "the history of u would begin at release-4; 1 cut would be dropped, 5 epochs can go\n"
         assert cli("history", "truncate", "u", "release-4", "--dry-run")[1] == would
-        told = json.loads(cli("history", "truncate", "u", "release-4", "--dry-run", "--json")[1])
-        assert (told["truncated"], told["dry_run"], told["epochs"]) == (True, True, 5)
-        assert told["at"]["name"] == "release-4"
+        plan = json.loads(cli("history", "truncate", "u", "release-4", "--dry-run", "--json")[1])
+        assert (plan["truncated"], plan["dry_run"], plan["epochs"]) == (True, True, 5)
+        assert plan["at"]["name"] == "release-4"
         assert (list(empty.history.cuts()), empty.history.first_epoch()) == (before, 0)
         done = "the history of u begins at release-4; 1 cut dropped, 5 epochs can go\n"
         assert cli("history", "truncate", "u", "release-4")[1] == done

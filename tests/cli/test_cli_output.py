@@ -58,11 +58,11 @@ def shell(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
 def test_an_output_that_is_full_or_closed_fails_in_one_line(shell: Shell, command: str) -> None:
     for where, why in ((">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")):
         done = shell(f"dormouse {command} {where}")
-        said = f"dormouse: cannot write to standard output: {why}\n"
+        expected = f"dormouse: cannot write to standard output: {why}\n"
         if "--json" in command:
-            message = said.removeprefix("dormouse: ").strip()
-            said = json.dumps({"error": "DormouseError", "message": message, "exit_code": 1}) + "\n"
-        assert (done.stdout, done.stderr, done.returncode) == ("", said, 1)
+            message = expected.removeprefix("dormouse: ").strip()
+            expected = json.dumps({"error": "DormouseError", "message": message, "exit_code": 1}) + "\n"
+        assert (done.stdout, done.stderr, done.returncode) == ("", expected, 1)
 
 
 @pytest.mark.slow
@@ -86,9 +86,9 @@ def test_a_device_or_a_pipe_is_written_to_and_not_replaced(shell: Shell, tmp_pat
     assert shell("dormouse query t -f csv -o null").returncode == 0
     assert null.is_symlink() and null.is_char_device()
     os.mkfifo(pipe)
-    done = shell("cat pipe & dormouse query t -f csv -o pipe >said; wait")
+    done = shell("cat pipe & dormouse query t -f csv -o pipe >printed; wait")
     assert (done.stdout, pipe.is_fifo()) == (ROWS, True)
-    assert (tmp_path / "said").read_text() == "wrote 2 rows to pipe\n"
+    assert (tmp_path / "printed").read_text() == "wrote 2 rows to pipe\n"
 
 
 @pytest.mark.slow
@@ -143,11 +143,11 @@ def test_an_interval_is_shown_in_iso_format(shell: Shell) -> None:
 
 def test_a_query_loads_nothing_that_it_does_not_need(shell: Shell, tmp_path: Path) -> None:
     """Arrow alone would load pandas, and typer alone would load all commands."""
-    (tmp_path / "asked.py").write_text(
+    (tmp_path / "program.py").write_text(
         "import sys, dormouse_command; sys.argv[1:] = ['query', 't']; dormouse_command.main(); "
         "print(*sys.modules)"
     )
-    done = shell("python asked.py")
+    done = shell("python program.py")
     assert (done.returncode, done.stderr) == (0, "2 rows\n")
     loaded = set(done.stdout.splitlines()[-1].split())
     assert {"dormouse.cli.data", "datafusion"} <= loaded

@@ -34,26 +34,26 @@ def run(dsn: str, tmp_path: Path) -> Run:
 
 def test_erase_reports_the_erased_rows(run: Run) -> None:
     where = ["customers", "--where", "email=a@x.org"]
-    code, said = run("erase", *where, "--dry-run")
+    code, output = run("erase", *where, "--dry-run")
     assert code == 0
     what = "the rows of table customers with email=a@x.org"
     found = "2 rows in 1 file of 1 file that may have some, in the table and its history"
-    assert said == f"would erase {what}: {found}"
-    code, said = run("erase", *where)
+    assert output == f"would erase {what}: {found}"
+    code, output = run("erase", *where)
     assert code == 2
-    assert f"--yes is needed to erase {what}" in said
+    assert f"--yes is needed to erase {what}" in output
     assert run("erase", "customers", "--yes")[1].endswith(
         "say which rows to erase by --where, or --all of them"
     )
     assert run("erasures", "customers") == (0, "nothing of table customers was erased")
-    code, said = run("erase", *where, "--yes", "--json")
-    proof = json.loads(said)
+    code, output = run("erase", *where, "--yes", "--json")
+    proof = json.loads(output)
     assert code == 0
     assert (proof["finished"], proof["rows"], proof["files"], proof["deletion_id"]) == (True, 2, 1, 1)
     assert json.loads(run("erasures", "customers", "--json")[1]) == [proof]
     assert run("erasures", "customers")[1].startswith("erased deletion 1 of ")
-    code, said = run("erase", "customers", "--all", "--yes")
-    assert "found 1 row in 1 file, which are deleted" in said
+    code, output = run("erase", "customers", "--all", "--yes")
+    assert "found 1 row in 1 file, which are deleted" in output
     assert json.loads(run("query", "customers", "--json")[1]) == []
 
 
@@ -62,13 +62,13 @@ def test_an_open_write_attempt_ends_an_erase_with_an_error(run: Run, dsn: str, t
     with dm.connect(dsn, f"file://{tmp_path}/objects") as instance:
         context = instance.table("customers").context
         attempt = context.attempts.begin(context.table)
-    code, said = run("erase", "customers", "--all", "--yes", "--wait-seconds", "0")
+    code, output = run("erase", "customers", "--all", "--yes", "--wait-seconds", "0")
     assert code == 1
-    assert said.startswith("did not finish to erase all rows of table customers (deletion 1")
-    assert f"may have rows still:\n  attempt {attempt.attempt_id} of a writer" in said
-    code, said = run("erase", "customers", "--all", "--yes", "--abandon-writers")
+    assert output.startswith("did not finish to erase all rows of table customers (deletion 1")
+    assert f"may have rows still:\n  attempt {attempt.attempt_id} of a writer" in output
+    code, output = run("erase", "customers", "--all", "--yes", "--abandon-writers")
     assert code == 0
-    assert said.startswith("erased all rows of table customers (deletion 2")
+    assert output.startswith("erased all rows of table customers (deletion 2")
 
 
 @pytest.mark.slow

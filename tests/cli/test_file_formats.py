@@ -130,18 +130,18 @@ def test_the_name_of_a_download_chooses_its_format(run: Run, more: list[str]) ->
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["x.xlsx"], "cannot write .xlsx files: name the file x.csv, x.tsv or x.csv.gz"),
         (["x.parquet", "--no-header"], "are for CSV and TSV, and 'x.parquet' is parquet by its name"),
         (["x.parquet.gz"], "parquet is not written as .gz"),
     ],
 )
-def test_an_impossible_download_is_refused(run: Run, arguments: list[str], said: str) -> None:
+def test_an_impossible_download_is_refused(run: Run, arguments: list[str], message: str) -> None:
     code, out, err = run("rows", "download", "r", *arguments)
     assert code
     assert (out, err.count("\n")) == ("", 1)
-    assert said in err
+    assert message in err
     assert not list(Path().glob("x.*"))
 
 

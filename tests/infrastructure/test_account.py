@@ -159,6 +159,6 @@ def test_warnings_go_to_the_topic_for_warnings(existing: Assembly) -> None:
 def test_invalid_settings_are_all_named_at_once(changes: dict[str, Any], lines: list[str]) -> None:
     with pytest.raises(InvalidInput) as error:
         settings("minimal", **changes)
-    said = [line.removeprefix("settings: ") for line in str(error.value).splitlines()]
-    assert len(said) == len(lines)
-    assert all(line.startswith(start) for line, start in zip(sorted(said), lines, strict=True))
+    messages = [line.removeprefix("settings: ") for line in str(error.value).splitlines()]
+    assert len(messages) == len(lines)
+    assert all(line.startswith(start) for line, start in zip(sorted(messages), lines, strict=True))

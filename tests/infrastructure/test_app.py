@@ -135,8 +135,8 @@ def test_all_missing_packages_are_named_and_no_stack_that_needs_them_deploys(
     path.write_text(
         'id = "intel"\narchitecture = "x86_64"\n[compaction]\nengine = "emr-serverless"\n[query]\n', "utf-8"
     )
-    said = f"{NOT_BUILT}make lambdas, make emr-package ARCHITECTURE=x86_64, make query-image\n"
-    assert run_here(str(path)) == (0, said)
+    output = f"{NOT_BUILT}make lambdas, make emr-package ARCHITECTURE=x86_64, make query-image\n"
+    assert run_here(str(path)) == (0, output)
     assets = sorted((tmp_path / "out").glob("*.assets.json"))
     assert len(assets) == 7
     for one in assets:
@@ -147,7 +147,7 @@ def test_all_missing_packages_are_named_and_no_stack_that_needs_them_deploys(
             if "executable" in file["source"]
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (1, said)
+        assert (done.returncode, done.stderr) == (1, output)
         assert not content.get("dockerImages")
 
 
@@ -184,17 +184,17 @@ def test_the_default_file_is_that_of_the_checkout(
 
 
 def test_an_argument_is_refused_and_not_ignored(built: Path, tmp_path: Path) -> None:
-    code, said = run(built, built, tmp_path / "out", None, "-c", "config=config/prod.toml")
-    assert (code, said) == (2, "app.py takes no arguments: use npx cdk synth -c config=…\n")
+    code, output = run(built, built, tmp_path / "out", None, "-c", "config=config/prod.toml")
+    assert (code, output) == (2, "app.py takes no arguments: use npx cdk synth -c config=…\n")
 
 
 def test_a_region_of_the_credentials_without_certificates_is_refused_by_name(
     run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CDK_DEFAULT_REGION", "il-central-1")
-    code, said = run_here("config/dev.toml")
+    code, output = run_here("config/dev.toml")
     assert code == 2
-    assert said.startswith("the certificates of Amazon RDS in il-central-1 are not in rds-ca-bundle.pem: ")
+    assert output.startswith("the certificates of Amazon RDS in il-central-1 are not in rds-ca-bundle.pem: ")
 
 
 @pytest.mark.slow
@@ -213,18 +213,18 @@ def test_a_resource_that_a_region_lacks_is_an_error_without_traceback(
 def test_all_mistakes_in_the_settings_are_reported_at_once(tmp_path: Path, run_here: RunHere) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text('id = "Dev"\n[database]\nkind = "serverless"\nmin_acu = 0.3\n[comit]\n', "utf-8")
-    code, said = run_here(str(path))
+    code, output = run_here(str(path))
     assert code == 2
-    assert {line.partition(" ")[0] for line in said.splitlines()} == {f"{path}:"}
+    assert {line.partition(" ")[0] for line in output.splitlines()} == {f"{path}:"}
     for part in ("id", "min_acu", "did you mean commit?"):
-        assert part in said
-    assert "Traceback" not in said
+        assert part in output
+    assert "Traceback" not in output
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_a_missing_file_is_one_line(run_here: RunHere) -> None:
-    code, said = run_here("config/pord.toml")
-    assert (code, said) == (2, "there is no file config/pord.toml; did you mean config/prod.toml?\n")
+    code, output = run_here("config/pord.toml")
+    assert (code, output) == (2, "there is no file config/pord.toml; did you mean config/prod.toml?\n")
 
 
 def test_the_lock_names_no_host() -> None:

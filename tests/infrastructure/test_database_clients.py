@@ -43,8 +43,8 @@ def test_clients_of_a_proxy_may_also_connect_to_the_clusters_of_row_tables(tmp_p
     """
     database = {"kind": "serverless", "min_acu": 1, "proxy": True, "client_cidrs": ["10.30.0.0/16"]}
     rows = {"databases": 1, "own_clusters": True}
-    asked = settings("minimal", database=database, rows=rows, access={}, query={})
-    found = synthesize(asked, tmp_path / "assembly", checked=False)
+    configuration = settings("minimal", database=database, rows=rows, access={}, query={})
+    found = synthesize(configuration, tmp_path / "assembly", checked=False)
     assert rules(found) == [("10.30.0.0/16", PROXY_PORT, PORT)]
     for kind in ("AWS::EC2::SecurityGroupIngress", "AWS::EC2::SecurityGroupEgress"):
         ways = {

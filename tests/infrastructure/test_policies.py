@@ -19,9 +19,9 @@ AWS_CHARACTERS_MAX = 6_144
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
     """Returns an instance with the most queues that are allowed, checked by cdk-nag."""
-    asked = {"policies": ["operator", "reader"]}
+    iam = {"policies": ["operator", "reader"]}
     folder = tmp_path_factory.mktemp("policies") / "assembly"
-    return synthesize(settings("prod", iam=asked, commit={"queues": 16}), folder)
+    return synthesize(settings("prod", iam=iam, commit={"queues": 16}), folder)
 
 
 def rights(assembly: Assembly, name: str) -> dict[str, list[tuple[str, Any]]]:

@@ -59,8 +59,8 @@ def test_an_unknown_version_of_a_row_table_is_refused(http: httpx.Client, instan
     rows = instance.row_table("r")
     rows.change([dm.Insert([{"n": 1}])])
     for path in ("/v1/rows/r", "/v1/rows/r/csv"):
-        said = refused(http.get(path, params={"version": 99}), 400, "invalid-query")
-        assert said == "table 'r' has no version 99; the newest is 1"
+        detail = refused(http.get(path, params={"version": 99}), 400, "invalid-query")
+        assert detail == "table 'r' has no version 99; the newest is 1"
         assert http.get(path, params={"version": 1}).status_code == 200
     with connect(str(http.base_url)) as client:
         for table in (rows, client.row_table("r")):
@@ -83,9 +83,9 @@ def test_a_page_token_is_valid_only_for_its_query(http: httpx.Client, instance: 
 
 def test_the_service_waits_for_an_index_at_most_a_minute(http: httpx.Client) -> None:
     body = {"sql": "select n from r", "wait_seconds": 60.5}
-    said = refused(http.post("/v1/rows/r/query", json=body), 400, "invalid-input")
+    detail = refused(http.post("/v1/rows/r/query", json=body), 400, "invalid-input")
     assert (
-        said == "wait_seconds must be at most 60, not 60.5: the query service waits no longer, so ask again"
+        detail == "wait_seconds must be at most 60, not 60.5: the query service waits no longer, so ask again"
     )
 
 
@@ -169,10 +169,10 @@ def test_a_path_or_query_that_is_not_utf8_is_refused(http: httpx.Client, bad: st
         ("DELETE", f"/v1/jobs/{bad}"),
         ("GET", f"/{bad}"),
     ]:
-        said = refused(
+        detail = refused(
             http.request(method, path, **({"json": 1} if method == "PUT" else {})), 400, "invalid-input"
         )
-        assert said == "the path and the query must be UTF-8, percent-encoded"
+        assert detail == "the path and the query must be UTF-8, percent-encoded"
     assert http.get("/v1/tables?after=%C3%A9").status_code == 200
 
 

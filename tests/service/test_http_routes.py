@@ -243,8 +243,8 @@ def test_no_answer_contains_a_path_of_the_server(served: Served, method: str, pa
             if method == "DELETE" and "none" not in target:
                 continue  # later tests read these items
             answer = served.http.request(method, target, **({} if body is None else {"json": body}))
-            said = (
+            text = (
                 answer.text.replace(f"'{place}'", "") if body else answer.text
             )  # the answer repeats the statement
-            assert place not in said, (target, body)
+            assert place not in text, (target, body)
             assert answer.status_code != 500

@@ -152,7 +152,7 @@ def test_a_pause_without_a_query_service_has_no_step_for_it() -> None:
 def stubs() -> Iterator[StubSession]:
     session = StubSession()
     yield session
-    session.assert_all_were_asked()
+    session.assert_all_stubs_were_used()
 
 
 def described(stubs: StubSession, *states: tuple[str, str, int], desired: str = "running") -> None:
@@ -390,7 +390,7 @@ def test_a_missing_right_to_update_is_named(stubs: StubSession) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "running", "said"),
+    ("state", "running", "words"),
     [
         ("UPDATE_COMPLETE", "true", "running"),
         ("UPDATE_ROLLBACK_COMPLETE", "false", "asleep"),
@@ -399,7 +399,7 @@ def test_a_missing_right_to_update_is_named(stubs: StubSession) -> None:
     ],
 )
 def test_the_state_of_the_service_is_shown_in_words(
-    state: str, running: str, said: str, stubs: StubSession
+    state: str, running: str, words: str, stubs: StubSession
 ) -> None:
     described(stubs, (state, running, 1))
-    assert sleeper_state(step(stubs, runs=True).instance, QUERY) == said
+    assert sleeper_state(step(stubs, runs=True).instance, QUERY) == words

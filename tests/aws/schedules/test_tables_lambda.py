@@ -267,8 +267,8 @@ def test_show_needs_only_the_read_role(dsn: str, variables: None, monkeypatch: p
     for drawn in (True, False):
         found = tables.show({"do": "show", "table": "t", "drawn": drawn}, Context())["answer"]
         assert (found["name"], found["leaves"]) == ("t", 1)
-    said = error_of(tables.change({"do": "drop", "table": "t"}, Context()))
-    assert "permission denied" in said or "cannot" in said, said
+    message = error_of(tables.change({"do": "drop", "table": "t"}, Context()))
+    assert "permission denied" in message or "cannot" in message, message
     monkeypatch.setenv("DORMOUSE_DSN", make_conninfo(dsn, user="dormouse_owner"))
     assert tables.change({"do": "drop", "table": "t"}, Context())["answer"]["dropped"]
 
