@@ -26,15 +26,15 @@ from tests.support.verbs import VERBS, fields_of
 Options = Iterable[str]
 
 OF_THIS_PROCESS = {"interruption", "sessions", "progress", "waiting", "changed_by"}
-"""Callables, and who makes a change: a door that is further away knows by itself."""
+"""Options of the process that runs a verb: callables, and the user, which other doors know."""
 PLACES = {"self", "table", "instance", "dsn", "objects"}
-"""How a door names the table."""
+"""Options that name the table or its instance."""
 OF_ONE_DOOR = {
     "yes", "format", "output", "explain", "create", "key", "sort_key", "key_row_number", "as_json", "debug",
     "split_bytes", "metadata", "max_rows_per_batch", "changes_after", "changes_till", "count", "consumer",
     "from_", "region", "profile", "help", "data", "file", "path",
 }  # fmt: skip
-"""How a door asks, reads, writes and pages, and what only it can, like a table that is made on the way."""
+"""Options that only one door has: for prompts, files, output, paging, or creating a table on the way."""
 
 OF_CSV = dict.fromkeys(TextFormat.model_fields, "how")
 OF_DATA = dict.fromkeys(("paths", "frame", "type", *TextFormat.model_fields), "data")

@@ -1,4 +1,4 @@
-"""What is read is the same through every door, and so is what is refused."""
+"""Reads give the same answer, or the same error, through every door."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is changed is the same through every door: the report, and the rows that are there then."""
+"""Changes give the same report, and leave the same rows, through every door."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_every_door_refuses_the_same_change(
 def test_every_door_waits_for_a_lock_as_long_as_it_was_asked_to(
     doors: dict[str, Door], verb: str, how: dict[str, Any]
 ) -> None:
-    """By default a command waits for a minute, and a job for hours."""
+    """Sets the time, because the default is a minute for a command and hours for a job."""
     with_verb = {name: door for name, door in doors.items() if hasattr(door, verb)}
     assert {"Python", "Remote", "CommandLine"} <= with_verb.keys()
     for name, door in with_verb.items():

@@ -19,7 +19,7 @@ from tests.support.state import LAYOUTS, record_cut
 SCHEMA = OF_KEYS
 HOUR = 3_600
 AGES = (50, 40, 30, 20, 10)
-"""Of the cuts, in hours; after each, a file is ingested."""
+"""Ages of the cuts in hours; after each, a file is ingested."""
 
 
 def execute(instance: Instance, statement: str, *values: Any) -> None:

@@ -25,7 +25,7 @@ NAME = f"dmtest{os.getpid() % 100_000}"
 HERE, THERE = "10.213.77.1", "10.213.77.2"
 PORT = 5499
 PATIENCE_SECONDS = 300
-"""Without a limit of the socket's own, TCP gives up after about 15 minutes."""
+"""Less than the 15 minutes after which TCP gives up if the socket has no timeout of its own."""
 
 
 def run(command: str) -> None:

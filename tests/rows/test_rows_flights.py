@@ -41,9 +41,9 @@ class Model:
     versions: dict[tuple[int, int], Cells | None] = field(default_factory=dict)
     next_id: int = 1
     new: Cells = field(default_factory=dict)
-    """What a row has that has no value."""
+    """The default of each column, for rows without a value."""
     shared: dict[str, int] = field(default_factory=dict)
-    """Rows that upserts made, by what they are found by; none of them is deleted."""
+    """Ids of rows that upserts made, by their key; none of them is deleted."""
 
     def put(self, row_id: int, version: int, cells: Cells) -> None:
         self.rows[row_id] = version, cells

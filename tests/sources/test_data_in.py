@@ -123,7 +123,7 @@ def test_a_load_that_fails_leaves_no_table(cli: Callable[..., Any], tmp_path: Pa
 
 
 def test_data_may_have_a_column_row_number(lake: Instance) -> None:
-    """As `Files` has an attribute, by which it says that numbers are to be added."""
+    """Uses the name of an attribute of `Files`, which must not be taken for that attribute."""
     data = pa.table({"row_number": [1, 2], "v": ["a", "b"]})
     table = lake.create_table("t", like=data, row_keys=["row_number"])
     table.ingest(data.to_pandas())

@@ -269,15 +269,15 @@ def test_each_format_of_the_service_has_them_and_is_asked_with_them(lake: dm.Ins
     where |= {"day": [None, "9999-12-31"], "f": [-0.5, "Infinity"]}
     with serving(lake) as url:
 
-        def asked(accept: str) -> bytes:
+        def answer(accept: str) -> bytes:
             found = http_post(
                 f"{url}/v1/tables/served/query", json={"where": where}, headers={"accept": accept}
             )
             return bytes(found.raise_for_status().content)
 
-        lines = [json.loads(line) for line in asked(JSON_LINES).splitlines()]
-        rows = list(csv.DictReader(asked(CSV).decode().splitlines()))
-        arrow = pa.ipc.open_stream(asked(ARROW_STREAM)).read_all()
+        lines = [json.loads(line) for line in answer(JSON_LINES).splitlines()]
+        rows = list(csv.DictReader(answer(CSV).decode().splitlines()))
+        arrow = pa.ipc.open_stream(answer(ARROW_STREAM)).read_all()
     assert _sorted(arrow.to_pylist()) == _sorted(given.to_pylist())
     keys = {"t": "2020-01-02T03:04:05.000006Z", "s": "2000-01-01"}
     struct = {"x": "NaN", "l": ["0001-01-01", None]}

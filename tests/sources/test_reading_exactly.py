@@ -136,7 +136,7 @@ def test_whole_numbers_are_exact_in_doubles_or_refused(tmp_path: Path) -> None:
 def test_a_floating_number_is_what_its_shortest_text_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So write Arrow, and so every export, and JavaScript."""
+    """Reads the shortest text of a number, which Arrow, every export and JavaScript write."""
     shortest = {
         dm.DOUBLE: {"1152921504606847000": 2.0**60, "12345678901234567000": 12345678901234567168.0},
         dm.FLOAT: {"123456790": 123456792.0, "16777216": 2.0**24},

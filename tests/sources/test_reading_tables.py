@@ -1,4 +1,4 @@
-"""What users ask of a table first: how many rows, the first of them, its files; and a table that is there."""
+"""The first questions about a table: its number of rows, its first rows, its files; and `exist_ok`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_first_rows_are_in_order(table: Table) -> None:
 def test_the_last_rows_come_first_whatever_is_asked(
     instance: Instance, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of lists that no statement could have, and of a handle that does not know what columns are called."""
+    """Covers a list too long for a statement, and a handle that does not know that a column was renamed."""
     monkeypatch.setattr(parsed, "STATEMENT_CHARACTERS_MAX", 1_000)
     before, knowing = table.history.record_cut(), instance.table(table.name)
     where = {"k": [*range(100, 900, 3), dm.Range(990, 995)], "name": ["n1", "n2", None], "x": dm.Range(26.0)}
@@ -162,7 +162,9 @@ def test_files_are_read_without_dormouse(table: Table) -> None:
     assert read_by_duckdb(table) == expected()
 
 
-def test_what_no_condition_says_is_refused(instance: Instance, table: Table) -> None:
+def test_live_files_is_refused_when_a_condition_cannot_describe_them(
+    instance: Instance, table: Table
+) -> None:
     table.add_column(dm.Field("more", dm.LONG, nullable=True))
     with pytest.raises(InvalidQuery, match="was written before its columns were changed: compact the table"):
         table.live_files()
@@ -173,7 +175,7 @@ def test_what_no_condition_says_is_refused(instance: Instance, table: Table) -> 
             made.live_files()
 
 
-def test_a_table_that_is_there_is_taken_if_it_is_the_same(instance: Instance, table: Table) -> None:
+def test_exist_ok_opens_a_table_with_the_same_columns(instance: Instance, table: Table) -> None:
     with pytest.raises(TableAlreadyExists):
         instance.create_table(table.name, SCHEMA)
     again = instance.create_table(table.name, SCHEMA, exist_ok=True)

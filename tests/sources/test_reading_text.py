@@ -1,4 +1,4 @@
-"""Files of others: how they are written is told from their beginning, and every value is what they say."""
+"""Text files: the format is found from their beginning, and every value is read exactly."""
 
 from __future__ import annotations
 

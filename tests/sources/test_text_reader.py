@@ -150,7 +150,7 @@ def test_a_separator_that_is_not_said_is_found_by_the_header(write: Write, text:
 
 
 def test_every_door_has_the_options_of_the_one_format() -> None:
-    """Those that are written by hand; the command line, HTTP and jobs are made of the model."""
+    """Checks doors whose options are written by hand; others are generated from the model."""
     options = set(TextFormat.model_fields)
     assert set(TextOptions.__annotations__) == options
     assert options <= {field.name for field in fields(LoadCsv)}

@@ -31,7 +31,7 @@ def test_a_file_is_durable_before_its_name_and_its_name_before_the_end(
 def test_a_folder_that_cannot_be_synced_has_the_file_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As that of another user, or of some network file systems."""
+    """Covers folders of another user and of some network file systems."""
 
     def no_folders(number: int) -> None:
         if stat.S_ISDIR(os.fstat(number).st_mode):

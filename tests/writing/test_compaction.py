@@ -106,7 +106,7 @@ def test_a_job_whose_partition_was_divided_meanwhile_still_commits(table: TableC
 
 
 def test_the_properties_of_the_table_apply(table: TableContext) -> None:
-    """With an age-off that leaves no rows there is no output, and no object of one."""
+    """Compacts files whose rows are all too old: it writes no output file and no sketch."""
     record = replace(table.table, properties=TableProperties(filter="age_off(key, 1000)", **PAIRS))
     aged = TableContext(table.dsn, table.supplier, table.objects, record)
     inputs = [add_file(aged, "a", [1, 2]), add_file(aged, "b", [3])]

@@ -71,7 +71,7 @@ def test_a_runner_that_is_killed_leaves_nothing_half_done(table: TableContext, m
         wait_for(process)
     committed = moment == "after the commit"
     assert ({r.filename for r in table.store.file_references()} != inputs) == committed
-    # whoever comes next finds the job leased, and nothing else to do
+    # the next worker finds the job leased, and no other job
     assert compact(table, create=False).jobs_run == 0
     the_dead_are_known(table)
     assert compact(table, create=False).jobs_run == (0 if committed else 1)
@@ -131,7 +131,7 @@ def test_ctrl_c_in_the_middle_of_a_merge_ends_at_once_and_the_job_is_due(table: 
 
 @pytest.mark.slow
 def test_ctrl_c_that_does_not_wake_the_main_thread_is_heard_soon(table: TableContext) -> None:
-    """As one that comes just before it begins to wait: here another thread is told of the signal."""
+    """Has another thread receive the signal, as if it came just before the main thread began to wait."""
     with runner(table, UNWOKEN + RUNNER, "before the output is published") as process:
         wait_for(process)
         process.send_signal(signal.SIGINT)

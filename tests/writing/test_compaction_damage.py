@@ -57,13 +57,13 @@ def in_data(path: Path) -> int:
 
 
 def in_page_index(path: Path) -> int:
-    """Between the last column's data and the footer."""
+    """Returns a place between the last column's data and the footer."""
     footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
     return path.stat().st_size - 8 - footer - 3
 
 
 def in_footer(path: Path) -> int:
-    """In what names the writer, which changes no answer."""
+    """Returns a place in the writer's name, whose damage changes no answer."""
     return path.read_bytes().rindex(b"parquet-cpp-arrow")
 
 

@@ -115,8 +115,8 @@ def test_jobs_are_released_in_batches(table: TableContext, monkeypatch: pytest.M
     assert set(jobs_of(table.store).values()) == {None}
 
 
-def test_jobs_of_a_run_that_nobody_reports_are_free_after_its_deadline(table: TableContext) -> None:
-    """Also those that it had taken: no lease outlives the run."""
+def test_jobs_of_an_unreported_run_are_free_after_its_deadline(table: TableContext) -> None:
+    """Includes the jobs that workers of the run have taken: no lease outlives the run."""
     run_id, other = new_run(), new_run()
     handed = table.jobs.hand_over(run_id, 10, ALIVE_SECONDS)
     assert len(table.jobs.take(4, run_id=run_id)) == 4
@@ -128,7 +128,7 @@ def test_jobs_of_a_run_that_nobody_reports_are_free_after_its_deadline(table: Ta
     assert len(table.jobs.hand_over(other, 7, ALIVE_SECONDS)) == 7
     local = table.jobs.take(10)
     assert len(local) == 3 and {job.job_id for job in local} < set(handed)
-    # whoever reports it at last ends nothing that is another's by now
+    # a late report of the run does not release jobs that another run has by now
     assert table.jobs.release_run(run_id) == ReleasedJobs(0, 0)
     assert table.jobs.count() == (10, 3)
 
@@ -140,7 +140,7 @@ def test_one_run_asked_for_at_once_gets_the_same_jobs(table: TableContext) -> No
     assert all(answer == answers[0] for answer in answers)
 
 
-def test_who_asks_for_a_run_that_another_is_just_handing_jobs_to_waits_for_them(table: TableContext) -> None:
+def test_a_caller_waits_while_another_hands_jobs_to_the_same_run(table: TableContext) -> None:
     """Jobs that are locked are passed over: without waiting, the run would get others as well."""
     run_id = new_run()
     values = {"table_id": table.table.table_id, "run_id": run_id, "limit": 4, "seconds": ALIVE_SECONDS}

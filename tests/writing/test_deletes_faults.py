@@ -40,12 +40,12 @@ def applied_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_in_jobs(patch: pytest.MonkeyPatch) -> None:
-    """A job says that it applied what it did not."""
+    """Makes jobs record deletions as applied that they did not apply."""
     patch.setattr(compaction_job, "remaining", lambda schema, of_files: [None] * len(of_files))
 
 
 def seen_too_late(patch: pytest.MonkeyPatch) -> None:
-    """A job looks which deletions there are when it commits, and not before it reads."""
+    """Makes jobs look up deletions when they commit, instead of before they read."""
     real = compaction_job.commit_output
 
     def late(context: Any, job: Any, attempt: Any, name: str, facts: Any, till: int, **how: Any) -> None:
@@ -56,7 +56,7 @@ def seen_too_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_at_splits(patch: pytest.MonkeyPatch) -> None:
-    """Of a file that partitions share, a deletion is not taken."""
+    """Leaves deletions out of plans for files that several partitions share."""
     real = table_view.plan
 
     def lost(page: Any, references: Any, deletions: Any = ()) -> QueryPlan:

@@ -71,7 +71,7 @@ def test_hostile_conditions_are_of_rows_that_have_them_and_no_others(instance: d
 
 @pytest.mark.slow
 def test_a_copied_database_has_the_deletions_that_were_pending(instance: dm.Instance) -> None:
-    """Also where a restore has undone one, and another has made it pending again, as a row of its own."""
+    """Covers a deletion that one restore retired and another restore made pending again as a new row."""
     table = made(instance, ["a", "b", "c"])
     before = table.history.record_cut("before")
     table.delete({"s": "a"})

@@ -29,7 +29,7 @@ KEYS, INGESTS, DELETES, JOBS = 4, 12, 8, 6
 
 
 class Storm:
-    """What was done to a table, each step with the ticks at which it began and was acknowledged."""
+    """The steps done to a table, each with the ticks at which it began and was acknowledged."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -60,7 +60,7 @@ class Storm:
             self.table.collect_garbage()
 
     def read(self) -> None:
-        """What is gone once does not come back."""
+        """Checks in a loop that a row that has disappeared does not come back."""
         gone = set[int]()
         while not self.over.is_set():
             acknowledged = set(self.ingested)
@@ -72,7 +72,7 @@ class Storm:
         return set(self.table.query(columns=["number"]).read_all()["number"].to_pylist())
 
     def check(self) -> set[int]:
-        """Rows that came before a delete are gone, those that came after all that are of them are there."""
+        """Checks that rows older than a matching delete are absent, and rows newer than all present."""
         seen = self.rows()
         for number, (key, began, ended) in self.ingested.items():
             of_it = [(start, end) for one, start, end in self.deleted if one == key]
@@ -115,7 +115,7 @@ def added_alone(instance: Instance, files: list[FileWithReferences], known: str)
 
 
 def added_in_a_batch(instance: Instance, files: list[FileWithReferences], known: str) -> None:
-    """With a commit of another kind, in one transaction."""
+    """Commits the files together with an assignment, in one transaction."""
     add = AddFiles(commit_id="add", table="t", files=tuple(files))
     [one, other] = instance.commit([add, assignment("t", "job", known)])
     assert (one.state, other.state) == ("applied", "applied")

@@ -31,7 +31,7 @@ PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files
 
 
 def run(context: TableContext, tasks: Sequence[Task]) -> list[Any]:
-    """As on workers, which get the tasks as bytes and open the table by its address."""
+    """Runs tasks as Spark's workers do: each gets its task as bytes and opens the table by its address."""
     results = []
     for sent in sent_to_another(list(tasks)):
         with context.address.open() as there:

@@ -1,4 +1,4 @@
-"""Files have no minimum and maximum of DOUBLE columns, which would not tell of NaN; their names say so."""
+"""Files without a minimum and maximum of DOUBLE columns, which would ignore NaN; their names show it."""
 
 from __future__ import annotations
 

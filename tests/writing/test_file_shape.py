@@ -1,4 +1,4 @@
-"""How columns are encoded and compressed, in files of ingests and of compactions alike."""
+"""Encoding and compression of columns, the same in files of ingests and of compactions."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_dictionaries_are_for_values_that_repeat_and_codecs_for_what_they_make_s
     ],
 )
 def test_every_reader_finds_the_rows_of_differences(differences: Path, condition: str) -> None:
-    """Where most rows are skipped, too."""
+    """Selects few rows, so that readers skip most values."""
     rows = duckdb.from_arrow(_rows(20_000))  # noqa: F841 DuckDB sees it
     select = f'select id, many, large, "at" from {{}} where {condition} order by id'
     wanted = duckdb.sql(select.format("rows")).fetchall()

@@ -298,7 +298,7 @@ def test_an_id_must_be_text(table: TableContext) -> None:
 
 @contextmanager
 def files_at_most(bytes_max: int) -> Iterator[None]:
-    """What a full disk does, to this process alone: writing past the limit fails."""
+    """Simulates a full disk for this process alone: writing a file past the limit fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, hard))
     try:

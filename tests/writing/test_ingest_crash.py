@@ -182,7 +182,7 @@ def test_two_processes_with_one_id_add_once(table: TableContext, start: Start, r
 
 
 def drop(table: TableContext) -> None:
-    """As `Instance.drop_table`."""
+    """Drops the table as `Instance.drop_table` does."""
     Catalog(table.supplier, table.attempts).drop(table.table.name)
     table.attempts.collect_abandoned(table.table.table_id)
 

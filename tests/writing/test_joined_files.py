@@ -46,7 +46,7 @@ def by_arrow(path: Path, table: pa.Table, **options: Any) -> Path:
 
 
 def by_datafusion(path: Path, table: pa.Table) -> Path:
-    """As compaction writes."""
+    """Writes a file as a compaction does."""
     context = SessionContext()
     frame = context.from_arrow(table)
     shape = FileShape(group_rows=2_500, bloom_columns=("k",))

@@ -37,7 +37,7 @@ def table(instance: Instance, request: pytest.FixtureRequest) -> Table:
     return made
 
 
-def told(reader: Any) -> list[tuple[Any, ...]]:
+def rows(reader: Any) -> list[tuple[Any, ...]]:
     return sorted(tuple(row.values()) for row in reader.read_all().to_pylist())
 
 
@@ -46,14 +46,18 @@ def test_each_reader_has_the_newest_rows_before_and_after_compaction(
     instance: Instance, table: Table
 ) -> None:
     for _ in range(2):
-        assert told(table.query()) == NEWEST
-        assert told(table.sql("select * from t")) == NEWEST
+        assert rows(table.query()) == NEWEST
+        assert rows(table.sql("select * from t")) == NEWEST
         with instance.duckdb() as db:
             assert sorted(db.sql("from t").fetchall()) == NEWEST
-        assert told(table.query({"note": "x"}, ["id"])) == [(3,)]
-        assert told(table.query(as_of="before")) == [(1, "a", 1), (2, "b", 2), (3, "c", 3)]
-        assert told(table.sql("select * from t", as_of="before")) == [(1, "a", 1), (2, "b", 2), (3, "c", 3)]
-        assert told(table.changes("before", columns=["id", "called"])) == [
+        assert rows(table.query({"note": "x"}, ["id"])) == [(3,)]
+        assert rows(table.query(as_of="before")) == [(1, "a", 1), (2, "b", 2), (3, "c", 3)]
+        assert rows(table.sql("select * from t", as_of="before")) == [
+            (1, "a", 1),
+            (2, "b", 2),
+            (3, "c", 3),
+        ]
+        assert rows(table.changes("before", columns=["id", "called"])) == [
             (1, None, "delete"), (2, "B", "upsert"), (4, "D", "upsert")
         ]  # fmt: skip
         assert not instance.check(deep=True).problems
@@ -65,13 +69,13 @@ def test_a_column_that_is_made_anew_has_no_value_of_before(table: Table) -> None
     table.drop_column("note")
     table.add_column(dm.Field("note", dm.LONG, nullable=True))
     for _ in range(2):
-        assert told(table.query()) == [(*row[:3], None) for row in NEWEST]
-        assert told(table.sql("select * from t")) == [(*row[:3], None) for row in NEWEST]
+        assert rows(table.query()) == [(*row[:3], None) for row in NEWEST]
+        assert rows(table.sql("select * from t")) == [(*row[:3], None) for row in NEWEST]
         table.compact()
 
 
 def test_deletes_by_values_and_restores_know_the_columns(table: Table) -> None:
     table.delete({"called": "B"})
-    assert told(table.query(columns=["id"])) == [(3,), (4,)]
+    assert rows(table.query(columns=["id"])) == [(3,), (4,)]
     table.restore("before")
-    assert told(table.query()) == [(1, "a", 1, "x"), (2, "b", 2, "x"), (3, "c", 3, "x")]
+    assert rows(table.query()) == [(1, "a", 1, "x"), (2, "b", 2, "x"), (3, "c", 3, "x")]

@@ -10,7 +10,7 @@ from runners import runner, the_dead_are_known, wait_for
 
 from tests.support.api import Instance, Table
 
-# Does what it is told, until the moment named.
+# Runs the action given as the first argument, up to the moment given as the second.
 RUNNER = """
 from dormouse.writing import parquet_file
 from dormouse.state.files.attempts import WriteAttempts
@@ -59,7 +59,7 @@ def quick(moments: list[str]) -> list[Any]:
 
 
 def killed(table: Table, what: str, moment: str) -> None:
-    """What a process does until a moment at which it is killed."""
+    """Runs an action in a process of its own and kills the process at a moment."""
     with runner(table.context, RUNNER, what, moment) as process:
         wait_for(process)
 

@@ -1,4 +1,4 @@
-"""What a keyed table and its loads may be; else there is one clear line, and nothing is done."""
+"""Valid and invalid keyed tables and loads: an invalid one gives one clear line and changes nothing."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_files_of_any_kind_bring_marks(instance: Instance, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_values_of_any_type_are_replaced_and_deleted(instance: Instance) -> None:
-    """Those that must not be null, too, of which a mark has none."""
+    """Covers value columns that are not nullable: a mark of deletion has no values."""
     part = pa.field("x", pa.int64(), False)
     kinds = {
         "a": (dm.LIST(dm.LONG), pa.list_(pa.int64()), [[1, 2], [3]]),

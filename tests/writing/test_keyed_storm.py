@@ -83,7 +83,7 @@ READS_MAX = 100
 
 
 class Notes:
-    """What the writers noted: of each key what was begun, in its order, and what was acknowledged last."""
+    """The notes of the writers: for each key the changes begun, in order, and the last one acknowledged."""
 
     def __init__(self, folder: Path) -> None:
         self.begun: dict[int, list[tuple[int, bool]]] = defaultdict(lambda: [(GONE, False)])
@@ -102,7 +102,7 @@ class Notes:
 
 
 def check(rows: dict[int, int], before: Notes, after: Notes) -> None:
-    """Whether a read that began after some notes and ended before others may have found this."""
+    """Checks the rows of a read that began after the notes `before` and ended before `after`."""
     for key in range(60):
         may = [one for one in after.begun[key] if one[0] >= before.acknowledged[key]]
         allowed = {number if is_row else GONE for number, is_row in may}

@@ -16,12 +16,12 @@ from tests.support.model import LONG, STRING, Field, Schema
 
 SCHEMA = Schema([Field("k", STRING)], [Field("n", LONG)], [Field("v", LONG)])
 KEYS = ["", "a", "a\0", "b", "é", "\uffff", "\U00010000"]
-"""As they are sorted."""
+"""Keys in sorted order."""
 
 
 @pytest.fixture
 def merges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many runs each merge had."""
+    """Returns a list to which each merge adds the number of its runs."""
     counted: list[int] = []
     merged = LeafSorter._merged
 
@@ -56,7 +56,7 @@ def test_runs_that_come_in_order_are_chained(merges: list[int]) -> None:
     "batches",
     [
         [[("b", 1)], [("a", 1)]],
-        [[("a", 1), ("b", 1)], [("b", 1), ("c", 1)]],  # of equal keys nobody knows which comes first
+        [[("a", 1), ("b", 1)], [("b", 1), ("c", 1)]],  # the order of equal keys is not known
         [[("a", 1), ("c", 1)], [("b", 1)], [("d", 1)]],
     ],
 )

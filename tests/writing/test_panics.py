@@ -22,7 +22,7 @@ from tests.support.writing import merge_sorted
 
 
 class PanicException(BaseException):
-    """What the binding raises has this name."""
+    """An error of the same name as the one that DataFusion's binding raises."""
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ IDS: dict[str, Callable[[str], str]] = {
     "rewrite": str,
     "futile": str,
 }
-"""Of commits, by what was asked for."""
+"""Functions from a request's name to its commit id, by kind of request."""
 
 
 class Crowd:

@@ -35,7 +35,7 @@ from tests.support.commits import Committer, Envelope, Tables
 
 SCHEMA = OF_KEYS
 TIMEOUTS = {"lock_timeout": 60, "statement_timeout": 300}
-"""In milliseconds; a statement that waits for nothing takes a few."""
+"""Timeouts in milliseconds; a statement that waits for nothing takes a few."""
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.support.commits import encode
 from tests.support.state import LAYOUTS
 
 OWN_ID = 57
-"""So that no slip of a digit makes it the other table's."""
+"""The first table id: a message with one digit changed does not name the other table."""
 MESSAGES, BATCH = 240, 40
 SECONDS_MAX = 60.0
 ANSWERS = {"applied", "applied_before", "rejected", "try_later"}

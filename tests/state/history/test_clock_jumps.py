@@ -40,7 +40,7 @@ HEALED = {
     "truncation.recorded_at", "watermark.looked_at", "watermark.whole_at", "write_attempt.abandoned_at",
     "write_attempt.finished_at", "write_attempt.started_at",
 }  # fmt: skip
-"""What `restart_leases` corrects."""
+"""Times that `restart_leases` corrects."""
 
 ELSEWHERE = {
     "commit_message.visible_at": "committers show messages that are hidden for longer than any is",
@@ -53,7 +53,7 @@ ELSEWHERE = {
     "instance_round.ended_at": "a round that ended in the future is due",
     "removal.removed_at": "dated back where no day was made for it",
 }
-"""What the statement that reads it takes care of."""
+"""Times whose readers handle a clock that was ahead, each with how they do it."""
 
 KEPT_LONGER = {
     "applied_commit.applied_at", "applied_commit.expires_at", "backup_taken.taken_at",
@@ -61,7 +61,7 @@ KEPT_LONGER = {
     "ended_job.ended_at", "erased_file.freed_at", "file.unreferenced_at", "payload.inserted_at",
     "payload_object.changed_at", "rejected_commit.rejected_at", "removal.removed_at",
 }  # fmt: skip
-"""Until when something is kept: for longer by as much as the clock was ahead, which harms nothing."""
+"""Times that only decide how long something is kept: longer by as much as the clock was ahead."""
 
 FOR_PEOPLE = {
     "commit_message.sent_at", "compaction_job.created_at", "consumer.created_at",
@@ -76,11 +76,11 @@ FOR_PEOPLE = {
     "row_table.changed_at", "schema_change.changed_at", "tables.created_at", "truncation.truncated_at",
     "write_stream.committed_at",
 }  # fmt: skip
-"""What is only shown, or part of a key."""
+"""Times that are only shown, or are part of a key."""
 
 
 def test_each_stored_time_is_known_with_what_a_jump_does_to_it(instance: Instance) -> None:
-    """A new column belongs into one of the lists: ask what becomes of it when it lies five days ahead."""
+    """Fails for a new column: add it to a list, according to what happens when it is five days ahead."""
     found = query(
         instance._supplier,
         """
