@@ -162,9 +162,7 @@ def test_files_are_read_without_dormouse(table: Table) -> None:
     assert read_by_duckdb(table) == expected()
 
 
-def test_live_files_is_refused_when_a_condition_cannot_describe_them(
-    instance: Instance, table: Table
-) -> None:
+def test_live_files_are_refused_where_conditions_cannot_tell(instance: Instance, table: Table) -> None:
     table.add_column(dm.Field("more", dm.LONG, nullable=True))
     with pytest.raises(InvalidQuery, match="was written before its columns were changed: compact the table"):
         table.live_files()
