@@ -1,4 +1,4 @@
-"""Deletes against a naive list: beside ingests and jobs that began before, in each reader, at each cut."""
+"""Deletions compared with a list of rows, among earlier ingests and jobs, in each reader and at each cut."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ WHERE = st.one_of(
     st.builds(lambda v: {"v": dm.Range(max=v)}, st.integers(1, 2)),
 )
 FEW_OF_MANY = st.builds(lambda k, v: [(k, 0, v), *[(k, 1, (v + 1) % 3)] * 20], KEYS, st.integers(0, 2))
-"""Loads of 21 rows of which a deletion matches one, too few to rewrite the file before OLD_SECONDS."""
+"""Loads of 21 rows. A deletion of one is too little to rewrite the file until it is a week old."""
 
 
 def is_of(where: Any, row: Row) -> bool:
@@ -205,7 +205,7 @@ class DeletesMachine(RuleBasedStateMachine):
             self.end_job()
 
     @rule(rows=ROWS, where=WHERE)
-    def delete_what_comes_again(self, rows: list[Row], where: Any) -> None:
+    def delete_rows_that_come_again(self, rows: list[Row], where: Any) -> None:
         """Ingests deleted rows again: the new rows stay, also after a compaction with the older file."""
         self.ingest(rows)
         self.delete(where)
@@ -228,7 +228,7 @@ class DeletesMachine(RuleBasedStateMachine):
         self.check_changes(len(self.cuts) - 2, len(self.cuts) - 1)
 
     @rule(rows=ROWS)
-    def delete_what_is_deleted(self, rows: list[Row]) -> None:
+    def delete_rows_twice(self, rows: list[Row]) -> None:
         """Deletes a row by two deletions: the changes contain it once."""
         self.ingest(rows)
         self.cut()
@@ -238,7 +238,7 @@ class DeletesMachine(RuleBasedStateMachine):
         self.check_changes(len(self.cuts) - 2, len(self.cuts) - 1)
 
     @rule(where=WHERE)
-    def delete_in_vain(self, where: Any) -> None:
+    def delete_and_restore(self, where: Any) -> None:
         self.cut()
         self.delete(where)
         self.put_back(*self.cuts[-1])
@@ -360,11 +360,11 @@ def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_reader_sees_the_rows_of_a_naive_list(instance: Instance, layout: str) -> None:
+def test_each_reader_sees_the_rows_of_a_plain_list(instance: Instance, layout: str) -> None:
     run_machine(DeletesMachine, instance, layout, EXAMPLES // 2, STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_reader_sees_the_rows_of_a_naive_list_in_many_lives(instance: Instance, layout: str) -> None:
+def test_each_reader_sees_the_rows_of_a_plain_list_in_many_examples(instance: Instance, layout: str) -> None:
     run_machine(DeletesMachine, instance, layout, 2 * EXAMPLES, 2 * STEPS)

@@ -1,4 +1,4 @@
-"""Keys compare the same in Python, PostgreSQL, pyarrow and DataFusion; Spark has a file of its own."""
+"""The order of keys, the same in Python, PostgreSQL, pyarrow and DataFusion; Spark has its own test."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def a_value(chance: random.Random, type_: DataType) -> Any:
 
 
 def keys(schema: Schema, seed: int) -> list[tuple[Any, ...]]:
-    """Distinct keys in no order, with many equal values in their first fields."""
+    """Returns distinct keys in random order, with many equal values in their first fields."""
     chance = random.Random(seed)
     pools = [[a_value(chance, f.type) for _ in range(60)] for f in schema.row_keys[:-1]]
     last = schema.row_keys[-1].type
@@ -145,7 +145,7 @@ def test_datafusion_sorts_and_compares_as_python_does(schema: Schema) -> None:
 
 
 @pytest.mark.parametrize("make", [sorted, lambda rows: sorted(rows, reverse=True)])
-def test_the_sample_has_what_makes_orders_differ(make: Callable[..., Any]) -> None:
+def test_the_sample_has_values_whose_order_is_often_wrong(make: Callable[..., Any]) -> None:
     """UTF-16 order puts supplementary characters before U+FFFF; signed bytes put 0x80 before 0x00."""
     texts = {row[0] for row in make(keys(SCHEMAS["string"], 1))}
     assert {"", "\x00", "a", "a\x00", "\uffff", "\U00010000"} <= texts
