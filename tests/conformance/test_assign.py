@@ -219,7 +219,7 @@ class TestRelease:
         assert live(store) == [("p", "c", 100, None), ("root", "b", 100, None)]
 
     @pytest.mark.parametrize("job", ["unknown", "\N{MOUSE}"])
-    def test_an_unknown_job_is_no_error(self, store: FileReferenceStore, job: str) -> None:
+    def test_releasing_an_unknown_job_is_no_error(self, store: FileReferenceStore, job: str) -> None:
         store.add_files([ref("a")])
         store.assign_job_ids([assign("j", "root", "a")])
         store.unassign_job(job)

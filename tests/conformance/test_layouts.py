@@ -146,7 +146,7 @@ def test_due_jobs_know_the_bytes_of_their_files(another_table: Callable[[], Tabl
     assert (due.jobs, due.row_count, due.byte_count) == (1, 40, 500 + 30 * 100)
 
 
-def test_the_log_of_removals_is_not_kept_for_collection(another_table: Callable[[], TableContext]) -> None:
+def test_collection_does_not_keep_the_removal_log(another_table: Callable[[], TableContext]) -> None:
     table = another_table()
     table.store.add_files([ref("a")])
     remove(table.store, "a")
@@ -286,7 +286,7 @@ def test_a_round_of_collection_deletes_unreferenced_files(
     assert now.garbage.collect().deleted_files == ()
 
 
-def test_every_layout_has_names_of_its_own() -> None:
+def test_the_tables_of_each_layout_have_different_names() -> None:
     names = [name for layout in LAYOUTS for name in known_layout(layout).tables(7).values()]
     assert len(set(names)) == len(names) == 5
 

@@ -151,15 +151,15 @@ def test_the_name_of_an_output_file_decides_its_format(cli: Cli, tmp_path: Path)
         assert len((tmp_path / "x.csv").read_text().splitlines()) == 51
         assert cli(*verb, "-o", "x.json", "--format", "lines" if verb[0] != "changes" else "csv")[0] == 0
         (tmp_path / "x.json").unlink()
-    code, _, said = cli("query", "t", "-o", "x.data")
-    assert (code, said.count("\n")) == (2, 1) and "--output x.parquet" in said
+    code, _, err = cli("query", "t", "-o", "x.data")
+    assert (code, err.count("\n")) == (2, 1) and "--output x.parquet" in err
     assert cli("changes", "t", "--after", "beginning", "-o", "x.data")[0] == 0
     assert json.loads((tmp_path / "x.data").read_text().splitlines()[0])["k"] == 0
 
 
 def test_a_pipe_gets_all_rows(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "TABLE_ROWS", 25)
-    _, out, said = cli("query", "t")
+    _, out, err = cli("query", "t")
     cells = [line.strip("│| ") for line in out.splitlines()]
     assert [cell for cell in cells if cell.isdigit()] == [str(number) for number in range(50)]
-    assert said == "50 rows\n"
+    assert err == "50 rows\n"

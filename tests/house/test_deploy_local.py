@@ -48,7 +48,7 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path) -> None:
         for line in process.stdout:
             if "cdk bootstrap" in line:
                 process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=SECONDS_MAX)
+        _, err = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 130
-    assert said.strip() == "deploy-local was interrupted; all processes that it had started are ended"
+    assert err.strip() == "deploy-local was interrupted; all processes that it had started are ended"
     assert _of_run(tmp_path) == [] and list(tmp_path.iterdir()) == []

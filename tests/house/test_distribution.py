@@ -40,8 +40,8 @@ def commands(path: Path) -> Iterator[tuple[str, str]]:
     if path.suffix == ".py":
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in HINTS:
-                said = [one.value for one in node.args[HINTS[node.func.id]] if isinstance(one, ast.Constant)]
-                yield from ((DISTRIBUTION, str(extra)) for extra in said)
+                given = [one.value for one in node.args[HINTS[node.func.id]] if isinstance(one, ast.Constant)]
+                yield from ((DISTRIBUTION, str(extra)) for extra in given)
 
 
 def test_name_version_and_script_are_those_of_pyproject() -> None:

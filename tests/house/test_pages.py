@@ -61,7 +61,7 @@ def load_demo(folder: Path) -> None:
     from dormouse.demo.datasets import AIRLINES, FLIGHTS, Flights
 
     with dm.local(folder / "demo-lake") as instance, duckdb.connect() as db:
-        Flights().prepare(db, folder, lambda said: None)
+        Flights().prepare(db, folder, lambda _: None)
         for name, schema in (("flights", FLIGHTS), ("airlines", AIRLINES)):
             columns = ", ".join(schema.names)
             where = "where month = 1" if name == "flights" else ""

@@ -239,7 +239,7 @@ def test_outside_libraries_are_imported_only_in_their_homes() -> None:
     assert wrong == []
 
 
-def test_only_the_settings_and_what_starts_processes_read_the_environment() -> None:
+def test_only_settings_and_rooms_that_start_processes_read_the_environment() -> None:
     """Allows `settings`, and `spark` and `embedded`, which pass it to processes that they start."""
     readers = {
         own_part(path)

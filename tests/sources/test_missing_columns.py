@@ -251,8 +251,8 @@ def test_the_command_line_adds_columns(
     written(tmp_path, "a.csv", "k,v\n1,a\n")
     written(tmp_path, "b.csv", "k,v,n\n2,b,1\n")
     assert cli("ingest", "t", str(tmp_path / "a.csv"), "--create", "--key", "k", "--yes")[0] == 0
-    code, _, said = cli("ingest", "t", str(tmp_path / "b.csv"))
-    assert (code, said.count("\n")) == (1, 1) and "--add-columns" in said
+    code, _, err = cli("ingest", "t", str(tmp_path / "b.csv"))
+    assert (code, err.count("\n")) == (1, 1) and "--add-columns" in err
     again = ("ingest", "t", str(tmp_path / "b.csv"), "--create", "--key", "k")
     assert "exists already, with other columns" in cli(*again)[2]
     assert cli(*again, "--add-columns")[0] == 0

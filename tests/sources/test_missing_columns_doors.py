@@ -43,8 +43,8 @@ class Doors:
         self.patch.setenv("DORMOUSE_OBJECTS", self.instance.objects.url)
         pq.write_table(rows, self.folder / "rows.parquet")
         more = ["--add-columns"] if evolve else []
-        code, _, said = self.cli(verb, "t", str(self.folder / "rows.parquet"), *more)
-        assert code == 0, said
+        code, _, err = self.cli(verb, "t", str(self.folder / "rows.parquet"), *more)
+        assert code == 0, err
 
     def upsert_command(self, rows: pa.Table, evolve: Any) -> None:
         self.command(rows, evolve, "upsert")

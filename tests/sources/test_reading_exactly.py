@@ -295,7 +295,7 @@ def test_int96_times_beyond_the_range_of_nanoseconds_are_read(tmp_path: Path) ->
 @pytest.mark.parametrize("word", ["infinity", "-infinity", "Infinity", "epoch", '" Epoch "'])
 def test_special_time_words_of_postgresql_are_texts(tmp_path: Path, word: str) -> None:
     """Covers words such as "infinity", for which DuckDB's strptime returns 1900-01-01 in any format."""
-    said = word.strip('" ')
+    text = word.strip('" ')
     for name, time, kind in (
         ("iso", "2020-01-31", dm.DATE),
         ("german", "31.01.2020", dm.DATE),
@@ -305,14 +305,14 @@ def test_special_time_words_of_postgresql_are_texts(tmp_path: Path, word: str) -
             rows = "".join(f"{at},{line}\n" for at, line in enumerate(lines))
             folder = written(tmp_path / f"{name}.{number}", a_csv=f"k,v\n{rows}")
             assert inferred(folder, "v") == [line.strip('"') for line in lines]
-            with pytest.raises(InvalidData, match=rf"a\.csv', line [23]: column 'v' is '\s*{said}"):
+            with pytest.raises(InvalidData, match=rf"a\.csv', line [23]: column 'v' is '\s*{text}"):
                 loaded(folder, "v", kind)
-        folder = written(tmp_path / f"{name}.said", a_csv=f"k,v\n1,{word}\n")
+        folder = written(tmp_path / f"{name}.format", a_csv=f"k,v\n1,{word}\n")
         how = dm.Files(folder, time_formats={"v": "%d.%m.%Y"})
         with pytest.raises(InvalidData, match=r"line 2: column 'v' is .* written as %d\.%m\.%Y"):
             loaded(how, "v", kind)
-        folder = written(tmp_path / f"{name}.json", a_jsonl=f'{{"k": 1, "v": "{said}"}}\n')
-        assert inferred(folder, "v") == [said]
+        folder = written(tmp_path / f"{name}.json", a_jsonl=f'{{"k": 1, "v": "{text}"}}\n')
+        assert inferred(folder, "v") == [text]
 
 
 @pytest.mark.slow
@@ -326,8 +326,8 @@ def test_numbers_that_would_change_are_refused_or_texts(tmp_path: Path) -> None:
         for number, lines in enumerate((["5", text], [text])):
             rows = "".join(f"{at},{line}\n" for at, line in enumerate(lines))
             folder = written(tmp_path / f"{kind}.{text[:9].strip()}.{number}", a_csv=f"k,v\n{rows}")
-            said = text.strip('" ')[:9]
-            with pytest.raises(InvalidData, match=rf"a\.csv', line {2 + rows.count('5', 0, 4)}: .*{said}"):
+            start = text.strip('" ')[:9]
+            with pytest.raises(InvalidData, match=rf"a\.csv', line {2 + rows.count('5', 0, 4)}: .*{start}"):
                 loaded(folder, "v", kind)
             if kind != dm.FLOAT:
                 assert inferred(folder, "v") == [line.strip('"') for line in lines]

@@ -162,7 +162,7 @@ def test_live_files_give_the_rows_without_dormouse(table: Table) -> None:
     assert read_by_duckdb(table) == expected()
 
 
-def test_live_files_are_refused_where_conditions_cannot_tell(instance: Instance, table: Table) -> None:
+def test_live_files_are_refused_if_conditions_cannot_give_the_rows(instance: Instance, table: Table) -> None:
     table.add_column(dm.Field("more", dm.LONG, nullable=True))
     with pytest.raises(InvalidQuery, match="was written before its columns were changed: compact the table"):
         table.live_files()

@@ -316,7 +316,7 @@ def test_a_json_file_without_objects_has_no_rows(tmp_path: Path, text: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ('{"k":14}\nnot json\n', "line 2: is not JSON: Expecting value at 'not json'"),
         ('{"k":14}\n{"k":1', "line 2: is not JSON: Expecting ',' delimiter at its end"),
@@ -353,14 +353,16 @@ def test_a_json_file_without_objects_has_no_rows(tmp_path: Path, text: str) -> N
         ('{"k":1}\n{"w":1}\n', "line 2: column 'k' must not be null, but is"),
     ],
 )
-def test_an_error_in_a_json_file_is_named_with_its_line(tmp_path: Path, text: str | bytes, said: str) -> None:
+def test_an_error_in_a_json_file_is_named_with_its_line(
+    tmp_path: Path, text: str | bytes, expected: str
+) -> None:
     fields = [("w", dm.DOUBLE), ("p", dm.DECIMAL(9, 2)), ("l", dm.LIST(dm.LONG)), ("s", dm.STRING)]
     schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field(*one, nullable=True) for one in fields])
     path = written(tmp_path, "a.json", text)
     with pytest.raises(InvalidData) as raised:
         [*open_source(path, schema).batches]
     message = str(raised.value)
-    assert said in message and message.startswith(f"file {path!r}") and "\n" not in message
+    assert expected in message and message.startswith(f"file {path!r}") and "\n" not in message
     for internal in ("Try setting", "records=", "LINE 1", "read_json", "Error"):
         assert internal not in message
 

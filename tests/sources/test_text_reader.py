@@ -45,9 +45,9 @@ def write(tmp_path: Path) -> Write:
 
 def of_table(path: Path, how: dict[str, Any]) -> Cells:
     names = {"separator": "delimiter", "null": "null_texts"}
-    said = {names.get(name, name): value for name, value in how.items()}
+    options = {names.get(name, name): value for name, value in how.items()}
     columns = [dm.Field(name, dm.STRING, nullable=name != "k") for name in ("k", "v")]
-    batches = open_source(Files(str(path), **said), dm.Schema(columns[:1], [], columns[1:])).batches
+    batches = open_source(Files(str(path), **options), dm.Schema(columns[:1], [], columns[1:])).batches
     return [list(row.values()) for batch in batches for row in batch.to_pylist()]
 
 
@@ -107,7 +107,7 @@ def test_a_compressed_file_is_unpacked(tmp_path: Path, read: Callable[..., Cells
 
 @pytest.mark.parametrize("read", TARGETS)
 @pytest.mark.parametrize(
-    ("content", "how", "said"),
+    ("content", "how", "message"),
     [
         (b"k,v\na,b\nc\nd,e\n", {}, "line 3: it has 1 cell, not 2 as the others: 'c'"),
         (b"k,v\na,b\n\nc,d,e\n", {}, "line 4: it has 3 cells, not 2 as the others: 'c,d,e'"),
@@ -122,12 +122,12 @@ def test_a_compressed_file_is_unpacked(tmp_path: Path, read: Callable[..., Cells
     ],
 )
 def test_tables_and_row_tables_give_the_same_error(
-    write: Write, read: Callable[..., Cells], content: bytes, how: dict[str, Any], said: str
+    write: Write, read: Callable[..., Cells], content: bytes, how: dict[str, Any], message: str
 ) -> None:
     path = write(content)
     with pytest.raises(InvalidData) as refused:
         read(path, how)
-    assert str(refused.value).startswith(f"file '{path}', {said}")
+    assert str(refused.value).startswith(f"file '{path}', {message}")
 
 
 def test_rows_larger_than_a_block_are_read(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def test_the_facts_and_sketches_of_the_output_are_stored(table: TableContext) ->
     assert FileSketches.from_bytes(table.objects.get(file.filename + SKETCHES)).row_count == 4
 
 
-def test_rows_of_other_partitions_stay_out(new_table: NewTable) -> None:
+def test_a_compaction_leaves_out_rows_of_other_partitions(new_table: NewTable) -> None:
     table = new_table(split_points=[10], **PAIRS)
     left, right = (leaf.partition_id for leaf in table.partitions.leaves())
     add_file(table, "wide", [1, 2, 11, 12, 13, 14], [left, right])
@@ -105,7 +105,7 @@ def test_a_job_commits_although_its_partition_was_split_meanwhile(table: TableCo
     assert [(r.partition_id, r.row_count) for r in table.store.file_references()] == [("root", 4)]
 
 
-def test_the_properties_of_the_table_apply(table: TableContext) -> None:
+def test_a_compaction_applies_the_filter_of_the_table(table: TableContext) -> None:
     """Compacts files whose rows are all too old: it writes no output file and no sketch."""
     record = replace(table.table, properties=TableProperties(filter="age_off(key, 1000)", **PAIRS))
     aged = TableContext(table.dsn, table.supplier, table.objects, record)
@@ -205,9 +205,9 @@ def test_a_job_that_kills_its_workers_is_given_up_and_the_next_one_runs(
     assert table.jobs.take(1, lease_seconds=-1)
     for name in "cd":
         add_file(table, name, [1])
-    told: list[int] = []
-    report = compact(table, progress=lambda done, jobs: told.append(done))
-    assert (report.jobs_run, report.given_up, told) == (1, 1, [1, 2])
+    counts: list[int] = []
+    report = compact(table, progress=lambda done, jobs: counts.append(done))
+    assert (report.jobs_run, report.given_up, counts) == (1, 1, [1, 2])
     assert report.errors == ("the process that compacted partition root died, at every attempt",)
     assert "died, at every attempt" in caplog.text
     references = {r.filename: r.job_id for r in table.store.file_references()}
@@ -252,7 +252,7 @@ def test_an_outcome_that_stays_unknown_deletes_nothing(
     assert keys_in(table, reference.filename) == [1, 1]
 
 
-def test_an_attempt_that_was_abandoned_commits_nothing_and_the_job_is_tried_again(
+def test_an_abandoned_attempt_commits_nothing_and_the_job_is_retried(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [add_file(table, name, [1]) for name in "ab"]

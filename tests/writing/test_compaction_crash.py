@@ -96,7 +96,7 @@ def test_another_worker_runs_the_job_after_its_lease_expires(table: TableContext
 
 
 @pytest.mark.slow
-def test_of_two_processes_that_run_the_same_job_one_commits(table: TableContext) -> None:
+def test_only_one_of_two_processes_that_run_a_job_commits(table: TableContext) -> None:
     """Waits until both have merged before one commits; the other one deletes its own output."""
     with runner(table, RUNNER, "before the commit") as first:
         wait_for(first)

@@ -86,8 +86,8 @@ def test_a_flipped_bit_fails_the_job_and_the_damaged_file_is_kept(
     report = compact(table)
     assert (report.jobs_run, report.given_up, report.files_out) == (0, 1, 0)
     [error] = report.errors
-    for said in (f"file {before[0]!r}", f"table {table.table.name!r}", "partition 'root'", "backup"):
-        assert said in error
+    for word in (f"file {before[0]!r}", f"table {table.table.name!r}", "partition 'root'", "backup"):
+        assert word in error
     assert names(table) == before
     assert table.garbage.collect().deleted_files == ()
     assert {name.removesuffix(SKETCHES) for name in objects_of(table)} == set(before)

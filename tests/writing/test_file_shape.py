@@ -199,7 +199,7 @@ def test_the_sample_of_rows_is_spread_over_all_rows() -> None:
     assert "v" not in FileShape.like(rows.slice(0, SAMPLE_ROWS), schema, TableProperties()).plain_columns
 
 
-def test_row_groups_grow_because_a_file_can_have_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_grow_so_that_a_file_has_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_file, "GROUPS_OF_A_SIZE", 4)
     schema, path = OF_K, tmp_path / "groups.parquet"
     properties, exact = TableProperties(row_group_bytes=65_536), arrow_schema(schema)

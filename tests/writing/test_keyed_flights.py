@@ -79,9 +79,9 @@ def test_upserts_of_corrected_months_equal_a_merge_after_each_month(
                 table.split()
                 table.compact(engine="local")
                 table.collect_garbage()
-            said = table.sql("select count(*), sum(dep_delay), sum(delivery) from flights").read_all()
-            told = db.execute("select count(*), sum(dep_delay), sum(delivery) from expected").fetchall()
-            assert [tuple(said.to_pylist()[0].values())] == told
+            answer = table.sql("select count(*), sum(dep_delay), sum(delivery) from flights").read_all()
+            totals = db.execute("select count(*), sum(dep_delay), sum(delivery) from expected").fetchall()
+            assert [tuple(answer.to_pylist()[0].values())] == totals
             now = table.history.record_cut()
             changes = table.changes(cut, now).read_all()
             db.register("changes", changes)

@@ -16,7 +16,7 @@ from tests.support.api import Instance
 
 
 @pytest.mark.parametrize(
-    ("properties", "said"),
+    ("properties", "message"),
     [
         ({"newest_by": "k"}, "newest_by: 'k' is not a value column; the values are v, s"),
         ({"newest_by": "x"}, "newest_by: 'x' is not a value column"),
@@ -28,9 +28,9 @@ from tests.support.api import Instance
     ],
 )
 def test_invalid_properties_of_a_keyed_table_are_refused(
-    instance: Instance, properties: dict[str, Any], said: str
+    instance: Instance, properties: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidProperties, match=said):
+    with pytest.raises(InvalidProperties, match=message):
         keyed(instance, **properties)
     assert instance.tables() == []
 
@@ -60,7 +60,7 @@ def test_upsert_is_refused_for_a_table_that_keeps_every_row(instance: Instance) 
 
 
 @pytest.mark.parametrize(
-    ("column", "deletes", "error", "said"),
+    ("column", "deletes", "error", "message"),
     [
         (None, MARKS, InvalidData, f"column '{MARKS}' \\(boolean\\) is missing from the data"),
         (pa.array([1]), MARKS, InvalidData, f"column '{MARKS}' is int64 in the data; the schema says bool"),
@@ -71,16 +71,16 @@ def test_upsert_is_refused_for_a_table_that_keeps_every_row(instance: Instance) 
     ],
 )
 def test_invalid_marks_are_refused_and_nothing_is_loaded(
-    instance: Instance, column: Any, deletes: str | None, error: type[Exception], said: str
+    instance: Instance, column: Any, deletes: str | None, error: type[Exception], message: str
 ) -> None:
     table = keyed(instance)
     rows = data([(1, 1)]) if column is None else data([(1, 1)]).append_column(MARKS, column)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         table.upsert(rows, deletes=deletes)
     assert table.status().files == 0
 
 
-def test_only_a_mark_may_lack_values_and_never_that_of_newest_by(instance: Instance) -> None:
+def test_only_a_mark_may_lack_values_except_that_of_newest_by(instance: Instance) -> None:
     table = keyed(instance)
     with pytest.raises(InvalidData, match=r"'v' is null in row .* only rows marked for deletion may be null"):
         table.upsert(data([(1, None), (2, None)], [True, False]), deletes=MARKS)
