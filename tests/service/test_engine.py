@@ -53,7 +53,7 @@ def test_the_session_that_runs_counts_before_the_settings(
 
 def test_without_spark_all_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(MACHINE_BYTES, None) == "local"
-    with pytest.raises(InvalidInput, match="not at hand"):
+    with pytest.raises(InvalidInput, match="is not available here"):
         choose_engine("spark", lambda: 0, "local", None)
     monkeypatch.setattr(ingest, "find_spec", lambda _: None)
     assert chosen(MACHINE_BYTES) == "local"
