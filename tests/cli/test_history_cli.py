@@ -75,7 +75,9 @@ def written_story(table: TableContext) -> Story:
     return story
 
 
-def test_a_page_needs_nothing_else_and_says_who_was_where(new_table: Callable[..., TableContext]) -> None:
+def test_a_page_is_self_contained_and_has_all_partitions_of_each_epoch(
+    new_table: Callable[..., TableContext],
+) -> None:
     table = new_table()
     story = written_story(table)
     text = page_of(table, 0, None)
@@ -117,7 +119,7 @@ def drawn(text: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_a_page_draws_each_partition_and_tells_of_the_one_that_is_picked(
+def test_a_page_draws_each_partition_and_describes_the_selected_one(
     new_table: Callable[..., TableContext],
 ) -> None:
     """The script draws on a canvas that only records; the look of the page is not tested."""
@@ -138,7 +140,7 @@ def test_a_page_draws_each_partition_and_tells_of_the_one_that_is_picked(
     assert found["met"] == [f"{one} {across}" for one in story.partitions for across in ("epochs", "time")]
 
 
-def test_a_part_of_a_history_is_drawn_from_its_first_leaves_on(
+def test_a_page_of_some_epochs_has_only_their_leaves(
     new_table: Callable[..., TableContext],
 ) -> None:
     table = new_table()
@@ -149,7 +151,7 @@ def test_a_part_of_a_history_is_drawn_from_its_first_leaves_on(
     assert all(covers(page, epoch) for epoch in range(5, 10))
 
 
-def test_no_key_or_name_is_taken_for_the_page_s_own_text(new_table: Callable[..., TableContext]) -> None:
+def test_keys_and_names_are_escaped_in_the_page(new_table: Callable[..., TableContext]) -> None:
     """This holds for partitions that are divided by several keys, too."""
     table = new_table(dm.Field("carrier", dm.STRING), dm.Field("flight", dm.LONG))
     hostile = "</script><script>alert(1)</script><!--\u2028{{data}}"
@@ -173,7 +175,7 @@ def test_no_key_or_name_is_taken_for_the_page_s_own_text(new_table: Callable[...
         assert covers(page, epoch)
 
 
-def test_keys_are_told_as_a_person_reads_them() -> None:
+def test_key_ranges_are_shown_in_readable_form() -> None:
     assert keys_of(Region()) == "all keys"
     region = Region(a=Range(None, "m"), b=Range(b"\x00", None), c=Range(1, 2))
     assert keys_of(region) == "a < 'm', b ≥ 0x00, 1 ≤ c < 2"
@@ -181,7 +183,7 @@ def test_keys_are_told_as_a_person_reads_them() -> None:
 
 @pytest.fixture
 def lake(tmp_path: Path, dsn: str) -> list[str]:
-    """Options that name an instance whose table `t` was divided 30 times."""
+    """Returns options that name an instance whose table `t` was divided 30 times."""
     objects = (tmp_path / "objects").as_uri()
     with dm.connect(dsn, objects) as instance:
         table = instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.STRING)]))
@@ -191,7 +193,7 @@ def lake(tmp_path: Path, dsn: str) -> list[str]:
     return ["--dsn", dsn, "--objects", objects]
 
 
-def test_the_newest_epochs_are_shown_first_and_no_more_than_wanted(cli: Cli, lake: list[str]) -> None:
+def test_the_newest_epochs_are_shown_first_up_to_the_limit(cli: Cli, lake: list[str]) -> None:
     code, out, err = cli("history", "show", "t", "--limit", "3", *lake)
     assert (code, err) == (0, "")
     heads = [line.split("  ")[0] for line in out.splitlines() if line.startswith("epoch")]
@@ -204,7 +206,7 @@ def test_the_newest_epochs_are_shown_first_and_no_more_than_wanted(cli: Cli, lak
     assert sum(line.startswith("epoch") for line in out.splitlines()) == 20
 
 
-def test_epochs_are_told_as_json_with_their_partitions(cli: Cli, lake: list[str]) -> None:
+def test_epochs_are_printed_as_json_with_their_partitions(cli: Cli, lake: list[str]) -> None:
     code, out, _ = cli("history", "show", "t", "--limit", "2", "--json", *lake)
     assert code == 0
     newest, _ = json.loads(out)

@@ -49,7 +49,7 @@ Held = dict[str, dict[str, Any]]
 
 
 def held(templates: Mapping[str, Any]) -> Held:
-    """Returns what must stay of the templates, without the facts, which each deployment reads again."""
+    """Returns the properties that must not change, without facts that each deployment reads again."""
     found: Held = {}
     for stack, template in templates.items():
         resources = template.get("Resources", {})

@@ -1,4 +1,4 @@
-"""Tests of what is kept beside an instance: backups, a copy in another region, a log of writes."""
+"""Tests of backups, of a copy in another region and of a log of writes."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def plans(assembly: Assembly) -> dict[str, dict[str, Any]]:
 
 
 def test_the_templates_are_as_reviewed(copied: Assembly, snapshot: SnapshotAssertion) -> None:
-    shown = {name: copied.templates[name] for name in ("audit", "backup", "copy")}
+    stacks = {name: copied.templates[name] for name in ("audit", "backup", "copy")}
     storage = copied.templates["storage"]["Resources"]
     replication = {name: one for name, one in storage.items() if "Replica" in json.dumps(one)}
-    found = shortened({**shown, "storage": {"Resources": replication}}, copied.id)
+    found = shortened({**stacks, "storage": {"Resources": replication}}, copied.id)
     assert found == snapshot(extension_class=Yaml)
 
 
-def test_the_database_has_daily_snapshots_and_the_bucket_is_backed_up_at_any_moment(copied: Assembly) -> None:
+def test_the_database_has_daily_snapshots_and_the_bucket_a_continuous_backup(copied: Assembly) -> None:
     """A continuous backup of Aurora would change the retention of Aurora's own backups."""
     found = plans(copied)
     assert {name: rule["EnableContinuousBackup"] for name, rule in found.items()} == {
@@ -73,7 +73,7 @@ def test_without_objects_the_role_may_not_read_buckets(tmp_path: Path) -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("is_protected", [True, False])
-def test_vaults_outlive_their_stacks_and_those_of_a_protected_instance_keep_all(
+def test_vaults_outlive_their_stacks_and_protected_ones_refuse_deletions(
     is_protected: bool, tmp_path: Path
 ) -> None:
     found = made(tmp_path, **ACCOUNT, protected=is_protected, backup={"copy_region": "eu-west-1"})
@@ -89,10 +89,12 @@ def test_vaults_outlive_their_stacks_and_those_of_a_protected_instance_keep_all(
         wanted = KEPT if is_protected or one.stack == "copy" else DELETED
         assert policies(one) == wanted, str(one)
     keys = {one.stack: policies(one) for one in found.resources("AWS::KMS::Key")}
-    assert keys == dict.fromkeys(("storage", "database", "copy"), KEPT), "without them, no backup is restored"
+    assert keys == dict.fromkeys(("storage", "database", "copy"), KEPT), (
+        "no backup can be restored without its key"
+    )
 
 
-def test_a_vault_has_a_name_that_was_never_used(copied: Assembly) -> None:
+def test_a_vault_has_a_name_that_is_never_reused(copied: Assembly) -> None:
     """A new instance may have the same id while the old vault still exists."""
     [name] = [
         one.properties["BackupVaultName"]
@@ -102,7 +104,7 @@ def test_a_vault_has_a_name_that_was_never_used(copied: Assembly) -> None:
     assert "AWS::StackId" in json.dumps(name)
 
 
-def test_each_object_goes_to_the_other_region_and_so_does_its_deletion(copied: Assembly) -> None:
+def test_objects_and_their_deletions_are_replicated_to_the_other_region(copied: Assembly) -> None:
     [data] = [one for one in copied.resources("AWS::S3::Bucket") if one.name.startswith("Data")]
     replication = data.properties["ReplicationConfiguration"]
     [rule] = replication["Rules"]
@@ -120,7 +122,7 @@ def test_each_object_goes_to_the_other_region_and_so_does_its_deletion(copied: A
     assert bucket.properties["VersioningConfiguration"] == {"Status": "Enabled"}
 
 
-def test_the_role_of_replication_may_do_nothing_else(copied: Assembly) -> None:
+def test_the_replication_role_has_no_other_rights(copied: Assembly) -> None:
     may = {(action, where) for action, where, _ in allowed(copied, "storage", "ReplicationRole")}
     assert {action: flat(where) for action, where in may} == {
         "s3:GetReplicationConfiguration": "Data666C94C7Arn",
@@ -148,7 +150,7 @@ def test_the_role_of_replication_may_do_nothing_else(copied: Assembly) -> None:
     ]
 
 
-def test_the_copy_is_there_before_anything_goes_to_it(copied: Assembly) -> None:
+def test_the_copy_is_deployed_before_the_stacks_that_use_it(copied: Assembly) -> None:
     copy = next(name for name in copied.manifest if name.endswith("-copy"))
     for name in ("storage", "backup"):
         assert copy in copied.stack(name)["dependencies"]

@@ -1,4 +1,4 @@
-"""Tests of the clients that the settings let connect to the database, beside the lambdas."""
+"""Tests of the clients, besides the lambdas, that the settings allow to connect to the database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rules(assembly: Assembly) -> list[tuple[str, int, int]]:
     return sorted(found)
 
 
-def test_only_clients_that_are_named_may_connect(synthesized: All) -> None:
+def test_only_clients_of_the_settings_may_connect(synthesized: All) -> None:
     settings = CONFIGURATIONS["steps"]().database
     named = [*settings.client_cidrs, *settings.client_security_groups]
     assert rules(synthesized("steps")) == sorted((one, PROXY_PORT, PROXY_PORT) for one in named) != []
@@ -36,15 +36,15 @@ def test_only_clients_that_are_named_may_connect(synthesized: All) -> None:
 
 
 @pytest.mark.slow
-def test_behind_a_proxy_clients_may_also_connect_to_the_clusters_of_rows(tmp_path: Path) -> None:
+def test_clients_of_a_proxy_may_also_connect_to_the_clusters_of_row_tables(tmp_path: Path) -> None:
     """Clusters of rows have no proxy. The host for access and the query service may connect to them, too.
 
     Each client has one rule for both ports, as a security group has at most 60 rules.
     """
     database = {"kind": "serverless", "min_acu": 1, "proxy": True, "client_cidrs": ["10.30.0.0/16"]}
     rows = {"databases": 1, "own_clusters": True}
-    asked = settings("minimal", database=database, rows=rows, access={}, query={})
-    found = synthesize(asked, tmp_path / "assembly", checked=False)
+    configuration = settings("minimal", database=database, rows=rows, access={}, query={})
+    found = synthesize(configuration, tmp_path / "assembly", checked=False)
     assert rules(found) == [("10.30.0.0/16", PROXY_PORT, PORT)]
     for kind in ("AWS::EC2::SecurityGroupIngress", "AWS::EC2::SecurityGroupEgress"):
         ways = {

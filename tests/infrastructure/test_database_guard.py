@@ -39,7 +39,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ],
     ids="".join,
 )
-def test_it_changes_with_the_database_and_with_tags(
+def test_the_guard_changes_with_the_database_and_with_tags(
     change: dict[str, Any], before: Any, tmp_path: Path
 ) -> None:
     """CloudFormation passes a stack's tags to the cluster, which modifies it though no template differs."""
@@ -47,23 +47,23 @@ def test_it_changes_with_the_database_and_with_tags(
 
 
 @pytest.mark.slow
-def test_it_does_not_change_with_anything_else(before: Any, tmp_path: Path) -> None:
+def test_the_guard_does_not_change_with_other_settings(before: Any, tmp_path: Path) -> None:
     assert before["Changes"] == guarded(tmp_path, garbage={})["Changes"]
 
 
-def test_the_database_waits_for_the_guard(assembly: Assembly) -> None:
+def test_the_database_depends_on_the_guard(assembly: Assembly) -> None:
     of_database = [one for one in assembly.resources() if one.stack == "database"]
     [guard] = [one for one in of_database if one.type == RESOURCE_TYPE]
     kinds = {f"AWS::RDS::{kind}" for kind in ("DBCluster", "DBInstance", "DBClusterParameterGroup")}
     guarded = [one for one in of_database if one.type in kinds]
-    guarded = [one for one in guarded if not one.name.startswith("Rows")]  # which no pause stops
+    guarded = [one for one in guarded if not one.name.startswith("Rows")]  # a pause does not stop these
     assert {one.type for one in guarded} == kinds
     for one in guarded:
         depends = assembly.templates["database"]["Resources"][one.name]["DependsOn"]
         assert guard.name in ([depends] if isinstance(depends, str) else depends)
 
 
-def test_the_guard_may_only_look(assembly: Assembly) -> None:
+def test_the_guard_may_only_read(assembly: Assembly) -> None:
     rights = {action: where for action, where, _ in allowed(assembly, "database", "GuardRole")}
     assert rights.keys() == {
         "cloudformation:DescribeStacks", "logs:CreateLogStream", "logs:PutLogEvents", "ssm:GetParameter",

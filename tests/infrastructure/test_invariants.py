@@ -23,8 +23,8 @@ KEEPING = {"AWS::KMS::Key", "AWS::RDS::DBCluster", "AWS::RDS::DBInstance", "AWS:
 TRIES_MIN = 5
 
 
-def test_rules_let_in_groups_and_no_addresses(assembly: Assembly) -> None:
-    """Inbound rules name security groups."""
+def test_inbound_rules_allow_security_groups_and_no_addresses(assembly: Assembly) -> None:
+    """Inbound rules name security groups as sources, except for clients of the settings."""
     found = 0
     for resource in assembly.resources("AWS::EC2::SecurityGroupIngress", "AWS::EC2::SecurityGroup"):
         for rule in resource.properties.get("SecurityGroupIngress", [resource.properties]):
@@ -68,7 +68,7 @@ def test_no_allowed_action_is_a_wildcard(assembly: Assembly) -> None:
             assert [action for action in listed(statement["Action"]) if "*" in action] == [], where
 
 
-def test_key_policies_only_hand_over_to_iam(assembly: Assembly) -> None:
+def test_key_policies_delegate_only_to_iam(assembly: Assembly) -> None:
     """Only the account itself has `kms:*`: without that, no principal could ever change the key."""
     for key in assembly.resources("AWS::KMS::Key"):
         for statement in key.properties["KeyPolicy"]["Statement"]:
@@ -76,7 +76,7 @@ def test_key_policies_only_hand_over_to_iam(assembly: Assembly) -> None:
                 assert ":root" in json.dumps(statement["Principal"]), str(key)
 
 
-def test_keys_are_used_by_the_services_that_keep_what_they_encrypt(assembly: Assembly) -> None:
+def test_keys_are_used_only_through_the_services_that_store_the_data(assembly: Assembly) -> None:
     """Roles use keys only through these services. EMR also needs keys for volumes of clusters."""
     services = {
         json.dumps(statement.get("Condition", {}).get("StringEquals", {}).get("kms:ViaService"))
@@ -127,7 +127,7 @@ def test_each_lambda_has_a_role_and_a_log_group_of_its_own(assembly: Assembly) -
     managed = [one for one in assembly.resources("AWS::IAM::Role") if "ManagedPolicyArns" in one.properties]
     assert [
         role for role in managed if role.stack != "backup"
-    ] == []  # AWS Backup's policies are for its role
+    ] == []  # the role of AWS Backup has the managed policies of AWS Backup
 
 
 def test_lambdas_are_in_the_vpc_if_they_know_the_database(assembly: Assembly) -> None:
@@ -138,7 +138,7 @@ def test_lambdas_are_in_the_vpc_if_they_know_the_database(assembly: Assembly) ->
         assert ("VpcConfig" in one.properties) == knows, str(one)
 
 
-def test_code_in_the_vpc_may_not_touch_network_interfaces(assembly: Assembly) -> None:
+def test_code_in_the_vpc_may_not_change_network_interfaces(assembly: Assembly) -> None:
     """The rule names `function:*`, as CloudFormation shortens the names of functions of some stacks."""
     refused = [
         flat(statement["Condition"]["ArnLike"]["lambda:SourceFunctionArn"])
@@ -175,7 +175,7 @@ def test_database_lambdas_may_log_in_as_one_role(assembly: Assembly) -> None:
             "database",
             "query",
             "migrate",
-        ):  # these index rows, or deploy the lambdas that do
+        ):  # these stacks index row tables, or deploy lambdas for them
             assert len(arns) <= 1, str(policy)
 
 
@@ -187,7 +187,7 @@ def test_lambdas_are_traced_and_connect_in_time(assembly: Assembly) -> None:
             assert one.properties["Timeout"] > 30, str(one)
 
 
-def test_all_is_encrypted(assembly: Assembly) -> None:
+def test_all_data_is_encrypted(assembly: Assembly) -> None:
     for bucket in assembly.resources("AWS::S3::Bucket"):
         rule = bucket.properties["BucketEncryption"]["ServerSideEncryptionConfiguration"][0]
         algorithm = rule["ServerSideEncryptionByDefault"]["SSEAlgorithm"]
@@ -204,7 +204,7 @@ def test_all_is_encrypted(assembly: Assembly) -> None:
         assert key.properties["EnableKeyRotation"] is True
 
 
-def test_only_tls_is_spoken(assembly: Assembly) -> None:
+def test_only_tls_connections_are_allowed(assembly: Assembly) -> None:
     for type_, policy_type, key in (
         ("AWS::S3::Bucket", "AWS::S3::BucketPolicy", "Bucket"),
         ("AWS::SQS::Queue", "AWS::SQS::QueuePolicy", "Queues"),
@@ -230,7 +230,7 @@ def test_buckets_block_public_access_and_log_accesses(assembly: Assembly) -> Non
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_deleted_objects_outlive_what_can_be_restored(name: str, synthesized: Any) -> None:
+def test_deleted_objects_are_kept_as_long_as_a_database_can_be_restored(name: str, synthesized: Any) -> None:
     """A database that is restored to a point in time refers to objects that were deleted since.
 
     They are kept one day longer than needed and no more, as they cost money.
@@ -253,9 +253,10 @@ def test_deleted_objects_outlive_what_can_be_restored(name: str, synthesized: An
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_only_a_protected_instance_keeps_what_it_holds(name: str, synthesized: Any) -> None:
-    """Exceptions are parts that can be made again, such as readers: kept outside any stack, they would cost
-    money unnoticed. The same holds for what a failed first deployment made.
+def test_only_a_protected_instance_keeps_its_data(name: str, synthesized: Any) -> None:
+    """Exceptions are parts that can be created again, such as readers, and parts of a failed first deploy.
+
+    A kept part that belongs to no stack would cost money unnoticed.
     """
     settings, assembly = CONFIGURATIONS[name](), synthesized(name)
     wanted = KEPT if settings.protected else DELETED
@@ -283,7 +284,7 @@ def test_all_stacks_are_tagged(name: str, synthesized: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_mappings_do_not_overrun_the_database(name: str, synthesized: Any) -> None:
+def test_mappings_limit_their_concurrency(name: str, synthesized: Any) -> None:
     settings, assembly = CONFIGURATIONS[name](), synthesized(name)
     assert settings.commit is not None
     mappings = [one for one in assembly.resources("AWS::Lambda::EventSourceMapping") if one.stack == "commit"]
@@ -316,7 +317,7 @@ def test_queues_have_dead_letters_and_wait_long_enough(assembly: Assembly) -> No
     assert read >= 1
 
 
-def test_logs_end(assembly: Assembly) -> None:
+def test_logs_expire(assembly: Assembly) -> None:
     for group in assembly.resources("AWS::Logs::LogGroup"):
         assert group.properties["RetentionInDays"] <= 365, str(group)
 

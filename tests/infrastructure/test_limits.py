@@ -36,7 +36,7 @@ def resolved(value: Any) -> str:
     return next(longest for part, longest in LONGEST.items() if part in text)
 
 
-def test_the_environment_of_a_lambda_that_makes_clusters_fits(tmp_path: Path) -> None:
+def test_the_environment_of_a_lambda_that_creates_clusters_fits(tmp_path: Path) -> None:
     subnets = [f"subnet-0123456789abcde{number:02x}" for number in range(SUBNETS_MAX)]
     network = {
         "vpc_id": "vpc-0123456789abcdef0",

@@ -1,4 +1,4 @@
-"""An upgrade from the last release keeps every resource that holds something."""
+"""Tests that an upgrade from the last release keeps every resource that holds data."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.infrastructure.released import CONFIGURATIONS, FILE, STATEFUL, held, 
 def test_an_upgrade_replaces_nothing_that_holds_data(
     name: str, synthesized: Callable[[str], Assembly]
 ) -> None:
-    """A replacement that is intended is described in CHANGELOG.md, and the file is changed by hand."""
+    """An intended replacement is described in CHANGELOG.md, and `frozen/released.json` is edited by hand."""
     before = json.loads(FILE.read_text("utf-8"))[name]
     assert replaced(before, held(synthesized(name).templates)) == []
 
 
-def test_the_last_release_is_known_of_every_kind_that_holds_something() -> None:
+def test_the_last_release_is_recorded_for_every_kind_that_holds_data() -> None:
     configurations = json.loads(FILE.read_text("utf-8"))
     assert configurations.keys() == set(CONFIGURATIONS)
     assert {one["Type"] for found in configurations.values() for one in found.values()} >= STATEFUL
@@ -44,7 +44,7 @@ def test_the_last_release_is_known_of_every_kind_that_holds_something() -> None:
         ("commit", "AWS::Logs::LogGroup", {"LogGroupName": "named", "RetentionInDays": 1}, ["LogGroupName"]),
     ],
 )
-def test_a_replacement_is_found(
+def test_a_replacement_is_reported(
     stack: str, kind: str, change: dict[str, Any], fixed: list[str], synthesized: Callable[[str], Assembly]
 ) -> None:
     """This includes resources that a cluster refers to by a property that cannot be changed."""
