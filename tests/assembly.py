@@ -70,7 +70,7 @@ CONFIGURATIONS: dict[str, Callable[[], DeploymentSettings]] = {
             "client_cidrs": ["10.30.0.0/16"],
             "client_security_groups": ["sg-0123456789abcdef1"],
         },
-        compaction={"engine": "emr-ec2-steps", "instance_types": ["m7i.xlarge"]},
+        compaction={"engine": "emr-ec2-steps", "instance_types": ["m7i.xlarge"], "endpoints": "existing"},
         query=CALLED_QUERY,
         rows={"databases": 3},
         access={"endpoints": "existing"},

@@ -15,7 +15,7 @@ from dormouse.aws.cost import Assumptions, estimate
 from dormouse.aws.keeper import keep
 from dormouse.aws.switches import sleeper_state
 from dormouse.postgres import session
-from dormouse.settings.resources import AccessResources, resources_parameter
+from dormouse.settings.resources import AccessResources, Described, SleepingResources, resources_parameter
 from tests.aws.schedules.test_query_switch import described, expect_update, ran, step
 from tests.deployed import REGION, Deployed, FakeClock, StubSession, deploy
 from tests.support.aws import pause, resume, status
@@ -41,8 +41,8 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
         yield found
 
 
-def write_parameter(deployed: Deployed, host: AccessResources) -> None:
-    name = resources_parameter("dev", "access")
+def write_parameter(deployed: Deployed, host: Described, part: str = "access") -> None:
+    name = resources_parameter("dev", part)
     value = host.model_dump_json()
     deployed.client("ssm").put_parameter(Name=name, Value=value, Type="String", Overwrite=True)
 
@@ -65,6 +65,29 @@ def test_the_host_is_paused_and_resumed_with_the_instance(deployed: Deployed) ->
     resume(deployed.find(), clock=clock)
     assert running(deployed) == "true"
     assert dict(status(deployed.find()).usd_hour)["host for access and endpoints"] > 0.02
+
+
+@pytest.mark.slow
+def test_the_endpoint_of_emr_is_deleted_after_the_clusters_and_created_before_the_schedules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = FakeClock().clock
+    with mock_aws(config={"lambda": {"use_docker": False}}):
+        deployed = deploy(engine="emr-ec2-steps")
+        deployed.client("cloudformation").create_stack(StackName=STACK, TemplateBody=json.dumps(TEMPLATE))
+        described = deployed.find().resources.compaction
+        assert described is not None
+        endpoint = described.model_copy(update={"endpoint": SleepingResources(stack=STACK)})
+        write_parameter(deployed, endpoint, "compaction")
+        steps = [one.step for one in pause(deployed.find(), wait=True, clock=clock).steps]
+        order = ("stop EMR", "stop the endpoint of EMR", "stop the database")
+        assert sorted(order, key=steps.index) == [*order]
+        found = status(deployed.find())
+        assert (found.emr_endpoint, found.summary) == ("asleep", "paused")
+        assert dict(found.usd_hour)["endpoint of EMR"] == 0.0
+        steps = [one.step for one in resume(deployed.find(), clock=clock).steps]
+        assert steps.index("start the endpoint of EMR") < steps.index("enable the schedules")
+        assert dict(status(deployed.find()).usd_hour)["endpoint of EMR"] == 0.011
 
 
 @pytest.mark.slow

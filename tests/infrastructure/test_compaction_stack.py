@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import botocore.session
@@ -11,7 +13,7 @@ from botocore.validate import ParamValidator
 
 from dormouse.settings.database import EmrStepsCompaction
 from dormouse.settings.resources import RunResources
-from tests.assembly import CONFIGURATIONS, Assembly
+from tests.assembly import CONFIGURATIONS, Assembly, settings, synthesize
 from tests.support.settings import RunsEnvironment, load_environment
 from tests.template import allowed, flat
 
@@ -104,6 +106,44 @@ def test_clusters_reach_the_buckets_that_their_start_needs(synthesized: All) -> 
         endpoints = synthesized(name).resources("AWS::EC2::VPCEndpoint")
         reached = "".join(map(flat, (one.properties["PolicyDocument"] for one in endpoints)))
         assert ("aws157-instance-data-0-prod-" in reached) is (engine != "emr-serverless"), name
+
+
+@pytest.mark.parametrize("engine", ["emr-ec2-steps", "emr-ec2-transient"])
+def test_clusters_reach_emr_by_an_endpoint_that_exists_while_the_instance_runs(
+    engine: str, tmp_path: Path
+) -> None:
+    """Clusters of emr-spark-8.0.0 and later in private subnets cannot start without it."""
+    assembly = synthesize(settings("dev", compaction={"engine": engine}), tmp_path, checked=False)
+    [endpoint] = [one for one in assembly.resources("AWS::EC2::VPCEndpoint") if one.stack == "compaction"]
+    assert flat(endpoint.properties["ServiceName"]) == "aws.api.Region.emr-service-cell01"
+    assert (endpoint.body["Condition"], endpoint.properties["PrivateDnsEnabled"]) == ("IsRunning", True)
+    assert len(endpoint.properties["SubnetIds"]) == 1
+    [group] = endpoint.properties["SecurityGroupIds"]
+    rules = [
+        (one.type, flat(one.properties["GroupId"]), one.properties["FromPort"], one.properties["ToPort"])
+        for one in assembly.resources("AWS::EC2::SecurityGroupIngress", "AWS::EC2::SecurityGroupEgress")
+        if group["Fn::GetAtt"][0] in json.dumps(one.properties)
+    ]
+    assert {(kind, *ports) for kind, _, *ports in rules} == {
+        ("AWS::EC2::SecurityGroupIngress", 443, 443),
+        ("AWS::EC2::SecurityGroupEgress", 443, 443),
+    }
+    callers = {where for kind, where, *_ in rules if kind.endswith("Egress")}
+    assert len(callers) == 2, "both the primary node and core nodes call EMR"
+    [described] = [
+        RunResources.model_validate_json(flat(one.properties["Value"]))
+        for one in assembly.resources("AWS::SSM::Parameter")
+        if one.properties["Name"].endswith("/resources/compaction")
+    ]
+    assert described.endpoint and described.endpoint.stack == "dormouse-dev-compaction"
+    switched = [where for action, where, _ in allowed(assembly, "pause", "PauseRole") if "Invoke" in action]
+    assert any("compactionswitch" in where for where in switched), "the keeper may restore it"
+
+
+def test_a_vpc_with_an_endpoint_of_emr_gets_no_other(synthesized: All) -> None:
+    assert not [
+        one for one in synthesized("steps").resources("AWS::EC2::VPCEndpoint") if one.stack == "compaction"
+    ]
 
 
 def test_the_deploy_creates_no_cluster(synthesized: All) -> None:
