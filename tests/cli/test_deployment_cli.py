@@ -148,7 +148,7 @@ def test_an_instance_that_does_not_exist_is_one_line(cli: Cli, moto: None) -> No
     code, out, err = cli("destroy", "--config", str(CONFIG / "dev.toml"), "--yes")
     where = f"account 123456789012, {REGION}"
     assert (code, out) == (1, "")
-    assert err == f"dormouse: there is no instance 'dev' in {where}: nothing is deleted\n"
+    assert err == f"dormouse: there is no instance 'dev' in {where}: nothing was deleted\n"
 
 
 def test_a_dry_run_lists_what_would_be_deleted_and_deletes_nothing(cli: Cli, moto: None) -> None:

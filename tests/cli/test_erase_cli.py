@@ -37,13 +37,13 @@ def test_erase_says_what_it_did(run: Run) -> None:
     code, said = run("erase", *where, "--dry-run")
     assert code == 0
     what = "the rows of table customers with email=a@x.org"
-    found = "2 rows in 1 file of 1 file that may have some, in the table and its history"
+    found = "2 rows in 1 file of 1 file that may contain such rows, in the table and its history"
     assert said == f"would erase {what}: {found}"
     code, said = run("erase", *where)
     assert code == 2
     assert f"--yes is needed to erase {what}" in said
     assert run("erase", "customers", "--yes")[1].endswith(
-        "say which rows to erase by --where, or --all of them"
+        "give --where to choose the rows to erase, or --all for all of them"
     )
     assert run("erasures", "customers") == (0, "nothing of table customers was erased")
     code, said = run("erase", *where, "--yes", "--json")
@@ -53,7 +53,7 @@ def test_erase_says_what_it_did(run: Run) -> None:
     assert json.loads(run("erasures", "customers", "--json")[1]) == [proof]
     assert run("erasures", "customers")[1].startswith("erased deletion 1 of ")
     code, said = run("erase", "customers", "--all", "--yes")
-    assert "found 1 row in 1 file, which are deleted" in said
+    assert "found and deleted 1 row in 1 file" in said
     assert json.loads(run("query", "customers", "--json")[1]) == []
 
 
@@ -64,8 +64,8 @@ def test_what_is_open_ends_it_with_an_error(run: Run, dsn: str, tmp_path: Path) 
         attempt = context.attempts.begin(context.table)
     code, said = run("erase", "customers", "--all", "--yes", "--wait-seconds", "0")
     assert code == 1
-    assert said.startswith("did not finish to erase all rows of table customers (deletion 1")
-    assert f"may have rows still:\n  attempt {attempt.attempt_id} of a writer" in said
+    assert said.startswith("erasure not finished: all rows of table customers (deletion 1")
+    assert f"may still contain rows:\n  attempt {attempt.attempt_id} of a writer" in said
     code, said = run("erase", "customers", "--all", "--yes", "--abandon-writers")
     assert code == 0
     assert said.startswith("erased all rows of table customers (deletion 2")

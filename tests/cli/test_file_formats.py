@@ -104,7 +104,7 @@ def test_a_format_that_compresses_by_itself_is_not_compressed_again(run: Run) ->
         "dormouse: parquet is not written as .gz: call the file 'x.parquet'\n",
     )
     code, _, err = run("query", "t", "-o", "x.gz")
-    assert code and "tells no format" in err
+    assert code and "does not give a format" in err
     assert not list(Path().glob("x*"))
 
 

@@ -269,8 +269,8 @@ def test_what_is_held_is_shown_and_can_be_released(
     (found,) = json.loads(cli("holds", "--json", *where)[1])
     assert found["holder"] == "adoption 2"
     code, _, said = cli("holds", "--release", "adoption 3", *where)
-    assert (code, "nothing is held by 'adoption 3'; there are: 'adoption 2'" in said) == (2, True)
-    assert cli("holds", "--release", "adoption 2", *where)[:2] == (0, "nothing is held\n")
+    assert (code, "there is no hold 'adoption 3'; the holds are: 'adoption 2'" in said) == (2, True)
+    assert cli("holds", "--release", "adoption 2", *where)[:2] == (0, "there are no holds\n")
     with dm.connect(copy, url) as instance:
         instance.table("t").compact()
         instance.table("t").collect_garbage()

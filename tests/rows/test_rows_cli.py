@@ -223,7 +223,7 @@ def test_a_preview_of_a_file(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["create", "u"], 2, "give its columns by --column, by --schema FILE or by --like FILE"),
+        (["create", "u"], 2, "give the columns by --column, by --schema FILE or by --like FILE"),
         (
             ["create", "u", "--column", "n"],
             2,

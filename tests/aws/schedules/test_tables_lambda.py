@@ -79,7 +79,7 @@ def here(cli: Cli, dsn: str, tmp_path: Path) -> Cli:
 @pytest.mark.slow
 def test_it_says_the_same_as_where_the_database_is_at_hand(there: Cli, here: Cli, asked: Any) -> None:
     """Text, JSON, exit codes and errors."""
-    assert there(*CREATE) == (0, "table flights is made, of 2 partitions\n", "")
+    assert there(*CREATE) == (0, "created table flights with 2 partitions\n", "")
     assert [function for function, _ in asked] == [TOLD.change]
     assert there("table", "add-column", "flights", "gate:string?")[0] == 0
     for args in (
@@ -192,14 +192,14 @@ def test_a_name_is_a_folder_where_there_are_no_credentials(
     made: list[Any] = []
     monkeypatch.setattr(command.Session, "open", lambda *given, **more: made.append(more) or 1 / 0)
     create = ("table", "create", "t", "--row-key", "a:long", "--instance", "lake")
-    assert "lake is taken for a new folder: there are no AWS credentials here" in cli(*create)[2]
+    assert "there are no AWS credentials, so lake is taken as the name of a new folder" in cli(*create)[2]
     assert [one["create"] for one in made] == [True]
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     refused = cli(*create)[2]
-    assert "lake is no folder, and as for a deployed instance: no AWS region" in refused
-    assert "to make a folder, say --instance ./lake" in refused and refused.count("\n") == 1
+    assert "there is no folder lake, and it cannot be used as a deployed instance: no AWS region" in refused
+    assert "to create a folder, give --instance ./lake" in refused and refused.count("\n") == 1
     (tmp_path / "lake").mkdir()
     cli(*create)
     assert len(made) == 2

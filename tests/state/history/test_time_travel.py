@@ -244,7 +244,7 @@ def test_a_name_is_taken_once_and_free_when_its_cut_is_dropped(instance: Instanc
     assert history.compare(clock(instance), third) == "after"
     instance.drop_table("t")
     again = made(instance)
-    with pytest.raises(InvalidCut, match="of another table"):
+    with pytest.raises(InvalidCut, match="belongs to another table"):
         again.history.compare(third, third)
     assert holds.holds(instance._supplier) == []
 
@@ -255,7 +255,7 @@ def test_what_a_table_keeps_is_told_by_it_alone_and_ends_with_it(instance: Insta
     table.consumer("etl")
     assert [str(one) for one in table.status().history_held_by] == ["cut 'a'", "consumer 'etl'"]
     assert instance.holds() == []
-    with pytest.raises(InvalidInput, match="nothing is held by"):
+    with pytest.raises(InvalidInput, match="there is no hold"):
         instance.release(f"cut {cut.table_id}/{cut.cut_id}")
     assert len(holds.holds(instance._supplier)) == 2
 
@@ -368,7 +368,10 @@ def test_moments_on_the_command_line(
         code, said = dormouse("query", "t", "--as-of", "tuesday")
         assert (code, said.count("\n")) == (2, 1)
         assert "has no cut 'tuesday'; its named cuts are 'monday'" in said
-        assert "would take out 20 rows" in dormouse("restore-table", "t", "--to", "monday", "--dry-run")[1]
+        assert (
+            ": 20 rows removed, 0 rows brought back ("
+            in dormouse("restore-table", "t", "--to", "monday", "--dry-run")[1]
+        )
         assert len(keys(table)) == 40
         assert "--yes is needed" in dormouse("restore-table", "t", "--to", "monday")[1]
         assert len(keys(table)) == 40
