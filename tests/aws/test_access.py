@@ -123,7 +123,10 @@ def test_what_is_forwarded_is_still_checked_by_its_name(
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        (TOLD.model_copy(update={"host": ""}), "the host for access sleeps: dormouse resume --instance dev"),
+        (
+            TOLD.model_copy(update={"host": ""}),
+            "the host for access is stopped: run dormouse resume --instance dev",
+        ),
         (None, "dev has no host for access: give it the table [access], and deploy it"),
     ],
 )

@@ -47,7 +47,7 @@ def test_clusters_that_a_restore_has_replaced_are_named() -> None:
     assert results(subject._other_clusters()) == [("other clusters", "ok")]
     made("the-former", "dev")
     (check,) = dict(subject._looks())["other clusters"]()
-    assert check.result == "warning" and check.found.startswith("the-former, which the instance no longer")
+    assert check.result == "warning" and check.found.startswith("the-former is no longer used")
 
 
 @mock_aws

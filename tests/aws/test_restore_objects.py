@@ -161,7 +161,7 @@ def test_a_copy_of_the_objects_is_brought_back_in_place_of_the_bucket(
     assert restore_objects(bare, LONG_AGO, objects=f"s3://{BUCKET}/copy").count == 1
     assert names(s3) == ["copy/1/a"]
     for wrong in (f"s3://{BUCKET}", "file:///tmp/x", BUCKET):
-        with pytest.raises(InvalidInput, match="is no place of objects in S3: name it like s3://bucket/data"):
+        with pytest.raises(InvalidInput, match="is not a place in S3: write it like s3://bucket/data"):
             restore_objects(instance, LONG_AGO, objects=wrong)
 
 

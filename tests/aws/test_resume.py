@@ -67,7 +67,9 @@ def test_a_cluster_that_a_restore_has_replaced_is_told(deployed: Deployed, clock
     )  # fmt: skip
     told: list[str] = []
     resume(deployed.find(), tell=told.append, clock=clock.clock)
-    assert told == ["the database cluster the-former, which dev no longer uses, still costs money: delete it"]
+    assert told == [
+        "the database cluster the-former is no longer used by dev but still costs money: delete it"
+    ]
     assert status(deployed.find()).left_behind == ("the-former",)
 
 
@@ -78,7 +80,9 @@ def test_while_it_is_deployed_to_it_is_not_resumed(
     pause(deployed.find(), clock=clock.clock)
     stacks = [{"StackName": "dormouse-dev-commit", "StackStatus": "UPDATE_IN_PROGRESS"}]
     monkeypatch.setattr("dormouse.aws.pause.stacks_of", lambda aws, instance_id: iter(stacks))
-    with pytest.raises(InstanceError, match="commit is in update in progress: resume it when that has ended"):
+    with pytest.raises(
+        InstanceError, match="commit is in update in progress: resume it when the deploy has ended"
+    ):
         resume(deployed.find(), clock=clock.clock)
     assert deployed.state() == PAUSED
 

@@ -187,7 +187,7 @@ def test_a_look_tells_of_clusters_that_a_restore_has_replaced(
 ) -> None:
     replaced(deployed_stacks, protected=protected)
     if protected:
-        with pytest.raises(InvalidInput, match=r"dev is not destroyed: .*the-former.* is protected"):
+        with pytest.raises(InvalidInput, match=r"dev was not destroyed: .*the-former.* is protected"):
             doomed(parse({"id": "dev"}), deployed_stacks.session)
         return
     found = doomed(parse({"id": "dev"}), deployed_stacks.session)

@@ -102,7 +102,10 @@ def test_cost_is_of_the_region_at_hand(
     ("args", "word"),
     [
         (("--config", "no.toml"), "there is no file no.toml"),
-        (("--config", str(CONFIG / "dev.toml"), "--region", "mars-1"), "no prices of the region mars-1"),
+        (
+            ("--config", str(CONFIG / "dev.toml"), "--region", "mars-1"),
+            "the prices of the region mars-1 are not known",
+        ),
         (("--config", str(CONFIG / "dev.toml"), "--region", REGION, "--load", "2"), "load = 2"),
         ((), "--config"),
     ],

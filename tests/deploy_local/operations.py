@@ -140,7 +140,7 @@ def pause(cloud: Cloud, resources: Resources, operator: Person) -> str:
     cloud.dormouse("pause", "--instance", "local", "--wait", **operator)
     if (found := asleep(cloud, resources)) != "":
         raise RunFailed(f"after dormouse pause, {found}")
-    if "the host for access sleeps: dormouse resume" not in (
+    if "the host for access is stopped: run dormouse resume" not in (
         told := cloud.dormouse("access", "--instance", "local", accept=(1,), **operator)
     ):
         raise RunFailed(f"of the way to a paused instance, dormouse access says: {sign(told)}")

@@ -84,7 +84,7 @@ def test_a_stack_that_somebody_must_mend_keeps_nothing_else_awake(deployed: Depl
     with pytest.raises(InstanceError, match=r"could not stop the query service: .*update rollback failed"):
         pause(deployed.find(), wait=wait, tell=said.append, clock=FakeClock().clock)
     assert deployed.state() == PAUSED
-    assert [one for one in said if one.endswith("then pause it again; all else goes on")]
+    assert [one for one in said if one.endswith("then pause it again; the other steps continue")]
 
 
 def test_a_wish_of_meanwhile_is_heard_though_a_stack_is_broken(deployed: Deployed) -> None:

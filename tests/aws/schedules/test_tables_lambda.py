@@ -155,7 +155,7 @@ def test_while_the_instance_is_paused_it_is_refused(deployed: Deployed, there: C
     deployed.client("ssm").put_parameter(Name=name, Value="paused", Type="String", Overwrite=True)
     code, out, err = there("table", "list")
     assert (code, out, asked) == (1, "", [])
-    assert err == "dormouse: dev is paused, and its database sleeps: dormouse resume --instance dev\n"
+    assert err == "dormouse: dev is paused, so its database is stopped: run dormouse resume --instance dev\n"
 
 
 def test_an_instance_of_before_is_to_be_deployed(deployed: Deployed, there: Cli) -> None:
@@ -175,7 +175,9 @@ def test_whether_a_change_was_made_is_not_known_without_an_answer(
     args = ("table", "drop", "flights", "--yes") if verb == "drop" else ("table", "list")
     code, _, err = there(*args)
     assert code == 1
-    assert ("not known: look with dormouse table list --instance dev" in err) == (verb == "drop")
+    assert ("whether the change was made: look with dormouse table list --instance dev" in err) == (
+        verb == "drop"
+    )
 
 
 def test_a_name_is_a_folder_where_there_are_no_credentials(
