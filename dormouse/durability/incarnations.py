@@ -160,7 +160,7 @@ def read_record(objects: ObjectStore, name: str, key: str) -> tuple[str, str]:
         fields = json.loads(objects.get(name))
         return str(fields[key]), str(fields["made"])
     except (ValueError, KeyError, TypeError):
-        raise NotAnInstance(f"{objects.url}/{name} is not Dormouse's") from None
+        raise NotAnInstance(f"{objects.url}/{name} was not written by Dormouse") from None
 
 
 def written_now() -> str:

@@ -97,12 +97,12 @@ class InstanceRounds:
         """
         taken_over = partial(
             MaintenanceTakenOver,
-            "the connection to the database was lost for a moment, and another process has maintained this "
-            "instance since: one is enough, so this one ends",
+            "the connection to the database was lost for a moment, and another process maintains this "
+            "instance now, so this one ends",
         )
         with SessionLock(self._supplier, _QUERIES["alone"], lost=taken_over) as lock:
             if not lock.take():
-                raise InstanceLocked("another process maintains this instance: one is enough")
+                raise InstanceLocked("another process already maintains this instance")
             yield lock
 
     def _record(self, kind: str, began: float, error: str | None) -> None:

@@ -310,14 +310,16 @@ class JobStore:
     def _check_same(self, job_id: str, kind: str, owner: str | None, text: str) -> None:
         job = self._found(job_id, None)
         if (job.kind, job.owner) != (kind, owner):
-            raise JobIdTaken(f"the id {job_id!r} is another job's: give each job its own", job_id=job_id)
+            raise JobIdTaken(
+                f"the id {job_id!r} belongs to another job: give each job its own", job_id=job_id
+            )
         try:
             before = request_of(self._payloads, job)
         except (PayloadExpired, PayloadNotFound):
             return
         if compared(kind, before) != compared(kind, decode(text)):
             raise CommitIdReused(
-                f"the id {job_id!r} is that of a job with another request; nothing was started: give each "
+                f"the id {job_id!r} belongs to a job with another request; nothing was started: give each "
                 "job its own",
                 commit_id=job_id,
             )

@@ -78,7 +78,7 @@ def with_days(
             return run_transaction(supplier, work, operation=operation)
         except pg.UndefinedTable:
             make_days(supplier, days())
-    raise RuntimeError("payloads: a day vanishes as often as it is made")
+    raise RuntimeError("payloads: the table of the day was dropped each time that it was created")
 
 
 def delete(supplier: Supplier, keys: Iterable[PayloadKey]) -> None:

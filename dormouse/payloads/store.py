@@ -141,7 +141,7 @@ class Lookup:
                 if not index.covers(
                     key
                 ):  # the wrong object: this does not mean that the payload does not exist
-                    raise Damaged("it has another object's payloads")
+                    raise Damaged("it contains the payloads of another object")
             except (Damaged, ObjectStoreError) as error:
                 return problem(key, object_key, error)
             entry, dictionaries = index.find(key), index.dictionaries

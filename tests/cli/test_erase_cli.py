@@ -90,7 +90,7 @@ def test_backups_that_hold_the_rows_are_named(tmp_path: Path) -> None:
     place = f"file://{tmp_path}"
     assert report.is_finished
     assert report.backups[0] == f"{place}/backups/{first.name}"
-    assert report.backups[1].startswith(f"{place}/other/{moved.name} (cannot be looked at: ")
+    assert report.backups[1].startswith(f"{place}/other/{moved.name} (could not be checked: ")
     assert report.backups[2] == f"{place}/elsewhere/{moved.name}"
     assert [name.endswith("(keys of files, and no rows)") for name in report.backups[3:]] == [True]
     assert f"{place}/backups/{after.name}" in again.backups

@@ -163,7 +163,7 @@ def test_one_process_maintains_an_instance(tmp_path: Path) -> None:
         )
         thread.start()
         wait_until(lambda: backup_times(instance) != [])
-        with pytest.raises(InstanceLocked, match="one is enough"):
+        with pytest.raises(InstanceLocked, match="another process already maintains this instance"):
             other.maintain(once=True)
         # what comes while it runs is done, too
         fill(instance, "later")

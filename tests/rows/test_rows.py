@@ -324,7 +324,7 @@ def test_no_table_becomes_a_row_table_or_is_one_no_longer(instance: Instance, ro
         schema = OF_K
         instance.create_table("other", schema, properties=dm.TableProperties(rows="edited"))
     instance.create_table("plain", OF_K)
-    with pytest.raises(NotARowTable, match="'plain' is no row table"):
+    with pytest.raises(NotARowTable, match="'plain' is not a row table"):
         instance.row_table("plain")
     assert [one.name for one in instance.row_tables()] == ["people"]
 

@@ -90,7 +90,8 @@ def test_upload_download_edit_upload(run: Run) -> None:
     assert output_of(run, "upload", "t", "out.csv", "--id", "once")["versions"] == [2]
     assert failed(run, "upload", "t", "out.csv") == (
         1,
-        "table 't': changed since they were read: row 2 (sent 1, now 2); nothing was changed: read them "
+        "table 't': rows were changed after you read them: row 2 (sent 1, now 2); nothing was changed: "
+        "read them "
         "again, and send the change with their new versions",
     )
     assert run("download", "t", "-", "--separator", "tab", "--no-header")[1] == '1\t1\t"a"\t1\n2\t2\t"b"\t5\n'

@@ -257,7 +257,9 @@ class WriteAttempts:
         try:
             return not sweep(self._objects, self._untracked(attempt, own)).warn().failed
         except (DormouseError, psycopg.Error) as error:  # go on with the other attempts
-            logger.warning("%s is not needed and could not be deleted: %s", attempt.object_prefix, error)
+            logger.warning(
+                "%s is no longer needed but could not be deleted: %s", attempt.object_prefix, error
+            )
             return False
 
     def collect_abandoned(self, table_id: int = NO_TABLE) -> int:
