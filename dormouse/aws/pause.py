@@ -49,15 +49,15 @@ def pause(
     """
     sleeps = usable_status(instance) in {STOPPING, *ASLEEP}
     check_not_deployed_to(instance, "pause")
-    told, rules = instance.resources.pause, schedules(instance)
-    if told is None:
+    pause_resources, rules = instance.resources.pause, schedules(instance)
+    if pause_resources is None:
         tell(
             f"the settings of {instance.id} have no table [pause]: AWS starts its database again after 7 "
             f"days, and SQS deletes its messages and dead letters after 14 days at most"
         )
     if drain_seconds is None:
-        drain_seconds = told.drain_seconds if told else DRAIN_SECONDS
-    keeper = (rule_name(told.rule),) if told else ()
+        drain_seconds = pause_resources.drain_seconds if pause_resources else DRAIN_SECONDS
+    keeper = (rule_name(pause_resources.rule),) if pause_resources else ()
     are_off = all(rule_state(instance, rule) != "ENABLED" for rule in rules)
     quiet_seconds = float("inf") if sleeps else instance.desired_seconds if are_off else 0.0
     sleeping = [SwitchStack(instance, what, one, False) for what, one in sleepers(instance).items()]

@@ -139,7 +139,7 @@ def verify(
     with session.work("verify payloads", "payloads", read_only=not rebuild) as (instance, moved):
         report = instance.payloads.verify(parse_day(day), rebuild=rebuild, progress=moved)
     problems = report.problems
-    told = (
+    summary = (
         f"read {plural(report.payloads, 'payload')} of {plural(report.objects, 'object')}, "
         f"{byte_size(report.bytes)}: {plural(len(problems), 'problem')}"
         + (f"; {report.without_pointer:,} have no pointer" if report.without_pointer else "")
@@ -147,7 +147,7 @@ def verify(
         + (f"; {report.recovered:,} payloads of lost objects were found" if report.recovered else "")
     )
     rows = ((one.object_key, str(one.key or ""), one.detail) for one in problems)
-    session.table(report, ("object", "payload", "what is wrong"), rows, told, cell_characters_max=200)
+    session.table(report, ("object", "payload", "what is wrong"), rows, summary, cell_characters_max=200)
     if problems:
         first = f"{problems[0].object_key} {problems[0].detail}"
         raise PayloadCorrupt(f"{plural(len(problems), 'problem')}; the first: {first}")
@@ -179,8 +179,8 @@ def expire(
             return
         ask(yes or not due, f"drop the payloads of {plural(len(due), 'day')} permanently", done="dropped")
         gone, busy = instance.payloads.expire(day)
-    told = {"dropped": [day.isoformat() for day in gone], "busy": [day.isoformat() for day in busy]}
-    session.show(told, f"dropped {plural(len(gone), 'day')}; skipped because they are in use: {len(busy)}")
+    result = {"dropped": [day.isoformat() for day in gone], "busy": [day.isoformat() for day in busy]}
+    session.show(result, f"dropped {plural(len(gone), 'day')}; skipped because they are in use: {len(busy)}")
 
 
 def figure(name: str, value: Any) -> str:

@@ -200,9 +200,9 @@ def _page(page: Page, count: int) -> Any:
         dict(zip(names, (*key, *map(_readable, kinds, (row[number] for number in numbers))), strict=True))
         for key, row in zip(ids, page.rows, strict=True)
     ]
-    told = f"{len(rows):,} of {plural(count, 'row')}, version {page.version}"
+    summary = f"{len(rows):,} of {plural(count, 'row')}, version {page.version}"
     more = [f"the next: --page {page.next_page}"] if page.next_page else []
-    return Group(rows_table(names, rows), told, *more)
+    return Group(rows_table(names, rows), summary, *more)
 
 
 def _readable(kind: str, value: Any) -> Any:
@@ -456,7 +456,7 @@ def _preview_table(preview: CsvPreview) -> object:
     cells = [["" if cell is None else cell for cell in row] for row in preview.rows]
     rows = [[*row, *[""] * (len(heads) - len(row))] for row in cells]
     read = plural(preview.row_count, "row")
-    told = f"{read} in all" if preview.is_whole else f"only the first {read} were read; --whole reads all"
+    summary = f"{read} in all" if preview.is_whole else f"only the first {read} were read; --whole reads all"
     ids = ["its rows have ids: an upload updates them"] if preview.has_row_ids else []
     if len(heads) > _COLUMNS_BESIDE:
         beside = rows[:_ROWS_BESIDE]
@@ -465,7 +465,7 @@ def _preview_table(preview: CsvPreview) -> object:
             ids = [f"{fewer}; --json has all {len(rows)}", *ids]
         cells_of_column = [[head, *(row[number] for row in beside)] for number, head in enumerate(heads)]
         heads, rows = ["column", *(f"row {number + 1}" for number in range(len(beside)))], cells_of_column
-    return Group(grid(heads, rows), told, *ids)
+    return Group(grid(heads, rows), summary, *ids)
 
 
 @contextmanager

@@ -519,8 +519,9 @@ class _Erasing:
             time.sleep(min(backoff_seconds(tries), 1.0))
         if held:
             raise TableBusy(
-                f"table {self._context.table.name!r}: the rows are deleted, and the files that have them are "
-                f"not freed, as {held[0]!r} needs them: erase them again when it has ended, or end it by "
+                f"table {self._context.table.name!r}: the rows are deleted but not erased, because "
+                f"{held[0]!r} still needs files that contain them: erase them again when it has ended, or "
+                f"end it by "
                 "'dormouse holds --release'",
                 table=self._context.table.name,
             )

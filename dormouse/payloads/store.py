@@ -486,7 +486,7 @@ class PayloadStore:
         """
         cooling.check_day(before)
         if before > (today := rows.DAYS.today(self._supplier)):
-            raise InvalidInput(f"the days before {before} are not all over: give {today} or an earlier day")
+            raise InvalidInput(f"not all days before {before} are over: give {today} or an earlier day")
         if not dry_run:
             self._check_writable()
         return expire(self._supplier, before, dry_run=dry_run)

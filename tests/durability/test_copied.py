@@ -224,7 +224,7 @@ def test_who_only_reads_is_told(dsn: str, young_server: str) -> None:
     copied = fresh_database(young_server)
     copy(dsn, copied)
     supplier = ConnectionSupplier(copied, read_only=True)
-    with closing(supplier), pytest.raises(InstanceReadOnly, match=r"came from a dump.*adopt"):
+    with closing(supplier), pytest.raises(InstanceReadOnly, match=r"copied by a dump.*adopt"):
         migrate(supplier)
     name = f"reader_of_{conninfo_to_dict(copied)['dbname']}"
     with psycopg.connect(copied, autocommit=True) as conn:

@@ -78,7 +78,11 @@ def test_older_versions_keep_the_columns_that_they_had(rows: RowTable) -> None:
         (dm.RenameColumn("n", "name"), InvalidColumn, "there is a column 'name' already"),
         (dm.DropColumn("m"), InvalidColumn, "there is no column 'm'; the columns are name, n"),
         (dm.Insert([{"m": 1}]), InvalidRow, "row 1: there is no column 'm'; the columns are name, n"),
-        (dm.Insert([{"ROW_ID": 1}]), InvalidRow, "row 1: a row to insert has no ROW_ID and no ROW_VERSION"),
+        (
+            dm.Insert([{"ROW_ID": 1}]),
+            InvalidRow,
+            "row 1: a row to insert must have no ROW_ID and no ROW_VERSION",
+        ),
         (dm.Update([{"ROW_ID": 1, "n": 1}]), InvalidRow, "row 1: it has no ROW_VERSION: send the version"),
         (dm.Update([{"n": 1}]), InvalidRow, "row 1: it has no ROW_ID"),
         (dm.Remove([(1, 1), (1, 1)]), InvalidRow, "row 2: the row of ROW_ID 1 comes twice in one change"),

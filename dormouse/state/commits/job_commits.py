@@ -219,7 +219,9 @@ class QueuedJobCommits:
                 return ask()
             except (DormouseError, OSError, psycopg.OperationalError) as error:
                 failure = error
-        raise CommitOutcomeUnknown(f"a commit was sent, and then: {failure}") from failure
+        raise CommitOutcomeUnknown(
+            f"a commit request was sent, and waiting for its outcome failed: {failure}"
+        ) from failure
 
 
 def _outcome(commit_id: str, attempt: WriteAttempt, answer: _Answer) -> bool | None:

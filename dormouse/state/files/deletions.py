@@ -143,7 +143,7 @@ class Deletions:
                 current_condition(schema, condition)
             except InvalidQuery as error:
                 raise InvalidCut(
-                    f"table {self._own.table.name!r} cannot be put back: deletion {deletion_id} was pending "
+                    f"table {self._own.table.name!r} cannot be restored: deletion {deletion_id} was pending "
                     f"then, and {error}; read the moment with as_of, and ingest what is missing"
                 ) from None
 
