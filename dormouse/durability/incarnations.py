@@ -204,12 +204,12 @@ class Incarnation:
 
 def known(supplier: Supplier) -> list[Incarnation]:
     """Returns the last incarnations that the database has, the latest first."""
-    return run_lookup(supplier, _latest(KEPT), operation="look at incarnations")
+    return run_lookup(supplier, _latest(KEPT), operation="read incarnations")
 
 
 def last_adopted(supplier: Supplier) -> int:
     """Returns the number of the incarnation that the last adoption began; 0 if there was none."""
-    return int(run_lookup(supplier, rows_of(_QUERIES["adopted"]), operation="look at incarnations")[0][0])
+    return int(run_lookup(supplier, rows_of(_QUERIES["adopted"]), operation="read incarnations")[0][0])
 
 
 def on_disk(conn: psycopg.Connection[Any]) -> None:

@@ -229,7 +229,7 @@ class Milestones:
             row = conn.execute(_QUERIES["pass"].on(), values).fetchone()
             return None if row is None else str(row[0])
 
-        return run_transaction(self._supplier, work, operation="pass a milestone")
+        return run_transaction(self._supplier, work, operation="record a milestone")
 
     def _give(self, number: int, milestone: int, uuid: str, seen: Records) -> bool:
         """Writes a milestone to the store, and deletes earlier ones.
@@ -487,7 +487,7 @@ class Ownership:
             return False
         intends = any(not each.confirmed and each.reason == "made" for each in ours)
         has_files = rows_of(_QUERIES["has_files"])
-        if not intends and run_lookup(self._supplier, has_files, operation="look for files")[0][0]:
+        if not intends and run_lookup(self._supplier, has_files, operation="find files")[0][0]:
             raise _not_ours(instance_id, self._objects)
         for record in sorted({"data", *RECORDS} - {STAGING, MARKER, INCOMING}):
             if next(iter(self._objects.list(record)), None) is not None:
@@ -514,7 +514,7 @@ class Ownership:
             return intend(conn, number, reason, began_xid)
 
         with suppress(psycopg.errors.UniqueViolation):  # another process makes the same one
-            self._give(run_transaction(self._supplier, work, operation="intend an incarnation"), over)
+            self._give(run_transaction(self._supplier, work, operation="announce an incarnation"), over)
 
     def _give(self, intended: Incarnation, over: Callable[[], object]) -> None:
         """Writes an intended incarnation to the store, and confirms it; an adoption first calls `over`."""

@@ -119,7 +119,7 @@ def places(supplier: Supplier, keys: Iterable[PayloadKey]) -> Iterator[tuple[Pay
 def is_expired(supplier: Supplier, day: date) -> bool:
     """Returns whether a day was dropped."""
     work = rows_of(_QUERIES["state"], {"day": day})
-    return run_lookup(supplier, work, operation="look at a day") == [("expired",)]
+    return run_lookup(supplier, work, operation="read a day") == [("expired",)]
 
 
 def expired(key: PayloadKey) -> PayloadExpired:

@@ -220,7 +220,7 @@ class ApplicationPayloads:
     def _instance_id(self) -> str:
         if self._instance is None:
             [(self._instance,)] = run_lookup(
-                self._supplier, rows_of(_QUERIES["instance"]), operation="look at the instance"
+                self._supplier, rows_of(_QUERIES["instance"]), operation="read the instance"
             )
         return self._instance
 

@@ -81,7 +81,7 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
             return migrate(supplier, folder)
     migrations = read_migrations(folder)
     # run_lookup retries: a server that recovers from a crash may end the connection once more
-    applied = run_lookup(dsn_or_supplier, _applied, operation="look at the schema")
+    applied = run_lookup(dsn_or_supplier, _applied, operation="read the schema")
     if applied is not None and not _pending(applied, migrations) and _in_place(applied):
         return []
     with dsn_or_supplier.connection() as conn:
@@ -107,7 +107,7 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
 
 def lacking(supplier: Supplier, folder: Path = MIGRATIONS) -> list[Migration]:
     """Returns the migrations that `migrate` would apply. Changes nothing; raises the same errors."""
-    applied = run_lookup(supplier, _applied, operation="look at the schema")
+    applied = run_lookup(supplier, _applied, operation="read the schema")
     return _pending(applied or [], read_migrations(folder))
 
 

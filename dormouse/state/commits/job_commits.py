@@ -205,7 +205,9 @@ class QueuedJobCommits:
             "durable_seconds": DURABLE_SECONDS,
         }
         work = Awaiting.any_of([each for _, each in questions]).then(_ANSWERS, values, self._patience)
-        return [_Answer(*row) for row in run_statement(self._supplier, work, operation="answers of commits")]
+        return [
+            _Answer(*row) for row in run_statement(self._supplier, work, operation="read outcomes of commits")
+        ]
 
     @staticmethod
     def _with_retries(ask: Callable[[], T]) -> T:

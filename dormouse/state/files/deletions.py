@@ -326,10 +326,10 @@ def erased_by(store: FileReferenceStore, files: Sequence[str] | None, at: dateti
     Without files, returns the last erasure that was still active after the time `at`.
     """
     values = {"files": None if files is None else list(files), "at": at}
-    rows = store.own.rows(_QUERIES["erased"], values, operation="look for erasures")
+    rows = store.own.rows(_QUERIES["erased"], values, operation="find erasures")
     return ErasedBy(*rows[0]) if rows else None
 
 
 def backups_taken(supplier: Supplier) -> dict[str, list[str]]:
     """Returns the names of the backups that were begun, by the place that they are in."""
-    return dict(run_lookup(supplier, rows_of(_QUERIES["backups_taken"]), operation="look for backups"))
+    return dict(run_lookup(supplier, rows_of(_QUERIES["backups_taken"]), operation="find backups"))
