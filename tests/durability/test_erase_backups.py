@@ -124,7 +124,7 @@ def test_what_cannot_be_looked_at_is_named_as_unknown(lake: Path) -> None:
         place.rename(lake.parent / "away")
         named = of_backups(_release_and_erase(instance, 2))
         assert list(named) == made
-        assert all("is not there" in doubt for doubt in named.values())
+        assert all("does not exist" in doubt for doubt in named.values())
         # deleted for good
         place.mkdir()
         assert of_backups(instance.table("t").erase({"key": 2})) == {}
