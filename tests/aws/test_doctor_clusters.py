@@ -124,10 +124,10 @@ def test_snapshots_of_restores_are_named_but_that_of_the_settings() -> None:
     for name in (first, second, "dormouse-dev-at-20261120140000-mine", f"x-{first}", "of-people"):
         rds.create_db_cluster_snapshot(DBClusterIdentifier="it", DBClusterSnapshotIdentifier=name)
     [check] = dict(account(session)._looks())["other snapshots"]()
-    assert check.result == "warning" and check.found.startswith(f"{first}, {second}, which")
+    assert check.result == "warning" and check.found.startswith(f"{first}, {second}, taken by a restore")
     database = {"kind": "serverless", "snapshot": SNAPSHOT.replace("newer", second)}
     [check] = dict(account(session, database=database)._looks())["other snapshots"]()
-    assert check.result == "warning" and check.found.startswith(f"{first}, which")
+    assert check.result == "warning" and check.found.startswith(f"{first}, taken by a restore")
     rds.delete_db_cluster_snapshot(DBClusterSnapshotIdentifier=first)
     assert results(dict(account(session, database=database)._looks())["other snapshots"]()) == [
         ("other snapshots", "ok")

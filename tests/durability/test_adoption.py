@@ -107,7 +107,7 @@ def test_a_deletion_that_was_begun_is_waited_for(dsn: str, url: str, copy: str) 
         before = data(url)
         with dm.connect(copy, url) as instance:
             for _ in range(2):
-                with pytest.raises(InstanceLocked, match=rf"process {process.pid} on host .* --force"):
+                with pytest.raises(InstanceLocked, match=rf"process {process.pid} on host .*--force"):
                     instance.adopt(wait_seconds=0.3, tell=told.append)
                 with pytest.raises(InstanceIsACopy):
                     add(instance, 3)
