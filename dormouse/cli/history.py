@@ -38,7 +38,7 @@ LimitOption = Annotated[
     f"The most epochs, the newest first [{EPOCHS_SHOWN}; with --html {EPOCHS_DRAWN:,}].",
     bounds(1),
 ]
-Name = Annotated[str, "Its name."]
+Name = Annotated[str, "The name."]
 
 
 @command(history, example="flights --html flights.html")
