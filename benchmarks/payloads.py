@@ -45,11 +45,13 @@ Payload = tuple[str, str, datetime, str, Any]
 @dataclass(frozen=True)
 class Plan:
     payloads: int = amount(1_000_000, 10_000, help="payloads of the day that is offloaded alone [1,000,000]")
-    during: int = amount(100_000, 5_000, help="of the day that is offloaded while others are put [100,000]")
-    swaps: int = amount(50, 5, help="of small days, under load [50]")
-    reads: int = amount(2_000, 200, help="of single cold payloads [2,000]")
-    plain: int = amount(2_000, 200, help="moved one by one [2,000]")
-    only: str = amount("", choices=("day", "load"), help="what is done with one day, or beside others' load")
+    during: int = amount(100_000, 5_000, help="payloads of the day that is offloaded during puts [100,000]")
+    swaps: int = amount(50, 5, help="exchanges of small days under load [50]")
+    reads: int = amount(2_000, 200, help="reads of single cold payloads [2,000]")
+    plain: int = amount(2_000, 200, help="payloads that are moved one by one [2,000]")
+    only: str = amount(
+        "", choices=("day", "load"), help="measure only one day's steps, or only those under load"
+    )
 
 
 def payloads(count: int, day: int, seed: int = 1) -> Iterator[Payload]:
@@ -104,7 +106,11 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 class Lake:
-    """An instance, and its days: 0 is offloaded alone, 1 during puts, 2 without dictionaries, 3 by rows."""
+    """An instance with days of payloads, which are numbered from FIRST.
+
+    Day 0 is offloaded alone, day 1 during puts, day 2 without dictionaries. The payloads of day 3 are moved
+    one by one. The days from 10 on are small, and are exchanged under load.
+    """
 
     def __init__(self, place: Place, instance: Instance, s3_url: str, plan: Plan) -> None:
         self._place = place
@@ -189,7 +195,7 @@ class Lake:
             self._store.put_many(islice(more, BATCH))
             count += BATCH
         seconds = time.perf_counter() - began
-        # what the other side of the comparison does, by one writer too
+        # the comparison: the same puts by one writer, without an offload
         began = time.perf_counter()
         for _ in range(10):
             self._store.put_many(islice(more, BATCH))
@@ -233,7 +239,7 @@ class Lake:
         return {"ratio_without_dictionary": round(done.bytes_in / done.bytes_out, 3)}
 
     def one_by_one(self) -> Figures:
-        """Moves each payload by an object and an UPDATE, with as many threads as an offload uploads with."""
+        """Moves each payload with one object and one UPDATE, in as many threads as an offload has."""
         self._fill(3, self._plan.plain)
         name = f"payload_{_day(3):%Y%m%d}"
         keys = self._ask(f"select kind, tenant, id, inserted_at from {name}")
@@ -262,7 +268,10 @@ class Lake:
         return {"row_by_row_per_s": round(per_s), "vs_row_by_row": round(self._offload_per_s / per_s, 1)}
 
     def _fill(self, day: int, count: int) -> float:
-        """Puts payloads by two writers; returns the seconds of the puts, without those of making payloads."""
+        """Puts payloads with two writers; returns the seconds of the puts alone.
+
+        Remembers keys of day 0, which are read later.
+        """
         made, chance = payloads(count, day), random.Random(7)
         share = min(1.0, 2 * self._plan.reads / count)
         seconds = 0.0
@@ -287,7 +296,7 @@ class Lake:
 
 
 class Moto:
-    """An S3 with a bucket."""
+    """The address of a simulated S3 server with a bucket."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -327,30 +336,30 @@ BENCHMARK = Benchmark(
         "{payloads} payloads",
         values(
             {
-                "put_per_s": "put, a second",
-                "put_per_s_during_offload": "  by one writer, during an offload of their day",
-                "put_during_vs_alone": "  of what the writer does alone",
-                "offload_per_s": "offloaded, a second",
-                "offload_mb_per_s": "  MB of JSON, a second",
-                "row_by_row_per_s": "  one by one, a second",
+                "put_per_s": "put per second",
+                "put_per_s_during_offload": "  by one writer, while their day is offloaded",
+                "put_during_vs_alone": "  ÷ without an offload",
+                "offload_per_s": "offloaded per second",
+                "offload_mb_per_s": "  MB of JSON per second",
+                "row_by_row_per_s": "  one by one, per second",
                 "vs_row_by_row": "  offload ÷ one by one",
-                "fold_per_s": "folded, a second",
-                "puts_per_million": "PUTs a million payloads",
-                "object_bytes_mean": "bytes of an object",
-                "ratio_with_dictionary": "compression",
+                "fold_per_s": "folded per second",
+                "puts_per_million": "PUT requests per million payloads",
+                "object_bytes_mean": "mean bytes of an object",
+                "ratio_with_dictionary": "compression ratio",
                 "ratio_without_dictionary": "  without dictionaries",
                 "postgres_bytes_before": "bytes in PostgreSQL, hot",
                 "postgres_bytes_after": "  offloaded",
                 "postgres_bytes_in_blocks": "  folded",
-                "rows_per_million_in_blocks": "rows a million payloads, folded",
-                "dead_tuples_after": "dead tuples after all of it",
-                "swap_lock_ms_p50": "an exchange locks the day, ms p50",
+                "rows_per_million_in_blocks": "rows per million payloads, folded",
+                "dead_tuples_after": "dead tuples after the fold",
+                "swap_lock_ms_p50": "lock on the day in an exchange, ms p50",
                 "swap_lock_ms_p99": "  p99",
                 "cold_read_ms_p50": "a cold payload by its pointer, ms p50",
                 "cold_read_ms_p99": "  p99",
                 "cold_read_s3_ms_p50": "  on S3, p50",
                 "cold_read_s3_ms_p99": "  on S3, p99",
-                "block_read_ms_p50": "a cold payload of a block, ms p50",
+                "block_read_ms_p50": "a cold payload in a block, ms p50",
                 "block_read_ms_p99": "  p99",
                 "block_read_s3_ms_p50": "  on S3, p50",
                 "block_read_s3_ms_p99": "  on S3, p99",

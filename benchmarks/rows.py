@@ -1,8 +1,8 @@
-"""What do row tables cost: CSV in and out, an index, pages of queries, changes of one row and of many?
+"""The cost of row tables: CSV in and out, an index, pages of queries, changes of rows.
 
-Beside PostgreSQL on the same server: COPY of the same file into a plain table, and the same queries on it,
-with the same indexes. The upload runs in a process of its own, whose memory is told at its most. All commits
-are durable.
+The comparison is a plain table on the same PostgreSQL server: COPY of the same file, and the same queries
+with the same indexes. The upload runs in a separate process, whose peak memory is reported. All commits are
+durable.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _SQL = {
 
 @dataclass(frozen=True)
 class Plan:
-    rows: int = amount(10_000_000, 100_000, help="of the table [10,000,000]")
-    queries: int = amount(300, 40, help="of each kind [300]")
-    changes: int = amount(300, 40, help="of one row, one after the other [300]")
-    seconds: int = amount(10, 2, help="in which 16 writers change rows [10]")
+    rows: int = amount(10_000_000, 100_000, help="rows of the table [10,000,000]")
+    queries: int = amount(300, 40, help="queries of each kind [300]")
+    changes: int = amount(300, 40, help="changes of one row, made one after another [300]")
+    seconds: int = amount(10, 2, help="seconds in which 16 writers change rows [10]")
 
 
 def make_csv(path: Path, rows: int) -> None:
@@ -96,17 +96,17 @@ def measure(plan: Plan, tell: Tell) -> Figures:
         found["vs_copy"] = round(found["upload_rows_per_s"] / found["copy_rows_per_s"], 3)
         with dm.connect(place.dsn, place.objects) as instance:
             table = Table(instance.row_table("samples"), plan)
-            for what, step in (
+            for name, step in (
                 ("indexing", table.index),
                 ("querying", partial(table.queries, place)),
                 ("fetching", table.fetch),
                 ("changing a row", table.change),
                 ("downloading", partial(table.download, place.folder)),
             ):
-                tell(what)
+                tell(name)
                 found |= step()
             for name in _names():
-                instance.create_row_table(name, COLUMNS).change([_some()])
+                instance.create_row_table(name, COLUMNS).change([_row_for_each_writer()])
         for tables in (1, TABLES):
             tell(f"{WRITERS} writers in {tables} tables")
             found[_key(tables)] = _changes_per_s(place, tables, plan.seconds)
@@ -121,8 +121,7 @@ def _key(tables: int) -> str:
     return f"changes_per_s_{tables}_{'table' if tables == 1 else 'tables'}"
 
 
-def _some() -> dm.Insert:
-    """A row for each writer."""
+def _row_for_each_writer() -> dm.Insert:
     return dm.Insert([{"name": f"sample {number}", "n": number} for number in range(WRITERS)])
 
 
@@ -133,13 +132,13 @@ def _uploader(dsn: str, objects: str) -> Iterator[Uploader]:
 
 
 class Uploader:
-    """In a process of its own."""
+    """An uploader, which runs in a separate process so that its memory can be measured."""
 
     def __init__(self, table: RowTable) -> None:
         self._table = table
 
     def upload(self, path: str) -> tuple[float, int]:
-        """Seconds, and the process's memory at its most."""
+        """Uploads a CSV file; returns the seconds and this process's peak resident memory in bytes."""
         began = time.perf_counter()
         self._table.upload_csv(path)
         return time.perf_counter() - began, resident_bytes()
@@ -161,7 +160,7 @@ def _copy(place: Place, path: Path) -> float:
 
 
 class Table:
-    """The uploaded table, and what is asked of it."""
+    """The uploaded table and its measured operations."""
 
     def __init__(self, table: RowTable, plan: Plan) -> None:
         self._table = table
@@ -180,7 +179,7 @@ class Table:
             conn.execute("create index on plain (n, id)")
             conn.execute("vacuum analyze plain")
             self._wait_for_index()
-            conn.execute("checkpoint")  # what was written before is no work of what comes
+            conn.execute("checkpoint")  # so that earlier writes do not slow the queries
             for kind, text in _SQL.items():
                 limit = PAGE_ROWS + 1
                 plain = text.format(f"id, {names}", "plain") + (
@@ -189,19 +188,22 @@ class Table:
                 if kind == "group":
                     plain = text.format("plain")
                 ours = text.format("*", "samples") if kind != "group" else text.format("samples")
-                asked = [self._values(kind) for _ in range(self._plan.queries)]
+                parameters = [self._values(kind) for _ in range(self._plan.queries)]
                 ask = {kind: partial(self._ask, ours), f"plain_{kind}": partial(_fetch, conn, plain)}
                 sides: dict[str, list[float]] = {}
                 for number, side in turns(list(ask), ROUNDS):
-                    some = asked[number::ROUNDS]
-                    sides.setdefault(side, []).extend(_seconds(ask[side], given) for given in some)
+                    of_round = parameters[number::ROUNDS]
+                    sides.setdefault(side, []).extend(_seconds(ask[side], given) for given in of_round)
                 for side, seconds in sides.items():
                     found |= {f"{side}_ms_p{p}": 1_000 * percentile(seconds, p) for p in (50, 99)}
         found["page_vs_plain"] = round(found["plain_page_ms_p50"] / found["page_ms_p50"], 3)
         return found
 
     def _wait_for_index(self) -> None:
-        """Waits until the filter's column has an index, as it does in the plain table."""
+        """Repeats the filter query until it is fast, for at most an hour.
+
+        Slow queries make Dormouse index the column of their condition, which the plain table has indexed.
+        """
         deadline = time.monotonic() + _WAIT_SECONDS
         text = _SQL["filter"].format("*", "samples")
         while _seconds(self._ask, text, (1,)) > SLOW_SECONDS and time.monotonic() < deadline:
@@ -216,15 +218,15 @@ class Table:
         self._table.query(numbered, PAGE_ROWS, parameters=given, wait_seconds=60)
 
     def fetch(self) -> Figures:
-        wanted = [self._chance.randrange(1, self._plan.rows + 1) for _ in range(self._plan.queries)]
-        seconds = [_seconds(self._table.row, one, 1 + (one - 1) // 25_000) for one in wanted]
+        row_ids = [self._chance.randrange(1, self._plan.rows + 1) for _ in range(self._plan.queries)]
+        seconds = [_seconds(self._table.row, row_id, _first_version(row_id)) for row_id in row_ids]
         return {f"fetch_ms_p{p}": 1_000 * percentile(seconds, p) for p in (50, 99)}
 
     def change(self) -> Figures:
-        wanted = self._chance.sample(range(1, self._plan.rows + 1), self._plan.changes)
+        row_ids = self._chance.sample(range(1, self._plan.rows + 1), self._plan.changes)
         seconds = []
-        for number, one in enumerate(wanted):
-            cells = {"ROW_ID": one, "ROW_VERSION": 1 + (one - 1) // 25_000, "n": number}
+        for number, row_id in enumerate(row_ids):
+            cells = {"ROW_ID": row_id, "ROW_VERSION": _first_version(row_id), "n": number}
             seconds.append(_seconds(self._table.change, [dm.Patch([cells])]))
         return {f"one_row_change_ms_p{p}": 1_000 * percentile(seconds, p) for p in (50, 99)}
 
@@ -232,6 +234,11 @@ class Table:
         began = time.perf_counter()
         rows = self._table.download_csv(folder / "downloaded.csv")
         return {"download_rows_per_s": rows / (time.perf_counter() - began)}
+
+
+def _first_version(row_id: int) -> int:
+    """Returns the version of an uploaded row: an upload gives each block of 25,000 rows the next version."""
+    return 1 + (row_id - 1) // 25_000
 
 
 def _fetch(conn: psycopg.Connection[Any], sql: str, given: Sequence[int]) -> None:
@@ -251,7 +258,7 @@ def _writer(dsn: str, objects: str, table: str, row_id: int, seconds: int) -> It
 
 
 class Writer:
-    """Changes a row of its own again and again."""
+    """A writer that changes its own row again and again."""
 
     def __init__(self, table: RowTable, row_id: int, seconds: int) -> None:
         self._table = table
@@ -259,6 +266,7 @@ class Writer:
         self._seconds = seconds
 
     def run(self, start: float) -> int:
+        """Changes the row from `start` on until time is up; returns the number of changes."""
         version = self._table.row(self._row_id)["ROW_VERSION"]
         wait_until(start)
         done = 0
@@ -290,19 +298,19 @@ BENCHMARK = Benchmark(
         values(
             {
                 "upload_rows_per_s": "upload, rows/s",
-                "upload_peak_mb": "  memory at the most, MB",
+                "upload_peak_mb": "  peak memory, MB",
                 "copy_rows_per_s": "COPY, rows/s",
                 "vs_copy": "  upload ÷ COPY",
                 "download_rows_per_s": "download, rows/s",
                 "index_rows_per_s": "index, rows/s",
-                "page_vs_plain": "page, plain ÷ ours",
+                "page_vs_plain": "page, time of the plain table ÷ ours",
             }
         ),
         Grid(
             {
-                **{kind: f"Dormouse, {told}" for kind, told in _KINDS.items()},
-                **{f"plain_{kind}": f"plain table, {told}" for kind, told in _KINDS.items()},
-                "fetch": "a version of a row",
+                **{kind: f"Dormouse, {label}" for kind, label in _KINDS.items()},
+                **{f"plain_{kind}": f"plain table, {label}" for kind, label in _KINDS.items()},
+                "fetch": "a row by id and version",
                 "one_row_change": "a change of one row",
             },
             {"{}_ms_p50": "p50, ms", "{}_ms_p99": "p99, ms"},

@@ -1,11 +1,15 @@
-"""How fast do Spark's users read and write? `format("dormouse")` and `dormouse.spark.read`, beside
-Spark's own Parquet reader on the same files and its own writer of the same rows; and streams.
+"""The speed of reads, writes and streams in Spark: `format("dormouse")` and `dormouse.spark.read`.
 
-A read is of all rows, of one column, or of the keys of one of the table's leaves: of a few leaves, and of
-many, which is what a table comes to; Parquet's reader has the folder of the files, and its own statistics. A
-stream's rate is that of a query that reads the table from its beginning on; its latency is from the end of an
-ingest of one row until a query has it in its batch. `divided_vs_whole`: a compaction of all rows, of which
-Spark's two cores merge a half each, beside the same as one task. The page cache is warm.
+The comparison is Spark's Parquet reader on the same files, and its Parquet writer with the same rows.
+
+- A read returns all rows, one column, or the keys of one leaf, from a table with few leaves and from one with
+  many. The Parquet reader gets the folder of the files, and uses their statistics.
+- A stream's rate is that of a query that reads the table from its beginning. Its latency is the time from the
+  end of an ingest of one row until a batch of the query contains the row.
+- `divided_vs_whole` compares two ways to compact all rows: by two tasks, one on each of Spark's two cores,
+  and by one task.
+
+The page cache is warm.
 """
 
 from __future__ import annotations
@@ -43,10 +47,10 @@ Sides = Mapping[str, Callable[[], object]]
 
 @dataclass(frozen=True)
 class Plan:
-    rows: int = amount(4_000_000, 160_000, help="in all [4,000,000]")
+    rows: int = amount(4_000_000, 160_000, help="rows in all [4,000,000]")
     rounds: int = amount(3, 1, help=ROUNDS)
-    leaves: int = amount(1_000, 40, help="of the table of many [1,000]")
-    ingests: int = amount(30, 3, help="of one row, for the latency of streams [30]")
+    leaves: int = amount(1_000, 40, help="leaves of the table with many leaves [1,000]")
+    ingests: int = amount(30, 3, help="ingests of one row, for the latency of streams [30]")
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
@@ -89,6 +93,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 def _points(leaves: int) -> list[str]:
+    """Returns split points that divide the suppliers evenly."""
     step = SUPPLIERS // leaves
     return [f"Supplier#{number:09d}" for number in range(step, SUPPLIERS, step)]
 
@@ -101,7 +106,7 @@ def _loaded(instance: Instance, folder: Path, name: str, leaves: int) -> Table:
 
 @dataclass(frozen=True)
 class _Reads:
-    """The sides of a read of a table of so many leaves."""
+    """The sides of a read of a table with `leaves` leaves."""
 
     spark: SparkSession
     folder: Path
@@ -109,7 +114,10 @@ class _Reads:
     leaves: int
 
     def sides(self, question: str) -> Sides:
-        """`all`, one `column`, or the keys of a leaf."""
+        """Returns the sides of a question.
+
+        `all` reads all rows and `column` one column; `small` and `range` read the keys of one leaf.
+        """
         columns = [COLUMN] if question == "column" else None
         _, low, high, *_ = _points(self.leaves)
         where = None if question in ("all", "column") else {"supplier": dm.Range(low, high)}
@@ -127,12 +135,12 @@ class _Reads:
                 frame = frame.select(*columns)
             if where:
                 frame = frame.where(f"supplier >= '{low}' and supplier < '{high}'")
-            _through(frame)
+            _read_all(frame)
 
         return {
             "parquet": parquet,
-            "source": lambda: _through(self.spark.read.format("dormouse").options(**options).load()),
-            "function": lambda: _through(dormouse.spark.read(self.spark, self.table, where, columns)),
+            "source": lambda: _read_all(self.spark.read.format("dormouse").options(**options).load()),
+            "function": lambda: _read_all(dormouse.spark.read(self.spark, self.table, where, columns)),
         }
 
 
@@ -167,7 +175,7 @@ def _compacted(instance: Instance, folder: Path, rounds: int) -> Figures:
             table.ingest(str(path), engine="local")
         began = time.perf_counter()
         if table.compact(engine="spark").jobs_run != 1:
-            raise AssertionError("it was to be one job")
+            raise AssertionError("the files were not compacted in one job")
         if number:
             seconds[name].append(time.perf_counter() - began)
     found: Figures = {f"{name}_seconds": round(median(each), 3) for name, each in seconds.items()}
@@ -175,7 +183,8 @@ def _compacted(instance: Instance, folder: Path, rounds: int) -> Figures:
     return found
 
 
-def _through(frame: DataFrame) -> None:
+def _read_all(frame: DataFrame) -> None:
+    """Reads all rows and discards them."""
     frame.write.format("noop").mode("overwrite").save()
 
 
@@ -196,6 +205,10 @@ def _compared(sides: Sides, rounds: int, key: str) -> Figures:
 
 
 def _streamed(spark: SparkSession, instance: Instance, folder: Path, ingests: int) -> Figures:
+    """Measures the rate of a stream of the whole table, and the latency of ingests of one row.
+
+    The first ingest only warms up.
+    """
     import pyarrow as pa
 
     source = spark.readStream.format("dormouse").options(instance=str(folder / "lake"))
@@ -205,17 +218,17 @@ def _streamed(spark: SparkSession, instance: Instance, folder: Path, ingests: in
     query.awaitTermination()
     seconds = time.perf_counter() - began
     rows = sum(progress.numInputRows for progress in query.recentProgress)
-    one = instance.create_table("one", dm.Schema([dm.Field("k", dm.LONG)]))
+    table = instance.create_table("one", dm.Schema([dm.Field("k", dm.LONG)]))
     arrived: dict[int, threading.Event] = {number: threading.Event() for number in range(-1, ingests)}
 
-    def seen(frame: DataFrame, _: int) -> None:
+    def note(frame: DataFrame, _: int) -> None:
         for row in frame.select("k").collect():
             arrived[row.k].set()
 
-    stream = source.options(table="one", changes_after="beginning").load().writeStream.foreachBatch(seen)
+    stream = source.options(table="one", changes_after="beginning").load().writeStream.foreachBatch(note)
     query = stream.option("checkpointLocation", str(folder / "one")).start()
     try:
-        waited = [_latency(one, pa.table({"k": [number]}), each) for number, each in arrived.items()]
+        waited = [_latency(table, pa.table({"k": [number]}), each) for number, each in arrived.items()]
     finally:
         query.stop()
     return {
@@ -226,7 +239,10 @@ def _streamed(spark: SparkSession, instance: Instance, folder: Path, ingests: in
 
 
 def _latency(table: Table, row: pa.Table, arrived: threading.Event) -> float:
-    """Milliseconds from the end of the ingest."""
+    """Ingests a row; returns the milliseconds from the end of the ingest until the stream has the row.
+
+    Raises RuntimeError if that takes more than WAIT_SECONDS_MAX.
+    """
     table.ingest(row, engine="local")
     began = time.perf_counter()
     if not arrived.wait(WAIT_SECONDS_MAX):
@@ -237,8 +253,8 @@ def _latency(table: Table, row: pa.Table, arrived: threading.Event) -> float:
 _QUESTIONS = {
     "all": "all rows",
     "column": "one column",
-    "small": "a leaf of 16",
-    "range": "a leaf of many",
+    "small": "one leaf of 16",
+    "range": "one leaf of many",
     "write": "write",
 }
 _READ = {
@@ -252,25 +268,25 @@ BENCHMARK = Benchmark(
     Plan,
     measure,
     [
-        "{rows:,} rows in {partitions} partitions, or {leaves:,}; medians of {rounds} rounds",
+        "{rows:,} rows in {partitions} leaves, or in {leaves:,}; medians of {rounds} rounds",
         Grid(_QUESTIONS, _READ),
         values(
             {
-                "read_vs_parquet": "the source ÷ Parquet",
+                "read_vs_parquet": "speed of the source ÷ Parquet's",
                 "column_vs_parquet": "  one column",
-                "range_read_vs_parquet": "  a leaf of many",
-                "small_range_read_vs_parquet": "  a leaf of 16",
-                "read_function_vs_parquet": "dormouse.spark.read ÷ Parquet",
+                "range_read_vs_parquet": "  one leaf of many",
+                "small_range_read_vs_parquet": "  one leaf of 16",
+                "read_function_vs_parquet": "speed of dormouse.spark.read ÷ Parquet's",
                 "column_function_vs_parquet": "  one column",
-                "range_function_vs_parquet": "  a leaf of many",
-                "small_range_function_vs_parquet": "  a leaf of 16",
-                "write_vs_parquet": "the sink ÷ Parquet",
+                "range_function_vs_parquet": "  one leaf of many",
+                "small_range_function_vs_parquet": "  one leaf of 16",
+                "write_vs_parquet": "speed of the sink ÷ Parquet's",
                 "whole_seconds": "a compaction by one task, seconds",
-                "divided_seconds": "  by two",
-                "divided_vs_whole": "  by two ÷ by one",
-                "stream_rows_per_s": "a stream, rows a second",
-                "stream_latency_ms_p50": "  milliseconds to a batch",
-                "stream_latency_ms_p99": "  of 100 the slowest",
+                "divided_seconds": "  by two tasks",
+                "divided_vs_whole": "  speed of two tasks ÷ of one",
+                "stream_rows_per_s": "a stream, rows/s",
+                "stream_latency_ms_p50": "  latency of a row, ms p50",
+                "stream_latency_ms_p99": "  p99",
             }
         ),
     ],

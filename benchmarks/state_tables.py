@@ -1,10 +1,10 @@
-"""Tables of any size that are metadata only: a real partition tree and references to files that are nowhere.
+"""Tables of any size as metadata only: a real partition tree, and references to files that do not exist.
 
-The tree is the one that `Catalog.create` makes of the split points 1000, 2000, …: the leaf of number n has
-the keys from n * 1000 to n * 1000 + 999 (the first one also those below, the last one those above). Each leaf
-has files of as many ingests. An ingest wrote a file for each leaf, or a single one that all leaves refer to.
+The tree is the one that `Catalog.create` makes for the split points 1000, 2000, …: leaf n has the keys from
+n * 1000 to n * 1000 + 999. The first leaf also has all smaller keys, and the last one all larger keys. Each
+leaf has one file of each ingest. An ingest wrote a file for each leaf, or one file that all leaves refer to.
 
-They are made with COPY and never through the store: 132,000 leaves with 10 files each take 20 s.
+The tables are made with COPY, not through the store: 132,000 leaves with 10 files each take 20 s.
 
 with own_place() as place, open_tables(place.dsn, place.objects) as tables:
     table = tables.make("big", 132_000, files_per_leaf=50, full_leaves=100, above_leaves=1_000)
@@ -47,14 +47,14 @@ SCHEMA = Schema([Field("key", LONG)], [], [Field("value", LONG)])
 _CREATED_AT_ONCE = 50
 _LINES_AT_ONCE = 1_000
 _AUTOVACUUM_ROWS_MIN = 50
-"""Smaller tables are never vacuumed or analyzed of themselves."""
+"""The rows from which autovacuum vacuums and analyzes a table. It never does so for smaller tables."""
 
 _NULL = "\\N"
 _SQL = load(__file__, "state_tables")
 
 
 class Node(NamedTuple):
-    """A partition; it has the leaves of the numbers from `first` to before `end`."""
+    """A partition that covers the leaves with numbers from `first` to before `end`."""
 
     partition_id: str
     parent_id: str | None
@@ -70,7 +70,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class StateTable:
-    """A table with a leaf for each number below `leaves`; where it is claimed, its job has its number."""
+    """A table with leaves numbered from 0. Ids of partitions, jobs and commits follow from the number."""
 
     record: TableRecord
     leaves: int
@@ -82,7 +82,7 @@ class StateTable:
 
     def path(self, leaf: int) -> list[str]:
         """Returns the ids of the partitions from the root to a leaf, without building the tree."""
-        # before a partition is divided, as many were divided as `divided` counts; its halves' ids count on
+        # ids are numbered in the order of division: `divided` partitions were divided before this one
         first, end, divided, path = 0, self.leaves, 0, [ROOT]
         while end - first > 1:
             middle = (first + end + 1) // 2
@@ -181,13 +181,15 @@ def spread(whole: int, some: int) -> range:
 
 
 class _Wanted(NamedTuple):
+    """The leaves that are claimed or full, and the number of divided partitions that have a reference."""
+
     claimed: range
     full: range
     above: int
 
 
 class Tables:
-    """Makes tables in one database."""
+    """A maker of tables in one database."""
 
     def __init__(self, dsn: str, objects: str) -> None:
         self.dsn = dsn
@@ -219,18 +221,18 @@ class Tables:
         above_leaves: int = 0,
         **properties: Any,
     ) -> list[StateTable]:
-        """Tables whose leaves have so many files each, which no job has claimed.
+        """Makes tables whose leaves have `files_per_leaf` files each, which no job has claimed.
 
-        Some leaves, evenly spread, may differ: the files of `claimed_leaves` are their jobs', and
-        `full_leaves` have rows enough to be split. `above_leaves` partitions that were divided have one
-        reference each, too.
+        Some leaves, evenly spread, may differ. One job for each of `claimed_leaves` leaves has claimed its
+        files. `full_leaves` leaves have enough rows for a split. In addition, `above_leaves` divided
+        partitions have one reference each.
         """
         wanted = _Wanted(spread(leaves, claimed_leaves), spread(leaves, full_leaves), above_leaves)
         tables = [
             StateTable(record, leaves, files_per_leaf, one_file_per_ingest)
             for record in self._empties(names, layout, properties)
         ]
-        for first in range(0, len(tables), _CREATED_AT_ONCE):  # a transaction has its locks on all of them
+        for first in range(0, len(tables), _CREATED_AT_ONCE):  # a transaction locks all tables that it makes
             with self._supplier.connection() as conn, conn.transaction():
                 conn.execute(_SQL["make_stock"].on())
                 conn.execute(_SQL["make_shared_facts" if one_file_per_ingest else "make_facts"].on())
@@ -252,7 +254,7 @@ class Tables:
         return int(row[0]) if row else 0
 
     def _empties(self, names: Sequence[str], layout: str, properties: Mapping[str, Any]) -> list[TableRecord]:
-        """Makes empty tables in one transaction, without partition trees, faster than `empty`."""
+        """Makes empty tables without partition trees, many in a transaction, which is faster than `empty`."""
         given = TableProperties(**properties)
         properties_set = Jsonb(given.model_dump(exclude_unset=True))
         values = {"schema": Jsonb(SCHEMA.to_json()), "properties": properties_set, "layout": layout}
@@ -270,7 +272,7 @@ class Tables:
         return records
 
     def _settle(self, tables: Sequence[StateTable]) -> None:
-        """Does the work that autovacuum and the checkpointer would do before the jobs end."""
+        """Runs vacuum, analyze and a checkpoint, which could otherwise begin during a measurement."""
         names = ["compaction_job", "partition", "applied_commit"]
         for table in tables:
             names += known_layout(table.record.layout).tables(table.record.table_id).values()
@@ -284,6 +286,7 @@ def open_tables(dsn: str, objects: str) -> AbstractContextManager[Tables]:
 
 
 def _fill(conn: psycopg.Connection[Any], table: StateTable, wanted: _Wanted) -> None:
+    """Copies a table's partitions, epoch, references, files and jobs into the database."""
     record, layout = table.record, known_layout(table.record.layout)
     nodes = list(table.nodes())
     _copy(conn, "copy_partitions", _partitions(record, nodes))
@@ -300,7 +303,7 @@ def _fill(conn: psycopg.Connection[Any], table: StateTable, wanted: _Wanted) -> 
 
 
 def _partitions(record: TableRecord, nodes: Sequence[Node]) -> Iterator[str]:
-    """Yields a line for each partition."""
+    """Yields a line of COPY for each partition."""
     leaves_end = nodes[0].end
 
     def bound(leaf: int) -> str:
@@ -320,7 +323,7 @@ def _partitions(record: TableRecord, nodes: Sequence[Node]) -> Iterator[str]:
 
 
 def _stock(table: StateTable, nodes: Sequence[Node], wanted: _Wanted) -> Iterator[str]:
-    """Yields a line for each reference, with the facts of its file."""
+    """Yields a line of COPY for each reference, with the facts of its file."""
     full_rows = table.record.properties.split_threshold_rows // max(1, table.files_per_leaf) + 1
     above = [node for node in nodes if node.children is not None]
     above = [above[n] for n in spread(len(above), wanted.above)]
@@ -341,5 +344,5 @@ def _stock(table: StateTable, nodes: Sequence[Node], wanted: _Wanted) -> Iterato
 def _copy(conn: psycopg.Connection[Any], query: str, lines: Iterable[str]) -> None:
     rest = iter(lines)
     with conn.cursor().copy(_SQL[query].on()) as copy:
-        while held := list(islice(rest, _LINES_AT_ONCE)):
-            copy.write("".join(held))
+        while batch := list(islice(rest, _LINES_AT_ONCE)):
+            copy.write("".join(batch))

@@ -1,7 +1,7 @@
-"""What does it cost that readers compare digests? A scan, a look-up of one key, a sum by SQL: without it, at
-the first read of the file in a process, and again in the same process.
+"""The cost of comparing digests in reads: a scan, a look-up of one key, and a sum in SQL.
 
-The sides run in turns in one process, on the one file of a table, with a warm page cache.
+Each is measured without comparison, at the first read of the file in a process, and at a later read in the
+same process. The sides alternate in one process, on the only file of a table, with a warm page cache.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SIDES = ("plain", "first", "again")
 
 @dataclass(frozen=True)
 class Plan:
-    files: int = amount(12, 4, help="that are loaded, and become one [12]")
-    rows: int = amount(300_000, 60_000, help="of each file [300,000]")
+    files: int = amount(12, 4, help="files to load, which are then compacted into one [12]")
+    rows: int = amount(300_000, 60_000, help="rows of each file [300,000]")
     rounds: int = amount(15, 5, help="counted rounds, after one that warms up [15]")
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """Measures one kind after another, each with its three sides in alternation."""
+    """Measures one kind of read after another. The three sides of each kind alternate."""
     found: Figures = {"rows": plan.files * plan.rows, "rounds": plan.rounds}
     with temporary_folder() as folder, dm.local(folder / "lake") as instance:
         tell("making files")
@@ -51,7 +51,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 def kinds(table: Table, plan: Plan) -> dict[str, tuple[int, Callable[[bool], int]]]:
-    """Returns of each kind the rows of a run, and what runs, which verifies or not."""
+    """Returns for each kind the rows of a read, and the function that reads. Its argument is `verify`."""
     rows = plan.files * plan.rows
 
     def scan(verify: bool) -> int:
@@ -70,7 +70,7 @@ def kinds(table: Table, plan: Plan) -> dict[str, tuple[int, Callable[[bool], int
 
 
 def _prepared(side: str, read: Callable[[bool], int]) -> Action:
-    """Brings the process to where a side begins."""
+    """Brings the process into the state in which a side begins; returns the action to time."""
     if side == "again":
         read(True)
     elif side == "first":
@@ -78,7 +78,7 @@ def _prepared(side: str, read: Callable[[bool], int]) -> Action:
     return lambda: read(side != "plain")
 
 
-_LABELS = {"plain": "", "first": ", first", "again": ", again"}
+_LABELS = {"plain": ", not verified", "first": ", first read of the file", "again": ", read again"}
 BENCHMARK = Benchmark(
     "verified_reads",
     __doc__,

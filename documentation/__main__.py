@@ -1,4 +1,4 @@
-"""Writes the pages, for `make docs`."""
+"""The program of `make docs`, which writes the generated pages."""
 
 from __future__ import annotations
 

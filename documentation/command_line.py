@@ -1,4 +1,4 @@
-"""The command line, from its own help."""
+"""The page about the command line, generated from its help."""
 
 from __future__ import annotations
 
@@ -15,20 +15,27 @@ _HEAD = """# The command line
 
 {made}
 
-`dormouse COMMAND --help` says the same. Every command has `--json` (one document on standard output; of a failure one on
-standard error, its last line there: `error`, `message`, `exit_code`, and the [fields](errors.md) of the error) and `--debug` (a
-traceback). `dormouse completion bash` prints what has a shell complete commands and options.
+`dormouse COMMAND --help` prints the same texts. Every command has these options:
 
-What works on an instance takes one of these: `--instance FOLDER` (`-i`; also `DORMOUSE_INSTANCE`, else `./lake`), or `--dsn` with
-`--objects` (`DORMOUSE_DSN`, `DORMOUSE_OBJECTS`); `table`, `status` and what stands under _Instances on AWS_ take the id of a
-deployed one, with `--region` and `--profile`.
+- `--json` writes one JSON document to standard output. If the command fails, it writes one to standard error instead, as the last
+  line, with `error`, `message`, `exit_code` and the [fields](errors.md) of the error.
+- `--debug` also prints a traceback if the command fails.
+
+`dormouse completion bash` prints a script with which the shell completes commands and options.
+
+Commands that work on an instance take one of these:
+
+- `--instance FOLDER` (`-i`) for an instance in a folder. The default is `DORMOUSE_INSTANCE`, or else `./lake`.
+- `--dsn` with `--objects` for a database and an object store. The defaults are `DORMOUSE_DSN` and `DORMOUSE_OBJECTS`.
+- The id of a deployed instance, with `--region` and `--profile`, for `table`, `status` and the commands under _Instances on AWS_.
 
 | exit code | meaning |
 | --- | --- |
 | 0 | done |
 | 1 | failed |
-| 2 | bad usage: another command line, or another setting, would put it right |
-| 130, 143 | ended by Ctrl-C, by SIGTERM |
+| 2 | bad usage: correct the command line or a setting |
+| 130 | ended by Ctrl-C |
+| 143 | ended by SIGTERM |
 """
 _OF_ALL = {"as_json", "debug", "help", "instance", "dsn", "objects", "region", "profile"}
 
@@ -54,7 +61,7 @@ def _pages(path: str, command: Any) -> Iterator[str]:
     if more and path != "dormouse table set":
         yield "\n\n".join(" ".join(part.split()) for part in more) + "\n"
     if path == "dormouse table set":
-        yield "The properties are [here](table-properties.md).\n"
+        yield "[Properties of a table](table-properties.md) lists the properties.\n"
     if command.epilog:
         yield f"`{command.epilog.removeprefix('Example: ')}`\n"
     rows = [row for parameter in command.params if parameter.name not in _OF_ALL if (row := _row(parameter))]

@@ -1,4 +1,4 @@
-"""Every error: what it means, and what the command line and the query service make of it."""
+"""The page about errors: their meanings, fields and exit codes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ _HEAD = """# Errors
 
 {made}
 
-All are in `dormouse.errors`. The message of each is one line that names the thing and says what to do; the
-[runbook](../how-to/runbook.md) has what to do about those that tell of trouble. The command line ends with the exit code; with
-`--json` it tells the name. Over HTTP the type of a problem document is `urn:dormouse:` and the name in lower case, like
-`urn:dormouse:table-not-found`.
+All errors are classes in `dormouse.errors`. An error message is one line that names the affected object and a remedy. For errors that
+mean trouble in operation, the [runbook](../how-to/runbook.md) has more.
 
-What the message names, a program reads of the error's fields. A field is None where it is not known. Problem documents have the
-fields that are known as members, the client raises errors with the same fields, and `error.data` has them as JSON.
+Each door reports an error in its own way:
+
+- The command line ends with the exit code of the error. With `--json`, it also prints the name of the error.
+- An HTTP response is a problem document. Its type is `urn:dormouse:` and the name in lower case, like
+  `urn:dormouse:table-not-found`. Its members include the fields that are known.
+- The HTTP client raises the same error with the same fields.
+
+A program can read the details in the fields of the error. A field is None if its value is not known. `error.data` has the fields as
+JSON.
 
 ```
 {tree}
@@ -43,7 +48,7 @@ def render() -> str:
 
 
 def _branches(error: type[DormouseError], among: Sequence[type[DormouseError]]) -> Iterator[str]:
-    """Yields the lines of the tree below an error."""
+    """Yields the lines of the tree below an error, which has only errors of `among`."""
     below = [each for each in among if each.__bases__[0] is error]
     for each in below:
         is_last = each is below[-1]

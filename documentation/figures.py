@@ -1,8 +1,8 @@
-"""Draws the figures of docs/benchmarks.md, and writes the page, from what is kept in figures.json.
+"""The generator of docs/benchmarks.md and its diagrams, from the results in figures.json.
 
     python -m documentation.figures
 
-What a benchmark gave is put into the file by hand, with its command: figures of a noisy machine are to be looked at first.
+Results of benchmarks are put into figures.json by hand, with their commands, because a noisy machine can give odd results.
 """
 
 from __future__ import annotations
@@ -15,60 +15,65 @@ ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).with_suffix(".json")
 PAGE = ROOT / "docs" / "benchmarks.md"
 PICTURES = ROOT / "docs" / "figures"
-_HEAD = """# Figures
+_HEAD = """# Benchmark figures
 
-<!-- Made by `python -m documentation.figures` from documentation/figures.json: change that, not this file. -->
+<!-- `python -m documentation.figures` generates this file from documentation/figures.json: change that file, not this one. -->
 
-All figures come from two cores that also did other work, with PostgreSQL 18 and its durable defaults on the same machine. Such
-machines are noisy: compare ratios within a figure, and run the commands on yours. `--quick` gives a first look. The decision
-beside a figure says more, and what else was tried.
+Use this page to compare the speed of Dormouse with other tools. All benchmarks ran on two cores that also did other work, with
+PostgreSQL 18 and its durable defaults on the same machine. Such a machine is noisy, so compare only the values within a figure,
+and run the commands on your machine. With `--quick`, a command takes less than a minute and gives a rough result. The decision
+below a figure explains the result and lists the alternatives.
 """
 _TAIL = """## Every benchmark
 
-Run `python -m benchmarks.NAME`, with `--quick` for a first look and `--json` for one object with all figures.
+Run `python -m benchmarks.NAME`. Add `--quick` to measure less, in under a minute, or `--json` to print all figures as one
+JSON object.
 
-| name | question |
+| name | measures |
 | --- | --- |
-| `first_hour` | how fast are odd files loaded by one command, beside DuckDB? |
-| `ingest` | how fast is a bulk ingest, beside Spark itself? |
-| `spark_source` | how fast do Spark's users read, write and stream, beside Spark's own Parquet? |
-| `compaction` | how fast is a compaction task, beside DataFusion, DuckDB and Spark? |
-| `commits` | how many commits can the state store apply, beside pgbench with the same SQL? |
-| `contention` | what happens when hundreds of compactions of one table commit at once? |
-| `planner` | how long does a plan take, alone and while commits go on, and is any of them stale? |
-| `query` | how fast are look-ups and ranges, beside DuckDB, Polars and PyIceberg on the same files? |
-| `sql` | how fast is SQL, TPC-H's and other, beside DuckDB on files of the same rows? |
-| `concurrency` | what do a hundred clients of the query service see while a table is written and maintained? |
-| `scale` | how do time and memory of maintenance grow with a table, up to millions of references? |
-| `peers` | how many commits can one table take, beside DuckLake, delta-rs and PyIceberg? |
-| `changes` | what does a delete cost, or an upsert, beside DuckLake, delta-rs and PyIceberg? |
-| `durability` | what does it cost that what is read is what was written? |
-| `verified_reads` | what does it cost that readers compare digests? |
-| `paths` | how many files, functions and rooms does one call run through? |
-| `payloads` | how fast do payloads cool down, what does it slow, and what is left in PostgreSQL? |
-| `history` | what does it cost to ask for a table's past, of ten thousand epochs and of millions? |
-| `jobs` | how quickly are jobs taken, and how many are done a second, beside procrastinate? |
-| `rows` | what do row tables cost: CSV in and out, pages of queries, one change and many, beside a plain table? |
+| `first_hour` | the loading of CSV files with one command, compared with DuckDB; the time to install and import |
+| `ingest` | the speed of a bulk ingest, compared with Spark and DuckDB |
+| `spark_source` | the speed of reads, writes and streams in Spark, compared with Spark's own Parquet files |
+| `compaction` | the speed of a compaction task, compared with DataFusion, DuckDB and Spark |
+| `commits` | the commits per second of the state store, compared with pgbench running the same SQL |
+| `contention` | hundreds of compactions of one table that commit at the same moment |
+| `planner` | the time to plan a query, alone and during commits, and the number of stale plans |
+| `query` | the time of look-ups and ranges, compared with DuckDB, Polars and PyIceberg on the same files |
+| `sql` | the speed of SQL (TPC-H and other statements), compared with DuckDB on files of the same rows |
+| `concurrency` | the look-ups of 100 clients of the query service while a table is written and maintained |
+| `scale` | the time and memory of maintenance as a table grows to millions of references |
+| `peers` | the commits per second to one table, compared with DuckLake, delta-rs and PyIceberg |
+| `changes` | the time of deletes and upserts, compared with DuckLake, delta-rs and PyIceberg |
+| `durability` | the cost of protection against corrupted files |
+| `verified_reads` | the cost of comparing digests in reads |
+| `paths` | the files, functions and rooms whose code one call runs |
+| `payloads` | the speed of offloading payloads, the delay of other requests, and the bytes left in PostgreSQL |
+| `history` | the cost of reading a table's history, with ten thousand to millions of epochs |
+| `jobs` | the latency and rate of jobs, compared with procrastinate |
+| `rows` | the cost of row tables (CSV, queries and changes), compared with a plain PostgreSQL table |
 """
 
 
 def page(figures: list[dict[str, Any]]) -> str:
+    """Returns the text of the page, with a diagram and a table for each figure."""
     parts = [_HEAD]
     for each in figures:
         rows = "\n".join(f"| {name} | {value:,} |" for name, value in each["bars"].items())
+        note = f"{each['note']}\n\n" if "note" in each else ""
         parts.append(
             f"## {each['title']}\n\n![{each['title']}](figures/{each['name']}.svg)\n\n"
-            f"| | {each['unit']} |\n| --- | --- |\n{rows}\n\n"
+            f"| | {each['unit']} |\n| --- | --- |\n{rows}\n\n{note}"
             f"`{each['command']}` ([decision]({each['source']}))\n"
         )
     return "\n".join([*parts, _TAIL])
 
 
 def draw(figure: dict[str, Any], path: Path) -> None:
+    """Draws a figure as horizontal bars into an SVG file."""
     import matplotlib as mpl
 
     mpl.use("agg")
-    mpl.rcParams["svg.hashsalt"] = "dormouse"  # the same figures give the same bytes
+    mpl.rcParams["svg.hashsalt"] = "dormouse"  # makes the bytes of the file depend only on the figure
     import matplotlib.pyplot as plt
 
     names, values = [*figure["bars"]], [*figure["bars"].values()]

@@ -1,4 +1,4 @@
-"""Properties of tables and settings of processes, from the models that check them."""
+"""The pages about properties of tables and settings of processes, generated from the models that check them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ _PROPERTIES = """# Properties of a table
 
 {made}
 
-Given when a table is made (`--property name=value`, `dm.TableProperties(name=value)`), and changed by
-`dormouse table set TABLE name=value`; `name=` brings the default back. `dormouse table show TABLE` lists those that differ
-from it. Units stand last in the names.
+- To set properties of a new table, use `--property name=value` or `dm.TableProperties(name=value)`.
+- To change one, run `dormouse table set TABLE name=value`. `name=` restores the default.
+- To list the properties that differ from their defaults, run `dormouse table show TABLE`.
+
+The last part of a name is its unit.
 
 | property | default | allowed | meaning |
 | --- | --- | --- | --- |
@@ -28,8 +30,9 @@ _SETTINGS = """# Settings of a process
 
 {made}
 
-Variables of the environment, read when an instance is opened. One that is not known, or has a value that cannot be, is refused
-in a line that names it. Where a file has the settings of an instance on AWS, [these](deployment-settings.md) are meant.
+These are environment variables. A process reads them when it opens an instance. If a variable is unknown or its value is invalid,
+opening fails with a message that names the variable. For the settings file of an instance on AWS, see
+[Settings of a deployment](deployment-settings.md).
 
 ## Every process
 
@@ -39,7 +42,7 @@ in a line that names it. Where a file has the settings of an instance on AWS, [t
 
 ## The query service
 
-Each but the token is also an option of `dormouse serve`, like `--queries-max`.
+Each setting except the token is also an option of `dormouse serve`, like `--queries-max`.
 
 | variable | default | allowed | meaning |
 | --- | --- | --- | --- |
@@ -72,7 +75,7 @@ def _settings(model: type[BaseModel]) -> Iterator[str]:
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Returns the docstring below each field."""
+    """Returns the docstring of each field that has one."""
     from pydantic._internal._docs_extraction import extract_docstrings_from_cls
 
     return extract_docstrings_from_cls(model)

@@ -1,4 +1,4 @@
-"""The reference of `import dormouse as dm`, made from its docstrings."""
+"""The page about the Python API, generated from the docstrings of `import dormouse as dm`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _HEAD = """# The Python API
 
 {made}
 
-What is named here is kept from release to release, and changes with a word in the [changelog](../../CHANGELOG.md); what is not,
-may change at any time. `import dormouse as dm`.
+This page lists the public names of `import dormouse as dm`. They are kept from release to release, and the
+[changelog](../../CHANGELOG.md) announces any change. Other names may change at any time.
 """
 _BESIDE = {
     "The history of a table: `table.history`": History,
@@ -79,5 +79,5 @@ def _function(name: str, function: Any, level: str) -> str:
 
 
 def _doc(each: Any) -> str:
-    # what ends with .sql is a file, elsewhere in these pages
+    # the tests of the documentation take a name that ends with .sql for a file
     return (inspect.getdoc(each) or "").replace("`Instance.sql`", "`Instance.sql(…)`")

@@ -1,4 +1,4 @@
-"""The SQL of row tables, from the tables of the parser; each example has its answer, which a test runs."""
+"""The page about the SQL of row tables, made from the lists of the parser. A test runs its examples."""
 
 from __future__ import annotations
 
@@ -42,7 +42,12 @@ ROWS: list[dict[str, Any]] = [
 
 
 class Example(NamedTuple):
-    """A part of the language: how it is written, what it does, and a query of it with its answer."""
+    """A part of the language, with an example.
+
+    - `written`: its syntax
+    - `does`: its meaning
+    - `query`, `answer`: a query of the table `staff`, and the rows that it returns
+    """
 
     written: str
     does: str
@@ -61,70 +66,70 @@ def _of(item: str) -> str:
 OF_CLAUSES: Mapping[str, Example] = {
     "expressions": Example(
         "`SELECT *`, `SELECT item [AS name], …`",
-        "Returns all columns, or expressions. An item without a name is called as it is written.",
+        "Returns all columns, or the given expressions. An expression without a name is named by its own SQL.",
         "select name, pay * 2 as twice from staff",
         [("ann", 200), ("bob", 160), ("eve", None)],
     ),
     "distinct": Example(
         "`SELECT DISTINCT`",
-        "Returns equal rows once. ORDER BY then takes selected items.",
+        "Removes duplicate rows. ORDER BY then accepts only selected items.",
         "select distinct team from staff order by team",
         [("blue",), ("red",)],
     ),
     "from_": Example(
         "`FROM table [AS name]`",
-        "Names the table that is asked, and no other.",
+        "Names the table. It must be the row table that the query is sent to.",
         "select s.name from staff as s where s.pay = 80",
         [("bob",)],
     ),
     "where": Example(
         "`WHERE condition`",
-        "Keeps the rows for which the condition is true, not those for which it is null.",
+        "Keeps the rows for which the condition is true, and drops those for which it is false or null.",
         "select name from staff where pay > 90",
         [("ann",)],
     ),
     "group": Example(
         "`GROUP BY item, …`",
-        "Makes one row of the rows that have the same values. An item is an expression, the name or the number of a "
-        "selected item. With `count(*)` these are the facets of a column: how many rows each value has.",
+        "Returns one row for each group of rows with equal values. An item is an expression, or the name or number of a "
+        "selected item. With `count(*)`, it returns the number of rows of each value.",
         "select team, count(*) as n from staff group by team order by n desc",
         [("red", 2), ("blue", 1)],
     ),
     "having": Example(
         "`HAVING condition`",
-        "Keeps the groups for which the condition is true. It names columns and aggregates, and not selected items.",
+        "Keeps the groups for which the condition is true. It can use columns and aggregates, but not the names of selected items.",
         "select team, count(*) from staff group by team having count(*) > 1",
         [("red", 2)],
     ),
     "order": Example(
         "`ORDER BY item [ASC or DESC] [NULLS FIRST or NULLS LAST], …`",
-        "Sorts; nulls come last unless it is said otherwise. Without it, rows come by ROW_ID.",
+        "Sorts the rows, with nulls last by default. Without ORDER BY, rows are sorted by ROW_ID.",
         "select name from staff order by pay desc nulls first",
         [("eve",), ("ann",), ("bob",)],
     ),
-    "limit": Example("`LIMIT n`", "Returns so many rows at most, in all pages.", "select name from staff limit 1", [("ann",)]),
+    "limit": Example("`LIMIT n`", "Returns at most n rows, counted over all pages.", "select name from staff limit 1", [("ann",)]),
     "offset": Example(
-        "`OFFSET n`", "Leaves out the first rows.", "select name from staff order by name offset 2", [("eve",)]
+        "`OFFSET n`", "Skips the first n rows.", "select name from staff order by name offset 2", [("eve",)]
     ),
 }  # fmt: skip
 
 OF_OPERATORS: Mapping[type, Example] = {
     exp.Column: Example(
         "`name`, `table.name`, `\"name\"`, `ROW_ID`, `ROW_VERSION`, `$1`, `$name`",
-        "A column, in any case unless it is quoted, or a parameter.",
+        "A column or a parameter. Upper and lower case are the same, except in a quoted name.",
         _of("ROW_ID, ROW_VERSION, NAME"),
         [(1, 1, "ann")],
     ),
     exp.Literal: Example(
         "`7`, `2.5`, `1e3`, `'text'`",
-        "A number or a text, in which `''` is a quote. A number with a point, or of more than 64 bits, is a DOUBLE. A "
-        "text that is compared with a DATE, a number or a BOOLEAN is read as one.",
+        "A number or a text. Within a text, `''` is one quote. A number of digits alone that fits 64 bits is an "
+        "INTEGER, any other number a DOUBLE. A text that is compared with a DATE, a number or a BOOLEAN is converted to its type.",
         _where("since > '2024-03-01'"),
         [("bob",), ("eve",)],
     ),
-    exp.Null: Example("`null`", "No value.", _of("null as nothing"), [(None,)]),
-    exp.Boolean: Example("`true`, `false`", "A BOOLEAN.", _where("active = false"), [("bob",)]),
-    exp.Paren: Example("`(…)`", "Binds first.", _of("(pay + 1) * 2 as n"), [(202,)]),
+    exp.Null: Example("`null`", "The null value.", _of("null as nothing"), [(None,)]),
+    exp.Boolean: Example("`true`, `false`", "The BOOLEAN values.", _where("active = false"), [("bob",)]),
+    exp.Paren: Example("`(…)`", "Evaluates the expression in parentheses first.", _of("(pay + 1) * 2 as n"), [(202,)]),
     exp.Neg: Example("`-a`", "The negative of a number.", _of("-pay as n"), [(-100,)]),
     exp.Add: Example("`a + b`", "The sum of numbers.", _of("pay + 1 as n"), [(101,)]),
     exp.Sub: Example("`a - b`", "The difference of numbers.", _of("pay - rate as x"), [(98.5,)]),
@@ -139,70 +144,70 @@ OF_OPERATORS: Mapping[type, Example] = {
     exp.LTE: Example("`a <= b`", "Less or equal.", _where("pay <= 80"), [("bob",)]),
     exp.GT: Example("`a > b`", "Greater.", _where("name > 'ann'"), [("bob",), ("eve",)]),
     exp.GTE: Example("`a >= b`", "Greater or equal.", _where("since >= '2025-01-01'"), [("eve",)]),
-    exp.And: Example("`a AND b`", "Both are true.", _where("team = 'red' and pay > 1"), [("ann",)]),
-    exp.Or: Example("`a OR b`", "One of them is true.", _where("pay = 80 or rate = 1.5"), [("ann",), ("bob",)]),
-    exp.Not: Example("`NOT a`", "It is false.", _where("not active"), [("bob",)]),
-    exp.Is: Example("`a IS [NOT] NULL`", "Has no value; the only test that null passes.", _where("pay is null"), [("eve",)]),
+    exp.And: Example("`a AND b`", "True if both are true.", _where("team = 'red' and pay > 1"), [("ann",)]),
+    exp.Or: Example("`a OR b`", "True if at least one of them is true.", _where("pay = 80 or rate = 1.5"), [("ann",), ("bob",)]),
+    exp.Not: Example("`NOT a`", "True if a is false.", _where("not active"), [("bob",)]),
+    exp.Is: Example("`a IS [NOT] NULL`", "True if a is [not] null. Use this, as `a = null` is null.", _where("pay is null"), [("eve",)]),
     exp.In: Example(
-        "`a [NOT] IN (value, …)`", "Equals one of the values.", _where("name in ('ann', 'eve')"), [("ann",), ("eve",)]
+        "`a [NOT] IN (value, …)`", "True if a equals one of the values.", _where("name in ('ann', 'eve')"), [("ann",), ("eve",)]
     ),
     exp.Between: Example(
-        "`a [NOT] BETWEEN b AND c`", "From b to c, both included.", _where("pay between 80 and 90"), [("bob",)]
+        "`a [NOT] BETWEEN b AND c`", "True if a is from b to c, both included.", _where("pay between 80 and 90"), [("bob",)]
     ),
     exp.Like: Example(
         "`a [NOT] LIKE 'pattern'`",
-        "Matches the pattern as a whole and by case: `%` is any text, `_` any character.",
+        "True if all of a matches the pattern. `%` matches any text, `_` any one character. Case matters.",
         _where("name like '_o%'"),
         [("bob",)],
     ),
     exp.Escape: Example(
         "`a LIKE 'pattern' ESCAPE 'c'`",
-        "The same, where c before `%`, `_` or itself takes its meaning.",
+        "LIKE with an escape character: after c, the characters `%`, `_` and c stand for themselves.",
         _where("name not like '%!%%' escape '!'"),
         [("ann",), ("bob",), ("eve",)],
     ),
     exp.NullSafeNEQ: Example(
-        "`a IS DISTINCT FROM b`", "Not equal, where null equals null alone.", _where("pay is distinct from 80"), [("ann",), ("eve",)]
+        "`a IS DISTINCT FROM b`", "Not equal. Null is equal to null, and to no other value.", _where("pay is distinct from 80"), [("ann",), ("eve",)]
     ),
     exp.NullSafeEQ: Example(
-        "`a IS NOT DISTINCT FROM b`", "Equal, where null equals null.", _where("pay is not distinct from null"), [("eve",)]
+        "`a IS NOT DISTINCT FROM b`", "Equal. Null is equal to null, and to no other value.", _where("pay is not distinct from null"), [("eve",)]
     ),
     exp.Case: Example(
         "`CASE WHEN condition THEN a … [ELSE b] END`, `CASE c WHEN d THEN a … END`",
-        "The value of the first condition that is true, or of the first d that equals c; else b, or null.",
+        "The value after the first condition that is true, or after the first d that equals c. If there is none: b, or null.",
         "select case when pay > 90 then 'high' when pay is null then 'none' else 'low' end from staff",
         [("high",), ("low",), ("none",)],
     ),
     exp.Cast: Example(
         "`CAST(a AS type)`, `a::type`",
-        "An INTEGER as DOUBLE, an INTEGER or BOOLEAN as VARCHAR or TEXT, a text in quotes as INT, BIGINT, DOUBLE, BOOLEAN or "
-        "DATE. Others differ between databases, and are refused.",
+        "Converts an INTEGER to DOUBLE, an INTEGER or BOOLEAN to VARCHAR or TEXT, and a text in quotes to INT, BIGINT, DOUBLE, "
+        "BOOLEAN or DATE. Other casts are refused, because databases differ in their results.",
         _of("pay::double, cast(active as text)"),
         [(100.0, "true")],
     ),
     exp.Coalesce: Example(
         "`coalesce(a, b, …)`", "The first value that is not null.", "select coalesce(pay, 0) from staff", [(100,), (80,), (0,)]
     ),
-    exp.Nullif: Example("`nullif(a, b)`", "Null where a equals b, else a.", "select nullif(pay, 80) from staff", [(100,), (None,), (None,)]),
-    exp.DPipe: Example("`a \\|\\| b`", "The texts after each other.", _of("name || '!'"), [("ann!",)]),
-    exp.Length: Example("`length(a)`", "The characters of a text.", _of("length(team)"), [(3,)]),
-    exp.Trim: Example("`trim(a)`", "The text without spaces at its ends.", _of("trim('  a ') || '.'"), [("a.",)]),
-    exp.Abs: Example("`abs(a)`", "The number without its sign.", _of("abs(pay - 120)"), [(20,)]),
+    exp.Nullif: Example("`nullif(a, b)`", "Null if a equals b, else a.", "select nullif(pay, 80) from staff", [(100,), (None,), (None,)]),
+    exp.DPipe: Example("`a \\|\\| b`", "Joins two texts.", _of("name || '!'"), [("ann!",)]),
+    exp.Length: Example("`length(a)`", "The number of characters of a text.", _of("length(team)"), [(3,)]),
+    exp.Trim: Example("`trim(a)`", "The text without spaces at its start and end.", _of("trim('  a ') || '.'"), [("a.",)]),
+    exp.Abs: Example("`abs(a)`", "The absolute value of a number.", _of("abs(pay - 120)"), [(20,)]),
 }  # fmt: skip
 
 OF_FUNCTIONS: Mapping[str, Example] = {
     "count": Example(
         "`count(*)`, `count([DISTINCT] a)`",
-        "Counts rows, or values that are not null.",
+        "Counts rows, or the values of a that are not null.",
         "select count(*), count(pay), count(distinct team) from staff",
         [(3, 2, 2)],
     ),
     "sum": Example(
-        "`sum([DISTINCT] a)`", "The sum; null of no values.", "select sum(pay), sum(rate) from staff", [(180, 1.75)]
+        "`sum([DISTINCT] a)`", "The sum of the values that are not null, or null if there are none.", "select sum(pay), sum(rate) from staff", [(180, 1.75)]
     ),
-    "avg": Example("`avg([DISTINCT] a)`", "The mean; null of no values.", "select avg(pay) from staff", [(90.0,)]),
-    "min": Example("`min(a)`", "The least value.", "select min(name), min(since) from staff", [("ann", 1704067200000)]),
-    "max": Example("`max(a)`", "The greatest value.", "select max(pay), max(active) from staff", [(100, True)]),
+    "avg": Example("`avg([DISTINCT] a)`", "The mean of the values that are not null, or null if there are none.", "select avg(pay) from staff", [(90.0,)]),
+    "min": Example("`min(a)`", "The smallest value.", "select min(name), min(since) from staff", [("ann", 1704067200000)]),
+    "max": Example("`max(a)`", "The largest value.", "select max(pay), max(active) from staff", [(100, True)]),
 }  # fmt: skip
 
 REFUSED: Mapping[str, tuple[str, str]] = {
@@ -211,22 +216,24 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "sub-queries, `EXISTS`, WITH": ("select * from staff where pay in (select pay from staff)", "a sub-query"),
     "UNION, INTERSECT, EXCEPT": ("select name from staff union select team from staff", "'UNION'"),
     "window functions, QUALIFY, FILTER": ("select sum(pay) over () from staff", "a window"),
-    "other functions, like `upper`, `round` and `now`, of which databases differ": ("select upper(name) from staff", "the function 'upper'"),
+    "other functions, such as `upper`, `round` and `now`, because databases differ in their results": ("select upper(name) from staff", "the function 'upper'"),
     "ILIKE, SIMILAR TO, ANY": ("select name from staff where name ilike 'A%'", "ILIKE"),
     "comments": ("select name from staff -- all", "a comment"),
 }  # fmt: skip
-"""Features that people often look for: a query with each, and the name in its refusal."""
+"""Common features that are not supported: for each, a query that has it, and its name in the error."""
 
 _PAGE = """# SQL of row tables
 
 {made}
 
-`rows.query(…)`, `dormouse rows query`, `POST /v1/rows/{{table}}/query` and the `sql` of downloads take one SELECT of one row table. It is
-read into a tree, of which only what stands here is let through. It reads the current rows, or those of a version or snapshot, and
-answers in [pages](../how-to/edit-rows.md#query). All else of SQL (joins, sub-queries, windows, other functions) is for
-[`instance.sql(…)`, `dormouse sql` and `/v1/sql`](../how-to/sql.md), which read the same current rows.
+Use this SQL to query one row table with `rows.query(…)`, `dormouse rows query`, `POST /v1/rows/{{table}}/query` or the `sql` of a
+download. A query is one SELECT. It reads the current rows, or the rows of a version or snapshot, and returns them in
+[pages](../how-to/edit-rows.md#query). Everything that this page does not list is refused.
 
-The examples are of this table `staff`:
+For joins, sub-queries, windows and other functions, use [`instance.sql(…)`, `dormouse sql` or `/v1/sql`](../how-to/sql.md). They read
+the same current rows with the SQL of DuckDB.
+
+The examples query this table, `staff`:
 
 | {names} |
 | {lines} |
@@ -238,22 +245,27 @@ The examples are of this table `staff`:
 
 ## Values and operators
 
-Null in an operator gives null, but for `IS NULL`, `IS DISTINCT FROM`, `coalesce` and `CASE`, and `AND` and `OR` where the other side decides.
+An operator with a null operand returns null. The exceptions are:
+
+- `IS NULL`, `IS DISTINCT FROM`, `coalesce`, `nullif` and `CASE`.
+- `AND`, `OR`, `IN` and `BETWEEN`, if the other operands decide the result: `false AND null` is false, `true OR null` is true.
 
 {operators}
 
-| operator | takes | gives |
+| operator | types of its operands | type of its result |
 | --- | --- | --- |
 {operator_kinds}
 
 ## Functions
 
-These are aggregates: of all rows, or of each group. An aggregate has no other within, and does not stand in WHERE. With aggregates
-or GROUP BY, a selected column must be in GROUP BY.
+These functions are aggregates: they combine all rows, or the rows of each group.
+
+- An aggregate cannot contain another aggregate, and WHERE cannot contain one.
+- In a query with aggregates or GROUP BY, each column outside of an aggregate must be in GROUP BY.
 
 {functions}
 
-| function | takes | gives |
+| function | types of its argument | type of its result |
 | --- | --- | --- |
 {function_kinds}
 
@@ -263,29 +275,29 @@ or GROUP BY, a selected column must be in GROUP BY.
 | --- | --- |
 {column_kinds}
 
-A DATE is compared with a text in ISO 8601 or with milliseconds since 1970, which is how pages show it. JSON can be selected, counted
-and tested for null.
+A DATE can be compared with a text in ISO 8601, or with a number of milliseconds since 1970. Pages show dates as such numbers. JSON can
+be selected, counted and tested for null.
 
-## Not understood
+## Not supported
 
-A query that has any of these is refused with `InvalidQuery`, which names it:
+A query with any of these raises `InvalidQuery`. The message names the unsupported part.
 
-| | example |
+| feature | example |
 | --- | --- |
 {refused}
 
-By name, these are refused, too: {words}.
+Messages use these names for unsupported parts: {words}.
 
 ## Limits
 
-| what | at most |
+| limit | largest value |
 | --- | --- |
 {limits}
 """
 
 
 def render() -> str:
-    """Returns the page. Raises `KeyError` for what the parser takes and no example here shows."""
+    """Returns the page. Raises `KeyError` or `ValueError` for a construct of the parser without an example."""
     shown = [{**dict.fromkeys(column.name for column in COLUMNS), **row} for row in ROWS]
     return _PAGE.format(
         made=made_of("dormouse/rows and documentation/row_sql.py"),
@@ -305,25 +317,25 @@ def render() -> str:
 
 
 def examples() -> list[Example]:
-    """Returns all examples, whose answers a test compares with those of a row table."""
+    """Returns all examples. A test compares their answers with those of a row table."""
     return [*OF_CLAUSES.values(), *OF_OPERATORS.values(), *OF_FUNCTIONS.values()]
 
 
 def _operators() -> list[type]:
-    """Returns what the parser takes and is no aggregate, in the order of the examples here."""
+    """Returns the parser's constructs except aggregates, in the order of the examples."""
     taken = [kind for kind in EXPRESSIONS if kind not in AGGREGATES]
     return sorted(taken, key=list(OF_OPERATORS).index)
 
 
 def _limits() -> dict[str, int]:
     return {
-        "characters": sql.CHARACTERS_MAX,
-        "words": sql.TOKENS_MAX,
-        "parentheses within each other": sql.DEPTH_MAX,
-        "depth of expressions": statements.DEPTH_MAX,
+        "characters of a query": sql.CHARACTERS_MAX,
+        "tokens": sql.TOKENS_MAX,
+        "nested parentheses": sql.DEPTH_MAX,
+        "nested expressions": statements.DEPTH_MAX,
         "parameters": PARAMETERS_MAX,
         "rows of a page": pages.PAGE_ROWS_MAX,
-        "rows of a page by default": pages.PAGE_ROWS,
+        "rows of a page, unless the query sets another number": pages.PAGE_ROWS,
         "bytes of JSON in a page": pages.JSON_BYTES_MAX,
         "LIMIT and OFFSET": binding.ROWS_MAX,
     }
@@ -334,7 +346,7 @@ def _table(listed: Iterable[Example]) -> str:
         f"| {one.written} | {cell(one.does)} | `{cell(one.query)}` | {_answer(one.answer)} |"
         for one in listed
     ]
-    return "\n".join(["| | meaning | example | answer |", "| --- | --- | --- | --- |", *lines])
+    return "\n".join(["| syntax | meaning | example | answer |", "| --- | --- | --- | --- |", *lines])
 
 
 def _answer(rows: list[tuple[Any, ...]]) -> str:

@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
             built = build(ROOT, ROOT / "build", architecture)
             print(f"{len(PACKAGES)} packages for {architecture}: {'built' if built else 'nothing changed'}")  # noqa: T201
         if packages.interpreter(LAMBDA) is None:
-            print(f"without bytecode, so that cold starts take longer: {NO_PYTHON}")  # noqa: T201
+            print(f"bytecode is left out, so cold starts take longer: {NO_PYTHON}")  # noqa: T201
         if given.measure:
             _print_measures(ROOT / "build", native())
     except DormouseError as error:

@@ -294,6 +294,6 @@ class StubSession:
         self.client(service)
         return self._stubs[service][1]
 
-    def assert_all_were_asked(self) -> None:
+    def assert_all_stubs_were_used(self) -> None:
         for _, stub in self._stubs.values():
             stub.assert_no_pending_responses()

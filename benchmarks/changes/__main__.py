@@ -71,7 +71,7 @@ BENCHMARK = Benchmark(
             "scan of a tenth of the rows after the upserts",
         ),
         Grid(
-            {"few": "one upsert of 2", "many": "and ten of 1,000"},
+            {"few": "after one upsert of 2 rows", "many": "after ten more of 1,000 rows"},
             {
                 "sums_with_{}_upserts_vs_plain": "sums in SQL",
                 "scan_with_{}_upserts_vs_plain": "scan",

@@ -46,11 +46,11 @@ def quick(plan: type[P]) -> P:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A question, how it is measured, and what the figures mean."""
+    """A benchmark: its plan, the function that measures it, and the tables that show its figures."""
 
     name: str
     question: str | None
-    """The docstring of its module."""
+    """The docstring of the benchmark's module, which --help prints."""
     plan: type[Any]
     """A dataclass whose fields are made by `amount`."""
     measure: Callable[[Any, Tell], Figures]

@@ -188,13 +188,14 @@ def _usual(milliseconds: Sequence[float], percent: int) -> float:
     return median(percentile(part, percent) for part in parts[:STRETCHES])
 
 
-def _growth(found: Figures, sizes: Sequence[str]) -> Figures:
+def _growth(measured: Figures, sizes: Sequence[str]) -> Figures:
     """Returns the growth of p99 from the shortest measured history to the longest that counts."""
     there = [size for size in EPOCHS if size in sizes and EPOCHS[size] <= EPOCHS[GROWN_BY_MAX]]
     if len(there) < 2:
         return {}
     first, last = there[0], there[-1]
-    grown = {name: found[f"p99_ms_{name}_{last}"] / found[f"p99_ms_{name}_{first}"] for name in OPERATIONS}
+    p99s = {name: [measured[f"p99_ms_{name}_{size}"] for size in (first, last)] for name in OPERATIONS}
+    grown = {name: after / before for name, (before, after) in p99s.items()}
     most = max(grown, key=grown.__getitem__)
     by_name = {f"p99_growth_{name}": round(growth, 3) for name, growth in grown.items()}
     ends = {"growth_from": EPOCHS[first], "growth_to": EPOCHS[last]}

@@ -28,7 +28,7 @@ from benchmarks.peers.together import PRELOAD, Result
 
 _SIDES: tuple[type[Peer], ...] = (Dormouse, DormouseCommitter, DormouseWaiting, DuckLake, Delta, Iceberg)
 _COMPACTING = (Dormouse, DuckLake, Delta)
-_CONNECTIONS = {"max_connections": "300"}  # DuckLake takes up to four a writer
+_CONNECTIONS = {"max_connections": "300"}  # DuckLake opens up to four for each writer
 
 
 def run(plan: Plan, tell: Tell) -> Figures:
@@ -48,8 +48,8 @@ def _versions() -> dict[str, str]:
 def _postgres_version(dsn: str) -> str:
     query = "select format('%s, fsync %s', current_setting('server_version'), current_setting('fsync'))"
     with psycopg.connect(dsn) as conn:
-        found = conn.execute(query).fetchone()
-    return str(found[0]) if found else ""
+        row = conn.execute(query).fetchone()
+    return str(row[0]) if row else ""
 
 
 Rounds = Sequence[Result]
@@ -62,6 +62,7 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 
 
 def _median(figure: Callable[[Result], float]) -> Callable[[Rounds], float]:
+    """Returns a function that takes the median of a figure over the rounds."""
     return lambda rounds: round(median(map(figure, rounds)), 1)
 
 
@@ -71,7 +72,10 @@ def _refused(rounds: Rounds) -> int:
 
 _RATE = _median(lambda result: result.per_second)
 _Meanings = Mapping[str, tuple[str, Callable[[Rounds], Any]]]
-"""By the key, with the side and the workers put in: the head of its column, and the figure of the rounds."""
+"""The heading of a figure's column, and the function that computes the figure from the rounds, by its key.
+
+The `{}` in a key stand for the side and the number of workers.
+"""
 
 _FIGURES: dict[str, _Meanings] = {
     "appends": {
@@ -80,7 +84,7 @@ _FIGURES: dict[str, _Meanings] = {
         "p99_ms_{}_{}": ("p99 ms", _median(lambda result: result.percentile_ms(99))),
         "retries_{}_{}": ("retries", lambda rounds: _sum(result.retries for result in rounds)),
         "failed_{}_{}": ("failed", _refused),
-        "unfinished_{}_{}": ("unended", lambda rounds: _sum(result.unfinished for result in rounds)),
+        "unfinished_{}_{}": ("unfinished", lambda rounds: _sum(result.unfinished for result in rounds)),
     },
     "new": {"commits_per_s_{}_new": ("commits/s when new", _RATE)},
     "grown": {"commits_per_s_{}_grown": ("later", _RATE)},
@@ -97,7 +101,7 @@ _FIGURES: dict[str, _Meanings] = {
 
 
 def figures(sides: Mapping[str, Measured]) -> Figures:
-    """Ratios and failures of ours first, then the figures of each side."""
+    """Returns Dormouse's ratios and failures first, then the figures of each side."""
     found: Figures = {}
     for ours, end in _OURS.items():
         for other in _OTHERS:
@@ -137,7 +141,7 @@ _RATIOS = {
     f"compactions_vs_{other}_{AT_WRITERS}": f"compactions/s ÷ those of {other}, {AT_WRITERS} compactors"
     for other in _OTHERS[:2]
 }
-_RATIOS[WAITING] = f"{WRITERS[-1]} writers that wait for what is answered to requests ÷ synchronous ones"
+_RATIOS[WAITING] = f"{WRITERS[-1]} writers: commits/s of Instance.commit ÷ of synchronous writers"
 
 
 def _grid(title: str, kinds: Sequence[str], sides: Sequence[type[Peer]], workers: Sequence[int]) -> Grid:
@@ -157,7 +161,7 @@ BENCHMARK = Benchmark(
     run,
     [
         _grid(
-            "Appends to one table, by writers: medians of the rounds; retries, failures and what never ended "
+            "Appends to one table, by writers: medians of the rounds; retries, failures and unfinished steps "
             "are sums\n(through the queue, a writer's latency is that of submitting)",
             ["appends"],
             _SIDES,
@@ -165,13 +169,13 @@ BENCHMARK = Benchmark(
         ),
         _grid("\nThe same table later, by writers", ["new", "grown", "history"], _SIDES, [AT_WRITERS]),
         _grid(
-            "\nCompactions of four small files each, by compactors, of one table that another appends to",
+            "\nCompactions of four small files each, by compactors, while a writer appends to the same table",
             ["compactors", "beside"],
             _COMPACTING,
             COMPACTORS,
         ),
         Grid(_RATIOS, {"{}": ""}, "\nOurs ÷ theirs"),
-        "ours that failed: {failed} appends, {failed_committer} through the queue, "
+        "failures of Dormouse: {failed} appends, {failed_committer} through the queue, "
         "{compaction_failures} compactions",
         Grid({side.name: side.label for side in _SIDES}, {"versions.{}": ""}, "\nPostgreSQL and versions"),
         "PostgreSQL {postgres}",

@@ -1,4 +1,4 @@
-"""delta-rs, its table in a folder: there a commit is a file that no other writer made first."""
+"""delta-rs with its table in a folder. A commit creates the next file of the log, which must not exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.peers.peer import FILES_PER_COMPACTION, Peer, Steps, refused_on,
 
 
 class Delta(Peer):
-    """Its defaults: fifteen retries, a checkpoint every hundred commits."""
+    """delta-rs with its defaults: fifteen retries, a checkpoint every hundred commits."""
 
     name = "delta"
     label = "delta-rs"
@@ -59,7 +59,7 @@ class Delta(Peer):
                     partition_filters=[("part", "=", str(partitions[number]))]
                 )
             if (done["numFilesRemoved"], done["numFilesAdded"]) != (FILES_PER_COMPACTION, 1):
-                raise RuntimeError(f"delta-rs merged something else: {done}")
+                raise RuntimeError(f"delta-rs merged other files: {done}")
             return 1
 
         yield Steps(step)

@@ -1,4 +1,4 @@
-"""DuckLake, its catalog in PostgreSQL; the extensions come from wheels and are loaded without a network."""
+"""DuckLake with its catalog in PostgreSQL. The extensions come from wheels and need no network."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from benchmarks.peers.peer import (
 
 
 class DuckLake(Peer):
-    """Its defaults: ten retries, after 100 ms and half as long again each time.
+    """DuckLake with its defaults: ten retries, the first after 100 ms, each pause 1.5 times the last one.
 
-    Inlining is off, for what is compared is files: an inlined row would leave none.
+    Inlining is off, because the benchmark compares commits of files, and an inlined row writes no file.
     """
 
     name = "ducklake"
@@ -76,20 +76,20 @@ class DuckLake(Peer):
                         f"min_file_size => {low}, max_file_size => {high})"
                     ).fetchall()
                 if [row[2:] for row in merged] != [(FILES_PER_COMPACTION, 1)]:
-                    raise RuntimeError(f"DuckLake merged something else: {merged}")
+                    raise RuntimeError(f"DuckLake merged other files: {merged}")
                 return 1
 
             yield Steps(step)
 
     def conflicts(self) -> int:
-        """Returns the transactions of the database that were rolled back: each is a lost try."""
+        """Returns the number of transactions that the database rolled back. Each is a try that lost."""
         import psycopg
 
         with psycopg.connect(self.place.dsn, autocommit=True) as conn:
-            found = conn.execute(
+            row = conn.execute(
                 "select xact_rollback from pg_stat_database where datname = %s", [f"peer_{self.name}"]
             ).fetchone()
-        return int(found[0]) if found else 0
+        return int(row[0]) if row else 0
 
     @contextmanager
     def attached(self) -> Iterator[Any]:
@@ -108,8 +108,8 @@ def _loaded() -> Iterator[Any]:
     import duckdb_extension_ducklake
     import duckdb_extension_postgres_scanner
 
-    # a thread each: there are more writers than cores, and the files are tiny; and the extensions are of
-    # wheels that pip has checked: to check their signatures again takes each writer 0.3 s
+    # one thread, because there are more writers than cores and the files are tiny
+    # unsigned extensions: pip has checked the wheels, and checking signatures again takes each writer 0.3 s
     with duckdb.connect(config={"threads": 1, "allow_unsigned_extensions": True}) as connection:
         connection.execute("set enable_progress_bar = false")
         for package in (duckdb_extension_postgres_scanner, duckdb_extension_ducklake):

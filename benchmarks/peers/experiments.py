@@ -15,7 +15,7 @@ from benchmarks.peers.together import Result, Task, run_together, summary
 WRITERS = (1, 8, 32)
 COMPACTORS = (1, 2, 8)
 AT_WRITERS = 8
-"""Where the sides are compared."""
+"""The number of writers, and of compactors, at which the sides are compared."""
 
 
 @dataclass(frozen=True)
@@ -25,20 +25,20 @@ class Plan:
     rounds: int = amount(3, 1)
     seconds: float = amount(4.0, 1.0)
     seconds_elsewhere: float = amount(4.0, 0.5)
-    """With other numbers of writers than those where the sides are compared."""
+    """The time of runs with other numbers of workers than AT_WRITERS."""
     seconds_grown: float = amount(4.0, 0.5)
     grace_seconds: float = amount(6.0, 0.3)
     grown_commits: int = amount(2_000, 100)
     growth_seconds_max: float = amount(300.0, 0.5)
     partitions: int = amount(48, 12)
-    """That each compactor has: at most so many compactions."""
+    """The partitions of each compactor, which are also the most compactions that it can do."""
 
     def seconds_for(self, workers: int) -> float:
         return self.seconds if workers == AT_WRITERS else self.seconds_elsewhere
 
 
 Measured = dict[tuple[str, int], list[Result]]
-"""Everything of one side, by kind and number of workers: the results of the rounds.
+"""The results of one side, one for each round, by kind and number of workers.
 
 The kinds are `appends`; `new`, `history` and `grown`; `compactors`, and the appends `beside` them.
 """
@@ -90,7 +90,7 @@ def append(peer: Peer, table: str, writers: int, plan: Plan, seconds: float) -> 
     tallies = run_together(tasks + helpers, seconds, plan.grace_seconds)
     result = summary(tallies[:writers], seconds)
     if helpers:
-        # the time is that until all is applied
+        # the run ends when the committer has applied all commits
         last = max((step.ended for tally in tallies[writers:] for step in tally.done), default=seconds)
         applied = summary(tallies[writers:], max(seconds, last))
         refused = result.refused + applied.refused

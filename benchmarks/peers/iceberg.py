@@ -11,7 +11,7 @@ from benchmarks.peers.peer import Peer, Steps, refused_on, tiny_rows
 
 
 class Iceberg(Peer):
-    """Its defaults: fast appends, four retries, after 100 ms and twice as long each time."""
+    """PyIceberg with its defaults: fast appends, four retries, the first after 100 ms, each pause doubled."""
 
     name = "pyiceberg"
     label = "PyIceberg SqlCatalog on PostgreSQL"
@@ -33,7 +33,7 @@ class Iceberg(Peer):
         retries = _count_warnings("pyiceberg.table")
 
         def step(_: int) -> int:
-            # another's commit since the last of ours would cost a retry
+            # a commit of another writer since the last refresh would cost a retry
             opened.refresh()
             with refused_on(CommitFailedException):
                 opened.append(rows)

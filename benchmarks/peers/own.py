@@ -1,4 +1,4 @@
-"""Dormouse: each writer commits by itself, one commit at a time, with a commit id."""
+"""The sides of Dormouse: synchronous writers, writers through the commit queue, and `Instance.commit`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _LOOK_SECONDS = 0.01
 
 
 class Dormouse(Peer):
-    """Its default layout and isolation."""
+    """Dormouse with its default layout and isolation.
+
+    Each writer commits by itself, one file at a time, with a commit id.
+    """
 
     name = "dormouse"
     label = "Dormouse, synchronous"
@@ -80,7 +83,7 @@ class Dormouse(Peer):
 
     @contextmanager
     def compactor(self, table: str, worker: int, partitions: range) -> Iterator[Steps]:
-        """Looks the files up, claims them, merges them, commits: what the others do in one call."""
+        """Yields steps that look up files, claim, merge and commit them: one call in the other sides."""
         with self.open() as instance:
             opened = instance.table(table)
             leaves = _leaves(opened)
@@ -88,7 +91,7 @@ class Dormouse(Peer):
             def step(number: int) -> int:
                 leaf, job = leaves[partitions[number]], uuid4().hex
                 names = [reference.filename for reference in opened.files.file_references_in([leaf])]
-                # the first partition has what is appended meanwhile, too
+                # the first partition also gets the files that the writer appends
                 inputs = [name for name in names if name.startswith(f"{table}/{partitions[number]}-")]
                 if len(inputs) != FILES_PER_COMPACTION:
                     raise RuntimeError(f"a partition has {len(inputs)} files to compact")
@@ -117,9 +120,9 @@ class Dormouse(Peer):
 
 
 class DormouseCommitter(Dormouse):
-    """Writers submit one request at a time; a committer in a process of its own applies them.
+    """Dormouse with writers that submit one request at a time; a committer in another process applies them.
 
-    The rate is of what is applied, until nothing is left; the latencies are those of submitting.
+    The rate counts applied commits until the queue is empty; the latencies are those of submitting.
     """
 
     name = "committer"
@@ -145,15 +148,15 @@ class DormouseCommitter(Dormouse):
             committer = instance.committer()
             running = Thread(target=committer.run)
             running.start()
-            told = {"applied": 0, "rejected": 0}
+            counted = {"applied": 0, "rejected": 0}
 
             def step(_: int) -> int:
                 sleep(_LOOK_SECONDS)
                 metrics = committer.metrics()
-                if metrics.rejected > told["rejected"]:
-                    told["rejected"] += 1
-                    raise Refused("the committer rejected it")
-                more, told["applied"] = metrics.applied - told["applied"], metrics.applied
+                if metrics.rejected > counted["rejected"]:
+                    counted["rejected"] += 1
+                    raise Refused("the committer rejected a commit")
+                more, counted["applied"] = metrics.applied - counted["applied"], metrics.applied
                 return more
 
             try:
@@ -164,10 +167,10 @@ class DormouseCommitter(Dormouse):
 
 
 class DormouseWaiting(Dormouse):
-    """Each writer commits a request as those do that a committer has, and waits for its answer."""
+    """Dormouse with writers that call `Instance.commit`, which applies a request and returns its outcome."""
 
     name = "waiting"
-    label = "Dormouse, waiting for the answer"
+    label = "Dormouse, Instance.commit"
 
     @contextmanager
     def appender(self, table: str, writer: int) -> Iterator[Steps]:
@@ -184,9 +187,9 @@ class DormouseWaiting(Dormouse):
 
 
 def _emptied(queue: CommitQueue) -> Callable[[], bool]:
-    """Returns a function that checks that the queue is empty now and was at the last call.
+    """Returns a function that checks that the queue is empty now and was empty at the last call.
 
-    Messages that were taken before the last call are counted by then.
+    Two looks are needed: commits whose messages left the queue before the first are counted at the second.
     """
     looks = [False]
 

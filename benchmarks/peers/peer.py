@@ -47,11 +47,11 @@ class Peer(ABC):
     label: ClassVar[str]
 
     packages: ClassVar[tuple[str, ...]]
-    """The distributions that are measured."""
+    """The Python distributions that are measured, whose versions are reported."""
 
     @property
     def database(self) -> str:
-        """The side's own, as a connection string."""
+        """The connection string of the side's own database."""
         return self.place.database(f"peer_{self.name}")
 
     @property
@@ -65,11 +65,11 @@ class Peer(ABC):
 
     @abstractmethod
     def create(self, table: str, partitions: int = 1) -> None:
-        """Makes an empty table for so many partitions."""
+        """Makes an empty table for `partitions` partitions."""
 
     @abstractmethod
     def appender(self, table: str, writer: int) -> AbstractContextManager[Steps]:
-        """Steps that append one small file each."""
+        """Opens a worker whose steps append one small file each."""
 
     def committers(self, table: str) -> list[Opener]:
         """Returns openers of helpers that apply the appenders' submitted commits; empty for most sides."""
@@ -80,7 +80,7 @@ class Peer(ABC):
         raise NotImplementedError
 
     def compactor(self, table: str, worker: int, partitions: range) -> AbstractContextManager[Steps]:
-        """Steps that merge the files of one partition each."""
+        """Opens a worker whose steps merge the files of one partition each."""
         raise NotImplementedError
 
     def conflicts(self) -> int | None:
@@ -119,9 +119,9 @@ def small_rows(partition: int, worker: int, number: int) -> pa.Table:
 
 
 def file_bytes(worker: int) -> tuple[int, int]:
-    """Returns the least size (included) and the limit (excluded) that only a worker's small files have."""
+    """Returns the smallest size (inclusive) and the limit (exclusive) that only a worker's files have."""
     step = _FILE_BYTES_MIN // _SIZE_STEPS
-    overhead = 1_600  # of the format, as DuckDB writes it
+    overhead = 1_600  # bytes that the Parquet format adds when DuckDB writes it
     start = _FILE_BYTES_MIN + overhead + worker * step - step // 2
     return start, start + step
 

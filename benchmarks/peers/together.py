@@ -62,17 +62,17 @@ class Tally:
     refused: int = 0
     retries: int | None = None
     unfinished: int = 0
-    """1 when its last step did not end in time: it was still trying."""
+    """1 if its last step was still running after the grace period, otherwise 0."""
     exhausted: bool = False
-    """All its work was done."""
+    """True if it did all its steps before time was up."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """All workers of a run."""
+    """The results of all workers of a run."""
 
     seconds: float
-    """From the start until the time was over, or all work done."""
+    """The time from the start until time was up, or until all work was done."""
     commits: int
     latencies: tuple[float, ...]
     refused: int
@@ -89,26 +89,26 @@ class Result:
 
 
 def run_together(tasks: Sequence[Task], seconds: float, grace_seconds: float) -> list[Tally]:
-    """Runs all tasks at once for so many seconds; a step that began may end in the grace after them.
+    """Runs all tasks at once for `seconds`. A step that began in time may end in the grace period after it.
 
-    Helpers come last among the tasks.
+    A worker whose step is still running then is killed. Helpers must come last among the tasks.
     """
     others_done = FORKSERVER.Event()
     openers = [partial(_working, task, seconds, grace_seconds, others_done) for task in tasks]
-    found: list[Tally] = []
+    tallies: list[Tally] = []
     with remotes(openers) as workers:
         begin_together(workers)
         for task, worker in zip(tasks, workers, strict=True):
             if task.helper:
                 others_done.set()
-            found.append(worker.result(seconds + grace_seconds + _ANSWER_SECONDS_MAX))
-            if found[-1].unfinished:
-                worker.kill()  # the step is in a library's hands and cannot be ended otherwise
-    return found
+            tallies.append(worker.result(seconds + grace_seconds + _ANSWER_SECONDS_MAX))
+            if tallies[-1].unfinished:
+                worker.kill()  # the step runs in a library, and cannot be ended otherwise
+    return tallies
 
 
 def summary(tallies: Sequence[Tally], seconds: float) -> Result:
-    """Sums up the steps that ended within the seconds, or within fewer if all work was done earlier."""
+    """Sums up the steps that ended within `seconds`, or within less time if all work was done earlier."""
     done = [step for tally in tallies for step in tally.done]
     within = [step for step in done if step.ended <= seconds]
     counted = [tally.retries for tally in tallies if tally.retries is not None]
@@ -124,7 +124,7 @@ def summary(tallies: Sequence[Tally], seconds: float) -> Result:
 
 
 class _Worker:
-    """A task in its process."""
+    """A worker that runs a task in its own process."""
 
     def __init__(self, task: Task, steps: Steps, seconds: float, grace_seconds: float, over: Any) -> None:
         self._task = task
@@ -139,7 +139,7 @@ class _Worker:
         """Runs the steps; marks a step that does not end in the grace period as unfinished."""
         before = self._steps.retries()
         wait_until(start)
-        # a thread of its own, for nothing else could tell of a step that does not end
+        # in a thread, so that this method can report a step that does not end
         stepping = Thread(target=self._step_all, args=(start,), daemon=True)
         stepping.start()
         stepping.join(None if self._task.helper else self._seconds + self._grace_seconds)

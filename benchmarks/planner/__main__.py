@@ -1,9 +1,9 @@
-"""The time to plan a query of tables of 1,000, 10,000 and 132,000 leaves with 10 files each.
+"""The time to plan a query of tables with 1,000, 10,000 and 132,000 leaves with 10 files each.
 
 The plans are of one key, of the keys of ten leaves, and of the whole table, in new and in warm instances.
-They are measured alone, and while another process compacts 1,000 times a second, ingests and splits. They
-alternate with the look-up of the same partitions in bare SQL, and with `select 1`. Right after commits are
-acknowledged, the benchmark checks that plans contain them. The server is an embedded PostgreSQL with its
+They are measured alone, and while another process compacts 1,000 times a second, ingests and splits. The
+plans alternate with a look-up of the same partitions in bare SQL, and with `select 1`. Right after commits
+are acknowledged, the benchmark checks that plans contain them. The server is an embedded PostgreSQL with its
 durable defaults.
 """
 
@@ -87,7 +87,7 @@ def _measure_size(tables: Tables, plan: Plan, size: str, table: StateTable, tell
         if size in plan.under_load:
             tell(f"{table.leaves:,} leaves, with commits")
             with remote(load, tables.dsn, tables.objects, table, there, stop) as committer:
-                committer.call("batch")  # it is warm then
+                committer.call("batch")  # warms up the process
                 committer.begin("run", COMMITS_PER_S)
                 under_load = _warm(planner, plan)
                 stop.set()
@@ -99,7 +99,7 @@ def _measure_size(tables: Tables, plan: Plan, size: str, table: StateTable, tell
             found["probes"], found["stale_reads"] = done["probes"] + probes, done["stale"] + stale
         found["rss_mb"] = _mb(planner.call("memory")["most"])
         if size in plan.scanned:
-            tell(f"{table.leaves:,} leaves, all of them")
+            tell(f"{table.leaves:,} leaves, the whole table")
             found |= _scans(planner, plan)
     return found
 
@@ -144,22 +144,22 @@ _WHAT = {
 }
 _WHEN = {"": "alone", "_under_load": "with commits"}
 _RATIO = {
-    "plan_vs_look_up": "one key, bare SQL ÷ ours",
-    "plan_vs_select_1": "one key, `select 1` ÷ ours",
+    "plan_vs_look_up": "one key, time of bare SQL ÷ ours",
+    "plan_vs_select_1": "one key, time of `select 1` ÷ ours",
 }
 _SINGLE = {
     "plan_first_ms": "one key, the first plan of a process: ms",
     "plan_cold_ms": "one key, the first plan of an instance: ms",
     "scan_first_ms": "the whole table, until the first files: ms",
-    "scan_all_ms": "the whole table, until the last: ms",
+    "scan_all_ms": "the whole table, until the last files: ms",
     "scan_scans": "  scans of files",
-    "scan_rss_mb": "  resident at the most: MB",
-    "rss_mb_before": "resident before the table is opened: MB",
-    "rss_mb": "resident at the most, before whole tables: MB",
-    "tree_load_ms": "the partition tree, to be loaded whole: ms",
+    "scan_rss_mb": "  peak resident memory: MB",
+    "rss_mb_before": "resident memory before the table is opened: MB",
+    "rss_mb": "peak resident memory before plans of the whole table: MB",
+    "tree_load_ms": "loading the whole partition tree: ms",
     "tree_mb": "the partition tree: MB",
-    "commits_per_s": "commits/s meanwhile",
-    "splits_per_s": "splits/s meanwhile",
+    "commits_per_s": "commits/s during the plans",
+    "splits_per_s": "splits/s during the plans",
 }
 
 
@@ -184,7 +184,7 @@ BENCHMARK = Benchmark(
     Plan,
     measure,
     [
-        "Planning tables of {files_per_leaf} files a leaf, by their leaves",
+        "Planning tables with {files_per_leaf} files in each leaf, by the number of leaves",
         Grid(_rows(_WHAT), _PERCENTILES, "milliseconds"),
         Grid(_rows(_RATIO), {f"{key}{{}}": head for key, head in _SIZES.items()}),
         Grid(_SINGLE, _SIZES),

@@ -1,4 +1,4 @@
-"""Compactions, ingests and splits that go on while queries are planned, at a steady rate."""
+"""Compactions, ingests and splits at a steady rate, which run while queries are planned."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SPLIT_SECONDS = 0.5
 
 
 class Load:
-    """A load of batches of compactions of random leaves. Ingests first if a leaf has nothing to compact.
+    """A load of batches of compactions of random leaves. A leaf without a job first gets new files and a job.
 
     After each batch, this process checks one plan, and the process at the other end of `probes` another.
     """
@@ -55,7 +55,7 @@ class Load:
         self._now: dict[int, str] = {}
         """The present file of each compacted leaf."""
         self._held: int | None = None
-        """The leaf that the other process is checking."""
+        """The leaf whose plan the other process is checking."""
         self.facts = {"commits": 0, "splits": 0, "probes": 0, "stale": 0}
 
     @property
@@ -78,9 +78,10 @@ class Load:
 
     def batch(self) -> None:
         """Applies a batch of compactions as the committer does, and checks plans."""
-        self._look(self._compact([self._next() for _ in range(min(BATCH, self._table.leaves // 4))]))
+        self._probe(self._compact([self._next() for _ in range(min(BATCH, self._table.leaves // 4))]))
 
     def _next(self) -> int:
+        """Returns the next leaf to compact, which is not the one that the other process is checking."""
         leaf = self._waiting.popleft()
         if leaf == self._held:
             self._waiting.append(leaf)
@@ -130,7 +131,7 @@ class Load:
         ]
 
     def split(self) -> None:
-        """Divides the leaf that was compacted last; nothing is ingested into it afterwards."""
+        """Splits the leaf that was compacted last. No compaction or ingest follows in it."""
         leaf = self._waiting.pop()
         if leaf == self._held:
             self._waiting.appendleft(leaf)
@@ -145,7 +146,8 @@ class Load:
         plan = planned(self._context, keys_of(probe.leaf, self._random.randrange(KEYS_PER_LEAF)))
         self.facts["stale"] += probe.is_stale(plan.filenames)
 
-    def _look(self, probes: Sequence[Probe]) -> None:
+    def _probe(self, probes: Sequence[Probe]) -> None:
+        """Checks a probe here, and sends another to the planner if it has answered the last one."""
         here, there = self._random.sample(probes, 2)
         self._check(here)
         if self._held is not None and self._probes.poll():

@@ -1,4 +1,4 @@
-"""The measured process: it plans queries, in alternation with the bare SQL of a plan and with `select 1`.
+"""The measured process, which plans queries in alternation with bare SQL look-ups and with `select 1`.
 
 A plan is stale if it lacks the new file of a commit acknowledged before, or contains a file that it replaced.
 """
@@ -32,15 +32,15 @@ Milliseconds = list[float]
 
 @dataclass(frozen=True)
 class Probe:
-    """The file that plans of a leaf must contain, and those they must not, until the leaf's next commit."""
+    """The file that a plan of a leaf must contain, and the files that it must not, until its next commit."""
 
     leaf: int
     added: str
     removed: tuple[str, ...]
 
     def is_stale(self, filenames: Iterable[str]) -> bool:
-        found = set(filenames)
-        return self.added not in found or not found.isdisjoint(self.removed)
+        planned_names = set(filenames)
+        return self.added not in planned_names or not planned_names.isdisjoint(self.removed)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def planned(context: TableContext, ranges: KeyRanges) -> Planned:
 
 
 class Planning:
-    """A planner of queries of random keys. It answers each probe that arrives in between."""
+    """A planner of queries of random keys. Between plans, it answers each probe that has arrived."""
 
     def __init__(self, dsn: str, objects: str, table: StateTable, probes: Connection) -> None:
         self._address = TableAddress(dsn, objects, {}, table.record)

@@ -79,8 +79,8 @@ def measure(plan: Plan, tell: Tell) -> Figures:
                             rounds[kind, name].append(sum(seconds))
                             singles[kind, name] += seconds
             peaks = {name: engine.call("peak_bytes") for name, engine in engines.items()}
-        tell("requests of S3")
-        far = requests_of_a_lookup(place)
+        tell("counting requests to S3")
+        requests = requests_of_a_lookup(place)
     return {
         "rows": lake.rows,
         "files": lake.files,
@@ -89,7 +89,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
         "warming": plan.warming,
         **figures(rounds, singles),
         **{_ms("first_lookups", name): round(1_000 * median(seconds), 3) for name, seconds in first.items()},
-        **far,
+        **requests,
         **{f"peak_memory_bytes_{name}": size for name, size in peaks.items()},
     }
 
@@ -131,7 +131,7 @@ def _compare(engines: Mapping[str, Remote], plan: Plan) -> None:
     for kind in KINDS:
         wanted = queries(plan, kind, -1)[0]
         digests = {name: engine.call("digest", wanted) for name, engine in engines.items()}
-        others = [name for name, found in digests.items() if found != digests["dormouse"]]
+        others = [name for name, digest in digests.items() if digest != digests["dormouse"]]
         if others:
             raise RuntimeError(f"{kind}: {', '.join(others)} answered differently than dormouse")
 
@@ -146,20 +146,20 @@ BENCHMARK = Benchmark(
     measure,
     [
         "{rows:,} rows in {files:,} files of {leaves:,} leaves",
-        "medians of {rounds} rounds, each engine having looked up {warming} keys before",
+        "medians of {rounds} rounds, after {warming} look-ups by each engine",
         Grid(
             _ENGINES,
             {f"{kind}_ms{{}}": f"{label}: ms" for kind, label in _KINDS.items()}
-            | {"first_lookups_ms{}": "the first keys: ms"}
+            | {"first_lookups_ms{}": "first look-ups: ms"}
             | {"peak_memory_bytes_{1}": "peak bytes"},
         ),
         Grid(_OTHERS, {f"{kind}_vs_{{}}": label for kind, label in _KINDS.items()}, "ours ÷ theirs"),
-        "of S3, for a warm look-up in one file: {head_requests} HEAD, {get_requests} GET",
+        "S3 requests of a warm look-up in one file: {head_requests} HEAD, {get_requests} GET",
     ],
     panes=[
         Pane(
             "An answer in key order",
-            "what is asked for",
+            "query",
             "milliseconds",
             _KINDS,
             {f"{{}}_ms{end}": label for (end, _), label in _ENGINES.items()},

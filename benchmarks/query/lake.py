@@ -1,4 +1,4 @@
-"""The table that is queried: ingested into Dormouse, whose files are an Iceberg table, too."""
+"""The queried table: Dormouse ingests it, and its files are also added to an Iceberg table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _TEXTS = {"customer": 50_000, "clerk": 1_000, "status": 3, "priority": 5, "mode": 7, "comment": 20_000}
-"""Columns of texts, and how many of them there are."""
+"""The text columns, with the number of distinct values of each."""
 _NUMBERS = {"quantity": 51, "part": 200_000, "supplier": 10_000, "line": 8, "tax": 9}
 _AMOUNTS = ("price", "discount", "charge")
 SCHEMA = dm.Schema(
@@ -29,7 +29,7 @@ SCHEMA = dm.Schema(
     ],
 )
 KEY_STEP = 8
-"""Keys are its multiples: most numbers are no keys, and a range of keys has a known count of rows."""
+"""The distance between keys. Most numbers are not keys, and a range of keys has a known number of rows."""
 
 _TABLE = "orders"
 CATALOG = "iceberg"
@@ -50,7 +50,7 @@ class Lake:
 
     @property
     def pattern(self) -> str:
-        """The Parquet files of the table."""
+        """The glob pattern of the table's Parquet files."""
         return f"{self.place.folder}/objects/data/**/*.parquet"
 
     def opened(self) -> AbstractContextManager[Instance]:
@@ -58,7 +58,7 @@ class Lake:
 
 
 def make(lake: Lake, tell: Tell) -> None:
-    """Ingests the rows, and gives the files to Iceberg."""
+    """Ingests the rows, and adds the files to an Iceberg table."""
     from dormouse.data.arrow_schema import arrow_schema
 
     per_leaf = lake.rows // lake.leaves * KEY_STEP
@@ -69,7 +69,7 @@ def make(lake: Lake, tell: Tell) -> None:
         for number in range(lake.ingests):
             tell(f"ingest {number + 1} of {lake.ingests}")
             table.ingest(rows_of(lake.rows, lake.ingests, number), engine="local")
-    tell("giving the files to Iceberg")
+    tell("adding the files to Iceberg")
     lake.place.create_database(CATALOG)
     files = sorted(str(path) for path in (lake.place.folder / "objects" / "data").rglob("*.parquet"))
     if len(files) != lake.files:

@@ -21,17 +21,20 @@ def requests_of_a_lookup(place: Place) -> Figures:
     with counting_s3() as s3, dm.connect(dsn, s3.objects) as instance:
         table = instance.create_table("orders", SCHEMA)
         table.ingest(rows_of(ROWS, 1, 0), engine="local")
-        for _ in range(LOOKUPS):  # each row group's index is known then
+        for _ in range(LOOKUPS):  # caches the index of every row group
             _look_up(table, chance)
         s3.taken()
         counted = []
         for _ in range(LOOKUPS):
             _look_up(table, chance)
             counted.append(s3.taken())
-    return {f"{method.lower()}_requests": max(one[method] for one in counted) for method in ("HEAD", "GET")}
+    return {
+        f"{method.lower()}_requests": max(requests[method] for requests in counted)
+        for method in ("HEAD", "GET")
+    }
 
 
 def _look_up(table: dm.Table, chance: random.Random) -> None:
-    found = table.query({"key": chance.randrange(ROWS) * KEY_STEP}).read_all()
-    if found.num_rows != 1:
-        raise RuntimeError(f"{found.num_rows} rows instead of one")
+    answer = table.query({"key": chance.randrange(ROWS) * KEY_STEP}).read_all()
+    if answer.num_rows != 1:
+        raise RuntimeError(f"{answer.num_rows} rows instead of one")

@@ -27,7 +27,7 @@ class Wanted:
 
     @property
     def high(self) -> int:
-        """The first key after it."""
+        """The first key after the wanted rows."""
         return (self.row + self.rows) * KEY_STEP
 
     @property
@@ -38,7 +38,7 @@ class Wanted:
 _DIGESTED_ROWS = 10_000
 
 Answer = Callable[[Wanted], Any]
-"""Gives the rows as the engine itself has them; something with a length."""
+"""A function that returns the rows in the engine's own format, which has a length."""
 
 
 class Engine:
@@ -77,7 +77,7 @@ def digest(rows: Any) -> str:
     for name in sorted(table.column_names):
         for first in range(0, table.num_rows, _DIGESTED_ROWS):
             values = table.column(name).slice(first, _DIGESTED_ROWS)
-            if pa.types.is_timestamp(values.type):  # whatever the zone is called
+            if pa.types.is_timestamp(values.type):  # the engines name the time zone differently
                 values = values.cast(pa.timestamp("us"))
             values = values.cast(pa.string()).combine_chunks()
             whole = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
@@ -137,7 +137,7 @@ def _pyiceberg(lake: Lake, stack: ExitStack) -> Answer:
     table = lake.place.iceberg(CATALOG).load_table("query.orders")
 
     def answer(wanted: Wanted) -> Any:
-        # what was committed since the last query must be seen
+        # the query must see commits since the last one
         table.refresh()
         between = f"key >= {wanted.low} and key < {wanted.high}"
         where = f"key == {wanted.low}" if wanted.by_key else between

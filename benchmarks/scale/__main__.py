@@ -35,9 +35,11 @@ class Plan:
     tables: tuple[int, ...] = amount(TABLE_COUNTS, TABLE_COUNTS[:2])
     writers: tuple[int, ...] = amount(WRITERS)
     commits_of_writers: int = amount(4_000, 400)
-    before: int = amount(10_000_000, 10_000, help="commits that come before [10,000,000]")
+    before: int = amount(10_000_000, 10_000, help="commits before a table is measured again [10,000,000]")
     layout: str = layout()
-    only: Sequence[str] = amount(PARTS, action="append", choices=PARTS, help="a part; may be repeated")
+    only: Sequence[str] = amount(
+        PARTS, action="append", choices=PARTS, help="a part to measure; may be repeated"
+    )
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
@@ -86,22 +88,23 @@ BENCHMARK = Benchmark(
     Plan,
     measure,
     [
-        Grid(_OPERATIONS, {**_COLUMNS, "growth.{}": "growth"}, "seconds, and MB resident"),
-        "growth: {growth_to} / {growth_from}; of what may not grow {growth_max_of_the_rest}, "
-        "of all references counted {references_counted_growth}; rss_mb_max {rss_mb_max}",
+        Grid(_OPERATIONS, {**_COLUMNS, "growth.{}": "growth"}, "seconds, and peak resident memory in MB"),
+        "growth of the seconds, {growth_to} ÷ {growth_from}: counting all references "
+        "{references_counted_growth}, operations that should not grow at most {growth_max_of_the_rest}; "
+        "peak memory {rss_mb_max} MB",
         *(
             Grid(
                 {size: f"{size:,}" for size in sizes},
                 {f"commits_per_s_by_{of}.{{}}": "commits/s"},
-                f"Compaction commits a second by {of}",
+                f"Compaction commits per second, by the number of {of}",
             )
             for of, sizes in _GROWN.items()
         ),
-        "{references_most} references ÷ the fewest: {commits_10m_vs_1k}",
-        "{tables_most} tables ÷ 1: {commits_most_tables_vs_least}",
-        "{writers_most} writers ÷ 1: {commits_most_writers_vs_least}",
-        "after {commits_before} commits {commits_per_s_aged}/s, before them {commits_per_s_fresh}/s: "
-        "{commits_aged_vs_fresh}",
+        "commits/s with {references_most} references ÷ with the fewest: {commits_10m_vs_1k}",
+        "commits/s with {tables_most} tables ÷ with 1: {commits_most_tables_vs_least}",
+        "commits/s with {writers_most} writers ÷ with 1: {commits_most_writers_vs_least}",
+        "commits/s before {commits_before} commits: {commits_per_s_fresh}, after them: {commits_per_s_aged}; "
+        "after ÷ before: {commits_aged_vs_fresh}",
     ],
     only_json=[
         Grid(_OPERATIONS, {f"operations.{{}}.{size}.answer": size for size in _NAMES}),
@@ -122,7 +125,7 @@ BENCHMARK = Benchmark(
             Pane(
                 "Compaction commits",
                 of,
-                "commits a second",
+                "commits per second",
                 {str(size): size for size in sizes},
                 {f"commits_per_s_by_{of}.{{}}": "commits/s"},
             )

@@ -1,7 +1,7 @@
-"""Commits a second as an instance grows: in references, tables, writers, and with what was committed before.
+"""Commits per second as an instance grows: by the number of references, tables, writers and earlier commits.
 
-A committer's batches are the same everywhere: compactions of ten files each, which were added and claimed
-just before. Only the commits themselves are timed.
+A committer's batches are always alike: compactions of ten files each, which were added and claimed just
+before. Only the commits themselves are timed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dormouse.state.files.operations import Commit
 from dormouse.state.files.store import FileReferenceStore
 
 FILES = 10
-"""The files of a compaction, and of a leaf."""
+"""The number of files of a compaction, and of a leaf."""
 BATCH = 100
 TABLES_MEASURED = 10
 _WARMING_BATCHES = 3
@@ -34,7 +34,7 @@ _AGED_AT_ONCE = 1_000
 
 
 class Cycles:
-    """Batches of compactions of leaves that get their files just before."""
+    """A maker of batches of compactions. It adds and claims the files of each batch just before."""
 
     def __init__(self, supplier: ConnectionSupplier, tables: Sequence[StateTable]) -> None:
         self._tables = tables
@@ -50,30 +50,32 @@ class Cycles:
         return BATCH * len(seconds[warming:]) / sum(seconds[warming:])
 
     def age(self, commits: int, tell: Tell) -> None:
-        """Commits so many compactions of a single file to the first table."""
+        """Commits `commits` compactions of a single file each to the first table."""
         for done in range(0, commits, _AGED_AT_ONCE):
             tell(f"{done:,} of {commits:,} commits before")
             apply_all(self._known, self._made(0, min(_AGED_AT_ONCE, commits - done), files=1))
 
     def _batch(self, number: int) -> float:
-        """Seconds."""
+        """Prepares and commits one batch to a table; returns the seconds of the commit alone."""
         made = self._made(number, BATCH, FILES)
         began = time.monotonic()
         apply_all(self._known, made)
         return time.monotonic() - began
 
     def _made(self, number: int, commits: int, files: int) -> list[Envelope]:
-        """Commits that can be applied, of leaves that are drawn at random."""
+        """Adds files to random leaves and claims them; returns the commits that replace them."""
         table, store = self._tables[number], self._stores[number]
         leaves = [self._random.randrange(table.leaves) for _ in range(commits)]
         inputs = [[_file(table, leaf) for _ in range(files)] for leaf in leaves]
-        store.add_files_with_references([file for some in inputs for file in some])
+        store.add_files_with_references([file for files_of_leaf in inputs for file in files_of_leaf])
         jobs = [str(uuid4()) for _ in leaves]
         claims = [
             AssignJobIdRequest(
-                job_id=job, partition_id=table.partition_id(leaf), filenames=tuple(f.filename for f in some)
+                job_id=job,
+                partition_id=table.partition_id(leaf),
+                filenames=tuple(file.filename for file in files_of_leaf),
             )
-            for job, leaf, some in zip(jobs, leaves, inputs, strict=True)
+            for job, leaf, files_of_leaf in zip(jobs, leaves, inputs, strict=True)
         ]
         store.apply("assign_job_ids", [Commit([claim]) for claim in claims])
         return [
@@ -98,7 +100,10 @@ def _file(table: StateTable, leaf: int) -> FileWithReferences:
 def by_references(
     tables: Tables, sizes: Sequence[int], commits: int, rounds: int, layout: str, tell: Tell
 ) -> Figures:
-    """Measures commits by the number of references. Sizes alternate, because the machine's speed varies."""
+    """Measures commits by the number of references.
+
+    The sizes alternate in each round, because the machine's speed varies.
+    """
     found: dict[int, list[float]] = {size: [] for size in sizes}
     with closing(ConnectionSupplier(tables.dsn, connections_max=1)) as supplier:
         made = {}
@@ -114,7 +119,7 @@ def by_references(
 
 
 def by_tables(tables: Tables, counts: Sequence[int], commits: int, layout: str, tell: Tell) -> Figures:
-    """Measures commits by the number of tables. Each count commits to the same number of tables."""
+    """Measures commits by the number of tables. The commits go to ten of them, or repeatedly to fewer."""
     found: dict[int, list[float]] = {}
     there: list[StateTable] = []
     with closing(ConnectionSupplier(tables.dsn, connections_max=1)) as supplier:
@@ -128,7 +133,7 @@ def by_tables(tables: Tables, counts: Sequence[int], commits: int, layout: str, 
 
 
 def by_writers(tables: Tables, counts: Sequence[int], commits: int, layout: str, tell: Tell) -> Figures:
-    """Measures commits by the number of writers, which commit one by one without a committer."""
+    """Measures commits by the number of writers, each of which commits one by one without a committer."""
     found: dict[int, list[float]] = {}
     table = tables.make("writers", commits * len(counts), layout, claimed_leaves=commits * len(counts))
     jobs = iter(random.Random(23).sample(range(table.leaves), table.leaves))
@@ -158,9 +163,12 @@ def after_commits(tables: Tables, before: int, commits: int, layout: str, tell: 
 
 
 def _figures(of: str, measured: dict[int, list[float]]) -> Figures:
-    """Returns the median rate by size, and the rate of the largest size ÷ that of the smallest."""
+    """Returns the median rate of each size, and the ratio of the largest size's rate to the smallest's.
+
+    The ratio is the median of the rounds' ratios, because the runs of one round share the machine's noise.
+    """
     first, *_, last = measured
-    rates = {str(size): round(median(some), 1) for size, some in measured.items()}
+    rates = {str(size): round(median(of_rounds), 1) for size, of_rounds in measured.items()}
     return {
         f"commits_per_s_by_{of}": rates,
         f"{of}_most": last,

@@ -1,8 +1,9 @@
-"""Operations on the state of a table: how they grow with it, in time and in memory.
+"""The time and memory of operations on a table's state, for tables of different sizes.
 
-Each runs in a process of its own, whose resident memory at its highest is read at its end (of libraries, what
-it uses). What there is to do is the same at every size, but for first looks and the stream of all references;
-beside it, as the measure of what grows with the table, all references are counted in SQL.
+Each operation runs in a separate process, whose peak resident memory is read at the end. It includes the
+pages of libraries that the process uses. The amount of work is the same at every size, except for first looks
+and the stream of all references. The comparison is a count of all references in SQL, which grows with the
+table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dormouse.state.context import TableAddress, TableContext
 from dormouse.state.files.store import FileReferenceStore
 
 Sizes = tuple[tuple[int, int], ...]
-"""Leaves, and the files of each."""
+"""The numbers of leaves, and of files in each leaf."""
 FULL_LEAVES, ABOVE_LEAVES, CHANGED_LEAVES, GARBAGE_FILES = 10, 100, 500, 5_000
 TAKEN_JOBS, TAKEN_AT_ONCE = 100, 10
 
@@ -101,7 +102,7 @@ def _count(context: TableContext) -> int:
 
 
 def prepare(name: str, tables: Tables, table: StateTable) -> None:
-    """Prepares the table for an operation."""
+    """Makes work for an operation: new files for `jobs_due`, removed references for `garbage_due`."""
     work = {"jobs_due": _add_files, "garbage_due": _remove_references}.get(name)
     if work is not None:
         with TableAddress(tables.dsn, tables.objects, {}, table.record).open() as context:
@@ -109,7 +110,7 @@ def prepare(name: str, tables: Tables, table: StateTable) -> None:
 
 
 def _add_files(store: FileReferenceStore, table: StateTable) -> None:
-    """Adds files to some leaves, which are then due for a job."""
+    """Adds a file to some leaves, which are then due for a compaction."""
     leaves = [table.partition_id(n) for n in spread(table.leaves, CHANGED_LEAVES)]
     store.add_files(
         FileReference(filename=f"{table.record.object_prefix}new/{leaf}", partition_id=leaf, row_count=1)
@@ -118,7 +119,7 @@ def _add_files(store: FileReferenceStore, table: StateTable) -> None:
 
 
 def _remove_references(store: FileReferenceStore, table: StateTable) -> None:
-    """Removes references, as compactions do whose rows are all filtered out."""
+    """Removes references, like compactions that filter out all rows."""
     references = islice(store.unassigned_file_references(), GARBAGE_FILES)
     for partition_id, group in groupby(list(references), key=attrgetter("partition_id")):
         job = {"job_id": f"filter {partition_id}", "partition_id": partition_id}
@@ -130,7 +131,7 @@ def _remove_references(store: FileReferenceStore, table: StateTable) -> None:
 
 
 class Alone:
-    """One operation in a process."""
+    """One operation that runs alone in a process."""
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
@@ -183,21 +184,26 @@ def _table(tables: Tables, leaves: int, files: int, layout: str) -> StateTable:
     )
 
 
-def summary(found: dict[str, dict[str, Any]], sizes: Sizes) -> Figures:
-    """Adds the growth of each operation from the smallest to the largest table of 10 files a leaf."""
+def summary(by_operation: dict[str, dict[str, Any]], sizes: Sizes) -> Figures:
+    """Returns the figures with the growth of each operation's time.
+
+    Growth is the time for the largest table with 10 files in each leaf ÷ the time for the smallest table.
+    """
     keys = [f"{leaves}x{files}" for leaves, files in sizes]
     first, last = keys[0], [key for key in keys if key.endswith("x10")][-1]
 
     def growth(name: str) -> float:
-        before, after = (float(found[name][key]["seconds"]) for key in (first, last))
+        before, after = (float(by_operation[name][key]["seconds"]) for key in (first, last))
         return round(after / max(before, 1e-4), 2)
 
     return {
-        "rss_mb_max": max(figure["rss_mb"] for figures in found.values() for figure in figures.values()),
+        "rss_mb_max": max(
+            figure["rss_mb"] for figures in by_operation.values() for figure in figures.values()
+        ),
         "references_counted_growth": growth("references_counted_in_sql"),
-        "growth_max_of_the_rest": max(growth(name) for name in found if name not in WITH_SIZE),
-        "growth": {name: growth(name) for name in found},
+        "growth_max_of_the_rest": max(growth(name) for name in by_operation if name not in WITH_SIZE),
+        "growth": {name: growth(name) for name in by_operation},
         "growth_from": first,
         "growth_to": last,
-        "operations": found,
+        "operations": by_operation,
     }

@@ -1,9 +1,10 @@
-"""How fast is SQL, beside DuckDB on Parquet files of the same rows, one file a table, sorted alike?
+"""The speed of SQL, compared with DuckDB on Parquet files of the same sorted rows, one file for each table.
 
-The 22 queries of TPC-H; and what asks for sorted rows, single keys and ranges of them: of a table as it was
-loaded, of one whose files were divided by splits, and of one with an aggregate. Every answer is compared with
-DuckDB's. Both sides use all processors, the page cache is warm, and so is each side, in a process of its own;
-rounds in turns. Besides: planning with 132,000 leaves, and what the query service adds to a small answer.
+The statements are the 22 queries of TPC-H, and queries for sorted rows, single keys and ranges of keys. Some
+of them also run on a table whose files were divided by splits, and on a table with an aggregate. Every answer
+is compared with DuckDB's. Both sides use all processors. They alternate, each warm in a separate process,
+with a warm page cache. The benchmark also measures planning with 132,000 leaves, and the time that the query
+service adds to a small answer.
 """
 
 from __future__ import annotations
@@ -39,20 +40,20 @@ KINDS = {
     "key_range": "select * from lineitem where l_orderkey >= {key} and l_orderkey < {key} + 4000",
 }
 TABLES = {"dormouse": MAIN, "duckdb": MAIN, "divided": DIVIDED, "aggregated": AGGREGATED}
-"""What each side is asked about; the last two are Dormouse's."""
+"""The table that each side queries. The last two sides are Dormouse's, too."""
 OF_ALL = ("q1", "q6", *KINDS)
-"""What is asked of all of these tables."""
+"""The statements that run on all of these tables."""
 _SMALL = "select * from nation where n_nationkey = 7"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The amounts of work. `lookups` are the look-ups of one key in a round."""
+    """The amounts of work. `lookups` is the number of look-ups of one key in a round."""
 
-    scale: float = amount(1.0, 0.05, type=float, help="factor of TPC-H [1]")
+    scale: float = amount(1.0, 0.05, type=float, help="scale factor of TPC-H [1]")
     leaves: int = amount(4)
     ingests: int = amount(2)
-    rounds: int = amount(5, 3, help="[5]")
+    rounds: int = amount(5, 3, help="counted rounds, after one that warms up [5]")
     lookups: int = amount(10, 5)
     plans: int = amount(100, 30)
     planned_leaves: int = amount(132_000)
@@ -88,11 +89,11 @@ def _rounds(plan: Plan, ours: Remote, theirs: Remote, tell: Tell) -> Times:
             sides = TABLES if name in OF_ALL else ("dormouse", "duckdb")
             expected = None if number else theirs.call("rows", text)
             for side in turned(list(sides), number):
-                asked, own = theirs if side == "duckdb" else ours, text.replace(MAIN, TABLES[side])
+                engine, own_text = theirs if side == "duckdb" else ours, text.replace(MAIN, TABLES[side])
                 if expected is None:
                     times = plan.lookups if name == "one_key" else 1
-                    found[name, side].append(asked.call("seconds", own, times))
-                elif not same(asked.call("rows", own), expected):
+                    found[name, side].append(engine.call("seconds", own_text, times))
+                elif not same(engine.call("rows", own_text), expected):
                     raise RuntimeError(f"{name}: {TABLES[side]} answered differently than DuckDB")
     return found
 
@@ -125,7 +126,10 @@ def _served(plan: Plan, lake: Lake, ours: Remote) -> Figures:
 
 
 def _planned(plan: Plan, lake: Lake, ours: Remote) -> float:
-    """Milliseconds to plan a statement of one key; the first ones load the partition tree."""
+    """Returns the milliseconds to plan a statement of one key.
+
+    The first three plans do not count, because they load the partition tree.
+    """
     with open_tables(lake.place.dsn, lake.place.objects) as tables:
         tables.make("large", plan.planned_leaves, files_per_leaf=1)
     chance = random.Random(1)
@@ -134,7 +138,7 @@ def _planned(plan: Plan, lake: Lake, ours: Remote) -> float:
 
 
 def figures(times: Mapping[tuple[str, str], Sequence[float]]) -> Figures:
-    """Milliseconds, and how our speed compares with others': their time ÷ ours."""
+    """Returns milliseconds, and ratios of speed: the time of the other side ÷ ours."""
     found: Figures = {f"{name}_ms{_END[side]}": _ms(seconds) for (name, side), seconds in times.items()}
     ratios = {name: median_ratio(times[name, "duckdb"], times[name, "dormouse"]) for name in (*TPCH, *KINDS)}
     found |= {f"{name}_vs_duckdb": round(ratio, 3) for name, ratio in ratios.items()}
@@ -184,15 +188,15 @@ BENCHMARK = Benchmark(
             {
                 "tpch_vs_duckdb": "TPC-H, ours ÷ DuckDB's (geometric mean)",
                 "tpch_worst": "  the worst query",
-                "top10_vs_duckdb": "top 10, the worse of both",
+                "top10_vs_duckdb": "top 10, the worse of the two",
                 "divided_vs_whole": "divided ÷ whole files (geometric mean)",
                 "aggregated_vs_plain": "with an aggregate ÷ plain (geometric mean)",
                 "lookup_sql_ms": "one key: ms",
-                "plan_ms_132000_leaves": "the plan of one key of 132,000 leaves: ms",
+                "plan_ms_132000_leaves": "planning a look-up in 132,000 leaves: ms",
                 "small_sql_ms": "a small answer: ms",
                 "served_overhead_ms": "  what the service adds: ms",
                 "worker_rss_mb": "an idle process of the service: MB",
-                "peak_bytes": "resident at the most: bytes",
+                "peak_bytes": "peak resident memory: bytes",
                 "peak_bytes_duckdb": "  DuckDB: bytes",
             }
         ),

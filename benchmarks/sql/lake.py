@@ -1,4 +1,4 @@
-"""TPC-H's tables: a sorted file each for DuckDB, and the same rows as tables of Dormouse."""
+"""The tables of TPC-H: as one sorted file each for DuckDB, and as tables of Dormouse."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "orders": ("o_orderkey",),
     "lineitem": ("l_orderkey", "l_linenumber"),
 }
-"""The keys of each."""
+"""The row keys of each table."""
 MAIN, DIVIDED, AGGREGATED = "lineitem", "lineitem_divided", "lineitem_aggregated"
 _TYPES = {
     "BIGINT": dm.LONG,
@@ -69,7 +69,7 @@ def duckdb_connection() -> duckdb.DuckDBPyConnection:
 
 
 def make(lake: Lake, tell: Tell) -> None:
-    """Generates the rows, and loads them."""
+    """Generates the rows and loads them into the files and tables."""
     tell("generating rows")
     generated = lake.place.folder / "generated"
     command = [str(generator()), "parquet", "--scale-factor", str(lake.scale), "--output-dir", str(generated)]
@@ -87,7 +87,7 @@ def make(lake: Lake, tell: Tell) -> None:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Those of one table: by DuckDB into its file, and from there into tables of Dormouse."""
+    """The rows of one table. DuckDB writes them to a file, from which they are loaded into Dormouse."""
 
     rows: duckdb.DuckDBPyConnection
     lake: Lake
@@ -107,7 +107,7 @@ class _Rows:
         return dict(self.rows.execute(query).fetchall())
 
     def convert(self, generated: Path) -> _Rows:
-        """Writes the file, sorted by the keys, which come first, of the types that tables have."""
+        """Writes the file: sorted by the row keys, which are the first columns, with Dormouse's types."""
         keys = ", ".join(TABLES[self.name])
         found = self.rows.execute(f"describe from '{generated}'").fetchall()
         types = {name: _INSTEAD.get(kind, kind) for name, kind, *_ in found}
@@ -125,7 +125,10 @@ class _Rows:
             made.ingest(part, engine="local")
 
     def load_divided(self, instance: Instance) -> None:
-        """Loads one leaf, then splits it until there are enough leaves; the files stay as they are."""
+        """Loads one leaf, then splits it until there are enough leaves. The splits write no files.
+
+        Raises RuntimeError if the files have fewer references than if each had one in every leaf.
+        """
         half = max(2, self._count() // 2)
         properties = {"split_threshold_rows": half, "split_min_rows": 2}
         made = self._created(instance, DIVIDED, [], **properties)
@@ -141,7 +144,7 @@ class _Rows:
 
     @property
     def aggregate(self) -> str:
-        """A function for each value: amounts are added up."""
+        """The aggregate of the table: `sum` for amounts, `max` for other values."""
         values = [name for name in self._types if name not in TABLES[self.name]]
         functions = {name: "sum" if self._types[name] == "DOUBLE" else "max" for name in values}
         return ", ".join(f"{function}({name})" for name, function in functions.items())

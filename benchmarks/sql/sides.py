@@ -1,4 +1,4 @@
-"""Dormouse and DuckDB, each warm in a process of its own; and how their answers compare."""
+"""Dormouse and DuckDB, each in a separate process, and the comparison of their answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Row = tuple[Any, ...]
 
 
-class Asked:
+class Engine:
     """An engine that answers many statements."""
 
     def __init__(self, answer: Callable[[str], pa.Table], instance: Instance | None = None) -> None:
@@ -53,18 +53,18 @@ class Asked:
 
 
 @contextmanager
-def dormouse(lake: Lake) -> Iterator[Asked]:
+def dormouse(lake: Lake) -> Iterator[Engine]:
     with lake.opened() as instance:
-        yield Asked(lambda statement: instance.sql(statement).read_all(), instance)
+        yield Engine(lambda statement: instance.sql(statement).read_all(), instance)
 
 
 @contextmanager
-def duckdb(lake: Lake) -> Iterator[Asked]:
+def duckdb(lake: Lake) -> Iterator[Engine]:
     with duckdb_connection() as made:
         made.execute("set parquet_metadata_cache = true")
         for name in TABLES:
             made.execute(f"create view {name} as from '{lake.path(name)}'")
-        yield Asked(lambda statement: made.execute(statement).to_arrow_table())
+        yield Engine(lambda statement: made.execute(statement).to_arrow_table())
 
 
 def rows_of(table: pa.Table) -> list[Row]:
@@ -75,10 +75,10 @@ def same(ours: Sequence[Row], theirs: Sequence[Row]) -> bool:
     """Returns whether the rows are equal in any order, up to rounding of sums of doubles."""
     if len(ours) != len(theirs):
         return False
-    return all(map(_same_row, sorted(ours, key=_place), sorted(theirs, key=_place)))
+    return all(map(_same_row, sorted(ours, key=_sort_key), sorted(theirs, key=_sort_key)))
 
 
-def _place(row: Row) -> tuple[list[str], list[float]]:
+def _sort_key(row: Row) -> tuple[list[str], list[float]]:
     numbers = [float(value) for value in row if isinstance(value, Number)]  # type: ignore[arg-type]
     return [repr(value) for value in row if not isinstance(value, Number)], numbers
 

@@ -61,7 +61,7 @@ group by n_name
 order by revenue desc
 
 -- name: q6
--- Forecasting revenue change. The bounds of the discount are what doubles make of 0.06 - 0.01 and 0.06 + 0.01.
+-- Forecasting revenue change. The bounds of the discount are 0.06 - 0.01 and 0.06 + 0.01, computed in doubles.
 select sum(l_extendedprice * l_discount) as revenue
 from lineitem
 where
@@ -136,7 +136,7 @@ order by revenue desc
 limit 20
 
 -- name: q11
--- Important stock identification. The fraction is of scale factor 1.
+-- Important stock identification. The fraction is the one for scale factor 1.
 select ps_partkey, sum(ps_supplycost * ps_availqty) as value
 from partsupp, supplier, nation
 where ps_suppkey = s_suppkey and s_nationkey = n_nationkey and n_name = 'GERMANY'
@@ -184,7 +184,7 @@ where
     l_partkey = p_partkey and l_shipdate >= date '1995-09-01' and l_shipdate < date '1995-10-01'
 
 -- name: q15
--- Top supplier. Sums of doubles differ in their last digits from one computation to another: hence the round.
+-- Top supplier. The sums are rounded, because the last digits of sums of doubles vary.
 with revenue as (
     select l_suppkey as supplier_no, round(sum(l_extendedprice * (1 - l_discount)), 2) as total_revenue
     from lineitem
@@ -272,7 +272,7 @@ where
 order by s_name
 
 -- name: q21
--- Suppliers who kept orders waiting.
+-- Suppliers that kept orders waiting.
 select s_name, count(*) as numwait
 from supplier, lineitem l1, orders, nation
 where

@@ -94,7 +94,7 @@ def _check_object(name: str) -> None:
     from dormouse.sources.data_files import KNOWN, kind_of
 
     if kind_of(Path(name)) is None:
-        raise InvalidData(f"object {name!r} is neither {KNOWN} by its name")
+        raise InvalidData(f"object {name!r} does not have a known suffix ({KNOWN})")
 
 
 VERBS = (Verb("ingest", IngestRequest, _ingest, job=Job("ingest", check=_check_ingest), changes=True),)

@@ -1,4 +1,4 @@
-"""The host for access of a deployed instance: how it is reached, when it sleeps, and what it costs."""
+"""The host for access of a deployed instance: its address, pause and resume, and cost."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dormouse.aws.keeper import keep
 from dormouse.aws.switches import sleeper_state
 from dormouse.postgres import session
 from dormouse.settings.resources import AccessResources, resources_parameter
-from tests.aws.schedules.test_query_switch import asked, described, ran, step
+from tests.aws.schedules.test_query_switch import described, expect_update, ran, step
 from tests.deployed import REGION, Deployed, FakeClock, StubSession, deploy
 from tests.support.aws import pause, resume, status
 from tests.support.settings import parse
 
 STACK = "dormouse-dev-access"
-TOLD = AccessResources(stack=STACK, host="i-0123456789abcdef0", endpoints=2)
+HOST = AccessResources(stack=STACK, host="i-0123456789abcdef0", endpoints=2)
 TEMPLATE = {
     "Parameters": {"Running": {"Type": "String", "Default": "true"}},
     "Resources": {"Kept": {"Type": "AWS::SQS::Queue"}},
@@ -37,13 +37,13 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
     with mock_aws(config={"lambda": {"use_docker": False}}):
         found = deploy()
         found.client("cloudformation").create_stack(StackName=STACK, TemplateBody=json.dumps(TEMPLATE))
-        tell(found, TOLD)
+        write_parameter(found, HOST)
         yield found
 
 
-def tell(deployed: Deployed, told: AccessResources) -> None:
+def write_parameter(deployed: Deployed, host: AccessResources) -> None:
     name = resources_parameter("dev", "access")
-    value = told.model_dump_json()
+    value = host.model_dump_json()
     deployed.client("ssm").put_parameter(Name=name, Value=value, Type="String", Overwrite=True)
 
 
@@ -53,7 +53,7 @@ def running(deployed: Deployed) -> str:
 
 
 @pytest.mark.slow
-def test_it_sleeps_and_wakes_with_the_rest(deployed: Deployed) -> None:
+def test_the_host_is_paused_and_resumed_with_the_instance(deployed: Deployed) -> None:
     clock = FakeClock().clock
     assert (status(deployed.find()).access, status(deployed.find()).summary) == ("running", "running")
     report = pause(deployed.find(), wait=True, clock=clock)
@@ -68,7 +68,7 @@ def test_it_sleeps_and_wakes_with_the_rest(deployed: Deployed) -> None:
 
 
 @pytest.mark.slow
-def test_one_that_runs_though_it_should_sleep_is_told(deployed: Deployed) -> None:
+def test_a_host_that_runs_while_paused_is_reported(deployed: Deployed) -> None:
     pause(deployed.find(), wait=True, clock=FakeClock().clock)
     deployed.client("cloudformation").update_stack(
         StackName=STACK,
@@ -79,17 +79,17 @@ def test_one_that_runs_though_it_should_sleep_is_told(deployed: Deployed) -> Non
     assert keep(deployed.find()).left == ("the host for access is running: pause dev again",)
 
 
-def test_one_that_was_made_while_the_instance_slept_sleeps_until_it_wakes() -> None:
-    """Though its parameter is true from the beginning: an update reads the desired state anew."""
+def test_a_host_created_while_paused_starts_with_the_resume() -> None:
+    """Its parameter `Running` is true from the beginning, but each update reads the desired state again."""
     stubs = StubSession()
     described(stubs, *[("CREATE_COMPLETE", "true", 1)] * 3, desired="paused")
-    asked(stubs, "true")
+    expect_update(stubs, "true")
     described(stubs, ("UPDATE_IN_PROGRESS", "true", 2), ("UPDATE_COMPLETE", "true", 2))
     sleeper = step(stubs, runs=False)
     assert sleeper_state(sleeper.instance, sleeper.resources) == "asleep"
     assert ran(sleeper).outcome == "already"
     assert ran(step(stubs, runs=True)).outcome == "done"
-    stubs.assert_all_were_asked()
+    stubs.assert_all_stubs_were_used()
 
 
 @pytest.mark.slow
@@ -101,16 +101,16 @@ def test_the_command_that_forwards_the_port_is_printed(deployed: Deployed, cli: 
     found = json.loads(cli("access", "--instance", "dev", "--region", REGION, "--json")[1])
     assert found["command"] == line.strip()
     words = shlex.split(found["command"])
-    assert words[:7] == ["aws", "ssm", "start-session", "--region", REGION, "--target", TOLD.host]
+    assert words[:7] == ["aws", "ssm", "start-session", "--region", REGION, "--target", HOST.host]
     assert words[7:10] == ["--document-name", "AWS-StartPortForwardingSessionToRemoteHost", "--parameters"]
     assert json.loads(words[10]) == {"host": ["db"], "portNumber": ["5432"], "localPortNumber": ["5432"]}
 
 
 @pytest.mark.slow
-def test_what_is_forwarded_is_still_checked_by_its_name(
+def test_a_forwarded_connection_is_verified_against_the_database_name(
     deployed: Deployed, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The certificate and the token are for the database, whatever the address is."""
+    """The certificate and the token must match the database, even at a forwarded address."""
     given = json.loads(cli("env", "--instance", "dev", "--region", REGION, "--forwarded", "--json")[1])
     signed: list[Any] = []
     monkeypatch.setattr(session, "_token", lambda *what: signed.append(what) or "token")
@@ -121,34 +121,34 @@ def test_what_is_forwarded_is_still_checked_by_its_name(
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("host", "message"),
     [
         (
-            TOLD.model_copy(update={"host": ""}),
+            HOST.model_copy(update={"host": ""}),
             "the host for access is stopped: run dormouse resume --instance dev",
         ),
         (None, "dev has no host for access: give it the table [access], and deploy it"),
     ],
 )
-def test_without_a_host_it_is_one_line(
-    told: AccessResources | None, said: str, deployed: Deployed, cli: Cli
+def test_a_missing_or_stopped_host_is_one_line(
+    host: AccessResources | None, message: str, deployed: Deployed, cli: Cli
 ) -> None:
-    if told is None:
+    if host is None:
         deployed.client("ssm").delete_parameter(Name=resources_parameter("dev", "access"))
     else:
-        tell(deployed, told)
-    assert cli("access", "--instance", "dev", "--region", REGION) == (1, "", f"dormouse: {said}\n")
+        write_parameter(deployed, host)
+    assert cli("access", "--instance", "dev", "--region", REGION) == (1, "", f"dormouse: {message}\n")
 
 
 @pytest.mark.parametrize(("given", "usd"), [({}, 3.066 + 0.64 + 14.6), ({"endpoints": "existing"}, 3.706)])
-def test_a_month_costs_while_it_runs_and_nothing_paused(given: dict[str, str], usd: float) -> None:
+def test_the_host_costs_money_only_while_it_runs(given: dict[str, str], usd: float) -> None:
     found = estimate(parse({"id": "dev", "access": given}), "us-east-1", Assumptions())
     lines = [line for line in found.lines if line.stack == "access"]
     assert sum(line.running for line in lines) == pytest.approx(usd, abs=0.01)
     assert sum(line.paused for line in lines) == 0
 
 
-def test_an_existing_vpc_needs_a_word() -> None:
+def test_an_existing_vpc_needs_the_setting_endpoints() -> None:
     from dormouse.errors import InvalidInput
     from tests.assembly import EXISTING_VPC
 

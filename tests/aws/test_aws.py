@@ -1,4 +1,4 @@
-"""Calls of AWS: how rights are named, and what is said when something else answers."""
+"""Calls of AWS: the names of rights, and the error when another server answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_right_has_the_name_that_policies_give_it(service: str, operation: str
 
 
 class Portal(BaseHTTPRequestHandler):
-    """Says that one must log in, whatever is asked."""
+    """A captive portal that answers every request with its login page."""
 
     def do_POST(self) -> None:
         body = b"<!doctype html>\n<p>Log in to the guests' network"
@@ -42,7 +42,7 @@ class Portal(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def portal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_who_answers_and_is_not_aws_is_one_clear_line(portal: None) -> None:
+def test_an_answer_from_another_server_is_one_clear_line(portal: None) -> None:
     session = boto3.session.Session("id", "secret", region_name="eu-west-1")
     with pytest.raises(
         InstanceError, match="the answer for rds did not come from AWS: check the network, its proxy"

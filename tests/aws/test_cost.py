@@ -1,4 +1,4 @@
-"""What an instance costs: by resource, in each state, from a dated file of prices with their sources."""
+"""The cost of an instance: by resource and state, from a dated file of prices with their sources."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def month(name: str, region: str = "us-east-1", **assumed: float) -> Estimate:
     return estimate(load(CONFIG / f"{name}.toml"), region, replace(Assumptions(), **assumed))
 
 
-def usd(found: Estimate, resource: str) -> tuple[float, float | None, float]:
-    (line,) = (line for line in found.lines if line.resource.startswith(resource))
+def usd(total: Estimate, resource: str) -> tuple[float, float | None, float]:
+    """Returns the cost in US dollars of one resource: running, with its database auto-paused, and paused."""
+    (line,) = (line for line in total.lines if line.resource.startswith(resource))
     return line.running, line.auto_paused, line.paused
 
 
@@ -57,14 +58,14 @@ def test_every_region_has_every_price_and_every_price_its_source() -> None:
         assert found.usd.keys() == prices_of("us-east-1").usd.keys()
         assert all(found.usd.values())
     code = (PRICES.parent / "cost.py").read_text("utf-8")
-    asked = set(re.findall(r'(?:prices|self)\["(\w+)"\]', code))
-    assert len(asked) > 20 and asked <= prices_of("us-east-1").usd.keys()
+    used = set(re.findall(r'(?:prices|self)\["(\w+)"\]', code))
+    assert len(used) > 20 and used <= prices_of("us-east-1").usd.keys()
     numbers = re.findall(r"^\w+ = [\d.]+\b(?!-).*$", PRICES.read_text("utf-8"), re.MULTILINE)
     assert len(numbers) > 100
     assert [line for line in numbers if not re.search(r"  # [LPD]\b", line)] == []
 
 
-def test_a_region_that_is_not_known_is_refused_with_those_that_are() -> None:
+def test_an_unknown_region_is_refused_with_a_list_of_known_regions() -> None:
     with pytest.raises(
         InvalidInput, match=r"the prices of the region mars-1 are not known\. They are known for us-east-1, "
     ):
@@ -73,11 +74,11 @@ def test_a_region_that_is_not_known_is_refused_with_those_that_are() -> None:
         estimate(load(CONFIG / "dev.toml"), None, Assumptions())
 
 
-def test_the_database_costs_by_its_capacity_while_it_is_awake() -> None:
+def test_the_database_is_charged_by_capacity_while_it_runs() -> None:
     running, asleep, paused = usd(month("dev", load=0.5, awake=0.1), "Aurora, 2 ACU")
     assert running == pytest.approx(2 * 0.12 * 730)
     assert asleep == pytest.approx(running / 10)
-    assert 0 < paused < 1  # AWS starts it every week
+    assert 0 < paused < 1  # AWS starts a stopped database every week
 
 
 def test_a_database_of_fixed_size_does_not_pause_itself() -> None:
@@ -86,12 +87,12 @@ def test_a_database_of_fixed_size_does_not_pause_itself() -> None:
     assert found.auto_paused is None
 
 
-def test_what_is_kept_costs_the_same_in_every_state() -> None:
+def test_stored_data_costs_the_same_in_every_state() -> None:
     assert usd(month("dev", data_gb=2_000), "S3, 2000 GB of data") == (46.0, 46.0, 46.0)
 
 
-def test_what_compactions_replace_costs_until_it_expires_as_the_lifecycle_says() -> None:
-    """S3 keeps it as earlier versions, in the days of the template; none is made while it sleeps."""
+def test_replaced_files_are_charged_until_the_lifecycle_deletes_them() -> None:
+    """S3 keeps replaced files for the days in the template. A paused instance replaces none."""
     for name in ("dev", "prod"):
         template = json.dumps(reviewed(name))
         [days] = {int(number) for number in re.findall(r'"NoncurrentDays": (\d+)', template)}
@@ -102,7 +103,7 @@ def test_what_compactions_replace_costs_until_it_expires_as_the_lifecycle_says()
         assert (running, paused) == (pytest.approx(600 * 2 * days / 30 * 0.023), 0)
 
 
-def test_a_paused_instance_runs_nothing() -> None:
+def test_a_paused_instance_pays_for_nothing_that_runs() -> None:
     found = month("prod", data_gb=0, database_gb=0, log_gb=0)
     assert found.paused < 14 < found.running
     for resource in ("EMR Serverless", "Fargate", "Lambda", "SQS", "Step Functions", "load balancer"):
@@ -115,7 +116,7 @@ def test_an_option_that_is_off_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["dev", "prod", "minimal"])
-def test_keys_alarms_and_dashboards_are_counted_as_the_templates_have_them(name: str) -> None:
+def test_keys_alarms_and_dashboards_are_counted_as_in_the_templates(name: str) -> None:
     template = json.dumps(reviewed(name))
     kinds = Counter(re.findall(r'"Type": "(AWS::[\w:]+)"', template))
     settings = load(CONFIG / f"{name}.toml")
@@ -129,7 +130,7 @@ def test_keys_alarms_and_dashboards_are_counted_as_the_templates_have_them(name:
     assert kinds["AWS::ElasticLoadBalancingV2::LoadBalancer"] == (settings.query is not None)
 
 
-def test_runs_cost_by_the_hour_wherever_they_run() -> None:
+def test_runs_are_charged_by_the_hour_on_every_engine() -> None:
     vcpu = 0.042094 + 4 * 0.004628
     assert usd(month("dev", run_hours=10, run_share=0.5), "EMR Serverless")[0] == pytest.approx(160 * vcpu)
     document = {"id": "x1", "compaction": {"engine": "emr-ec2-transient", "instances_max": 10}}
@@ -143,13 +144,13 @@ def test_an_instance_without_a_price_is_named() -> None:
     assert estimate(parse(document), "us-east-1", Assumptions()).unpriced == ("db.x9z.large",)
 
 
-def test_a_proxy_costs_also_while_all_sleeps() -> None:
+def test_a_proxy_is_charged_while_paused_too() -> None:
     document = {"id": "x1", "database": {"kind": "fixed", "instance_class": "r8g.large", "proxy": True}}
     running, _, paused = usd(estimate(parse(document), "us-east-1", Assumptions()), "RDS Proxy")
     assert running == paused == pytest.approx(2 * 0.015 * 730)
 
 
-def test_clusters_of_rows_cost_while_they_are_awake() -> None:
+def test_clusters_of_row_tables_are_charged_while_they_run() -> None:
     document = {"id": "x1", "rows": {"databases": 3, "own_clusters": True, "max_acu": 8}}
     found = estimate(parse(document), "us-east-1", replace(Assumptions(), awake=0.5))
     running, asleep, paused = usd(found, "Aurora for rows")
@@ -162,7 +163,7 @@ def test_clusters_of_rows_cost_while_they_are_awake() -> None:
 
 
 @pytest.mark.parametrize("given", [{"load": 1.5}, {"awake": -0.1}, {"data_gb": float("nan")}, {"log_gb": -1}])
-def test_an_assumption_that_cannot_be_is_named(given: dict[str, float]) -> None:
+def test_an_impossible_assumption_is_refused_by_name(given: dict[str, float]) -> None:
     with pytest.raises(InvalidInput, match=f"^{next(iter(given))} = "):
         replace(Assumptions(), **given)
 
@@ -172,7 +173,7 @@ STORAGE = StorageResources(data_bucket="d", payload_bucket="p", objects="s3://d/
 RUNS = RunResources(rules=(), function="f", engine="emr-serverless")
 
 
-def test_an_hour_costs_what_is_awake() -> None:
+def test_an_hour_is_charged_for_what_runs_now() -> None:
     all_of_it = Resources(database=DATABASE, storage=STORAGE, compaction=RUNS)
     live = {
         "database": "available",
@@ -193,14 +194,14 @@ def test_an_hour_costs_what_is_awake() -> None:
     assert (found["database"], found["runs"]) == (pytest.approx(0.18), pytest.approx(0.204))
 
 
-def test_an_hour_of_what_is_stopped_costs_nothing_and_what_is_not_known_is_none() -> None:
+def test_stopped_parts_cost_nothing_and_unknown_parts_have_no_hourly_cost() -> None:
     only = Resources(database=DATABASE)
     assert dict(hourly(only, {"database": "stopped"}, "us-east-1"))["database"] == 0.0
     assert {cost for _, cost in hourly(only, {}, "us-east-1")} == {None}
     assert {cost for _, cost in hourly(only, {"instances": ["db.r8g.large"]}, "mars-1")} == {None}
 
 
-def test_the_query_service_costs_by_the_hour_and_asleep_for_its_name_and_token() -> None:
+def test_a_paused_query_service_is_charged_only_for_its_name_and_token() -> None:
     document = {"id": "x1", "query": {"cpu": 1024, "memory_gb": 4, "tasks_min": 2, "disk_gb": 120}}
     found = estimate(parse(document), "us-east-1", Assumptions())
     task = (0.042094 + 4 * 0.004628) / 1.3 + 100 * 0.000111
@@ -230,7 +231,7 @@ QUERY = QueryResources(
         ({}, None, 0.0625),
     ],
 )
-def test_an_hour_of_the_query_service_counts_its_tasks(
+def test_the_hourly_cost_of_the_query_service_counts_its_tasks(
     live: dict[str, Any], tasks: float | None, ways: float
 ) -> None:
     found = dict(hourly(Resources(query=QUERY), live, "us-east-1"))

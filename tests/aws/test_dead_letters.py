@@ -1,4 +1,4 @@
-"""The dead letters of a deployed instance, looked at and sent again, in moto."""
+"""The dead letters of a deployed instance, listed and sent again, in moto."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
 
 
 def bodies(deployed: Deployed, *, dead: bool) -> list[str]:
-    told = deployed.find().resources.commit
-    assert told is not None
+    commit = deployed.find().resources.commit
+    assert commit is not None
     sqs, found = deployed.client("sqs"), []
-    for url in told.dead_letters if dead else told.queues:
+    for url in commit.dead_letters if dead else commit.queues:
         while messages := sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages"):
             found += [one["Body"] for one in messages]
     return sorted(found)
 
 
 def bury(deployed: Deployed, *messages: str, number: int = 0, **more: Any) -> None:
-    told = deployed.find().resources.commit
-    assert told is not None
+    commit = deployed.find().resources.commit
+    assert commit is not None
     for uuid in deployed.mappings:  # moto would call the lambda
         deployed.client("lambda").update_event_source_mapping(UUID=uuid, Enabled=False)
     for body in messages:
-        deployed.client("sqs").send_message(QueueUrl=told.dead_letters[number], MessageBody=body, **more)
+        deployed.client("sqs").send_message(QueueUrl=commit.dead_letters[number], MessageBody=body, **more)
 
 
-def test_they_are_looked_at_and_left_where_they_are(deployed: Deployed) -> None:
+def test_listed_dead_letters_stay_in_their_queues(deployed: Deployed) -> None:
     reason = {"reason": {"DataType": "String", "StringValue": "tried 41 times"}}
     bury(deployed, GOOD, MessageAttributes=reason)
     bury(deployed, "nonsense", TOO_NEW, number=1)
@@ -57,11 +57,11 @@ def test_they_are_looked_at_and_left_where_they_are(deployed: Deployed) -> None:
         "good", "tried 41 times", True, False,
     )  # fmt: skip
     assert [(one.can_be_sent, bool(one.reason)) for one in others] == [(False, True)] * 2
-    assert next(iter(dead_letters(deployed.find(), 100))).body == GOOD, "at once again"
+    assert next(iter(dead_letters(deployed.find(), 100))).body == GOOD, "a listing hides no message"
     assert len(bodies(deployed, dead=True)) == 3 and not bodies(deployed, dead=False)
 
 
-def test_those_that_can_be_read_are_sent_again_and_others_stay(deployed: Deployed) -> None:
+def test_only_readable_dead_letters_are_sent_again(deployed: Deployed) -> None:
     bury(deployed, *[GOOD] * 12, "nonsense")
     bury(deployed, GOOD, TOO_NEW, number=1)
     found = dead_letters(deployed.find(), 100, send_again=True)
@@ -72,10 +72,10 @@ def test_those_that_can_be_read_are_sent_again_and_others_stay(deployed: Deploye
     assert bodies(deployed, dead=True) == sorted(["nonsense", TOO_NEW])
 
 
-def test_a_dead_letter_of_another_queue_is_told_and_not_sent() -> None:
-    """SQS moves what is in any queue of the account that names ours, whose owner may send us no requests."""
+def test_a_dead_letter_of_another_queue_is_listed_and_not_sent() -> None:
+    """Any queue of the account can name ours for its dead letters, though its owner may not send requests."""
     stubs, arn = StubSession(), f"arn:aws:sqs:{REGION}:123456789012"
-    told = CommitResources(
+    commit = CommitResources(
         queues=("https://sqs/123456789012/queue",), dead_letters=("dead",), mappings=(), function="commit"
     )
     sources = {"own": f"{arn}:queue", "foreign": f"{arn}:foreign"}
@@ -89,37 +89,37 @@ def test_a_dead_letter_of_another_queue_is_told_and_not_sent() -> None:
     ]
     sqs = stubs.stub("sqs")
     sqs.add_response("receive_message", {"Messages": messages})
-    sqs.add_response("send_message", {}, {"QueueUrl": told.queues[0], "MessageBody": GOOD})
+    sqs.add_response("send_message", {}, {"QueueUrl": commit.queues[0], "MessageBody": GOOD})
     sqs.add_response("delete_message", {}, {"QueueUrl": "dead", "ReceiptHandle": "own"})
     sqs.add_response("change_message_visibility", {})
-    instance = DeployedInstance("dev", "123456789012", REGION, Resources(commit=told), Aws(stubs))
+    instance = DeployedInstance("dev", "123456789012", REGION, Resources(commit=commit), Aws(stubs))
     own, foreign = dead_letters(instance, 2, send_again=True)
     assert (own.is_sent_again, foreign.is_sent_again) == (True, False)
     assert foreign.reason == f"it is a dead letter of another queue, {arn}:foreign"
-    stubs.assert_all_were_asked()
+    stubs.assert_all_stubs_were_used()
 
 
-def test_what_is_not_sent_is_not_deleted(deployed: Deployed) -> None:
+def test_a_dead_letter_that_could_not_be_sent_is_not_deleted(deployed: Deployed) -> None:
     bury(deployed, GOOD)
     deployed.client("sqs").delete_queue(QueueUrl=deployed.queues[0])
     with pytest.raises(InstanceError, match="AWS refuses sqs:SendMessage"):
         dead_letters(deployed.find(), 100, send_again=True)
-    told = deployed.find().resources.commit
-    assert told is not None
+    commit = deployed.find().resources.commit
+    assert commit is not None
     counted = deployed.client("sqs").get_queue_attributes(
-        QueueUrl=told.dead_letters[0], AttributeNames=["All"]
+        QueueUrl=commit.dead_letters[0], AttributeNames=["All"]
     )["Attributes"]
     assert counted["ApproximateNumberOfMessagesNotVisible"] == "1"
 
 
-def test_no_more_than_were_asked_for(deployed: Deployed) -> None:
+def test_the_limit_of_dead_letters_is_kept(deployed: Deployed) -> None:
     bury(deployed, *[GOOD] * 5)
     assert len(dead_letters(deployed.find(), 3, send_again=True)) == 3
     assert len(bodies(deployed, dead=True)) == 2
 
 
 @pytest.mark.slow
-def test_without_commit_queues_it_is_one_line(deployed: Deployed) -> None:
+def test_an_instance_without_commit_queues_is_one_line(deployed: Deployed) -> None:
     deployed.client("ssm").delete_parameter(Name=resources.resources_parameter("dev", "commit"))
     with pytest.raises(InstanceError, match="dev has no commit queues"):
         dead_letters(deployed.find(), 1)

@@ -1,4 +1,4 @@
-"""What `dormouse env` prints is what the settings and the DSN understand."""
+"""The output of `dormouse env`, which the settings and the DSN parser understand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def deployed(**resources: Any) -> DeployedInstance:
     return DeployedInstance("dev", "1", "eu-west-1", Resources(**resources), None)  # type: ignore[arg-type]
 
 
-def test_the_settings_understand_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_understand_the_printed_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     instance = deployed(storage=STORAGE, database=DatabaseResources(**DATABASE), commit=COMMIT)
     for name, value in environment(instance, "dormouse_run").items():
         monkeypatch.setenv(name, value)
@@ -37,7 +37,7 @@ def test_the_settings_understand_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (given["host"], given["user"], given["dbname"]) == ("c.example.com", "dormouse_run", "dormouse")
 
 
-def test_a_proxy_is_connected_to_instead() -> None:
+def test_a_proxy_takes_the_place_of_the_database_address() -> None:
     database = DatabaseResources(**DATABASE, proxy="proxy.example.com")
     variables = environment(deployed(storage=STORAGE, database=database))
     assert "@proxy.example.com:5432" in variables["DORMOUSE_DSN"]
@@ -45,15 +45,15 @@ def test_a_proxy_is_connected_to_instead() -> None:
     assert "DORMOUSE_COMMIT_QUEUE" not in variables
 
 
-def test_half_an_instance_is_told() -> None:
+def test_a_missing_part_of_an_instance_is_named() -> None:
     with pytest.raises(InstanceError, match="storage"):
         environment(deployed(database=DatabaseResources(**DATABASE)))
 
 
-def test_indexes_of_rows_are_made_by_who_runs_and_read_by_who_reads() -> None:
+def test_row_indexes_use_the_run_role_or_the_read_role() -> None:
     where = (f"{DATABASE['endpoint']}:5433/dormouse_rows_1", "other:5433/dormouse_rows")
     found = deployed(storage=STORAGE, database=DatabaseResources(**DATABASE, row_indexes=where))
     for role, user in (("dormouse_owner", "dormouse_run"), ("dormouse_read", "dormouse_read")):
-        told = environment(found, role)["DORMOUSE_ROW_INDEXES"]  # type: ignore[arg-type]
-        assert told.split() == [f"rds-iam://{user}@{one}?region=eu-west-1" for one in where]
-        assert tuple(addresses("dbname=x", told)) == where
+        indexes = environment(found, role)["DORMOUSE_ROW_INDEXES"]  # type: ignore[arg-type]
+        assert indexes.split() == [f"rds-iam://{user}@{place}?region=eu-west-1" for place in where]
+        assert tuple(addresses("dbname=x", indexes)) == where

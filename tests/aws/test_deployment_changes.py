@@ -1,4 +1,4 @@
-"""What a change of a deployment's settings needs is what CloudFormation does."""
+"""The documented effect of a changed deployment setting agrees with CloudFormation's behaviour."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ DEPLOYED = {
 
 
 @pytest.mark.slow
-def test_what_a_change_needs_is_what_cloudformation_does() -> None:
+def test_settings_marked_as_replacements_are_those_that_cloudformation_replaces() -> None:
     """A property that can only be set at creation makes a change a replacement."""
     from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
-    said = {(t.key, name): node["change"] for t in tables() for name, node in t.properties.items()}
-    assert {key for key, change in said.items() if change == "replacement"} == set(REPLACED)
+    documented = {(t.key, name): node["change"] for t in tables() for name, node in t.properties.items()}
+    assert {key for key, change in documented.items() if change == "replacement"} == set(REPLACED)
     for kind, name in filter(None, (REPLACED | DEPLOYED).values()):
         schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", kind).schema
         assert name in schema["properties"]

@@ -1,4 +1,4 @@
-"""The doctor: each check says ok, warning or wrong, and how to mend it; what it may not ask is a warning."""
+"""The doctor: each check returns ok, warning or wrong, and a remedy. A missing right is a warning."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def account(session: Any, **settings: Any) -> _Account:
 
 
 def stubbed(subject: _Account, service: str, operation: str, *answers: Any) -> Stubber:
-    """Answers are documents, or the code of an error."""
+    """Stubs answers of one AWS call. Each answer is a document, or the code of an error."""
     stubber = Stubber(subject.aws._client(service))
     for answer in answers:
         if isinstance(answer, str):
-            stubber.add_client_error(operation, answer, "said AWS")
+            stubber.add_client_error(operation, answer, "AWS refused")
         else:
             stubber.add_response(operation, answer)
     stubber.activate()
@@ -64,7 +64,7 @@ def test_the_account_is_bootstrapped(
 
 
 def test_the_region_of_the_copy_is_bootstrapped_too(session: Any) -> None:
-    """Whose stack is deployed there."""
+    """A stack of the copy is deployed in that region."""
     there = boto3.session.Session(region_name="eu-central-1").client("ssm")
     given = {"account": "123456789012", "region": REGION, "backup": {"copy_region": "eu-central-1"}}
     name = BOOTSTRAP.format(qualifier="hnb659fds")
@@ -81,7 +81,7 @@ def test_the_region_of_the_copy_is_bootstrapped_too(session: Any) -> None:
     assert [check.result for check in looked()] == ["ok", "ok"]
 
 
-def test_a_boundary_must_be_there(session: Any) -> None:
+def test_a_permissions_boundary_must_exist(session: Any) -> None:
     bound = account(session, iam={"permissions_boundary": "arn:aws:iam::123456789012:policy/bound"})
     name = "arn:aws:iam::123456789012:policy/bound"
     (check,) = dict(bound._looks())["permissions boundary"]()
@@ -93,7 +93,7 @@ def test_a_boundary_must_be_there(session: Any) -> None:
     assert check.result == "ok"
 
 
-def test_a_version_or_class_that_the_region_has_not_is_wrong(session: Any) -> None:
+def test_an_engine_version_or_class_that_the_region_lacks_is_wrong(session: Any) -> None:
     subject = account(session, database={"kind": "fixed", "instance_class": "r8g.large"})
     with stubbed(subject, "rds", "describe_db_engine_versions", {"DBEngineVersions": []}):
         assert results(subject._engine()) == [("engine version", "wrong")]
@@ -123,7 +123,10 @@ def test_a_quota_that_is_too_small_is_wrong(session: Any) -> None:
 def zones(
     region: str, *subnets: str, deployed: tuple[str, ...] = (), **network: Any
 ) -> list[tuple[str, str]]:
-    """What is said of an own VPC's zones in an account that has default subnets in some; the first three."""
+    """Checks the zones of an own VPC in a region with three zones, and returns (first word, result) of each.
+
+    The account has default subnets in the zones `subnets`; an instance is deployed in the zones `deployed`.
+    """
     session = boto3.session.Session(region_name=region)
     subject = account(session, network=network)
     poor = [
@@ -142,7 +145,7 @@ def zones(
     return [(check.found.split(" ")[0].rstrip(","), check.result) for check in subject._zones()]
 
 
-def test_a_zone_that_lacks_services_is_a_warning_and_others_may_be_named(session: Any) -> None:
+def test_a_zone_that_lacks_services_is_a_warning_and_other_zones_may_be_named(session: Any) -> None:
     assert zones("us-east-1") == [("us-east-1a", "ok"), ("us-east-1b", "warning")]
     assert zones("us-east-1", zones=3)[2] == ("us-east-1c", "ok")
     named = ["us-east-1c", "us-east-1a"]
@@ -152,14 +155,14 @@ def test_a_zone_that_lacks_services_is_a_warning_and_others_may_be_named(session
     assert found == [("us-east-1b", "warning"), ("us-east-1z", "wrong")]
 
 
-def test_an_account_with_default_subnets_has_their_zones(session: Any) -> None:
-    """As CloudFormation chooses them."""
+def test_an_account_with_default_subnets_gets_their_zones(session: Any) -> None:
+    """CloudFormation chooses the zones of the default subnets."""
     assert zones("us-east-1", "us-east-1c", "us-east-1a") == [("us-east-1a", "ok"), ("us-east-1c", "ok")]
 
 
-def test_subnets_that_a_deploy_would_move_to_other_zones_are_named_first(session: Any) -> None:
-    """As when an account has lost its default subnets, or a region has got another zone: CloudFormation gives
-    other zones then, and makes no subnet in one while there is one of the same network in another."""
+def test_a_deploy_that_would_move_subnets_to_other_zones_is_wrong(session: Any) -> None:
+    """An account can lose its default subnets, and a region can get another zone. CloudFormation then chooses
+    other zones, and fails because the new subnet would have the address range of an existing one."""
     there = ("us-east-1a", "us-east-1c")
     assert ("dev", "wrong") not in zones("us-east-1", *there, deployed=there)
     assert zones("us-east-1", deployed=there)[0] == ("dev", "wrong")
@@ -170,7 +173,7 @@ def test_subnets_that_a_deploy_would_move_to_other_zones_are_named_first(session
 
 
 def test_a_region_with_too_few_zones_is_wrong(session: Any) -> None:
-    """CloudFormation would fail to choose the third."""
+    """CloudFormation would fail to choose the third zone."""
     subject = account(session, network={"zones": 3})
     zones = [{"ZoneName": f"{REGION}{letter}", "ZoneId": f"euw1-az{letter}"} for letter in "ab"]
     stubber = stubbed(subject, "ec2", "describe_availability_zones", {"AvailabilityZones": zones})
@@ -190,10 +193,10 @@ def test_a_region_with_too_few_zones_is_wrong(session: Any) -> None:
         ({"objects": False, "retention_days": 3}, {"Aurora": True, "S3": False}, None),
     ],
 )
-def test_aws_backup_must_be_let_at_what_it_is_to_back_up(
+def test_aws_backup_must_be_enabled_for_each_service(
     session: Any, backup: dict[str, Any], let: dict[str, bool], lacking: str | None
 ) -> None:
-    """It says nothing of what it leaves out."""
+    """AWS Backup leaves out other services without a message."""
     subject = account(session, backup=backup)
     stubbed(subject, "backup", "describe_region_settings", {"ResourceTypeOptInPreference": let})
     (check,) = dict(subject._looks())["backups"]()
@@ -203,9 +206,7 @@ def test_aws_backup_must_be_let_at_what_it_is_to_back_up(
 
 
 @pytest.mark.parametrize(("state", "result"), [("paused", "warning"), ("running", "ok"), (None, None)])
-def test_a_paused_instance_whose_migrations_a_deploy_refuses_is_a_warning(
-    session: Any, state: str | None, result: str | None
-) -> None:
+def test_a_paused_instance_is_a_warning(session: Any, state: str | None, result: str | None) -> None:
     if state:
         session.client("ssm").put_parameter(Name=state_parameter("dev"), Value=state, Type="String")
     found = list(account(session)._state())
@@ -249,37 +250,37 @@ def test_a_bootstrap_bucket_with_a_key_of_a_customer_is_a_warning(
         ("s3", "get_bucket_encryption", "AccessDenied", "bootstrap bucket", "s3:GetEncryptionConfiguration"),
     ],
 )
-def test_what_may_not_be_looked_up_is_a_warning_with_the_right(
+def test_a_check_without_its_right_is_a_warning_that_names_the_right(
     session: Any, service: str, operation: str, code: str, name: str, right: str
 ) -> None:
     subject = account(session, compaction={"engine": "emr-serverless"})
     stubber = stubbed(subject, service, operation)
     if service == "ec2":
         stubber.add_response("describe_vpcs", {"Vpcs": []})
-    stubber.add_client_error(operation, code, "said AWS")
+    stubber.add_client_error(operation, code, "AWS refused")
     stubbed(subject, "service-quotas", "get_service_quota", *["NoSuchResourceException"] * 9)
     stubbed(subject, "rds", "describe_db_engine_versions", "AccessDenied")
     (check,) = [one for one in subject.checks() if one.name == name]
     assert (check.result, right in check.found) == ("warning", True)
 
 
-def test_a_right_that_is_missing_is_a_warning_that_names_it(session: Any) -> None:
+def test_the_first_checks_name_a_missing_right_too(session: Any) -> None:
     subject = account(session)
     stubbed(subject, "ssm", "get_parameter", *["AccessDeniedException"] * 2)
-    looked = subject.checks()
-    for check, name in ((next(looked), "bootstrap"), (next(looked), "state")):
+    checks = subject.checks()
+    for check, name in ((next(checks), "bootstrap"), (next(checks), "state")):
         assert (check.name, check.result) == (name, "warning")
         assert "ssm:GetParameter" in check.found
 
 
-def test_the_account_and_region_are_those_of_the_settings(session: Any, tmp_path: Path) -> None:
+def test_another_account_than_that_of_the_settings_is_wrong(session: Any, tmp_path: Path) -> None:
     settings = parse({"id": "dev", "account": "999999999999", "region": "us-east-1"})
     last = examine(settings, root=tmp_path, session=session)[-1]
     assert (last.name, last.result) == ("account", "wrong")
 
 
 def test_a_region_without_certificates_is_wrong(tmp_path: Path) -> None:
-    """Also where the settings name none, and the credentials' is taken."""
+    """The settings name no region here, so the region of the credentials is used."""
     with mock_aws():
         found = examine(
             parse({"id": "dev"}), root=tmp_path, session=boto3.Session(region_name="il-central-1")
@@ -289,13 +290,15 @@ def test_a_region_without_certificates_is_wrong(tmp_path: Path) -> None:
     assert "the certificates of Amazon RDS in il-central-1 are not in" in check.found
 
 
-def test_alarms_that_nobody_hears_are_a_warning(session: Any) -> None:
-    for told, wanted in (({"budget_usd_month": 9.0}, ["warning"]), ({"email": "a@example.com"}, [])):
-        found = dict(account(session, monitoring=told)._looks())["alarms"]()
+def test_alarms_without_a_receiver_are_a_warning(session: Any) -> None:
+    for monitoring, wanted in (({"budget_usd_month": 9.0}, ["warning"]), ({"email": "a@example.com"}, [])):
+        found = dict(account(session, monitoring=monitoring)._looks())["alarms"]()
         assert [check.result for check in found] == wanted
 
 
-def test_who_gives_no_region_is_not_told_to_log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_region_is_not_reported_as_a_missing_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
@@ -306,7 +309,7 @@ def test_who_gives_no_region_is_not_told_to_log_in(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_everything_is_looked_at_and_nothing_raises(session: Any, tmp_path: Path) -> None:
+def test_every_check_runs_and_none_raises(session: Any, tmp_path: Path) -> None:
     subject = account(session, commit={}, compaction={"engine": "emr-serverless"})
     stubbed(subject, "rds", "describe_db_engine_versions", "AccessDenied")
     stubbed(subject, "service-quotas", "get_service_quota", *["TooManyRequestsException"] * 30)
@@ -328,7 +331,7 @@ def test_everything_is_looked_at_and_nothing_raises(session: Any, tmp_path: Path
         ("access", "existing", ("ssm",), "warning"),
     ],
 )
-def test_what_calls_aws_needs_a_way_in_an_existing_vpc(
+def test_parts_that_call_aws_need_endpoints_in_an_existing_vpc(
     part: str, wanted: str, has: tuple[str, ...], result: str, session: Any
 ) -> None:
     subject = account(session, network=EXISTING_VPC, **{part: {"endpoints": wanted}})
@@ -344,6 +347,6 @@ def test_what_calls_aws_needs_a_way_in_an_existing_vpc(
     assert (check.name, check.result) == (f"{part} endpoints", result)
 
 
-def test_a_query_service_that_nobody_may_call_is_a_warning(session: Any) -> None:
+def test_a_query_service_without_clients_is_a_warning(session: Any) -> None:
     assert results(account(session, query={})._clients()) == [("clients", "warning")]
     assert results(account(session, query={"client_cidrs": ["10.0.0.0/16"]})._clients()) == []

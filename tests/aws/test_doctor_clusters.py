@@ -1,4 +1,4 @@
-"""The doctor names what a restore has left, and what a deploy would lose."""
+"""Checks of the doctor for leftovers of a restore, and for losses in the next deploy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SNAPSHOT = "arn:aws:rds:eu-west-1:123456789012:cluster-snapshot:newer"
 
 
 @mock_aws
-def test_clusters_that_a_restore_has_replaced_are_named() -> None:
+def test_clusters_replaced_by_a_restore_are_named() -> None:
     session = boto3.session.Session(region_name=REGION)
     ssm, rds = session.client("ssm"), session.client("rds")
 
@@ -34,7 +34,7 @@ def test_clusters_that_a_restore_has_replaced_are_named() -> None:
     rows = made("rows-of-it", "dev")
     made("the-database", "dev")
     made("of-another", "prod")
-    told = DatabaseResources(
+    current = DatabaseResources(
         cluster="the-database",
         kind="serverless",
         endpoint="db",
@@ -43,7 +43,7 @@ def test_clusters_that_a_restore_has_replaced_are_named() -> None:
         row_indexes=(f"{rows}:5433/rows",),
     )
     where = resources_parameter("dev", "database")
-    ssm.put_parameter(Name=where, Value=told.model_dump_json(), Type="String")
+    ssm.put_parameter(Name=where, Value=current.model_dump_json(), Type="String")
     assert results(subject._other_clusters()) == [("other clusters", "ok")]
     made("the-former", "dev")
     (check,) = dict(subject._looks())["other clusters"]()
@@ -55,7 +55,7 @@ def test_clusters_that_a_restore_has_replaced_are_named() -> None:
     ("settings", "made_of", "result"),
     [(None, "arn:old", "wrong"), (None, None, None), (SNAPSHOT, SNAPSHOT, None)],
 )
-def test_a_snapshot_that_is_left_out_is_told_before_the_deploy(
+def test_a_deploy_without_the_snapshot_of_its_database_is_wrong(
     settings: str | None, made_of: str | None, result: str | None
 ) -> None:
     database = {"kind": "serverless"} | ({"snapshot": settings} if settings else {})
@@ -73,7 +73,7 @@ def test_a_snapshot_that_is_left_out_is_told_before_the_deploy(
 
 @mock_aws
 @pytest.mark.parametrize(
-    ("wanted", "version", "said"),
+    ("wanted", "version", "remedy"),
     [
         ("17.7", "17.9", 'set database.engine_version = "17.9"'),
         ("17.9", "17.10", 'set database.engine_version = "17.10"'),
@@ -82,32 +82,30 @@ def test_a_snapshot_that_is_left_out_is_told_before_the_deploy(
         ("17.9", None, "correct database.snapshot"),
     ],
 )
-def test_a_snapshot_that_aws_does_not_restore_is_told_before_the_deploy(
-    wanted: str, version: str | None, said: str
-) -> None:
-    """AWS restores none as an earlier version, and upgrades clusters by itself."""
+def test_a_snapshot_that_aws_cannot_restore_is_wrong(wanted: str, version: str | None, remedy: str) -> None:
+    """AWS restores no snapshot with an earlier version, and upgrades clusters by itself."""
     database = {"kind": "serverless", "snapshot": SNAPSHOT, "engine_version": wanted}
     subject = account(boto3.session.Session(region_name=REGION), database=database)
     stubber = stubbed(subject, "rds", "describe_db_cluster_snapshots")
-    asked = {"DBClusterSnapshotIdentifier": "newer"}
+    request = {"DBClusterSnapshotIdentifier": "newer"}
     if version is None:
         stubber.add_client_error("describe_db_cluster_snapshots", "DBClusterSnapshotNotFoundFault")
     else:
         answer = {"DBClusterSnapshots": [{"EngineVersion": version}]}
-        stubber.add_response("describe_db_cluster_snapshots", answer, asked)
+        stubber.add_response("describe_db_cluster_snapshots", answer, request)
     (check,) = dict(subject._looks())["snapshot"]()
-    assert (check.mend, check.result) == (said, "wrong" if said else "ok")
+    assert (check.mend, check.result) == (remedy, "wrong" if remedy else "ok")
     assert version is None or version in check.found
 
 
 @mock_aws
-def test_a_snapshot_of_aws_backup_is_found_by_its_name_and_one_of_another_account_is_not_asked_for() -> None:
+def test_snapshots_of_aws_backup_are_checked_and_those_of_other_accounts_are_a_warning() -> None:
     database = {"kind": "serverless", "snapshot": f"{SNAPSHOT.rpartition(':')[0]}:awsbackup:job-1"}
     subject = account(boto3.session.Session(region_name=REGION), database=database)
-    asked = {"DBClusterSnapshotIdentifier": "awsbackup:job-1", "SnapshotType": "awsbackup"}
+    request = {"DBClusterSnapshotIdentifier": "awsbackup:job-1", "SnapshotType": "awsbackup"}
     stubber = stubbed(subject, "rds", "describe_db_cluster_snapshots")
-    found = {"DBClusterSnapshots": [{"EngineVersion": "17.7"}]}
-    stubber.add_response("describe_db_cluster_snapshots", found, asked)
+    answer = {"DBClusterSnapshots": [{"EngineVersion": "17.7"}]}
+    stubber.add_response("describe_db_cluster_snapshots", answer, request)
     assert results(subject._snapshot()) == [("snapshot", "ok")]
     database["snapshot"] = SNAPSHOT.replace("123456789012", "999999999999")
     subject = account(boto3.session.Session(region_name=REGION), database=database)
@@ -115,7 +113,7 @@ def test_a_snapshot_of_aws_backup_is_found_by_its_name_and_one_of_another_accoun
 
 
 @mock_aws
-def test_snapshots_of_restores_are_named_but_that_of_the_settings() -> None:
+def test_snapshots_of_restores_are_named_except_that_of_the_settings() -> None:
     session = boto3.session.Session(region_name=REGION)
     rds = session.client("rds")
     given = {"MasterUsername": "a", "MasterUserPassword": "secret-secret"}
@@ -135,14 +133,14 @@ def test_snapshots_of_restores_are_named_but_that_of_the_settings() -> None:
 
 
 @mock_aws
-def test_queues_that_are_left_out_with_messages_are_told_before_the_deploy() -> None:
+def test_a_deploy_that_removes_queues_with_messages_is_wrong() -> None:
     session = boto3.session.Session(region_name=REGION)
     sqs, subject = session.client("sqs"), account(session, commit={"queues": 1})
     assert results(subject._queues()) == []
     urls = [sqs.create_queue(QueueName=name)["QueueUrl"] for name in ("q1", "q2", "d1", "d2")]
-    told = CommitResources(queues=tuple(urls[:2]), dead_letters=tuple(urls[2:]), mappings=(), function="f")
+    commit = CommitResources(queues=tuple(urls[:2]), dead_letters=tuple(urls[2:]), mappings=(), function="f")
     name = resources_parameter("dev", "commit")
-    session.client("ssm").put_parameter(Name=name, Value=told.model_dump_json(), Type="String")
+    session.client("ssm").put_parameter(Name=name, Value=commit.model_dump_json(), Type="String")
     sqs.send_message(QueueUrl=urls[0], MessageBody="stays")
     assert results(dict(subject._looks())["queues"]()) == [("queues", "ok")]
     sqs.send_message(QueueUrl=urls[3], MessageBody="lost")

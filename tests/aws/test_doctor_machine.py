@@ -1,4 +1,4 @@
-"""What the doctor looks at on this machine: Node, the CDK, packages, the query service's image."""
+"""Checks of the doctor on this machine: Node, the CDK, packages, the query service's image."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def results(checks: Any) -> list[tuple[str, str]]:
 
 
 def checkout(folder: Path, version: str) -> Path:
-    """A folder whose CDK says that it is of this version."""
+    """Creates a checkout whose CDK command prints this version."""
     (folder / "package.json").write_text(json.dumps({"devDependencies": {"aws-cdk": "2.1148.1"}}))
     command = folder / "node_modules/.bin/cdk"
     command.parent.mkdir(parents=True)
@@ -27,12 +27,12 @@ def checkout(folder: Path, version: str) -> Path:
 
 
 @pytest.mark.parametrize(("version", "result"), [("2.1148.1", "ok"), ("3.0.0", "wrong")])
-def test_the_cdk_is_the_pinned_one(version: str, result: str, tmp_path: Path) -> None:
+def test_the_cdk_must_have_the_pinned_version(version: str, result: str, tmp_path: Path) -> None:
     check = list(machine(checkout(tmp_path, version)))[-1]
     assert (check.name, check.result, "npm ci" in check.mend) == ("cdk", result, result == "wrong")
 
 
-def test_a_machine_without_node_and_cdk_is_told_how_to_install_them(
+def test_missing_node_and_cdk_are_wrong_with_instructions_to_install_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -59,7 +59,7 @@ def test_packages_that_are_not_built_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prints", ["27.0.1", None])
-def test_who_deploys_the_query_service_has_its_folder_and_docker(
+def test_a_query_service_needs_its_image_folder_and_docker(
     prints: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docker = tmp_path / "bin/docker"

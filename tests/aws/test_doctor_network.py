@@ -1,4 +1,4 @@
-"""The doctor looks at an existing VPC: its subnets, route tables, and their way to S3."""
+"""Checks of the doctor on an existing VPC: its subnets, route tables and endpoint for S3."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def session() -> Iterator[Any]:
 
 
 def existing(session: Any, *, endpoint: bool) -> dict[str, Any]:
-    """The settings of a VPC with two subnets."""
+    """Creates a VPC with two subnets, and returns its settings."""
     ec2 = session.client("ec2")
     vpc = ec2.create_vpc(CidrBlock="10.1.0.0/16")["Vpc"]["VpcId"]
     zones = [f"{REGION}a", f"{REGION}b"]
@@ -46,7 +46,9 @@ def existing(session: Any, *, endpoint: bool) -> dict[str, Any]:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("has", [False, True])
 @pytest.mark.parametrize("s3_endpoint", ["create", "existing"])
-def test_the_endpoint_of_an_existing_vpc_is_there_or_made(session: Any, has: bool, s3_endpoint: str) -> None:
+def test_an_existing_vpc_has_an_endpoint_or_the_deploy_creates_one(
+    session: Any, has: bool, s3_endpoint: str
+) -> None:
     network = {**existing(session, endpoint=has), "s3_endpoint": s3_endpoint}
     found = list(account(session, network=network)._vpc())
     fine = has == (s3_endpoint == "existing")
@@ -55,7 +57,7 @@ def test_the_endpoint_of_an_existing_vpc_is_there_or_made(session: Any, has: boo
     assert bool(found[-1].mend) != fine
 
 
-def test_subnets_and_route_tables_are_where_the_settings_say(session: Any) -> None:
+def test_subnets_and_route_tables_must_agree_with_the_settings(session: Any) -> None:
     network = existing(session, endpoint=False)
     network["availability_zones"].reverse()
     network["route_table_ids"][0] = "rtb-0a1b2c3d"
@@ -73,8 +75,8 @@ def test_subnets_and_route_tables_are_where_the_settings_say(session: Any) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("s3_endpoint", ["create", "existing"])
-def test_an_endpoint_in_other_route_tables_is_no_way_to_s3(session: Any, s3_endpoint: str) -> None:
-    """Lambdas would hang there; and nothing keeps another from being made."""
+def test_an_endpoint_in_other_route_tables_does_not_count(session: Any, s3_endpoint: str) -> None:
+    """Lambdas could not reach S3 there. A second endpoint can be created, however."""
     network, ec2 = {**existing(session, endpoint=True), "s3_endpoint": s3_endpoint}, session.client("ec2")
     other = ec2.create_route_table(VpcId=network["vpc_id"])["RouteTable"]["RouteTableId"]
     [ours] = ec2.describe_route_tables(RouteTableIds=network["route_table_ids"][:1])["RouteTables"]

@@ -1,4 +1,4 @@
-"""Runs on EMR Serverless, each submitted once: against moto, and for its states botocore's Stubber."""
+"""Runs on EMR Serverless, each submitted once: tested with moto, and each state with botocore's Stubber."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_run_on_emr_serverless(serverless: RunsEnvironment, aws: Aws) -> None:
 
 
 def test_a_run_is_submitted_with_its_id_as_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same token EMR answers with the run that it has."""
+    """EMR returns the existing run when it gets the same token again."""
     environment = settings(
         monkeypatch, "emr-serverless", application_id="app1", execution_role=ROLE, worker_vcpu=16
     )
@@ -147,7 +147,7 @@ def test_a_job_run_is_cancelled_and_cancelling_it_again_is_no_error(
     emr.cancel(submitted, stub)
 
 
-def test_what_emr_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_emr_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = settings(monkeypatch, "emr-serverless", application_id="gone", execution_role=ROLE)
     aws, stubber = stubbed("emr-serverless")
     stubber.add_client_error("start_job_run", "ResourceNotFoundException", "Application gone\ndoes not exist")
@@ -155,6 +155,6 @@ def test_what_emr_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         emr.submit(environment, new_run(), aws)
 
 
-def test_an_event_without_what_a_run_needs_is_refused() -> None:
+def test_an_event_that_lacks_a_field_is_refused() -> None:
     with pytest.raises(InvalidInput, match="'list'"):
         Run.of({"run_id": "x", "kind": "split", "jobs": 1})

@@ -1,4 +1,4 @@
-"""Runs on EMR on EC2, each submitted once: against moto, and for its states botocore's Stubber."""
+"""Runs on EMR on EC2, each submitted once: tested with moto, and each state with botocore's Stubber."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_runs_are_steps_of_one_cluster(steps: RunsEnvironment, aws: Aws) -> None
 
 
 def test_a_run_submitted_again_is_the_same_step(steps: RunsEnvironment, aws: Aws) -> None:
-    """Also when its cluster has ended by then."""
+    """The step stays the same even after its cluster has ended."""
     run = new_run()
     first = emr.submit(steps, run, aws)
     assert emr.submit(steps, run, aws) == first
@@ -76,14 +76,14 @@ def test_a_run_submitted_again_is_the_same_step(steps: RunsEnvironment, aws: Aws
     assert live(aws) == []
 
 
-def test_a_cluster_that_ended_when_idle_comes_back(steps: RunsEnvironment, aws: Aws) -> None:
+def test_a_cluster_that_ended_when_idle_is_replaced(steps: RunsEnvironment, aws: Aws) -> None:
     first = emr.submit(steps, new_run(), aws)
     aws.call("emr", "terminate_job_flows", JobFlowIds=[first["cluster"]])
     second = emr.submit(steps, new_run(), aws)
     assert [one["Id"] for one in live(aws)] == [second["cluster"]] != [first["cluster"]]
 
 
-def test_clusters_of_others_are_left_alone(steps: RunsEnvironment, aws: Aws) -> None:
+def test_clusters_of_other_instances_are_left_alone(steps: RunsEnvironment, aws: Aws) -> None:
     other = aws.call("emr", "run_job_flow", **{**TEMPLATE, "Name": "dormouse-development"})["JobFlowId"]
     assert emr.submit(steps, new_run(), aws)["cluster"] != other
     assert steps_of(aws, other) == []
@@ -105,7 +105,7 @@ def test_each_run_has_a_cluster_of_its_own(transient: RunsEnvironment, aws: Aws)
 
 
 class Meeting(Aws):
-    """Lets two meet after the first look, so that both find nothing."""
+    """A client that waits at one operation for a second client, so that both have found nothing before."""
 
     def __init__(self, session: Any, operation: str, barrier: threading.Barrier) -> None:
         super().__init__(session)
@@ -119,10 +119,10 @@ class Meeting(Aws):
 
 
 @pytest.mark.parametrize("engine", ["emr-ec2-steps", "emr-ec2-transient"])
-def test_of_a_run_submitted_twice_at_once_one_stays(
+def test_a_run_submitted_twice_at_once_keeps_one_cluster_and_step(
     aws: Aws, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    """Both make a cluster; the later one is ended by whoever made it."""
+    """Both callers create a cluster; the caller that created the later one ends it."""
     environment, run, barrier = settings(monkeypatch, engine), new_run(), threading.Barrier(2)
     cancelled: list[str] = []
     monkeypatch.setattr("dormouse.aws.emr._cancel_step", lambda cluster, step, aws: cancelled.append(step))
@@ -140,7 +140,7 @@ def test_of_a_run_submitted_twice_at_once_one_stays(
     assert kept == [answers[0]["id"]]
 
 
-def test_of_a_step_added_twice_at_once_one_stays(
+def test_a_step_added_twice_at_once_is_kept_once(
     steps: RunsEnvironment, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emr.submit(steps, new_run(), aws)
@@ -159,7 +159,7 @@ def test_of_a_step_added_twice_at_once_one_stays(
     assert sorted([answers[0]["id"], *cancelled]) == sorted(added)
 
 
-def test_a_cluster_that_ends_just_then_is_replaced(
+def test_a_cluster_that_ends_during_a_submission_is_replaced(
     steps: RunsEnvironment, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ending = emr.submit(steps, new_run(), aws)["cluster"]
@@ -235,7 +235,7 @@ def test_each_state_of_a_step(responses: list[dict[str, Any]], followed: tuple[s
 
 
 def test_a_run_is_cancelled_with_its_cluster() -> None:
-    """A step that is cancelled leaves its driver at work, and the cluster would never be idle."""
+    """A cancelled step leaves its driver running, so the cluster would never become idle."""
     aws, stubber = stubbed("emr")
     stubber.add_response("describe_step", step_response("RUNNING"), {"ClusterId": "j-1", "StepId": "s-1"})
     stubber.add_response("terminate_job_flows", {}, {"JobFlowIds": ["j-1"]})
@@ -243,8 +243,8 @@ def test_a_run_is_cancelled_with_its_cluster() -> None:
     stubber.assert_no_pending_responses()
 
 
-def test_a_run_that_waits_for_others_is_cancelled_alone() -> None:
-    """It has no driver yet, and the run that works on the cluster keeps it."""
+def test_a_pending_run_is_cancelled_without_its_cluster() -> None:
+    """The run has no driver yet, and another run still uses the cluster."""
     aws, stubber = stubbed("emr")
     stubber.add_response("describe_step", step_response("PENDING"), {"ClusterId": "j-1", "StepId": "s-1"})
     expected = {"ClusterId": "j-1", "StepIds": ["s-1"], "StepCancellationOption": "TERMINATE_PROCESS"}
@@ -253,7 +253,7 @@ def test_a_run_that_waits_for_others_is_cancelled_alone() -> None:
     stubber.assert_no_pending_responses()
 
 
-def test_a_cluster_of_one_run_ends_with_it_also_while_it_starts() -> None:
+def test_cancelling_a_run_ends_its_own_cluster_even_while_it_starts() -> None:
     aws, stubber = stubbed("emr")
     stubber.add_response("terminate_job_flows", {}, {"JobFlowIds": ["j-1"]})
     emr.cancel({**SUBMITTED, "engine": "emr-ec2-transient"}, aws)
@@ -267,7 +267,7 @@ def test_cancelling_a_run_whose_cluster_has_ended_is_no_error() -> None:
     emr.cancel(SUBMITTED, aws)
 
 
-def test_a_step_that_another_has_is_cancelled_alone() -> None:
+def test_a_duplicate_step_is_cancelled_without_its_cluster() -> None:
     aws, stubber = stubbed("emr")
     steps = [{"Id": one, "Name": "n", "Status": {"Timeline": {}}} for one in ("s-1", "s-2")]
     stubber.add_response("list_steps", {"Steps": steps}, {"ClusterId": "j-1"})
@@ -277,7 +277,7 @@ def test_a_step_that_another_has_is_cancelled_alone() -> None:
     stubber.assert_no_pending_responses()
 
 
-def test_what_has_no_time_yet_is_the_later() -> None:
+def test_a_cluster_without_a_creation_time_counts_as_the_later() -> None:
     made = {"Id": "j-2", "Name": "n", "Status": {"Timeline": {"CreationDateTime": datetime.now(UTC)}}}
     making = {"Id": "j-1", "Name": "n", "Status": {"Timeline": {}}}
     assert emr._first(emr._named("n", [making, made])) == "j-2"

@@ -1,4 +1,4 @@
-"""What `make emr-package` builds: the same bytes each time, and all that a run needs beside Spark."""
+"""The archive of `make emr-package`: reproducible, with all that a run needs besides Spark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the sources, which may be edited while the tests run."""
+    """Returns a copy of the sources, because the originals may be edited while the tests run."""
     folder = tmp_path_factory.mktemp("sources") / "dormouse"
     return Path(shutil.copytree(ROOT / "dormouse", folder))
 
@@ -51,7 +51,7 @@ def archive(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unpacked(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive in an empty folder, as Spark unpacks it."""
+    """Returns a folder with the archive's files, as Spark unpacks them."""
     folder = tmp_path_factory.mktemp("unpacked") / "environment"
     folder.mkdir()
     with tarfile.open(archive) as tar:
@@ -61,7 +61,7 @@ def unpacked(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(unpacked: Path, s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment with Spark, its Java, the archive's Python and an S3, and nothing of this checkout."""
+    """Returns variables for Spark, Java, the archive's Python and an S3, but nothing of this checkout."""
     base = Path(sys.base_prefix) / "bin"
     python = str(unpacked / "bin" / "python")
     return {
@@ -103,7 +103,7 @@ def spark_submit(clean: dict[str, str], folder: Path, *arguments: str) -> subpro
 
 
 def test_the_same_sources_give_the_same_bytes(archive: Path, package: Path, tmp_path: Path) -> None:
-    """Whatever the times and modes of the files, and wherever they are."""
+    """The second build has other times and modes of files, in another folder."""
     moved = tmp_path / "elsewhere"
     for path in shutil.copytree(package, moved, copy_function=shutil.copyfile).rglob("*.py"):
         path.chmod(0o600)
@@ -113,7 +113,7 @@ def test_the_same_sources_give_the_same_bytes(archive: Path, package: Path, tmp_
     assert len(digests) == 1
 
 
-def test_nothing_in_it_tells_where_and_when_it_was_built(archive: Path) -> None:
+def test_the_archive_does_not_depend_on_place_and_time_of_the_build(archive: Path) -> None:
     with tarfile.open(archive) as tar:
         members = tar.getmembers()
     names = [member.name for member in members]
@@ -124,8 +124,10 @@ def test_nothing_in_it_tells_where_and_when_it_was_built(archive: Path) -> None:
     assert not [name for name in names if name.startswith(("site-packages/pyspark", "site-packages/boto3"))]
 
 
-def test_its_python_has_nothing_of_the_machines(unpacked: Path, clean: dict[str, str]) -> None:
-    """Nothing but what it brings: not what .venv has, nor what the user has."""
+def test_the_python_of_the_archive_imports_nothing_from_the_machine(
+    unpacked: Path, clean: dict[str, str]
+) -> None:
+    """The Python imports only libraries of the archive: none of .venv, and none of the user."""
     script = """
 import importlib.util, sys
 for name in ("dormouse", "pyarrow", "datafusion", "datasketches", "psycopg", "botocore", "obstore"):
@@ -135,7 +137,7 @@ for name in ("pyspark", "moto", "pytest", "pip", "boto3"):
 """
     python = unpacked / "bin" / "python"
     link = unpacked.parent / "link"
-    link.symlink_to(python)  # as YARN links to what it unpacked
+    link.symlink_to(python)  # YARN links to the unpacked files
     for command in (python, link):
         done = subprocess.run(
             [command, "-c", script, str(unpacked)],
@@ -148,7 +150,7 @@ for name in ("pyspark", "moto", "pytest", "pip", "boto3"):
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_machine_without_python_3_11_is_told_so(unpacked: Path, tmp_path: Path) -> None:
+def test_a_machine_without_python_3_11_gets_an_error(unpacked: Path, tmp_path: Path) -> None:
     launcher = (unpacked / "bin" / "python").read_text().replace("/usr", "/nowhere")
     script = tmp_path / "python"
     script.write_text(launcher)
@@ -162,7 +164,7 @@ def test_a_machine_without_python_3_11_is_told_so(unpacked: Path, tmp_path: Path
     assert done.stderr.startswith("Dormouse needs Python 3.11")
 
 
-def test_a_compaction_with_nothing_but_it_and_spark(
+def test_a_compaction_needs_only_the_archive_and_spark(
     clean: dict[str, str], instance: Instance, dsn: str, url: str, tmp_path: Path
 ) -> None:
     tables = [instance.create_table(name, SCHEMA, properties=PROPERTIES) for name in ("DROP_TABLE-x", "b")]
@@ -183,13 +185,13 @@ def test_a_compaction_with_nothing_but_it_and_spark(
         rows = table.query().read_all().to_pylist()
         assert rows == [{"key": key, "name": f"{number} {key}"} for key in range(300)]
     assert runs.report(instance._supplier, instance._objects, run_id, "SUCCEEDED").finished == 2
-    # the list is gone with the report: whoever starts it again is told
+    # the report deleted the list, so a second start fails
     again = spark_submit(clean, tmp_path, *arguments)
     assert again.returncode == 2
-    assert f"there is no list {listed}" in again.stdout  # where Spark sends what Python says
+    assert f"there is no list {listed}" in again.stdout  # Spark sends Python's output there
 
 
-def test_a_run_of_splits_with_nothing_but_it_and_spark(
+def test_a_run_of_splits_needs_only_the_archive_and_spark(
     clean: dict[str, str], instance: Instance, dsn: str, url: str, tmp_path: Path
 ) -> None:
     table = instance.create_table("t", SCHEMA, properties=PROPERTIES)

@@ -1,4 +1,4 @@
-"""Pausing a deployed instance, in moto: what is switched off, what is waited for, and what is kept."""
+"""Pausing a deployed instance, in moto: the parts that stop, the waits, and the kept messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def test_all_is_switched_off_but_the_rule_that_keeps_it_asleep(deployed: Deployed, clock: FakeClock) -> None:
+def test_all_parts_are_stopped_except_the_rule_of_the_keeper(deployed: Deployed, clock: FakeClock) -> None:
     assert deployed.state() == RUNNING
     report = pause(deployed.find(), clock=clock.clock)
     assert deployed.state() == PAUSED
@@ -58,14 +58,14 @@ def test_all_is_switched_off_but_the_rule_that_keeps_it_asleep(deployed: Deploye
     assert report.changed
 
 
-def test_what_is_paused_may_be_paused_again(deployed: Deployed, clock: FakeClock) -> None:
+def test_a_paused_instance_may_be_paused_again(deployed: Deployed, clock: FakeClock) -> None:
     pause(deployed.find(), clock=clock.clock)
     report = pause(deployed.find(), wait=True, clock=clock.clock)
     assert [one.step for one in report.steps if one.outcome != "already"] == ["verify"]
     assert not report.changed
 
 
-def test_what_is_half_paused_is_paused_wholly(deployed: Deployed, clock: FakeClock) -> None:
+def test_a_partly_paused_instance_is_paused_completely(deployed: Deployed, clock: FakeClock) -> None:
     deployed.client("events").disable_rule(Name=deployed.rules[1])
     deployed.client("events").disable_rule(Name=deployed.keeper)
     deployed.client("rds").stop_db_cluster(DBClusterIdentifier=deployed.cluster)
@@ -93,7 +93,7 @@ def test_messages_stay_in_their_queues(deployed: Deployed, clock: FakeClock) -> 
     assert sqs.receive_message(QueueUrl=deployed.queues[0])["Messages"][0]["Body"] == "a request"
 
 
-def test_requests_that_lambdas_have_are_waited_for(deployed: Deployed, clock: FakeClock) -> None:
+def test_a_pause_waits_for_requests_that_lambdas_hold(deployed: Deployed, clock: FakeClock) -> None:
     receipt, sqs, url = receive_request(deployed), deployed.client("sqs"), deployed.queues[0]
     clock.at.append((20.0, lambda: sqs.delete_message(QueueUrl=url, ReceiptHandle=receipt)))
     report = pause(deployed.find(), clock=clock.clock)
@@ -103,7 +103,7 @@ def test_requests_that_lambdas_have_are_waited_for(deployed: Deployed, clock: Fa
 
 
 @pytest.mark.slow
-def test_no_request_is_waited_for_longer_than_a_lambda_works(deployed: Deployed, clock: FakeClock) -> None:
+def test_a_pause_waits_no_longer_than_the_timeout_of_a_lambda(deployed: Deployed, clock: FakeClock) -> None:
     receive_request(deployed)
     report = pause(deployed.find(), drain_seconds=3_000, clock=clock.clock)
     step = next(one for one in report.steps if one.step == "let running commits end")
@@ -141,9 +141,7 @@ def test_runs_that_end_are_not_cancelled(deployed: Deployed, clock: FakeClock) -
 
 
 @pytest.mark.parametrize("engine", ["emr-ec2-steps", "emr-ec2-transient"])
-def test_clusters_of_emr_are_terminated_and_those_of_others_are_not(
-    moto: None, clock: FakeClock, engine: str
-) -> None:
+def test_only_emr_clusters_of_the_instance_are_terminated(moto: None, clock: FakeClock, engine: str) -> None:
     deployed, other = deploy(engine=engine), deploy("dev-2", engine=engine)  # type: ignore[arg-type]
     name, run = str(deployed.emr_name), "6f2d3c0e-5a3d-4a58-9d0f-7f2c5f0e3b11"
     ours = [start_emr_cluster(deployed), start_emr_cluster(deployed, f"{name}-{run}")]
@@ -162,7 +160,7 @@ def test_one_instance_is_paused_and_another_is_not(moto: None, clock: FakeClock)
     assert (first.state(), second.state()) == (PAUSED, RUNNING)
 
 
-def test_what_is_gone_is_as_good_as_off(deployed: Deployed, clock: FakeClock) -> None:
+def test_deleted_parts_count_as_stopped(deployed: Deployed, clock: FakeClock) -> None:
     deployed.client("events").delete_rule(Name=deployed.rules.pop())
     deployed.client("lambda").delete_event_source_mapping(UUID=deployed.mappings.pop())
     deployed.client("sqs").delete_queue(QueueUrl=deployed.queues[0])
@@ -180,15 +178,15 @@ def test_without_a_database_nothing_is_changed(deployed: Deployed, clock: FakeCl
 
 
 @pytest.mark.parametrize("is_stated", [True, False])
-def test_without_the_stack_that_keeps_it_asleep_it_is_paused_and_told_for_how_long(
+def test_without_the_pause_stack_a_pause_warns_how_long_it_lasts(
     deployed: Deployed, clock: FakeClock, is_stated: bool
 ) -> None:
-    ssm, said = deployed.client("ssm"), []
+    ssm, lines = deployed.client("ssm"), []
     ssm.delete_parameter(Name=resources.resources_parameter("dev", "pause"))
     if not is_stated:
         ssm.delete_parameter(Name=resources.state_parameter("dev"))
-    pause(deployed.find(), clock=clock.clock, tell=said.append)
-    assert said[0] == (
+    pause(deployed.find(), clock=clock.clock, tell=lines.append)
+    assert lines[0] == (
         "the settings of dev have no table [pause]: AWS starts its database again after 7 days, and SQS "
         "deletes its messages and dead letters after 14 days at most"
     )
@@ -198,10 +196,10 @@ def test_without_the_stack_that_keeps_it_asleep_it_is_paused_and_told_for_how_lo
 
 
 @pytest.mark.slow
-def test_lambdas_of_schedules_are_waited_for_unless_the_schedules_were_off_before(
+def test_a_pause_waits_for_scheduled_lambdas_unless_their_rules_were_disabled_before(
     deployed: Deployed, clock: FakeClock
 ) -> None:
-    """AWS does not tell whether one runs; after its timeout none does."""
+    """AWS does not report whether a lambda runs, so the pause waits for the lambda's timeout."""
     make_function(deployed, "garbage", timeout=200)
     left = pause(deployed.find(), drain_seconds=1_000, dry_run=True, clock=clock.clock).steps
     assert ("garbage may still run, for 350 s at most",) in [one.what for one in left]
@@ -220,7 +218,7 @@ def test_lambdas_of_schedules_are_waited_for_unless_the_schedules_were_off_befor
 
 
 class Quiet(DeployedInstance):
-    """Whose state was written an hour ago."""
+    """An instance whose desired state was written an hour ago."""
 
     desired_seconds = 3_600.0  # type: ignore[assignment]
 
@@ -231,7 +229,7 @@ class Quiet(DeployedInstance):
         )
 
 
-def test_a_pause_ends_when_somebody_resumes_meanwhile(deployed: Deployed, clock: FakeClock) -> None:
+def test_a_pause_ends_when_another_user_resumes_meanwhile(deployed: Deployed, clock: FakeClock) -> None:
     start_job_run(deployed)
     name, ssm = resources.state_parameter("dev"), deployed.client("ssm")
     clock.at.append((10.0, lambda: ssm.put_parameter(Name=name, Value="running", Overwrite=True)))
@@ -241,7 +239,9 @@ def test_a_pause_ends_when_somebody_resumes_meanwhile(deployed: Deployed, clock:
     assert (state["desired"], state["database"], state["spark"]) == ("running", "available", "STARTED")
 
 
-def test_what_somebody_switches_on_during_a_pause_is_named(deployed: Deployed, clock: FakeClock) -> None:
+def test_a_part_that_another_user_starts_during_a_pause_is_named(
+    deployed: Deployed, clock: FakeClock
+) -> None:
     start_job_run(deployed)
     events = deployed.client("events")
     clock.at.append((10.0, lambda: events.enable_rule(Name=deployed.rules[0])))
@@ -255,7 +255,7 @@ def test_what_somebody_switches_on_during_a_pause_is_named(deployed: Deployed, c
 def test_nothing_is_paused_while_a_stack_is_deployed(
     deployed: Deployed, clock: FakeClock, *, dry_run: bool
 ) -> None:
-    """Which would enable again what is disabled, or find the database stopped."""
+    """The deploy would enable disabled parts again, or fail because the database is stopped."""
     stack = make_stack(deployed, "commit")
     stack.status = "UPDATE_IN_PROGRESS"
     with pytest.raises(InstanceError, match="-commit is in update in progress: pause it when"):
@@ -265,10 +265,10 @@ def test_nothing_is_paused_while_a_stack_is_deployed(
     pause(deployed.find(), dry_run=dry_run, clock=clock.clock)
 
 
-def test_a_stack_whose_change_set_nobody_executed_hinders_no_pause(
+def test_a_stack_with_an_unexecuted_change_set_does_not_prevent_a_pause(
     deployed: Deployed, clock: FakeClock
 ) -> None:
-    """It is in review for good."""
+    """The stack stays in review without limit."""
     make_stack(deployed, "commit").status = "REVIEW_IN_PROGRESS"
     make_stack(deployed, "migrate").status = "REVIEW_IN_PROGRESS"
     pause(deployed.find(), clock=clock.clock)
@@ -276,14 +276,14 @@ def test_a_stack_whose_change_set_nobody_executed_hinders_no_pause(
     assert keep(deployed.find()).ended
 
 
-def test_a_deploy_to_another_instance_hinders_no_pause(deployed: Deployed, clock: FakeClock) -> None:
+def test_a_deploy_to_another_instance_does_not_prevent_a_pause(deployed: Deployed, clock: FakeClock) -> None:
     make_stack(deployed, "commit", of="dev-2").status = "UPDATE_IN_PROGRESS"
     pause(deployed.find(), clock=clock.clock)
     assert deployed.state() == PAUSED
 
 
 def make_stack(deployed: Deployed, name: str, of: str = "dev") -> Any:
-    """As moto keeps it."""
+    """Creates a stack of an instance, and returns it as moto stores it."""
     topic = {"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}}
     given = {"StackName": f"dormouse-{of}-{name}", "TemplateBody": json.dumps(topic)}
     deployed.client("cloudformation").create_stack(**given, Tags=[{"Key": "dormouse:instance", "Value": of}])

@@ -1,4 +1,4 @@
-"""Every state in between that AWS may be found in, with botocore's Stubber; and what AWS refuses."""
+"""Pause and resume in every intermediate state of AWS, with botocore's Stubber; and refusals of AWS."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.aws import Aws, DeployedInstance, resume
 
 UUID = "6f2d3c0e-5a3d-4a58-9d0f-7f2c5f0e3b11"
 ARN = "arn:aws:emr-serverless:eu-west-1:123456789012:/applications/of/some/length"
-TOLD = Resources(
+RESOURCES = Resources(
     database=DatabaseResources(cluster="db", kind="serverless", endpoint="e", port=5432, name="dormouse"),
     commit=CommitResources(queues=(), dead_letters=(), mappings=(UUID,), function="commit"),
     compaction=RunResources(rules=(), function="c", engine="emr-serverless", application="a"),
@@ -53,12 +53,12 @@ IN_BETWEEN = [
 def stubs() -> Iterator[StubSession]:
     session = StubSession()
     yield session
-    session.assert_all_were_asked()
+    session.assert_all_stubs_were_used()
 
 
 @pytest.fixture
 def instance(stubs: StubSession) -> DeployedInstance:
-    return DeployedInstance("dev", "123456789012", REGION, TOLD, Aws(stubs))
+    return DeployedInstance("dev", "123456789012", REGION, RESOURCES, Aws(stubs))
 
 
 def ran(step: Step, clock: FakeClock | None = None) -> StepReport:
@@ -72,7 +72,7 @@ def described(stubs: StubSession, *states: str, writer: bool = False) -> None:
         stubs.stub("rds").add_response("describe_db_clusters", answer, {"DBClusterIdentifier": "db"})
 
 
-def asked(stubs: StubSession, operation: str, refusal: str | None = None) -> None:
+def expect_call(stubs: StubSession, operation: str, refusal: str | None = None) -> None:
     if refusal is None:
         stubs.stub("rds").add_response(operation, {}, {"DBClusterIdentifier": "db"})
     else:
@@ -80,36 +80,38 @@ def asked(stubs: StubSession, operation: str, refusal: str | None = None) -> Non
 
 
 @pytest.mark.parametrize("state", IN_BETWEEN)
-def test_a_database_is_stopped_when_what_it_does_has_ended(
+def test_a_busy_database_is_stopped_when_its_work_has_ended(
     stubs: StubSession, instance: DeployedInstance, state: str
 ) -> None:
     for _ in range(3):
         described(stubs, state)
-        asked(stubs, "stop_db_cluster", "InvalidDBClusterStateFault")
+        expect_call(stubs, "stop_db_cluster", "InvalidDBClusterStateFault")
     described(stubs, "available")
-    asked(stubs, "stop_db_cluster", "InvalidDBInstanceState")  # one of its instances still is at something
+    expect_call(stubs, "stop_db_cluster", "InvalidDBInstanceState")  # one of its instances is still busy
     described(stubs, "available")
-    asked(stubs, "stop_db_cluster")
+    expect_call(stubs, "stop_db_cluster")
     described(stubs, "stopping")
     assert ran(StopDatabase(instance)).what == (f"cluster db is {state}",)
 
 
 @pytest.mark.parametrize("state", sorted({"stopping"} | ASLEEP))
-def test_a_database_that_stops_or_sleeps_is_let_be(
+def test_a_stopping_or_stopped_database_is_left_alone(
     stubs: StubSession, instance: DeployedInstance, state: str
 ) -> None:
     described(stubs, state)
     assert ran(StopDatabase(instance)).outcome == "already"
 
 
-def test_the_end_of_a_stop_may_be_waited_for(stubs: StubSession, instance: DeployedInstance) -> None:
+def test_a_pause_may_wait_until_the_database_has_stopped(
+    stubs: StubSession, instance: DeployedInstance
+) -> None:
     described(stubs, "stopping", "stopping", "stopping", "stopped")
     assert ran(StopDatabase(instance, to_the_end=True)).outcome == "done"
 
 
 @pytest.mark.parametrize("state", sorted(HOPELESS))
 @pytest.mark.parametrize("step", [StopDatabase, StartDatabase])
-def test_what_only_people_can_mend_is_said(
+def test_a_cluster_state_that_only_an_operator_can_fix_is_an_error(
     stubs: StubSession, instance: DeployedInstance, step: Any, state: str
 ) -> None:
     described(stubs, state)
@@ -117,13 +119,13 @@ def test_what_only_people_can_mend_is_said(
         ran(step(instance))
 
 
-def test_a_state_that_does_not_end_is_named_in_the_end(
+def test_a_state_that_does_not_end_is_named_after_the_timeout(
     stubs: StubSession, instance: DeployedInstance
 ) -> None:
     clock = FakeClock()
     for _ in range(4):
         described(stubs, "upgrading")
-        asked(stubs, "stop_db_cluster", "InvalidDBClusterStateFault")
+        expect_call(stubs, "stop_db_cluster", "InvalidDBClusterStateFault")
     described(stubs, "upgrading")
     clock.at.append((2.0, lambda: setattr(clock, "seconds", 4_000.0)))
     with pytest.raises(InstanceError, match="stop the database within 60 minutes: cluster db is upgrading"):
@@ -131,7 +133,7 @@ def test_a_state_that_does_not_end_is_named_in_the_end(
 
 
 @pytest.mark.parametrize("state", sorted(set(IN_BETWEEN) - SERVES))
-def test_a_database_in_between_is_waited_for_and_not_started(
+def test_a_database_in_an_intermediate_state_is_awaited_and_not_started(
     stubs: StubSession, instance: DeployedInstance, state: str
 ) -> None:
     described(stubs, state, state, "available")
@@ -139,13 +141,13 @@ def test_a_database_in_between_is_waited_for_and_not_started(
 
 
 @pytest.mark.parametrize("asleep", sorted(ASLEEP))
-def test_a_database_is_started_and_its_writer_waited_for(
+def test_a_resume_starts_the_database_and_waits_for_its_writer(
     stubs: StubSession, instance: DeployedInstance, asleep: str
 ) -> None:
     described(stubs, "stopping", "stopping", asleep)
-    asked(stubs, "start_db_cluster", "InvalidDBClusterStateFault")
+    expect_call(stubs, "start_db_cluster", "InvalidDBClusterStateFault")
     described(stubs, asleep)
-    asked(stubs, "start_db_cluster")
+    expect_call(stubs, "start_db_cluster")
     described(stubs, "starting")
     for state in ("starting", "configuring-enhanced-monitoring"):
         described(stubs, "available", writer=True)
@@ -154,22 +156,22 @@ def test_a_database_is_started_and_its_writer_waited_for(
     assert ran(StartDatabase(instance)).outcome == "done"
 
 
-def test_a_database_that_somebody_stops_again_is_started_again(
+def test_a_database_that_another_user_stops_is_started_again(
     stubs: StubSession, instance: DeployedInstance
 ) -> None:
     described(stubs, "stopped")
-    asked(stubs, "start_db_cluster")
+    expect_call(stubs, "start_db_cluster")
     described(stubs, "starting", "available", writer=True)
     stubs.stub("rds").add_response(
         "describe_db_instances", {"DBInstances": [{"DBInstanceStatus": "stopping"}]}
     )
     described(stubs, "stopping", "stopped")
-    asked(stubs, "start_db_cluster")
+    expect_call(stubs, "start_db_cluster")
     described(stubs, "starting", "available")
     assert ran(StartDatabase(instance)).outcome == "done"
 
 
-def test_a_resume_while_aws_stops_is_one_line_and_changes_nothing(
+def test_a_resume_while_the_database_stops_is_refused_in_one_line(
     stubs: StubSession, instance: DeployedInstance
 ) -> None:
     described(stubs, "stopping")
@@ -178,7 +180,7 @@ def test_a_resume_while_aws_stops_is_one_line_and_changes_nothing(
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_a_mapping_is_changed_when_its_change_before_has_ended(
+def test_a_mapping_is_changed_after_its_previous_change_has_ended(
     stubs: StubSession, instance: DeployedInstance, enabled: bool
 ) -> None:
     goal, other, to_goal = (
@@ -220,7 +222,7 @@ def test_an_application_is_stopped_when_it_has_started(
     assert [ran(StopSpark(instance)).outcome for _ in range(2)] == ["already"] * 2
 
 
-def test_a_job_run_is_cancelled_once_and_waited_for(stubs: StubSession, instance: DeployedInstance) -> None:
+def test_a_job_run_is_cancelled_once_and_awaited(stubs: StubSession, instance: DeployedInstance) -> None:
     stub, clock = stubs.stub("emr-serverless"), FakeClock()
 
     def seen(*states: str) -> None:
@@ -244,7 +246,7 @@ def test_a_job_run_is_cancelled_once_and_waited_for(stubs: StubSession, instance
     assert ran(DrainRuns(instance, 0), clock).outcome == "done"
 
 
-def test_names_of_actions_are_those_of_policies() -> None:
+def test_actions_have_the_names_used_in_policies() -> None:
     assert action("rds", "stop_db_cluster") == "rds:StopDBCluster"
     assert action("emr", "terminate_job_flows") == "elasticmapreduce:TerminateJobFlows"
     assert action("stepfunctions", "list_executions") == "states:ListExecutions"
@@ -252,7 +254,7 @@ def test_names_of_actions_are_those_of_policies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "line"),
+    ("code", "message", "line"),
     [
         ("ExpiredTokenException", "The security token is expired", "credentials have expired: log in again"),
         (
@@ -269,19 +271,19 @@ def test_names_of_actions_are_those_of_policies() -> None:
         ("InternalServerError", "sorry", "AWS refuses ssm:GetParametersByPath: sorry"),
     ],
 )
-def test_what_aws_refuses_is_one_clear_line(stubs: StubSession, code: str, said: str, line: str) -> None:
-    stubs.stub("ssm").add_client_error("get_parameters_by_path", code, said, http_status_code=400)
+def test_a_refusal_of_aws_is_one_clear_line(stubs: StubSession, code: str, message: str, line: str) -> None:
+    stubs.stub("ssm").add_client_error("get_parameters_by_path", code, message, http_status_code=400)
     with pytest.raises(InstanceError) as error:
         find("dev", stubs)
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
-def test_throttling_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By botocore, up to the limit that it is given; then it is one line."""
+def test_throttled_calls_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Botocore retries up to the limit that it is given; then the error is one line."""
     slept: list[float] = []
     calls: list[str] = []
     ours, sleep = threading.current_thread(), time.sleep
-    # threads of others sleep on
+    # other threads sleep as usual
     monkeypatch.setattr(
         "time.sleep", lambda s: slept.append(s) if threading.current_thread() is ours else sleep(s)
     )
@@ -303,7 +305,7 @@ def test_throttling_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == aws_module.ATTEMPTS_MAX == len(slept) + 1
 
 
-def test_without_region_credentials_or_profile_it_is_one_clear_line(
+def test_a_missing_region_profile_or_login_is_one_clear_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ACCESS_KEY_ID"):
@@ -315,14 +317,14 @@ def test_without_region_credentials_or_profile_it_is_one_clear_line(
         find("dev", open_session())
     with pytest.raises(InstanceError, match="no AWS credentials: log in"):
         find("dev", open_session(REGION))
-    with pytest.raises(InvalidInput, match=r"profile \(nobody\) could not be found"):
-        open_session(REGION, "nobody")
+    with pytest.raises(InvalidInput, match=r"profile \(missing\) could not be found"):
+        open_session(REGION, "missing")
     with pytest.raises(InvalidInput, match="is not the id of an instance"):
         find("./dev", open_session(REGION))
     assert issubclass(NoCredentialsError, Exception)
 
 
-def test_an_instance_that_is_not_there_is_named_with_those_that_are() -> None:
+def test_an_unknown_instance_is_named_with_the_known_ones() -> None:
     with mock_aws(config={"lambda": {"use_docker": False}}):
         session = boto3.session.Session(region_name=REGION)
         with pytest.raises(NotAnInstance, match=f"no instance 'dev' in account 123456789012, {REGION}, nor"):

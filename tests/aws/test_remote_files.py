@@ -1,4 +1,4 @@
-"""Files by URL and from standard input: copied, read, gone again; none leads into a private network."""
+"""Files by URL and from standard input: copied, read and deleted. No redirect leads to a private address."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def server() -> Iterator[str]:
         made.shutdown()
 
 
-def test_a_url_is_read_as_a_file_and_its_copy_goes(server: str) -> None:
+def test_a_url_is_read_as_a_file_and_its_copy_deleted(server: str) -> None:
     [file] = find_files(f"{server}/x.csv?raw=1")
     assert (file.kind, file.path.read_bytes()) == ("csv", b"k\n1\n2\n")
     path = file.path
@@ -59,28 +59,31 @@ def test_a_url_is_read_as_a_file_and_its_copy_goes(server: str) -> None:
     assert [len(b) for b in open_source(f"{server}/x.csv", SCHEMA).batches] == [2]
 
 
-def test_a_url_that_is_gone_or_ends_early_is_one_line(server: str) -> None:
-    for name, told in (
+def test_a_missing_or_truncated_url_is_one_line(server: str) -> None:
+    for name, message in (
         ("gone.csv", "the server says 404"),
         ("short.csv", "cannot be read|broke off"),
         ("cut.csv", "cannot be read"),
         ("a b.csv", "cannot be read"),
     ):
-        with pytest.raises(InvalidData, match=rf"{name}.*({told})"):
+        with pytest.raises(InvalidData, match=rf"{name}.*({message})"):
             find_files(f"{server}/{name}")
     with pytest.raises(InvalidData, match="a URL of https:// or s3://"):
         find_files("ftp://example.com/x.csv")
 
 
-def test_no_redirect_leads_from_the_open_to_what_is_private() -> None:
+def test_a_redirect_from_a_public_to_a_private_address_is_refused() -> None:
     request = urllib.request.Request("https://203.0.113.7.example/x.csv")
     handler = data_files._Redirects()
-    for target, told in (("https://10.0.0.1/x.csv", "private address"), ("http://a.example/x", "not https")):
-        with pytest.raises(InvalidData, match=told):
+    for target, message in (
+        ("https://10.0.0.1/x.csv", "private address"),
+        ("http://a.example/x", "not https"),
+    ):
+        with pytest.raises(InvalidData, match=message):
             handler.redirect_request(request, io.BytesIO(), 302, "", {}, target)
 
 
-def test_standard_input_is_read_by_what_it_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_format_of_standard_input_follows_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, rows in (
         (b"k\n1\n2\n", 2),
         (b'{"k": 1}\n', 1),
@@ -103,7 +106,7 @@ def test_standard_input_is_read_by_what_it_begins_with(monkeypatch: pytest.Monke
         ("s3://b/*/part-?.parquet", ["part-0"]),
     ],
 )
-def test_objects_are_those_that_files_would_be(
+def test_patterns_match_objects_as_they_match_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, expected: list[str]
 ) -> None:
     store = open_store(tmp_path.as_uri())

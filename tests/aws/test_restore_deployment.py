@@ -1,4 +1,4 @@
-"""`dormouse restore --instance ID --to TIME`: a snapshot of the database then, its objects, its queues."""
+"""`dormouse restore --instance ID --to TIME`: a database snapshot of that time, its objects and queues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SOON = Clock(sleep=lambda seconds: None)
 
 @pytest.fixture
 def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
-    """Paused, with an object that was deleted and a message that waits."""
+    """Yields a paused instance with a deleted object and a waiting message."""
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     with mock_aws(config={"lambda": {"use_docker": False}}):
@@ -42,7 +42,7 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
 
 
 def backed_up(instance: DeployedInstance) -> Any:
-    """The cluster as RDS describes it, with backups of a day, for moto has them of this very second."""
+    """Returns moto's description of the cluster, changed to have backups of one day instead of one second."""
     now = datetime.now(UTC)
     times = {"EarliestRestorableTime": now - timedelta(days=1), "LatestRestorableTime": now}
     return {**database.usable(instance), **times}
@@ -50,7 +50,7 @@ def backed_up(instance: DeployedInstance) -> Any:
 
 @pytest.fixture
 def moment() -> datetime:
-    """So lately that the object was deleted in the minute before it, as clocks differ."""
+    """Returns a time just after the deletion of the object, within the tolerance for clocks that differ."""
     return datetime.now(UTC) - timedelta(seconds=1)
 
 
@@ -75,19 +75,21 @@ def objects(deployed: Deployed) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_snapshot_of_the_moment_and_the_objects_are_there(deployed: Deployed, moment: datetime) -> None:
+def test_a_restore_makes_a_snapshot_of_the_moment_and_restores_objects(
+    deployed: Deployed, moment: datetime
+) -> None:
     found = restore_deployment(deployed.find(), moment, clock=SOON)
     assert snapshots(deployed) == [found.snapshot]
     assert found.snapshot.startswith("arn:aws:rds:")
     assert f"at-{moment:%Y%m%d%H%M%S}" in found.snapshot
     tags = deployed.client("rds").list_tags_for_resource(ResourceName=found.snapshot)["TagList"]
     assert tags == [{"Key": resources.INSTANCE_TAG, "Value": "dev"}]
-    assert found.engine_version, "AWS restores none as an earlier one"
+    assert found.engine_version, "AWS restores no snapshot with an earlier version"
     assert clusters(deployed) == [deployed.cluster]
     assert (found.objects.count, objects(deployed)) == (1, ["data/1/a"])
     assert waiting(deployed) == 1
     assert [step.outcome for step in found.steps] == ["done", "done", "done"]
-    # again, there is nothing left
+    # a second restore has nothing to do
     again = restore_deployment(deployed.find(), moment, clock=SOON)
     assert (again.snapshot, again.objects.count) == (found.snapshot, 0)
     assert {step.outcome for step in again.steps} == {"already"}
@@ -96,7 +98,7 @@ def test_a_snapshot_of_the_moment_and_the_objects_are_there(deployed: Deployed, 
 @pytest.mark.slow
 @pytest.mark.parametrize("instance_id", ["ab", "prod", "prod-west-eu", "prod-eu-west-1-of-us"])
 def test_each_moment_has_a_snapshot_of_its_own(deployed: Deployed, instance_id: str) -> None:
-    """The name of the cluster, which CloudFormation makes, may be as long as RDS lets names be."""
+    """CloudFormation may give the cluster a name of the greatest length that RDS allows."""
     found = deploy(instance_id)
     pause(found.find(), wait=True, clock=SOON)
     first = datetime.now(UTC) - timedelta(hours=1)
@@ -116,7 +118,7 @@ def test_each_moment_has_a_snapshot_of_its_own(deployed: Deployed, instance_id: 
 def test_another_cluster_of_the_instance_has_a_snapshot_of_its_own(
     deployed: Deployed, moment: datetime
 ) -> None:
-    """After a deploy with the snapshot of a restore, the same moment is another history."""
+    """The same time is part of another history after a deploy with the snapshot of a restore."""
     instance = deployed.find()
     first = restore_deployment(instance, moment, clock=SOON)
     rds, other = deployed.client("rds"), "dormouse-dev-database-clustereb0386a7-another"
@@ -126,13 +128,13 @@ def test_another_cluster_of_the_instance_has_a_snapshot_of_its_own(
     )  # fmt: skip
     rds.stop_db_cluster(DBClusterIdentifier=other)
     where, ssm = resources.resources_parameter("dev", "database"), deployed.client("ssm")
-    told = json.loads(ssm.get_parameter(Name=where)["Parameter"]["Value"])
-    ssm.put_parameter(Name=where, Value=json.dumps({**told, "cluster": other}), Overwrite=True)
+    database = json.loads(ssm.get_parameter(Name=where)["Parameter"]["Value"])
+    ssm.put_parameter(Name=where, Value=json.dumps({**database, "cluster": other}), Overwrite=True)
     assert restore_deployment(deployed.find(), moment, clock=SOON).snapshot != first.snapshot
 
 
 @pytest.mark.slow
-def test_what_waits_in_the_queues_is_purged_by_choice(deployed: Deployed, moment: datetime) -> None:
+def test_waiting_messages_are_purged_only_on_request(deployed: Deployed, moment: datetime) -> None:
     restore_deployment(deployed.find(), moment, commits="purge", clock=SOON)
     assert waiting(deployed) == 0
 
@@ -146,7 +148,7 @@ def test_a_dry_run_changes_nothing(deployed: Deployed, moment: datetime) -> None
 
 
 @pytest.mark.parametrize("operation", ["create_db_cluster_snapshot", "delete_db_cluster"])
-def test_what_was_interrupted_is_finished_by_another_run(
+def test_an_interrupted_restore_is_finished_by_another_run(
     deployed: Deployed, moment: datetime, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     with monkeypatch.context() as patched:
@@ -168,14 +170,14 @@ def test_what_was_interrupted_is_finished_by_another_run(
     assert (clusters(deployed), snapshots(deployed)) == ([deployed.cluster], [found.snapshot])
 
 
-def test_an_instance_that_runs_is_not_restored(deployed: Deployed, moment: datetime) -> None:
+def test_a_running_instance_is_not_restored(deployed: Deployed, moment: datetime) -> None:
     deployed.client("rds").start_db_cluster(DBClusterIdentifier=deployed.cluster)
     with pytest.raises(InstanceError, match=r"must be paused.*dormouse pause --instance dev --wait"):
         restore_deployment(deployed.find(), moment, clock=SOON)
     assert clusters(deployed) == [deployed.cluster]
 
 
-def test_a_moment_that_the_backups_do_not_reach_is_refused(deployed: Deployed, moment: datetime) -> None:
+def test_a_moment_outside_the_backups_is_refused(deployed: Deployed, moment: datetime) -> None:
     with pytest.raises(InvalidInput, match="is in the future"):
         restore_deployment(deployed.find(), datetime.now(UTC) + timedelta(days=1))
     with pytest.raises(InvalidInput, match="needs a zone"):
@@ -185,18 +187,18 @@ def test_a_moment_that_the_backups_do_not_reach_is_refused(deployed: Deployed, m
     assert clusters(deployed) == [deployed.cluster]
 
 
-def test_a_moment_whose_objects_are_gone_is_refused(deployed: Deployed, moment: datetime) -> None:
+def test_a_moment_whose_objects_no_longer_exist_is_refused(deployed: Deployed, moment: datetime) -> None:
     """The database's backups may reach further back than the earlier versions of objects."""
     where, ssm = resources.resources_parameter("dev", "storage"), deployed.client("ssm")
-    told = json.loads(ssm.get_parameter(Name=where)["Parameter"]["Value"])
-    ssm.put_parameter(Name=where, Value=json.dumps({**told, "restore_days": 3}), Overwrite=True)
+    storage = json.loads(ssm.get_parameter(Name=where)["Parameter"]["Value"])
+    ssm.put_parameter(Name=where, Value=json.dumps({**storage, "restore_days": 3}), Overwrite=True)
     with pytest.raises(InvalidInput, match="deleted more than 3 days ago no longer exist"):
         restore_deployment(deployed.find(), datetime.now(UTC) - timedelta(days=3, hours=1), clock=SOON)
     assert clusters(deployed) == [deployed.cluster]
 
 
 @pytest.mark.slow
-def test_the_command_says_what_is_next(deployed: Deployed, moment: datetime, cli: Cli) -> None:
+def test_the_command_prints_the_next_steps(deployed: Deployed, moment: datetime, cli: Cli) -> None:
     to = f"{moment:%Y-%m-%d %H:%M:%S}"
     on = ("restore", "--instance", "dev", "--region", REGION)
     code, out, _ = cli(*on, "--to", to, "--dry-run")
@@ -207,9 +209,9 @@ def test_the_command_says_what_is_next(deployed: Deployed, moment: datetime, cli
     assert 'Now set database.snapshot = "arn:aws:rds:' in " ".join(out.split())
     assert f"{deployed.cluster}, still exists and costs money" in " ".join(out.split())
     plain, (code, out, _) = " ".join(out.split()), cli(*on, "--to", to, "--json")
-    told = json.loads(out)
-    assert told["snapshot"] in snapshots(deployed)
-    assert f'database.engine_version = "{told["engine_version"]}" or later' in plain
+    report = json.loads(out)
+    assert report["snapshot"] in snapshots(deployed)
+    assert f'database.engine_version = "{report["engine_version"]}" or later' in plain
     for wrong in (("--to", "yesterday"), (), ("./backups", "--to", to)):
         code, _, errors = cli(*on, *wrong)
         assert code != 0

@@ -1,4 +1,4 @@
-"""What was deleted since a point in time comes back: for a database restored to it."""
+"""Restores of the objects deleted since a point in time, for a database restored to that time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def names(s3: Any) -> list[str]:
     return [item["Key"] for item in s3.list_objects_v2(Bucket=BUCKET).get("Contents", ())]
 
 
-def test_what_was_deleted_since_comes_back(s3: Any, instance: DeployedInstance) -> None:
+def test_objects_deleted_since_the_time_are_restored(s3: Any, instance: DeployedInstance) -> None:
     put(s3, "data/1/a", "data/1/b", "data/1/kept", "other/c")
     delete(s3, "data/1/a", "data/1/b", "other/c")
     found = restore_objects(instance, LONG_AGO)
@@ -64,9 +64,9 @@ def test_what_was_deleted_since_comes_back(s3: Any, instance: DeployedInstance) 
     assert restore_objects(instance, LONG_AGO).count == 0
 
 
-def test_records_of_what_goes_on_now_stay_deleted(s3: Any, instance: DeployedInstance) -> None:
-    """An announcement of a deletion that ended would keep an adoption waiting for its end."""
-    told = [
+def test_records_of_current_work_stay_deleted(s3: Any, instance: DeployedInstance) -> None:
+    """A restored announcement of a deletion would keep an adoption waiting, for example."""
+    current = [
         "owner/3.json", "owner/now/deletion-3-0123456789abcdef.json", "owner/now/milestone-3-7.json",
         "backups/3/2026-11-20T010203Z.tar.gz", "runs/1", "work/garbage/1", "activity/1", ".staging/1",
     ]  # fmt: skip
@@ -79,16 +79,16 @@ def test_records_of_what_goes_on_now_stay_deleted(s3: Any, instance: DeployedIns
         "row_files/1",
     ]
     data = [f"data/{name}" for name in [*kept, "data/0a/1.parquet", "owner.parquet"]]
-    records = [f"data/{name}" for name in told]
+    records = [f"data/{name}" for name in current]
     put(s3, *data, *records)
     delete(s3, *data, *records)
     assert restore_objects(instance, LONG_AGO, dry_run=True).count == len(data)
     assert restore_objects(instance, LONG_AGO).count == len(data)
     assert names(s3) == sorted(data)
-    assert {name.split("/")[0] for name in [*kept, *told]} == RECORDS
+    assert {name.split("/")[0] for name in [*kept, *current]} == RECORDS
 
 
-def test_what_was_deleted_before_stays_deleted(
+def test_objects_deleted_before_the_time_stay_deleted(
     s3: Any, instance: DeployedInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(s3, "data/1/a")
@@ -127,14 +127,14 @@ def test_many_deletions_are_undone_page_by_page(
         (datetime(1, 1, 1, tzinfo=UTC), "before there was S3"),
     ],
 )
-def test_a_time_that_cannot_be_meant_is_refused(
+def test_an_impossible_time_is_refused(
     since: datetime, word: str, s3: Any, instance: DeployedInstance
 ) -> None:
     with pytest.raises(InvalidInput, match=word):
         restore_objects(instance, since)
 
 
-def test_what_s3_keeps_deleted_is_told(
+def test_an_object_that_s3_does_not_restore_is_an_error(
     s3: Any, instance: DeployedInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(s3, "data/1/a")
@@ -151,10 +151,8 @@ def test_what_s3_keeps_deleted_is_told(
         restore_objects(instance, LONG_AGO)
 
 
-def test_a_copy_of_the_objects_is_brought_back_in_place_of_the_bucket(
-    s3: Any, instance: DeployedInstance
-) -> None:
-    """Its owner may have no bucket any more."""
+def test_objects_of_another_bucket_can_be_restored(s3: Any, instance: DeployedInstance) -> None:
+    """The instance may have no bucket of its own left."""
     put(s3, "data/1/a", "copy/1/a")
     delete(s3, "data/1/a", "copy/1/a")
     bare = DeployedInstance("dev", "1", "eu-west-1", Resources(), instance.aws)
@@ -165,7 +163,7 @@ def test_a_copy_of_the_objects_is_brought_back_in_place_of_the_bucket(
             restore_objects(instance, LONG_AGO, objects=wrong)
 
 
-def test_an_instance_without_storage_is_told(s3: Any) -> None:
+def test_an_instance_without_storage_gets_an_error(s3: Any) -> None:
     bare = DeployedInstance("dev", "1", "eu-west-1", Resources(), Aws(boto3.session.Session()))
     with pytest.raises(InstanceError, match="storage"):
         restore_objects(bare, LONG_AGO)

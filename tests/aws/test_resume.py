@@ -1,4 +1,4 @@
-"""Resuming a deployed instance, in moto; and both, interrupted at every call of AWS."""
+"""Resuming a deployed instance, in moto; and pauses and resumes interrupted at every call of AWS."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def test_all_is_switched_on_again(deployed: Deployed, clock: FakeClock) -> None:
+def test_all_parts_are_started_again(deployed: Deployed, clock: FakeClock) -> None:
     pause(deployed.find(), clock=clock.clock)
     report = resume(deployed.find(), clock=clock.clock)
     assert deployed.state() == AWAKE
@@ -39,13 +39,13 @@ def test_all_is_switched_on_again(deployed: Deployed, clock: FakeClock) -> None:
     ]  # fmt: skip
 
 
-def test_what_runs_may_be_resumed(deployed: Deployed, clock: FakeClock) -> None:
+def test_a_running_instance_may_be_resumed(deployed: Deployed, clock: FakeClock) -> None:
     report = resume(deployed.find(), clock=clock.clock)
     assert deployed.state() == RUNNING
     assert not report.changed
 
 
-def test_what_is_half_paused_is_resumed(deployed: Deployed, clock: FakeClock) -> None:
+def test_a_partly_paused_instance_is_resumed(deployed: Deployed, clock: FakeClock) -> None:
     deployed.client("events").disable_rule(Name=deployed.rules[1])
     deployed.client("lambda").update_event_source_mapping(UUID=deployed.mappings[0], Enabled=False)
     resume(deployed.find(), clock=clock.clock)
@@ -59,24 +59,24 @@ def test_a_dry_run_changes_nothing(deployed: Deployed, clock: FakeClock) -> None
     assert [one.outcome for one in report.steps] == ["would"] * 4
 
 
-def test_a_cluster_that_a_restore_has_replaced_is_told(deployed: Deployed, clock: FakeClock) -> None:
-    """Also by the status: no other command looks at it, and it is paid for."""
+def test_a_cluster_replaced_by_a_restore_is_reported(deployed: Deployed, clock: FakeClock) -> None:
+    """The status reports it too. No other command uses the cluster, but it still costs money."""
     deployed.client("rds").create_db_cluster(
         DBClusterIdentifier="the-former", Engine="aurora-postgresql", MasterUsername="owner",
         MasterUserPassword="a password", Tags=[{"Key": resources.INSTANCE_TAG, "Value": "dev"}],
     )  # fmt: skip
-    told: list[str] = []
-    resume(deployed.find(), tell=told.append, clock=clock.clock)
-    assert told == [
+    lines: list[str] = []
+    resume(deployed.find(), tell=lines.append, clock=clock.clock)
+    assert lines == [
         "the database cluster the-former is no longer used by dev but still costs money: delete it"
     ]
     assert status(deployed.find()).left_behind == ("the-former",)
 
 
-def test_while_it_is_deployed_to_it_is_not_resumed(
+def test_an_instance_is_not_resumed_during_a_deploy(
     deployed: Deployed, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The deploy has read that it is paused, and would leave schedules and mappings off."""
+    """The deploy has already read the state paused, and would leave schedules and mappings disabled."""
     pause(deployed.find(), clock=clock.clock)
     stacks = [{"StackName": "dormouse-dev-commit", "StackStatus": "UPDATE_IN_PROGRESS"}]
     monkeypatch.setattr("dormouse.aws.pause.stacks_of", lambda aws, instance_id: iter(stacks))
@@ -87,7 +87,7 @@ def test_while_it_is_deployed_to_it_is_not_resumed(
     assert deployed.state() == PAUSED
 
 
-def test_messages_that_came_meanwhile_are_there(deployed: Deployed, clock: FakeClock) -> None:
+def test_messages_sent_during_a_pause_are_kept(deployed: Deployed, clock: FakeClock) -> None:
     pause(deployed.find(), clock=clock.clock)
     sqs = deployed.client("sqs")
     for number in range(10):
@@ -98,13 +98,11 @@ def test_messages_that_came_meanwhile_are_there(deployed: Deployed, clock: FakeC
 
 
 @pytest.mark.slow
-def test_a_resume_ends_when_somebody_pauses_meanwhile(deployed: Deployed) -> None:
+def test_a_resume_ends_when_another_user_pauses_meanwhile(deployed: Deployed) -> None:
     pause(deployed.find(), clock=FakeClock().clock)
     events, ssm = deployed.client("events"), deployed.client("ssm")
-    told: list[str] = []
 
     def tell(line: str) -> None:
-        told.append(line)
         if "start the database" in line:
             name = resources.state_parameter("dev")
             ssm.put_parameter(Name=name, Value="paused", Overwrite=True)
@@ -114,7 +112,7 @@ def test_a_resume_ends_when_somebody_pauses_meanwhile(deployed: Deployed) -> Non
     assert {events.describe_rule(Name=rule)["State"] for rule in deployed.rules} == {"DISABLED"}
 
 
-def test_what_is_gone_cannot_be_switched_on(deployed: Deployed, clock: FakeClock) -> None:
+def test_a_deleted_part_cannot_be_started(deployed: Deployed, clock: FakeClock) -> None:
     pause(deployed.find(), clock=clock.clock)
     deployed.client("events").delete_rule(Name=deployed.rules[0])
     with pytest.raises(InstanceError, match=f"the rule {deployed.rules[0]} is missing: deploy dev again"):
@@ -125,11 +123,11 @@ def test_what_is_gone_cannot_be_switched_on(deployed: Deployed, clock: FakeClock
 
 
 class Interrupted(BaseException):
-    """Stands for Ctrl-C, SIGKILL or a network that goes."""
+    """A simulated Ctrl-C, SIGKILL or loss of the network."""
 
 
 def _interrupted_at(number: int, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> bool:
-    """Whether `act` came to a call of AWS of this number, counted from 0, where it was interrupted."""
+    """Interrupts `act` at its call of AWS with this number, counted from 0. Returns whether there was one."""
     counted, original = iter(range(number)), BaseClient._make_api_call  # type: ignore[attr-defined]
 
     def call(self: Any, *given: Any) -> Any:
@@ -151,7 +149,7 @@ def _interrupted_at(number: int, monkeypatch: pytest.MonkeyPatch, act: Callable[
 def test_a_pause_and_a_resume_may_be_interrupted_at_every_call(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch, first: int, every: int
 ) -> None:
-    """Before a call is after the one before: nothing is kept in the process. Run again, each ends well."""
+    """The process keeps no state, so each command succeeds when it is run again."""
     clock = FakeClock().clock
     done = {"pause": 0, "resume": 0}
     for number in range(first, 1_000, every):

@@ -1,4 +1,4 @@
-"""What `dormouse destroy` does before stacks are deleted, in moto: nothing runs then that would hold them."""
+"""The steps of `dormouse destroy` before it deletes stacks, in moto: they end what would block deletion."""
 
 from __future__ import annotations
 
@@ -39,37 +39,37 @@ def moto() -> Iterator[None]:
 
 
 def listed(deployed: Deployed) -> dict[str, list[dict[str, str]]]:
-    """What CloudFormation would list."""
+    """Returns the resources of each stack, as CloudFormation would list them."""
 
-    def one(kind: str, name: str, logical: str = "It") -> dict[str, str]:
+    def resource(kind: str, name: str, logical: str = "It") -> dict[str, str]:
         of = {"ResourceType": kind, "PhysicalResourceId": name, "LogicalResourceId": logical}
         return {**of, "ResourceStatus": "CREATE_COMPLETE"}
 
-    garbage, compaction, maintenance = (one("AWS::Events::Rule", rule) for rule in deployed.rules)
+    garbage, compaction, maintenance = (resource("AWS::Events::Rule", rule) for rule in deployed.rules)
     application = (
-        [one("AWS::EMRServerless::Application", deployed.application)] if deployed.application else []
+        [resource("AWS::EMRServerless::Application", deployed.application)] if deployed.application else []
     )
     return {
-        "storage": [one("AWS::S3::Bucket", "data")],
+        "storage": [resource("AWS::S3::Bucket", "data")],
         "database": [
-            one("AWS::RDS::DBCluster", "of-rows", "RowsCluster1A2B3C4D"),
-            one("AWS::RDS::DBCluster", deployed.cluster, "ClusterEB0386A7"),
+            resource("AWS::RDS::DBCluster", "of-rows", "RowsCluster1A2B3C4D"),
+            resource("AWS::RDS::DBCluster", deployed.cluster, "ClusterEB0386A7"),
         ],
-        "commit": [one("AWS::Lambda::EventSourceMapping", uuid) for uuid in deployed.mappings],
+        "commit": [resource("AWS::Lambda::EventSourceMapping", uuid) for uuid in deployed.mappings],
         "garbage": [garbage],
         "compaction": [
             compaction,
-            one("AWS::StepFunctions::StateMachine", deployed.machine),
+            resource("AWS::StepFunctions::StateMachine", deployed.machine),
             *application,
             {"ResourceType": "AWS::Events::Rule", "ResourceStatus": "CREATE_FAILED"},
         ],
         "maintenance": [maintenance],
-        "pause": [one("AWS::Events::Rule", deployed.keeper)],
+        "pause": [resource("AWS::Events::Rule", deployed.keeper)],
     }
 
 
 def ended(deployed: Deployed, clock: FakeClock, given: Listed | None = None) -> dict[str, str]:
-    """Winds it down; the outcome of each step."""
+    """Winds down the instance, and returns the outcome of each step."""
     found = listed(deployed) if given is None else given
     reports = wind_down(deployed.id, found, Aws(deployed.session), clock=clock.clock)
     return {one.step: one.outcome for one in reports}
@@ -79,7 +79,7 @@ def database(deployed: Deployed) -> Any:
     return rds_backends[ACCOUNT][REGION].clusters[deployed.cluster]
 
 
-def test_what_runs_is_ended_and_the_database_left_available() -> None:
+def test_running_parts_are_ended_and_the_database_stays_available() -> None:
     deployed, clock = deploy(), FakeClock()
     run = start_job_run(deployed)
     outcomes = ended(deployed, clock)
@@ -105,15 +105,15 @@ def test_an_execution_that_does_not_end_is_stopped() -> None:
 
 
 @pytest.mark.parametrize("engine", ["emr-ec2-steps", "emr-ec2-transient"])
-def test_clusters_of_emr_are_ended_and_waited_for(engine: Engine) -> None:
-    """Their security groups cannot be deleted before."""
+def test_emr_clusters_are_ended_and_awaited(engine: Engine) -> None:
+    """Security groups of a cluster cannot be deleted before it has ended."""
     deployed, clock = deploy(engine=engine), FakeClock()
     mine = start_emr_cluster(deployed, NAME)
     of_a_run = start_emr_cluster(deployed, f"{NAME}-2cb1b1d5-6a5f-4ecb-8b35-5f4b3e0f9a11")
     ending = start_emr_cluster(deployed, NAME)
     other = start_emr_cluster(deployed, f"{NAME}2")
     backend = emr_backends[ACCOUNT][REGION].clusters
-    backend[ending].state = "TERMINATING"  # as AWS has it for some minutes
+    backend[ending].state = "TERMINATING"  # a cluster of AWS has this state for some minutes
     clock.at.append((240.0, lambda: setattr(backend[ending], "state", "TERMINATED")))
     assert ended(deployed, clock)["stop EMR"] == "done"
     assert clock.seconds >= 240
@@ -132,7 +132,7 @@ def test_a_cluster_that_does_not_end_is_an_error_that_names_it() -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("state", ["stopped", "stopping"])
-def test_a_database_that_sleeps_is_woken_and_nothing_puts_it_to_sleep_again(state: str) -> None:
+def test_a_stopped_database_is_started_and_stays_running(state: str) -> None:
     deployed, clock = deploy(), FakeClock()
     pause(deployed.find(), clock=clock.clock)
     if state == "stopping":
@@ -146,14 +146,14 @@ def test_a_database_that_sleeps_is_woken_and_nothing_puts_it_to_sleep_again(stat
 
 
 @pytest.mark.parametrize("status", ["deleting", "inaccessible-encryption-credentials", "modifying"])
-def test_a_database_that_neither_sleeps_nor_wakes_is_not_waited_for(status: str) -> None:
+def test_a_database_in_another_state_is_not_awaited(status: str) -> None:
     deployed, clock = deploy(), FakeClock()
     database(deployed).status = status
     assert ended(deployed, clock)["wake the database"] == "already"
 
 
 def replaced(deployed: Deployed, *, protected: bool = False) -> None:
-    """A cluster of before a restore, asleep, with its writer."""
+    """Creates a stopped cluster with a writer, as a restore leaves it."""
     rds = deployed.client("rds")
     rds.create_db_cluster(
         DBClusterIdentifier="the-former", Engine="aurora-postgresql", MasterUsername="owner",
@@ -167,8 +167,8 @@ def replaced(deployed: Deployed, *, protected: bool = False) -> None:
     rds.stop_db_cluster(DBClusterIdentifier="the-former")
 
 
-def test_clusters_that_a_restore_has_replaced_are_woken_and_deleted() -> None:
-    """They are in no stack, and hold security groups of some."""
+def test_clusters_replaced_by_a_restore_are_started_and_deleted() -> None:
+    """They belong to no stack, but use security groups of stacks."""
     deployed, clock = deploy(), FakeClock()
     replaced(deployed)
     assert ended(deployed, clock)["delete the database clusters that a restore has replaced"] == "done"
@@ -182,9 +182,7 @@ def test_clusters_that_a_restore_has_replaced_are_woken_and_deleted() -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("protected", [False, True])
-def test_a_look_tells_of_clusters_that_a_restore_has_replaced(
-    deployed_stacks: Deployed, protected: bool
-) -> None:
+def test_the_plan_lists_clusters_replaced_by_a_restore(deployed_stacks: Deployed, protected: bool) -> None:
     replaced(deployed_stacks, protected=protected)
     if protected:
         with pytest.raises(InvalidInput, match=r"dev was not destroyed: .*the-former.* is protected"):
@@ -195,8 +193,8 @@ def test_a_look_tells_of_clusters_that_a_restore_has_replaced(
     assert found.steps[-1].what == ("cluster the-former is stopped",)
 
 
-def test_snapshots_of_restores_are_told_and_deleted_and_no_others(deployed_stacks: Deployed) -> None:
-    """Their key and objects go with the instance, and nothing else would name them."""
+def test_only_snapshots_of_restores_are_listed_and_deleted(deployed_stacks: Deployed) -> None:
+    """Their key and objects are deleted with the instance, and no other command would list them."""
     rds, ours = deployed_stacks.client("rds"), "dormouse-dev-at-20261120140000-0123abcd"
     for name in (ours, "of-people"):
         rds.create_db_cluster_snapshot(
@@ -204,14 +202,14 @@ def test_snapshots_of_restores_are_told_and_deleted_and_no_others(deployed_stack
         )
     found = doomed(parse({"id": "dev"}), deployed_stacks.session)
     assert found is not None
-    told = {step.step: step.what for step in found.steps}
-    assert told["delete the snapshots of restores"] == (f"snapshot {ours} is available",)
+    planned = {step.step: step.what for step in found.steps}
+    assert planned["delete the snapshots of restores"] == (f"snapshot {ours} is available",)
     assert ended(deployed_stacks, FakeClock())["delete the snapshots of restores"] == "done"
     left = rds.describe_db_cluster_snapshots(SnapshotType="manual")["DBClusterSnapshots"]
     assert [one["DBClusterSnapshotIdentifier"] for one in left] == ["of-people"]
 
 
-def test_a_look_tells_what_stays_for_backups(
+def test_the_plan_lists_what_is_kept_for_backups(
     deployed_stacks: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"storage": ("AWS::KMS::Key", "k-1"), "backup": ("AWS::Backup::BackupVault", "v-1")}
@@ -227,8 +225,8 @@ def test_a_look_tells_what_stays_for_backups(
     assert doom is not None and doom.kept == ()
 
 
-def test_half_of_an_instance_is_enough() -> None:
-    """Without pause stack and parameters, with what stacks list and what is gone all the same."""
+def test_an_incomplete_instance_is_wound_down() -> None:
+    """The pause stack and parameters are missing, and some listed resources no longer exist."""
     deployed, clock = deploy(), FakeClock()
     pause(deployed.find(), wait=True, clock=clock.clock)
     ssm, events = deployed.client("ssm"), deployed.client("events")
@@ -251,7 +249,7 @@ def test_half_of_an_instance_is_enough() -> None:
     assert not [one for one in ssm.describe_parameters()["Parameters"] if one["Name"].endswith("/desired")]
 
 
-def test_who_pauses_it_meanwhile_is_heard() -> None:
+def test_a_pause_by_another_user_ends_the_command() -> None:
     deployed, clock = deploy(), FakeClock()
     start_job_run(deployed)
     deployed.client("stepfunctions").start_execution(stateMachineArn=deployed.machine)
@@ -263,7 +261,7 @@ def test_who_pauses_it_meanwhile_is_heard() -> None:
 
 @pytest.fixture
 def deployed_stacks(monkeypatch: pytest.MonkeyPatch) -> Deployed:
-    """A deployed instance that CloudFormation seems to have made."""
+    """Returns a deployed instance that CloudFormation seems to have created."""
     deployed = deploy()
     deployed.client("s3").create_bucket(
         Bucket="data", CreateBucketConfiguration={"LocationConstraint": REGION}
@@ -277,7 +275,7 @@ def deployed_stacks(monkeypatch: pytest.MonkeyPatch) -> Deployed:
     return deployed
 
 
-def test_a_look_says_what_would_be_done_and_does_nothing(deployed_stacks: Deployed) -> None:
+def test_the_plan_lists_steps_and_changes_nothing(deployed_stacks: Deployed) -> None:
     before = deployed_stacks.state()
     found = doomed(parse({"id": "dev"}), deployed_stacks.session)
     assert found is not None
@@ -287,7 +285,7 @@ def test_a_look_says_what_would_be_done_and_does_nothing(deployed_stacks: Deploy
 
 
 @pytest.mark.slow
-def test_all_is_ended_before_a_stack_is_deleted(
+def test_all_parts_are_ended_before_a_stack_is_deleted(
     deployed_stacks: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("package.json", "app.py", "node_modules/.bin/cdk"):
@@ -304,12 +302,12 @@ def test_all_is_ended_before_a_stack_is_deleted(
     found = doomed(parse({"id": "dev"}), deployed_stacks.session)
     assert found is not None
     monkeypatch.setattr(destruction.subprocess, "run", cdk)
-    told: list[str] = []
+    lines: list[str] = []
     steps = destroy(
-        found, tmp_path / "dev.toml", deployed_stacks.session, tell=told.append, ended=lambda one: None,
+        found, tmp_path / "dev.toml", deployed_stacks.session, tell=lines.append, ended=lambda one: None,
         clock=FakeClock().clock, root=tmp_path,
     )  # fmt: skip
     assert [one["database"] for one in seen] == ["available"]
     assert (seen[0]["rules"], seen[0]["spark"]) == ({"DISABLED"}, "STOPPED")
     assert steps[-2].step == "wake the database"
-    assert told.index("emptying data") > max(n for n, line in enumerate(told) if line.startswith("wake"))
+    assert lines.index("emptying data") > max(n for n, line in enumerate(lines) if line.startswith("wake"))

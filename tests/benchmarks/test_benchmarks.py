@@ -1,4 +1,4 @@
-"""Every benchmark has the same shape: its question, its plan, and tables of all its figures."""
+"""Tests of the common parts of all benchmarks: their arguments, plans, tables and JSON."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def keys_of_plots(benchmark: Benchmark) -> set[str]:
 
 
 @pytest.mark.parametrize("module", BENCHMARKS)
-def test_what_is_drawn_is_in_the_tables(module: str) -> None:
+def test_plotted_figures_are_in_the_tables(module: str) -> None:
     assert keys_of_plots(BENCHMARKS[module]) <= BENCHMARKS[module].keys
 
 
@@ -79,20 +79,20 @@ def shaped(figures: Figures) -> Benchmark:
     return Benchmark("shaped", "What?", Plan, lambda plan, _: {**figures, "rounds": plan.rounds}, tables)
 
 
-def test_one_object_is_printed_of_the_plan_that_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_figures_of_the_given_plan(capsys: pytest.CaptureFixture[str]) -> None:
     shaped(FOUND).main(["--quick", "--json"])
     assert json.loads(capsys.readouterr().out) == FOUND
     shaped(FOUND).main(["--quick", "--json", "--rounds", "7"])
     assert json.loads(capsys.readouterr().out) == {**FOUND, "rounds": 7}
 
 
-def test_tables_show_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_show_only_measured_figures(capsys: pytest.CaptureFixture[str]) -> None:
     shaped(FOUND).main([])
     assert capsys.readouterr().out == "medians of 5 rounds\n      ms\none  1.5\nours  2\n"
 
 
 @pytest.mark.parametrize("odd", [{"ms_c": 1}, {"sides": {"others": 1}}])
-def test_a_figure_that_no_table_explains_is_shown_and_refused(
+def test_a_figure_in_no_table_is_printed_and_exits_with_an_error(
     odd: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match=r"not in the tables of figures: (ms_c|sides\.others)"):
@@ -100,6 +100,6 @@ def test_a_figure_that_no_table_explains_is_shown_and_refused(
     assert json.loads(capsys.readouterr().out) == {**FOUND, **odd, "rounds": 5}
 
 
-def test_a_plan_has_a_quick_one() -> None:
+def test_quick_returns_the_smaller_plan() -> None:
     assert quick(Plan) == replace(Plan(), rounds=3, kinds=("a",))
     assert [each.name for each in fields(Plan)] == ["rounds", "kinds"]

@@ -1,4 +1,4 @@
-"""The pure parts of the benchmark of changes."""
+"""Tests of the functions of the benchmark of changes that need no database."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.changes.sides import PEERS, SIDES, VALUES, Rows, rows_of
 from benchmarks.changes.upserts import COUNTS, largest, start_of
 
 
-def test_each_round_deletes_other_rows_that_are_there() -> None:
+def test_each_round_deletes_different_existing_rows() -> None:
     each = [chosen(kind, number, 160_000) for kind in KINDS for number in range(3)]
     assert len(set(each)) == len(each)
     ranges = [set(range(one.low, one.high)) for one in each if one.value is None]
@@ -17,20 +17,20 @@ def test_each_round_deletes_other_rows_that_are_there() -> None:
     assert all(0 <= one.low < one.high <= 160_000 for one in each if one.value is None)
 
 
-def test_a_value_has_a_hundredth_of_the_rows() -> None:
+def test_one_percent_of_the_rows_have_a_given_value() -> None:
     rows = rows_of(1_000, 5_000)
     assert rows["k"].to_pylist() == list(range(1_000, 6_000))
     assert {rows["v"].to_pylist().count(value) for value in range(VALUES)} == {50}
     assert {len(one) for one in rows["payload"].to_pylist()} == {32}
 
 
-def test_conditions_say_the_same_to_all() -> None:
+def test_conditions_are_equal_in_sql_and_python() -> None:
     assert (Rows(3, 5).sql, Rows(value=7).sql) == ("k >= 3 and k < 5", "v = 7")
     assert Rows(value=7).where == {"v": 7}
     assert (Rows(3, 5).where["k"].min, Rows(3, 5).where["k"].max) == (3, 5)
 
 
-def test_every_side_and_promise_has_a_figure() -> None:
+def test_every_side_and_ratio_has_a_figure() -> None:
     wanted = {"delete_vs_delta", "delete_vs_ducklake", "failed", "lookup_with_1000_deletions_vs_none"}
     wanted |= {"upsert_1000_vs_delta", "upsert_1000_vs_ducklake", "keyed_scan_vs_plain"}
     wanted |= {"keyed_compaction_vs_plain"}
@@ -40,7 +40,7 @@ def test_every_side_and_promise_has_a_figure() -> None:
     assert wanted <= BENCHMARK.keys
 
 
-def test_upserts_are_of_keys_that_are_there() -> None:
+def test_upserts_have_existing_keys() -> None:
     for plan in (Plan(), Plan(rows=160_000, rounds=3)):
         starts = [start_of(count, number, plan) for count in COUNTS for number in range(plan.rounds)]
         assert all(0 < start <= plan.rows - largest(plan) or start < plan.rows for start in starts)

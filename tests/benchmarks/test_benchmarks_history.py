@@ -1,4 +1,4 @@
-"""The benchmark of the history: what it builds is a history, each of its operations, and its figures."""
+"""Tests of the benchmark of the history: the history that it builds, its operations and its figures."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def subject(databases: object, tmp_path_factory: pytest.TempPathFactory) -> Iter
             yield Subject(dsn, supplier, objects, table, BUILT, random.Random(1))
 
 
-def test_what_is_built_is_a_history(subject: Subject) -> None:
-    """Rebuilt from the deltas, each epoch's leaves are those by intervals, and cover the key space."""
+def test_the_built_history_is_consistent(subject: Subject) -> None:
+    """Leaves computed from the epochs' changes equal the active partitions, and cover all keys."""
     leaves = {leaf.partition_id for leaf in subject.epochs.active_partitions(0)}
     assert len(leaves) == LEAVES
     splits = merges = 0
@@ -60,9 +60,9 @@ def test_what_is_built_is_a_history(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_each_operation_is_answered_and_its_round_trips_are_counted(subject: Subject, name: str) -> None:
-    for _ in range(6):  # from then on psycopg prepares nothing
-        # an epoch may be the first, a partition a leaf
+def test_each_operation_has_an_answer_and_counts_its_round_trips(subject: Subject, name: str) -> None:
+    for _ in range(6):  # afterwards, psycopg prepares no more statements
+        # these answers may be empty: the epoch may be the first one, the partition a leaf
         assert OPERATIONS[name](subject)() or name in ("epoch_at", "successors")
     trips = round_trips(subject.supplier, OPERATIONS[name](subject))
     assert trips == 1 or (name in WRITES and trips > 1)
@@ -70,7 +70,7 @@ def test_each_operation_is_answered_and_its_round_trips_are_counted(subject: Sub
     assert 3 < counted < 5_000
 
 
-def test_what_is_truncated_is_collected(subject: Subject) -> None:
+def test_forgetting_deletes_truncated_epochs(subject: Subject) -> None:
     rate, longest = subject.forget(60)
     assert rate > 0 < longest
     with subject.supplier.connection() as conn:
@@ -79,7 +79,7 @@ def test_what_is_truncated_is_collected(subject: Subject) -> None:
     assert len(subject.epochs.active_partitions()) >= LEAVES
 
 
-def test_one_value_is_read_and_written_whole(dsn: str) -> None:
+def test_the_single_value_is_read_and_written_whole(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         blob = Blob(conn, 50, 3)
         assert blob.bytes_per_epoch() == 8 + 8 + 4 + 3 * 8
@@ -90,7 +90,7 @@ def test_one_value_is_read_and_written_whole(dsn: str) -> None:
         assert blob.bytes_per_epoch() == 44
 
 
-def test_growth_is_from_the_shortest_history_to_the_longest_that_counts() -> None:
+def test_growth_compares_the_shortest_history_with_the_longest_that_counts() -> None:
     found = {f"p99_ms_{name}_{size}": 1.0 for name in OPERATIONS for size in EPOCHS}
     found |= {"p99_ms_epoch_at_3.1m": 1.25, "p99_ms_split_31m": 9.0}
     grown = _growth(found, [*EPOCHS])
@@ -102,19 +102,19 @@ def test_growth_is_from_the_shortest_history_to_the_longest_that_counts() -> Non
     assert grown.keys() | found.keys() <= BENCHMARK.keys
 
 
-def test_a_percentile_is_that_of_most_stretches() -> None:
-    """A while in which all is slow counts for nothing; what is slow again and again does."""
+def test_a_percentile_ignores_a_short_slow_phase() -> None:
+    """One slow phase does not change the percentile; calls that are slow throughout the run do."""
     assert _usual([1.0] * 800 + [50.0] * 200, 99) == 1
     assert _usual(([1.0] * 19 + [50.0]) * 50, 99) == 50
     assert _usual([2.0], 99) == 2
 
 
-def test_of_what_is_read_again_the_quickest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_of_repeated_reads_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_milliseconds", lambda call: call())
     calls: list[int] = []
 
     def make(subject: Any) -> Callable[[], float]:
-        """Each call is slow once, in another round."""
+        """Returns a call that is slow in some rounds and fast in one."""
         took = itertools.chain([50.0] * (len(calls) % 2), [subject], itertools.repeat(60.0))
         calls.append(1)
         return lambda: next(took)

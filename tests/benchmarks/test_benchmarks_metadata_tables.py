@@ -1,4 +1,4 @@
-"""Tables that benchmarks make by COPY are the ones that the catalog and the store would make."""
+"""Tests that tables made by COPY equal the tables that the catalog and the store make."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def context(shared: tuple[str, ConnectionSupplier], tmp_path: Path, table: State
 
 
 @pytest.mark.parametrize("leaves", [1, 2, LEAVES])
-def test_the_tree_is_the_one_that_the_catalog_makes(
+def test_the_tree_equals_the_tree_of_the_catalog(
     shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path, tables: Tables, leaves: int
 ) -> None:
     supplier = shared_supplier[1]
@@ -72,7 +72,7 @@ def test_the_store_reads_the_files_and_applies_the_jobs(
     assert (totals.references, totals.unreferenced_files) == (LEAVES * 3 + 4 - 2, 3)
 
 
-def test_some_are_spread_over_the_whole() -> None:
+def test_spread_returns_evenly_spaced_numbers() -> None:
     assert list(spread(10, 3)) == [0, 3, 6]
     assert list(spread(10, 0)) == []
     assert list(spread(3, 10)) == [0, 1, 2]
@@ -83,7 +83,7 @@ def _keys(file: Any) -> tuple[Any, ...]:
 
 
 def _rows(supplier: ConnectionSupplier, table: str, table_id: int) -> list[Any]:
-    """A table's rows, without the column that they differ in."""
+    """Returns the rows of a table, without the columns that always differ."""
     with supplier.connection() as conn:
         alike = "to_jsonb(r) - '{table_id,created_at,added_xid}'::text[]"
         query = f"select {alike} from {table} r where table_id = %s order by 1"

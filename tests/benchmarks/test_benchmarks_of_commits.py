@@ -1,4 +1,4 @@
-"""The pure parts of the benchmarks of the state store."""
+"""Tests of the benchmarks of commits and of contention, most of which need no database."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ def test_pgbench_runs_the_statement_with_its_own_variables() -> None:
     assert as_script("select %(a)s::text[], 7 %% 2, %(b_1)s") == "select :a::text[], 7 % 2, :b_1"
 
 
-def test_pgbench_is_judged_by_its_statement_without_the_look_up() -> None:
+def test_the_rate_of_pgbench_excludes_its_look_up_statement() -> None:
     found = read(_SAID, 500)
     assert (found.tps, found.statement_ms) == (305.719149, 3.072)
     assert found.statements_per_s(8) == pytest.approx(8_000 / 3.072)
 
 
-def test_a_transaction_that_pgbench_did_not_do_is_noticed() -> None:
+def test_a_missing_transaction_of_pgbench_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="ran 500 of 501"):
         read(_SAID, 501)
 
 
-def test_a_batch_of_work_is_divided_without_loss() -> None:
+def test_work_is_divided_without_loss() -> None:
     assert deal(range(5), 2) == [[0, 2, 4], [1, 3]]
     assert [list(each) for each in batches(range(5), 2)] == [[0, 1], [2, 3], [4]]
 
 
-def test_ratios_are_those_of_runs_side_by_side() -> None:
+def test_ratios_are_taken_within_a_round() -> None:
     assert median_ratio([10, 1, 30], [10, 2, 10]) == 1
 
 
-def test_every_job_has_one_committer() -> None:
+def test_every_job_is_dealt_to_one_committer() -> None:
     for committers in (1, 3, 500):
         dealt = deal(range(256), committers)
         assert len(dealt) == min(256, committers)
@@ -67,7 +67,7 @@ def test_a_storm_lasts_from_its_first_process_to_its_last() -> None:
     assert storm.percentile_ms(50) == pytest.approx(200)
 
 
-def test_every_case_has_its_turn_in_each_round() -> None:
+def test_every_case_runs_once_in_each_round() -> None:
     rounds = list(turns(CASES, 2, step=7))
     assert sorted(case for number, case in rounds if number == 0) == sorted(CASES)
     assert sorted(case for number, case in rounds if number == 1) == sorted(CASES)
@@ -85,7 +85,7 @@ def test_contention_counts_failures_of_every_case() -> None:
 
 
 @pytest.mark.slow
-def test_the_layouts_are_measured_after_the_parts_that_they_repeat(dsn: str, tmp_path: Path) -> None:
+def test_the_parts_by_layout_give_known_figures(dsn: str, tmp_path: Path) -> None:
     plan = CommitsPlan(jobs_of_two=8, add_commits=2, files_per_commit=10, leaves=8, leaves_of_layouts=8)
     with open_tables(dsn, str(tmp_path)) as tables:
         bench = Bench(Place(dsn, tmp_path), tables, plan)
@@ -94,7 +94,7 @@ def test_the_layouts_are_measured_after_the_parts_that_they_repeat(dsn: str, tmp
 
 
 @pytest.mark.parametrize("benchmark", [COMMITS, CONTENTION])
-def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_measured(
+def test_a_plot_in_an_unknown_format_is_refused_before_measuring(
     benchmark: Benchmark, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""The pure parts of the benchmark of the planner, and its probes on a small table."""
+"""Tests of the benchmark of the planner, with its probes on a small table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_plan_without_the_new_file_or_with_an_old_one_is_stale(filenames: list
     assert PROBE.is_stale(filenames) is stale
 
 
-def test_keys_are_those_of_leaves() -> None:
+def test_key_ranges_lie_in_the_given_leaves() -> None:
     at = 7 * KEYS_PER_LEAF
     assert keys_of(7, 3)["key"] == (Range(at + 3, at + 3, max_inclusive=True),)
     assert keys_of(7, 0, 10)["key"] == (Range(at, at + 10 * KEYS_PER_LEAF),)
@@ -38,7 +38,7 @@ def test_a_figure_is_named_by_size_then_by_load() -> None:
     assert _named("plan_p99_ms_under_load", "132k") == "plan_p99_ms_132k_under_load"
 
 
-def test_the_table_shows_what_was_measured() -> None:
+def test_the_tables_show_only_measured_figures() -> None:
     shown = BENCHMARK.text(
         {
             "files_per_leaf": 10,
@@ -53,7 +53,7 @@ def test_the_table_shows_what_was_measured() -> None:
     assert "first plan" not in shown
 
 
-def test_what_fails_in_another_process_fails_here() -> None:
+def test_an_error_in_another_process_is_raised_here() -> None:
     with pytest.raises(RuntimeError, match="FileNotFoundError"), remote(open, "/nowhere/at/all"):
         pass
     with (
@@ -82,7 +82,7 @@ def test_plans_are_checked_while_leaves_are_compacted_ingested_and_split(
         assert facts["stale"] == 0
         count, stale = planner.probed()
         assert (count, stale) == (6, 0)
-        # of each leaf that was divided, the one file is read in both halves
+        # both halves of each split leaf read its only file
         assert planner.scans(1)["scans"] == 40 + 6
 
 
@@ -91,7 +91,7 @@ def _one_round(committer: Load) -> None:
     committer.split()
 
 
-def test_a_plot_that_cannot_be_drawn_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plot_in_an_unknown_format_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         BENCHMARK.parse(["--plot", "figure.txt"])
     assert ended.value.code == 2

@@ -1,4 +1,4 @@
-"""The benchmark of growth: its figures of what was measured, and each of its operations on a small table."""
+"""Tests of the benchmark of growth: its figures, and each of its operations on a small table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def figures(seconds: float, rss_mb: float) -> dict[str, Any]:
     return {"seconds": seconds, "rss_mb": rss_mb, "answer": ""}
 
 
-def test_growth_is_from_the_smallest_table_to_the_largest_of_ten_files_a_leaf() -> None:
+def test_growth_compares_the_smallest_table_with_the_largest_of_ten_files_per_leaf() -> None:
     sizes = ((1_000, 10), (132_000, 10), (132_000, 50))
     found = {
         name: {"1000x10": figures(0.1, 50), "132000x10": figures(0.2, 60), "132000x50": figures(9, 70)}
@@ -35,7 +35,7 @@ def test_growth_is_from_the_smallest_table_to_the_largest_of_ten_files_a_leaf() 
 @pytest.mark.parametrize(
     "layout", [LAYOUTS[0], *(pytest.param(layout, marks=pytest.mark.slow) for layout in LAYOUTS[1:])]
 )
-def test_every_operation_finds_what_there_is_to_do(dsn: str, tmp_path: Path, layout: str) -> None:
+def test_every_operation_finds_its_work(dsn: str, tmp_path: Path, layout: str) -> None:
     objects = str(tmp_path)
     with open_tables(dsn, objects) as tables:
         table = operations._table(tables, 300, 2, layout)
@@ -54,7 +54,7 @@ def test_every_operation_finds_what_there_is_to_do(dsn: str, tmp_path: Path, lay
 
 
 @pytest.mark.slow
-def test_commits_are_counted_in_what_grows(dsn: str, tmp_path: Path) -> None:
+def test_commit_rates_are_measured_as_an_instance_grows(dsn: str, tmp_path: Path) -> None:
     def silent(_: str) -> None: ...
 
     with open_tables(dsn, str(tmp_path)) as tables:
@@ -72,5 +72,5 @@ def test_commits_are_counted_in_what_grows(dsn: str, tmp_path: Path) -> None:
         f"commits_per_s_by_{of}.{size}" for of, size in (("references", 100), ("tables", 2))
     }
     assert (found["references_most"], found["tables_most"], found["writers_most"]) == (1_000, 2, 4)
-    # four batches before, including the uncounted ones, and four after
+    # four batches before and four after, each time three to warm up and one that counts
     assert counted == (1_500 + 8 * growth.BATCH,)

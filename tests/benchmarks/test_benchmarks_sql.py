@@ -1,4 +1,4 @@
-"""The pure parts of the benchmark of SQL."""
+"""Tests of the functions of the benchmark of SQL that need no database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.sql.sides import Row, resident_of_descendants, same
 ROWS: list[Row] = [("a", 0.1 + 0.2, 3, None), ("a", 1e300, 3, datetime(2024, 1, 1, tzinfo=UTC))]
 
 
-def test_keys_are_others_in_each_round_and_the_same_every_time() -> None:
+def test_keys_differ_between_rounds_and_are_repeatable() -> None:
     assert [*TPCH] == [f"q{number}" for number in range(1, 23)]
     first = statements(1, 1.0)
     assert first == statements(1, 1.0)
@@ -26,7 +26,7 @@ def test_keys_are_others_in_each_round_and_the_same_every_time() -> None:
     }
 
 
-def test_answers_are_the_same_in_any_order_and_up_to_the_last_digits_of_sums() -> None:
+def test_equal_answers_may_differ_in_order_and_in_the_last_digits_of_sums() -> None:
     theirs = [ROWS[1], ("a", 0.3, Decimal(3), None)]
     assert same(ROWS, theirs)
     assert same([], [])
@@ -44,7 +44,7 @@ def test_answers_are_the_same_in_any_order_and_up_to_the_last_digits_of_sums() -
         [row[:3] for row in ROWS],
     ],
 )
-def test_another_answer_is_noticed(theirs: list[Row]) -> None:
+def test_a_different_answer_is_not_the_same(theirs: list[Row]) -> None:
     assert not same(ROWS, theirs)
 
 
@@ -63,12 +63,12 @@ def test_every_query_and_table_is_compared() -> None:
     assert {name for name in rest if "_vs_" in name} == set()
 
 
-def test_what_is_asked_of_other_tables_names_the_table() -> None:
+def test_statements_for_other_tables_name_the_table_once() -> None:
     texts = statements(0, 1.0)
     assert all(texts[name].count(MAIN) == 1 for name in OF_ALL)
 
 
-def test_the_memory_of_processes_of_a_process_is_found() -> None:
+def test_the_memory_of_all_descendants_is_returned() -> None:
     command = ["sh", "-c", "sh -c 'cat; true'; true"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None

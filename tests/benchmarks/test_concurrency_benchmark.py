@@ -1,4 +1,4 @@
-"""The benchmark of concurrency distinguishes wrong answers from stale ones."""
+"""Tests that the benchmark of concurrency distinguishes wrong answers from stale ones."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ONE, TWO, THREE = row(7, 1), row(7, 2), row(7, 3)
         ([ONE, TWO, THREE, row(7, 4)], "wrong"),
     ],
 )
-def test_an_answer_is_judged_by_what_was_acknowledged_and_sent(
+def test_an_answer_is_judged_by_the_acknowledged_and_the_sent_versions(
     answer: list[Row], verdict: str | None
 ) -> None:
     """Version 2 was acknowledged before the look-up began; 3 was sent before it ended."""
     assert judge(7, answer, version_min=2, version_max=3) == verdict
 
 
-def test_what_threads_found_is_added_up() -> None:
+def test_the_results_of_threads_are_added_up() -> None:
     found, other = Lookups(seconds=[1.0], errors=1), Lookups(seconds=[3.0])
     other.note("stale", "key 7")
     other.note("wrong", "key 8")

@@ -1,4 +1,4 @@
-"""The comparison's figures and arguments; nothing is measured here."""
+"""Tests of the figures and arguments of the benchmark of peers, without measuring."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def made_up() -> dict[str, Measured]:
     }
 
 
-def test_the_ratios_are_ours_to_theirs_and_the_failures_are_ours() -> None:
+def test_ratios_are_ours_to_theirs_and_failures_are_ours() -> None:
     found = figures(made_up())
     assert {name: found[name] for name in list(found)[:13]} == {
         "vs_ducklake_8": 20.0,
         "vs_delta_8": 40.0,
-        "vs_pyiceberg_8": 4_000.0,  # none in the time counts as one
+        "vs_pyiceberg_8": 4_000.0,  # a side without commits counts as one commit
         "failed": 0,
         "vs_ducklake_8_committer": 40.0,
         "vs_delta_8_committer": 80.0,
@@ -72,7 +72,7 @@ def test_the_table_has_every_side() -> None:
     assert all(shown.count(side.label) >= 2 for side in _SIDES)
 
 
-def test_only_what_ended_in_time_counts_and_less_time_when_all_was_done() -> None:
+def test_only_steps_that_ended_in_time_count() -> None:
     late = Tally(done=[Done(0.5, 0.5, 1), Done(2.5, 2.0, 1)])
     assert (summary([late], 2.0).commits, summary([late], 2.0).per_second) == (1, 0.5)
     early = Tally(done=[Done(0.5, 0.5, 1), Done(1.0, 0.5, 3)], exhausted=True)

@@ -1,4 +1,4 @@
-"""`dormouse changes` and what it acknowledges; `dormouse history` for consumers and retention; over HTTP."""
+"""`dormouse changes` and its acknowledgements; `dormouse history` for consumers and retention; over HTTP."""
 
 from __future__ import annotations
 
@@ -62,15 +62,17 @@ def test_changes_as_lines_csv_and_parquet(table: Table, cli: Cli, tmp_path: Path
     assert cli("changes", "t", "--after", "beginning")[1] == lines
     assert json.loads(cli("changes", "t", "--after", "start", "--json")[1])[1]["key"] == 2
     assert cli("changes", "t", "--after", "start", "--till", "start")[1] == ""
-    told = cli("changes", "t", "--after", "start", "--format", "csv", "--columns", "key")[1]
-    assert told == '"key","_change"\n1,"insert"\n2,"insert"\n'
+    text = cli("changes", "t", "--after", "start", "--format", "csv", "--columns", "key")[1]
+    assert text == '"key","_change"\n1,"insert"\n2,"insert"\n'
     assert cli("changes", "t", "--after", "start", "--format", "parquet", "-o", "new.parquet")[0] == 0
     assert pq.read_table(tmp_path / "new.parquet")["key"].to_pylist() == [1, 2]
     assert behind(table) == 2
 
 
 @pytest.mark.slow
-def test_a_consumer_is_acknowledged_when_all_is_written(table: Table, shell: Shell, tmp_path: Path) -> None:
+def test_a_consumer_is_acknowledged_only_after_all_rows_are_written(
+    table: Table, shell: Shell, tmp_path: Path
+) -> None:
     for where, left in ((">/dev/full", 2), ("| exec 0<&-", 2), ("-o new.json", 0)):
         shell(f"dormouse changes t --consumer etl {where}")
         assert behind(table) == left, where
@@ -79,14 +81,14 @@ def test_a_consumer_is_acknowledged_when_all_is_written(table: Table, shell: She
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_acknowledges_nothing(table: Table, shell: Shell) -> None:
+def test_a_pipe_closed_early_acknowledges_nothing(table: Table, shell: Shell) -> None:
     table.ingest(pa.table({"key": list(range(50_000))}))
     assert shell("dormouse changes t --consumer etl | head -1").stdout == '{"key":0,"_change":"insert"}\n'
     assert behind(table) == 50_002
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("", "give --after, or --consumer NAME to continue where that consumer stopped"),
         ("--after start --consumer etl", "give --after, or --consumer NAME"),
@@ -105,16 +107,16 @@ def test_a_reader_that_goes_acknowledges_nothing(table: Table, shell: Shell) -> 
         ("--after 2999-01-01", "is in the future"),
     ],
 )
-def test_mistakes_are_told_in_a_line(table: Table, cli: Cli, options: str, said: str) -> None:
+def test_mistakes_are_one_line_errors(table: Table, cli: Cli, options: str, message: str) -> None:
     code, _, err = cli("changes", "t", *options.split())
     assert (code, err.count("\n")) == (2, 1)
-    assert said in err
+    assert message in err
 
 
 @pytest.mark.slow
 def test_history_of_consumers_and_retention(table: Table, shell: Shell) -> None:
-    [told] = json.loads(shell("dormouse history consumers t --json").stdout)
-    assert (told["name"], told["rows_behind"], told["is_expired"]) == ("etl", 2, False)
+    [consumer] = json.loads(shell("dormouse history consumers t --json").stdout)
+    assert (consumer["name"], consumer["rows_behind"], consumer["is_expired"]) == ("etl", 2, False)
     assert "etl" in shell("dormouse history consumers t").stdout
     assert "consumer 'etl' keeps the history" in shell("dormouse status").stdout
     done = shell("dormouse history retain t --for 7d --dry-run")
@@ -139,8 +141,8 @@ def test_a_cut_is_recorded_read_listed_and_dropped(table: Table, cli: Cli) -> No
     assert json.loads(cli("history", "cut", "t", "--json")[1])["name"] is None
     table.ingest(pa.table({"key": [3]}))
     assert cli("query", "t", "--as-of", "release-4", "-f", "csv")[1] == '"key"\n1\n2\n'
-    told = json.loads(cli("history", "cuts", "t", "--json")[1])
-    assert [one["name"] for one in told] == [None, "release-4", "start"]
+    cuts = json.loads(cli("history", "cuts", "t", "--json")[1])
+    assert [cut["name"] for cut in cuts] == [None, "release-4", "start"]
     assert "release-4" in cli("history", "cuts", "t")[1]
     done = cli("history", "drop-cut", "t", "release-4")
     assert done == (0, "cut release-4 of table t is dropped\n", "")
@@ -149,7 +151,7 @@ def test_a_cut_is_recorded_read_listed_and_dropped(table: Table, cli: Cli) -> No
     assert "no cut 'release-4'; its named cuts are 'start'" in err
 
 
-def test_a_new_consumer_begins_where_it_is_told(table: Table, cli: Cli) -> None:
+def test_a_new_consumer_begins_at_the_given_moment(table: Table, cli: Cli) -> None:
     assert cli("changes", "t", "--consumer", "new", "--from", "start", "--columns", "key")[1].count("\n") == 2
     assert cli("changes", "t", "--consumer", "new", "--from", "start")[1] == ""
     code, _, err = cli("changes", "t", "--consumer", "other", "--from", "never")
@@ -157,18 +159,18 @@ def test_a_new_consumer_begins_where_it_is_told(table: Table, cli: Cli) -> None:
     assert [one.name for one in table.consumers()] == ["etl", "new"]
 
 
-def test_rows_are_counted_as_they_go_to_a_file(
+def test_progress_counts_the_rows_written_to_a_file(
     table: Table, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = []
+    reported = []
 
     @contextmanager
     def progress(what: str, *, unit: str) -> Iterator[Callable[[int, int | None], None]]:
-        yield lambda done, total: told.append((what, done, total, unit))
+        yield lambda done, total: reported.append((what, done, total, unit))
 
     monkeypatch.setattr(output, "progress", progress)
     assert cli("changes", "t", "--after", "start", "-o", "new.json")[1] == "wrote 2 rows to new.json\n"
-    assert told[-1] == ("write new.json", 2, None, "rows")
+    assert reported[-1] == ("write new.json", 2, None, "rows")
 
 
 @pytest.mark.slow
@@ -192,7 +194,9 @@ def test_changes_over_http(table: Table, dsn: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_service_tells_how_far_consumers_are_behind(table: Table, dsn: str, tmp_path: Path) -> None:
+def test_a_metric_of_the_service_shows_how_far_consumers_are_behind(
+    table: Table, dsn: str, tmp_path: Path
+) -> None:
     behind = partial(metric, name="dormouse_consumer_rows_behind", table="t", consumer="etl")
     with dm.connect(dsn, f"file://{tmp_path}/objects") as instance, serving(instance) as url:
         assert behind(url) == 0
@@ -205,10 +209,10 @@ def test_the_service_tells_how_far_consumers_are_behind(table: Table, dsn: str, 
 
 
 @pytest.mark.slow
-def test_a_truncation_says_what_would_go_before_it_does(
+def test_a_dry_run_of_a_truncation_lists_what_would_be_dropped(
     table: Table, cli: Cli, dsn: str, tmp_path: Path
 ) -> None:
-    """And collection, what it has forgotten."""
+    """Garbage collection later prints the epochs that it forgot."""
     with dm.connect(dsn, f"file://{tmp_path}/objects") as instance:
         empty = instance.create_table("u", table.schema)
         empty.history.record_cut()
@@ -220,9 +224,9 @@ def test_a_truncation_says_what_would_go_before_it_does(
         before = list(empty.history.cuts())
         would = "the history of u would begin at release-4; 1 cut would be dropped, 5 epochs can be deleted\n"
         assert cli("history", "truncate", "u", "release-4", "--dry-run")[1] == would
-        told = json.loads(cli("history", "truncate", "u", "release-4", "--dry-run", "--json")[1])
-        assert (told["truncated"], told["dry_run"], told["epochs"]) == (True, True, 5)
-        assert told["at"]["name"] == "release-4"
+        plan = json.loads(cli("history", "truncate", "u", "release-4", "--dry-run", "--json")[1])
+        assert (plan["truncated"], plan["dry_run"], plan["epochs"]) == (True, True, 5)
+        assert plan["at"]["name"] == "release-4"
         assert (list(empty.history.cuts()), empty.history.first_epoch()) == (before, 0)
         done = "the history of u begins at release-4; 1 cut dropped, 5 epochs can be deleted\n"
         assert cli("history", "truncate", "u", "release-4")[1] == done

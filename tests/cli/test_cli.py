@@ -80,7 +80,7 @@ def assert_one_line(result: Result, code: int, *words: str) -> None:
         assert word in result.err
 
 
-def test_a_table_is_made_shown_renamed_and_dropped(cli: Cli) -> None:
+def test_a_table_is_created_shown_renamed_and_dropped(cli: Cli) -> None:
     assert "with 2 partitions" in cli(*CREATE, "--split-point", "DL").out
     assert cli("table", "list", "--json").json == ["flights"]
     shown = cli("table", "show", "flights", "--json").json
@@ -95,7 +95,7 @@ def test_a_table_is_made_shown_renamed_and_dropped(cli: Cli) -> None:
     assert cli("table", "list", "--json").json == []
 
 
-def test_properties_are_set_and_given_their_defaults_back(cli: Cli) -> None:
+def test_properties_are_set_and_reset_to_their_defaults(cli: Cli) -> None:
     cli(*CREATE)
     assert cli("table", "set", "flights", "compression=none", "gc_delay_seconds=", "--json").json == {
         "compression": "none",
@@ -105,7 +105,7 @@ def test_properties_are_set_and_given_their_defaults_back(cli: Cli) -> None:
     assert_one_line(cli("table", "set", "flights", "gc_delay_seconds=-1"), 2, "gc_delay_seconds")
 
 
-def test_a_schema_comes_from_a_file_of_json(cli: Cli, tmp_path: Path) -> None:
+def test_a_schema_is_read_from_a_json_file(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "schema.json"
     path.write_text('{"row_keys": [{"name": "id", "type": "bytes"}]}')
     made = cli("table", "create", "t", "--schema", str(path), "--json").json
@@ -137,22 +137,22 @@ def test_the_same_ingest_id_adds_nothing_twice(loaded: Cli, flights: str) -> Non
     assert loaded("status", "flights", "--json").json[0]["row_count"] == 5
 
 
-def test_rows_come_by_key_range_and_list_in_key_order(loaded: Cli) -> None:
-    def found(*args: str) -> list[tuple[str, int]]:
+def test_rows_are_selected_by_key_ranges_and_lists_in_key_order(loaded: Cli) -> None:
+    def keys_of(*args: str) -> list[tuple[str, int]]:
         return [(row["carrier"], row["flight"]) for row in loaded("query", "flights", "--json", *args).json]
 
-    assert found() == [("A:B", 1), ("AA", 7), ("DL", 1), ("UA", 1), ("UA", 2)]
-    assert found("--where", "carrier=UA") == [("UA", 1), ("UA", 2)]
-    assert found("--where", "carrier=AA:UA") == [("AA", 7), ("DL", 1)]
-    assert found("--where", "carrier=DL:", "--where", "flight=:2") == [("DL", 1), ("UA", 1)]
-    assert found("--where", "carrier=UA", "--where", "carrier=AA") == [("AA", 7), ("UA", 1), ("UA", 2)]
-    assert found("--where", "carrier=A\\:B") == [("A:B", 1)]
-    assert found("--where", "delay=0:") == [("A:B", 1), ("DL", 1), ("UA", 1)]
-    assert found("--where", "time=12", "--where", "delay=-3") == [("AA", 7)]
-    assert found("--limit", "1") == [("A:B", 1)]
+    assert keys_of() == [("A:B", 1), ("AA", 7), ("DL", 1), ("UA", 1), ("UA", 2)]
+    assert keys_of("--where", "carrier=UA") == [("UA", 1), ("UA", 2)]
+    assert keys_of("--where", "carrier=AA:UA") == [("AA", 7), ("DL", 1)]
+    assert keys_of("--where", "carrier=DL:", "--where", "flight=:2") == [("DL", 1), ("UA", 1)]
+    assert keys_of("--where", "carrier=UA", "--where", "carrier=AA") == [("AA", 7), ("UA", 1), ("UA", 2)]
+    assert keys_of("--where", "carrier=A\\:B") == [("A:B", 1)]
+    assert keys_of("--where", "delay=0:") == [("A:B", 1), ("DL", 1), ("UA", 1)]
+    assert keys_of("--where", "time=12", "--where", "delay=-3") == [("AA", 7)]
+    assert keys_of("--limit", "1") == [("A:B", 1)]
 
 
-def test_answers_have_four_formats(loaded: Cli, tmp_path: Path) -> None:
+def test_answers_are_printed_in_each_format(loaded: Cli, tmp_path: Path) -> None:
     select = ("sql", "select carrier, delay from flights where carrier >= 'UA' order by carrier, flight")
     assert loaded(*select, "--format", "json").json == [
         {"carrier": "UA", "delay": 5},
@@ -171,7 +171,7 @@ def test_answers_have_four_formats(loaded: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_of_many_rows_is_cut_as_its_hint_says(loaded: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_the_first_rows_and_a_hint(loaded: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     many = ("sql", "select i as value from generate_series(1, 100000) t(i)")
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
     assert loaded(*many).err.splitlines()[-1] == "the first 20 rows; --limit or --format for more"
@@ -181,7 +181,7 @@ def test_an_answer_of_many_rows_is_cut_as_its_hint_says(loaded: Cli, monkeypatch
     assert loaded("sql", "select 1 as n", "--limit", "5", "--json").json == [{"n": 1}]
 
 
-def test_explain_says_what_would_be_read(loaded: Cli) -> None:
+def test_explain_shows_the_partitions_and_files_that_would_be_read(loaded: Cli) -> None:
     plan = loaded("query", "flights", "--where", "carrier=UA", "--explain", "--json").json["flights"]
     assert (plan["partitions"], plan["partitions_total"], plan["files"]) == (1, 2, 1)
     statement = "select count(*) from flights where carrier = 'AA'"
@@ -218,7 +218,7 @@ def test_gc_lists_what_would_be_deleted(loaded: Cli, flights: str) -> None:
     assert len(loaded("gc", "flights", "--json").json["deleted_files"]) == 4
 
 
-def test_a_drop_needs_a_yes_where_nobody_can_be_asked(loaded: Cli) -> None:
+def test_a_drop_needs_yes_without_a_terminal(loaded: Cli) -> None:
     assert_one_line(loaded("table", "drop", "flights"), 2, "--yes", "5 rows")
     assert "would drop table flights: 5 rows" in loaded("table", "drop", "flights", "--dry-run").out
     assert loaded("status", "--json").json[0]["row_count"] == 5
@@ -236,14 +236,14 @@ def test_rows_are_found_by_columns_of_every_type(cli: Cli, tmp_path: Path) -> No
     )
     cli("ingest", "all", str(tmp_path / "a.parquet"))
 
-    def found(*conditions: str) -> list[int]:
+    def matching(*conditions: str) -> list[int]:
         where = [part for condition in conditions for part in ("--where", condition)]
         return [row["i"] for row in cli("query", "all", "--columns", "i", "--json", *where).json]
 
-    assert (found("d=0.5"), found("d=:1"), found("d=nan"), found("i=2")) == ([1], [1], [2], [2])
-    assert (found("s=b", "yes=true"), found("yes=False"), found("raw=0x00")) == ([3], [2], [1])
-    assert found("at=2026-01-01T13\\:00:2026-01-03") == [2]
-    assert found("at=2026-01-01T12\\:00Z", "at=2026-01-03T13\\:00+01\\:00") == [1, 3]
+    assert (matching("d=0.5"), matching("d=:1"), matching("d=nan"), matching("i=2")) == ([1], [1], [2], [2])
+    assert (matching("s=b", "yes=true"), matching("yes=False"), matching("raw=0x00")) == ([3], [2], [1])
+    assert matching("at=2026-01-01T13\\:00:2026-01-03") == [2]
+    assert matching("at=2026-01-01T12\\:00Z", "at=2026-01-03T13\\:00+01\\:00") == [1, 3]
     for condition, word in {"d=x": "not a number", "yes=1": "true or false", "at=noon": "not a time"}.items():
         assert_one_line(cli("query", "all", "--where", condition), 2, word)
     assert_one_line(cli("query", "all", "--where", "tags=a"), 2, "which has no order")
@@ -251,7 +251,7 @@ def test_rows_are_found_by_columns_of_every_type(cli: Cli, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_errors_are_one_line_and_have_their_exit_codes(loaded: Cli, tmp_path: Path) -> None:
-    assert_one_line(loaded("query", "nobody"), 1, "table 'nobody' does not exist")
+    assert_one_line(loaded("query", "missing"), 1, "table 'missing' does not exist")
     assert_one_line(loaded("query", "flights", "--where", "dealy=1"), 2, "unknown column 'dealy'", "'delay'")
     assert_one_line(loaded("query", "flights", "--where", "flight=x"), 2, "whole number")
     assert_one_line(loaded("query", "flights", "--columns", "nope"), 2, "nope")
@@ -272,11 +272,11 @@ def test_the_environment_may_name_a_deployed_instance(
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
     monkeypatch.setenv("DORMOUSE_OBJECTS", f"file://{tmp_path}/objects")
     assert loaded("table", "list", "--json", on=()).json == ["flights"]
-    # an option is stronger
+    # an option takes precedence over the environment
     assert_one_line(loaded("table", "list", on=("-i", str(tmp_path / "no"))), 1, "no instance")
 
 
-def test_only_the_making_of_a_table_makes_an_instance(cli: Cli, tmp_path: Path) -> None:
+def test_only_the_creation_of_a_table_creates_an_instance(cli: Cli, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     assert_one_line(cli("split", "t", on=("-i", str(empty))), 1, "is not a Dormouse instance")
@@ -285,9 +285,9 @@ def test_only_the_making_of_a_table_makes_an_instance(cli: Cli, tmp_path: Path) 
 
 
 def test_debug_adds_a_traceback(loaded: Cli) -> None:
-    result = loaded("query", "nobody", "--debug")
+    result = loaded("query", "missing", "--debug")
     assert result.err.startswith("Traceback")
-    assert result.err.splitlines()[-1].startswith("dormouse: table 'nobody'")
+    assert result.err.splitlines()[-1].startswith("dormouse: table 'missing'")
 
 
 @pytest.mark.slow
@@ -320,7 +320,7 @@ def test_a_table_is_converted_to_another_layout(loaded: Cli) -> None:
     assert "already has the layout salted_counts" in same.out
 
 
-def test_a_number_of_dead_letters_that_cannot_be_is_a_mistake(cli: Cli) -> None:
+def test_an_impossible_number_of_dead_letters_is_refused(cli: Cli) -> None:
     cli("table", "create", "t", "--row-key", "id:long")
     for number in ("-1", "99999999999999999999"):
         assert_one_line(cli("queue", "--dead", number), 2, "--dead")
@@ -347,8 +347,8 @@ def test_the_program_starts_without_heavy_libraries() -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_that_a_library_makes_another_error_of_is_one(tmp_path: Path) -> None:
-    """As DuckDB does, which raises RuntimeError("Query interrupted")."""
+def test_an_interrupt_that_a_library_turns_into_another_error_is_still_an_interrupt(tmp_path: Path) -> None:
+    """DuckDB raises RuntimeError("Query interrupted") for an interrupt."""
     (tmp_path / "interrupted.py").write_text(
         "import os, signal, sys, dormouse.embedded.local\n"
         "def opened(*args, **options):\n"
@@ -380,13 +380,13 @@ def test_a_missing_extra_is_one_line_with_the_command() -> None:
 
 
 @pytest.mark.slow
-def test_a_column_has_the_name_that_the_answer_gives_it(loaded: Cli) -> None:
+def test_a_column_has_its_name_in_the_answer(loaded: Cli) -> None:
     assert "carrier[bold]" in loaded("sql", 'select 1 as "carrier[bold]"').out
 
 
 @pytest.mark.slow
 def test_a_closed_pipe_is_silent(loaded: Cli, dsn: str, tmp_path: Path) -> None:
-    """As with `| head`: the reader leaves after the first line of many."""
+    """The reader ends after the first line of many, like `| head`."""
     wide = "select a.carrier from flights a " + " ".join(f"cross join flights f{i}" for i in range(7))
     command = [
         DORMOUSE,

@@ -1,4 +1,4 @@
-"""Commands that could not do their work say what to do; scripts learn it from the exit code."""
+"""Failed commands: their output names the remedy, and scripts can use the exit code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def command(
     return cli
 
 
-def test_a_job_that_is_given_up_says_what_to_do(command: Cli, instance: dm.Instance) -> None:
+def test_a_job_that_is_given_up_is_an_error_with_a_remedy(command: Cli, instance: dm.Instance) -> None:
     command("table", "set", "t", "compaction_batch_files=2", "size_ratio=1")
     table = instance.table("t").context
     bad = add_file(table, "bad", [1])
@@ -46,7 +46,7 @@ def test_a_job_that_is_given_up_says_what_to_do(command: Cli, instance: dm.Insta
     assert err.endswith(". Files are not merged: fix the cause, then run: dormouse compact t\n")
 
 
-def test_deletes_that_fail_are_not_said_to_wait_for_the_delay(
+def test_failed_deletes_are_an_error_and_not_reported_as_waiting(
     command: Cli, instance: dm.Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command("table", "set", "t", "gc_delay_seconds=0")
@@ -62,9 +62,7 @@ def test_deletes_that_fail_are_not_said_to_wait_for_the_delay(
     assert command("gc", "t") == (0, "deleted 1 file\n", "")
 
 
-def test_a_script_learns_from_the_exit_code_what_became_of_a_commit(
-    command: Cli, instance: dm.Instance
-) -> None:
+def test_the_exit_code_shows_the_outcome_of_a_commit(command: Cli, instance: dm.Instance) -> None:
     instance.submit([add("t", "a", "one")])
     assert command("commit-status", "one") == (0, "pending\n", "")
     drained(instance, replacement("t", "j", ["none"], "x"), receives_max=1)
@@ -74,14 +72,14 @@ def test_a_script_learns_from_the_exit_code_what_became_of_a_commit(
     assert code == 1 and out.startswith("rejected: ")
 
 
-def test_the_help_says_how_the_commit_of_an_ingest_is_called(command: Cli, tmp_path: Path) -> None:
+def test_the_help_explains_the_commit_id_of_an_ingest(command: Cli, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("key\n1\n")
     assert command("ingest", "t", str(tmp_path / "t.csv"), "--id", "first")[0] == 0
     assert command("commit-status", "ingest:first") == (0, "applied\n", "")
     assert "for an ingest it is ingest:ID" in " ".join(command("commit-status", "--help")[1].split())
 
 
-def test_a_refusal_of_a_later_request_is_not_told_as_the_commit_s_own(
+def test_a_commit_with_a_later_rejected_request_is_still_reported_as_applied(
     command: Cli, instance: dm.Instance
 ) -> None:
     drained(instance, add("t", "a", "id"))
@@ -93,7 +91,7 @@ def test_a_refusal_of_a_later_request_is_not_told_as_the_commit_s_own(
     )
 
 
-def test_an_ingest_that_is_repeated_says_so(command: Cli, tmp_path: Path) -> None:
+def test_a_repeated_ingest_is_reported(command: Cli, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("key\n1\n")
     assert command("ingest", "t", "a.csv", "--id", "x")[1].startswith("added 1 row in 1 file (")
     _, out, _ = command("ingest", "t", "a.csv", "--id", "x")
@@ -103,7 +101,7 @@ def test_an_ingest_that_is_repeated_says_so(command: Cli, tmp_path: Path) -> Non
 @pytest.mark.few(2)
 @pytest.mark.parametrize("others", [True, False])
 @pytest.mark.parametrize("error", [InvalidData("bad"), CommitOutcomeUnknown("cut")])
-def test_a_load_that_fails_takes_no_rows_of_others_with_it(
+def test_a_failed_load_does_not_drop_a_table_with_rows_of_others(
     command: Cli, instance: dm.Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception,
     others: bool,
 ) -> None:  # fmt: skip
@@ -121,7 +119,7 @@ def test_a_load_that_fails_takes_no_rows_of_others_with_it(
     assert ["new"] * stays == [one.name for one in instance.tables() if one.name != "t"]
 
 
-def test_a_program_is_told_of_the_instance_what_a_person_is(
+def test_the_json_status_shows_problems_of_the_instance(
     command: Cli, instance: dm.Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = datetime.now(UTC)
@@ -142,10 +140,10 @@ def test_a_program_is_told_of_the_instance_what_a_person_is(
     assert command("status", "--json")[1] == "[]\n"
 
 
-def test_an_explanation_takes_no_format_and_no_unknown_column(command: Cli) -> None:
-    for asked in (["query", "t"], ["sql", "select * from t"]):
+def test_explain_refuses_a_format_and_an_unknown_column(command: Cli) -> None:
+    for command_line in (["query", "t"], ["sql", "select * from t"]):
         for more in (["-f", "csv"], ["-f", "csv", "-o", "rows.csv"]):
-            code, out, err = command(*asked, *more, "--explain")
+            code, out, err = command(*command_line, *more, "--explain")
             assert (code, out) == (2, "")
             assert "--explain reads no rows" in err
     code, out, err = command("query", "t", "--columns", "kee", "--explain")
@@ -154,8 +152,8 @@ def test_an_explanation_takes_no_format_and_no_unknown_column(command: Cli) -> N
     assert command("query", "t", "--columns", "key", "--explain")[0] == 0
 
 
-def test_names_in_brackets_are_shown_as_they_are(command: Cli, instance: dm.Instance) -> None:
-    """A console takes them for its markup, or for an error in it."""
+def test_names_in_brackets_are_shown_unchanged(command: Cli, instance: dm.Instance) -> None:
+    """The library that formats output would take brackets as markup, or as an error in it."""
     instance.table("t").add_column(dm.Field("[/x]", dm.LONG, nullable=True))
     instance.table("t").set_properties(bloom_filter_columns="[/x]")
     code, out, err = command("table", "describe", "t")
@@ -166,7 +164,7 @@ def test_names_in_brackets_are_shown_as_they_are(command: Cli, instance: dm.Inst
     assert (code, err, "snapshots v[1] [/] (0)" in " ".join(out.split())) == (0, "", True)
 
 
-def test_the_help_of_properties_lists_them_all(cli: Cli) -> None:
+def test_the_help_lists_all_properties(cli: Cli) -> None:
     assert "table set --help" in " ".join(cli("table", "create", "--help")[1].split())
     listed = " ".join(cli("table", "set", "--help")[1].split())
     assert "gc_batch_files=10000: files deleted in one transaction (a whole number from 1 to" in listed
@@ -174,7 +172,7 @@ def test_the_help_of_properties_lists_them_all(cli: Cli) -> None:
         assert f" {name}=" in listed
 
 
-def test_why_a_message_is_dead_is_shown_whole(command: Cli, instance: dm.Instance) -> None:
+def test_the_reason_of_a_dead_letter_is_shown_in_full(command: Cli, instance: dm.Instance) -> None:
     drained(instance, replacement("t", "j", ["none"], "x" * 200), receives_max=1)
     [letter] = instance.commits.dead_letters(1)
     out = command("queue")[1]
@@ -182,7 +180,7 @@ def test_why_a_message_is_dead_is_shown_whole(command: Cli, instance: dm.Instanc
 
 
 @pytest.mark.parametrize("given", [["1=", "3="], ["2=a"], ["1=a", "name=b"]])
-def test_a_parameter_that_is_left_out_is_named(command: Cli, given: list[str]) -> None:
+def test_a_missing_parameter_is_named(command: Cli, given: list[str]) -> None:
     options = [part for item in given for part in ("--param", item)]
     missing = 1 if given == ["2=a"] else 2
     code, _, err = command("sql", "select 1", *options)
@@ -190,7 +188,9 @@ def test_a_parameter_that_is_left_out_is_named(command: Cli, given: list[str]) -
 
 
 @pytest.mark.slow
-def test_small_leaves_are_listed_and_merged_where_that_is_wanted(command: Cli, instance: dm.Instance) -> None:
+def test_small_leaves_are_listed_and_merged_if_the_table_has_a_threshold(
+    command: Cli, instance: dm.Instance
+) -> None:
     table = instance.table("t")
     table.partitions.split("root", 5)
     code, out, err = command("merge", "t")

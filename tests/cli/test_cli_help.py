@@ -1,4 +1,4 @@
-"""The program's help, its completion, what it refuses and asks, and failures as JSON."""
+"""The program's help, completion, refusals and questions, and failures as JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_help_has_the_groups(run) -> None:
     assert [line.rstrip(":") for line in out.splitlines() if line.rstrip(":") in GROUPS] == list(GROUPS)
 
 
-def test_a_failure_is_a_document_with_json(run, tmp_path) -> None:
+def test_a_failure_with_json_is_one_document(run, tmp_path) -> None:
     code, out, err = run("query", "x", "--instance", str(tmp_path / "none"), "--json")
     assert (code, out) == (1, "")
     assert json.loads(err.splitlines()[-1]) == {
@@ -50,10 +50,10 @@ def test_a_failure_is_a_document_with_json(run, tmp_path) -> None:
     assert str(tmp_path / "none") in json.loads(err)["message"]
 
 
-def test_a_worker_of_a_service_that_cannot_start_says_so_as_its_command_was_asked(
+def test_a_service_worker_that_cannot_start_uses_the_format_of_its_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The command line with `--json` is not its own."""
+    """The worker is a separate process, whose own command line has no `--json`."""
     session = Session(instance=tmp_path / "none", as_json=True)
     monkeypatch.setattr("dormouse.service.supervisor.worker_given", lambda: (session, ServiceSettings()))
     monkeypatch.setattr(serve, "_log_to_stderr", lambda: None)
@@ -63,7 +63,7 @@ def test_a_worker_of_a_service_that_cannot_start_says_so_as_its_command_was_aske
     assert (ended.value.code, found["error"], found["exit_code"]) == (1, "NotAnInstance", 1)
 
 
-def test_a_command_line_that_cannot_be_read_is_one_too(run) -> None:
+def test_an_invalid_command_line_with_json_is_one_document_too(run) -> None:
     code, _, err = run("query", "--no-such", "--json")
     assert (code, json.loads(err)["error"], json.loads(err)["exit_code"]) == (2, "BadUsage", 2)
     assert run("query", "--no-such")[2].startswith("dormouse: No such option")
@@ -84,14 +84,14 @@ def test_a_command_line_that_cannot_be_read_is_one_too(run) -> None:
         ),
     ],
 )
-def test_an_option_that_would_do_nothing_is_refused(run, arguments: list[str]) -> None:
+def test_an_option_without_effect_is_refused(run, arguments: list[str]) -> None:
     code, out, err = run(*arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert " need " in err or "options go after the command" in err
 
 
 @pytest.mark.parametrize(("typed", "agrees"), [("y\n", True), ("n\n", False), ("", False)])
-def test_a_person_who_ends_the_input_does_not_agree(
+def test_the_end_of_the_input_is_no_agreement(
     monkeypatch: pytest.MonkeyPatch, typed: str, agrees: bool
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
@@ -99,14 +99,14 @@ def test_a_person_who_ends_the_input_does_not_agree(
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_what_the_shell_reads(run, shell: str) -> None:
+def test_completion_prints_a_script_for_the_shell(run, shell: str) -> None:
     code, out, _ = run("completion", shell)
     assert code == 0
     assert "_DORMOUSE_COMPLETE" in out
     assert run("completion", "csh")[0] == 2
 
 
-def test_a_queue_without_a_region_is_bad_usage_as_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_without_a_region_is_bad_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")

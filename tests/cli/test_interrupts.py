@@ -1,4 +1,4 @@
-"""One signal ends a command: no library can lose it, and it does not interrupt the tidying up."""
+"""One signal ends a command: no library can suppress it, and it does not interrupt the cleanup."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def prepared() -> Iterator[subprocess.Popen[str]]:
-    """A process that has imported what the scripts import; runs each in a fork, at the top level."""
+    """Yields a process that has imported the modules of the scripts, and runs each script in a fork."""
     command = [sys.executable, "-c", PREPARED]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
@@ -42,7 +42,7 @@ def prepared() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def run(prepared: subprocess.Popen[str], tmp_path: Path) -> Run:
-    """Runs a script; gives its exit code, and what it wrote to stdout and stderr."""
+    """Returns a function that runs a script and returns its exit code, stdout and stderr."""
 
     def run_script(script: str, *, ignored: bool = False) -> tuple[int, str, str]:
         assert prepared.stdin is not None and prepared.stdout is not None
@@ -66,7 +66,7 @@ def lost(times):
         try:
             send() if time_ == 0 else time.sleep(30)
         except BaseException:
-            pass  # as an extension does that clears an error it did not expect
+            pass  # some extensions clear unexpected errors like this
 
 def tidy_slowly():
     try:
@@ -93,7 +93,7 @@ finally:
 @pytest.mark.parametrize(
     ("body", "out"), [("send()", ""), ("lost(1)", ""), ("lost(3)", ""), ("tidy_slowly()", "tidy\n")]
 )
-def test_a_signal_ends_the_command_whatever_becomes_of_its_exception(
+def test_a_signal_ends_the_command_even_if_its_exception_is_swallowed(
     run: Run, body: str, out: str, name: str, code: int
 ) -> None:
     assert run(SCRIPT.format(name=name, body=body)) == (code, out, "")
@@ -134,9 +134,9 @@ sys.exit(dormouse_command.main())
         (True, "signal.SIGTERM", "SIGTERM", "", 143),
     ],
 )
-def test_a_command_that_was_started_with_ctrl_c_ignored_goes_on_until_sigterm(
+def test_a_command_started_with_sigint_ignored_ends_only_at_sigterm(
     run: Run, ignored: bool, loading: str, at_work: str, out: str, code: int
 ) -> None:
-    """As `nohup`, cron and a shell's background jobs start it."""
+    """`nohup`, cron and a shell's background jobs start commands like this."""
     done = run(COMMAND.format(loading=loading, at_work=at_work), ignored=ignored)
     assert done[:2] == (code, out), done[2]

@@ -1,4 +1,4 @@
-"""`dormouse pause`, `resume` and `status --instance ID`: what they say, and how they fail."""
+"""`dormouse pause`, `resume` and `status --instance ID`: their output and errors."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def on(verb: str, *more: str, instance: str = "dev") -> tuple[str, ...]:
     return verb, "--instance", instance, "--region", REGION, *more
 
 
-def test_each_step_is_shown_and_again_when_there_is_nothing_to_do(deployed: Deployed, cli: Cli) -> None:
+def test_each_step_is_shown_even_if_there_is_nothing_to_do(deployed: Deployed, cli: Cli) -> None:
     code, out, _ = cli(*on("pause"))
     assert (code, deployed.state()) == (0, PAUSED)
-    # a slow step says how long it took
+    # a slow step also shows its seconds
     assert [re.sub(r" \(\d+ s\)$", "", line) for line in out.splitlines()] == [
         "✓ write the desired state: paused",
         "✓ disable the schedules",
@@ -74,7 +74,7 @@ def test_each_step_is_shown_and_again_when_there_is_nothing_to_do(deployed: Depl
 
 
 @pytest.mark.slow
-def test_with_json_it_is_one_document(deployed: Deployed, cli: Cli) -> None:
+def test_a_pause_with_json_is_one_document(deployed: Deployed, cli: Cli) -> None:
     code, out, err = cli(*on("pause", "--json"))
     report = json.loads(out)
     assert (code, err, report["desired"], report["database"]) == (0, "", "paused", "stopped")
@@ -82,7 +82,7 @@ def test_with_json_it_is_one_document(deployed: Deployed, cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_a_dry_run_says_what_it_would_do(deployed: Deployed, cli: Cli) -> None:
+def test_a_dry_run_reports_the_steps_without_doing_them(deployed: Deployed, cli: Cli) -> None:
     code, out, _ = cli(*on("pause", "--dry-run"))
     assert (code, deployed.state()) == (0, RUNNING)
     assert f"→ stop the database: cluster {deployed.cluster} is available" in out.splitlines()
@@ -91,7 +91,7 @@ def test_a_dry_run_says_what_it_would_do(deployed: Deployed, cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_the_drain_can_be_shortened(deployed: Deployed, cli: Cli) -> None:
+def test_the_wait_for_running_work_can_be_shortened(deployed: Deployed, cli: Cli) -> None:
     receive_request(deployed)
     code, _, _ = cli(*on("pause", "--drain-seconds", "0"))
     assert (code, deployed.state()) == (0, PAUSED)
@@ -112,7 +112,7 @@ def test_mistakes_are_one_line(deployed: Deployed, cli: Cli, monkeypatch: pytest
     for verb in ("pause", "resume", "status", "env", "access", "dead-letters", "table list"):
         code, line = failed(*verb.split(), "--instance", "dev")
         assert code == 2 and line.endswith("no AWS region is given: use --region, or set AWS_REGION"), verb
-    assert failed(*on("pause", "--profile", "nobody"))[0] == 2
+    assert failed(*on("pause", "--profile", "missing"))[0] == 2
     assert failed("pause")[0] == 2
     assert failed(*on("pause", "--drain-seconds", "-1"))[0] == 2
     assert failed(*on("status", "a-table"))[0] == 2
@@ -127,7 +127,7 @@ def test_mistakes_are_one_line(deployed: Deployed, cli: Cli, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_the_status_says_what_runs_and_what_it_costs(deployed: Deployed, cli: Cli) -> None:
+def test_the_status_shows_what_runs_and_its_cost(deployed: Deployed, cli: Cli) -> None:
     code, out, _ = cli(*on("status"))
     assert code == 0
     for words in (
@@ -152,10 +152,10 @@ def test_the_status_says_what_runs_and_what_it_costs(deployed: Deployed, cli: Cl
 
 
 @pytest.mark.slow
-def test_an_id_needs_no_region_option_where_there_is_one(
+def test_an_id_needs_no_region_option_if_the_environment_has_a_region(
     deployed: Deployed, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """But a folder of that name comes first."""
+    """A folder with the same name takes precedence."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     assert json.loads(cli("status", "-i", "dev", "--json")[1])["summary"] == "running"
     (tmp_path / "dev").mkdir()
@@ -163,7 +163,7 @@ def test_an_id_needs_no_region_option_where_there_is_one(
     assert code == 1 and "is not a Dormouse instance" in err
 
 
-def test_the_status_knows_what_waits_and_what_runs(deployed: Deployed) -> None:
+def test_the_status_counts_messages_and_runs(deployed: Deployed) -> None:
     receive_request(deployed)
     run = start_job_run(deployed)
     sqs, dead = deployed.client("sqs"), deployed.find().resources.commit
@@ -180,8 +180,8 @@ def test_the_status_knows_what_waits_and_what_runs(deployed: Deployed) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_database_costs_follows_its_capacity(deployed: Deployed) -> None:
-    assert dict(status(deployed.find()).usd_hour)["database"] is None  # nothing was measured yet
+def test_the_cost_of_a_database_follows_its_capacity(deployed: Deployed) -> None:
+    assert dict(status(deployed.find()).usd_hour)["database"] is None  # there is no metric yet
     dimensions = [{"Name": "DBClusterIdentifier", "Value": deployed.cluster}]
     measured = {"MetricName": "ServerlessDatabaseCapacity", "Dimensions": dimensions, "Value": 2.0}
     deployed.client("cloudwatch").put_metric_data(
@@ -192,8 +192,8 @@ def test_what_a_database_costs_follows_its_capacity(deployed: Deployed) -> None:
 
 
 @pytest.mark.slow
-def test_clusters_of_rows_cost_what_they_take_now(deployed: Deployed) -> None:
-    """None while one of them was not measured; nothing where there are none."""
+def test_the_cost_of_row_clusters_follows_their_current_capacity(deployed: Deployed) -> None:
+    """The cost is None while one cluster has no metric, and missing if there are no clusters."""
     assert "clusters of rows" not in dict(status(deployed.find()).usd_hour)
     database = deployed.find().resources.database
     assert database is not None
@@ -211,7 +211,7 @@ def test_clusters_of_rows_cost_what_they_take_now(deployed: Deployed) -> None:
     measure("rows-1", "VolumeBytesUsed", 50e9)
     usd = dict(status(deployed.find()).usd_hour)
     assert (usd["clusters of rows"], usd["their storage"]) == (None, None)
-    measure("rows-2", "ServerlessDatabaseCapacity", 0.0)  # it sleeps
+    measure("rows-2", "ServerlessDatabaseCapacity", 0.0)  # it is stopped
     measure("rows-2", "VolumeBytesUsed", 23e9)
     usd, prices = dict(status(deployed.find()).usd_hour), prices_of(REGION)
     assert usd["clusters of rows"] == pytest.approx(2 * prices["acu_hour"])
@@ -219,7 +219,7 @@ def test_clusters_of_rows_cost_what_they_take_now(deployed: Deployed) -> None:
 
 
 @pytest.mark.parametrize("engine", ["emr-ec2-steps", "emr-ec2-transient"])
-def test_clusters_of_emr_are_runs(moto: None, engine: Any) -> None:
+def test_clusters_of_emr_are_listed_as_runs(moto: None, engine: Any) -> None:
     deployed = deploy(engine=engine)
     assert (status(deployed.find()).spark, status(deployed.find()).runs) == ("no cluster", ())
     cluster = start_emr_cluster(deployed)
@@ -227,7 +227,7 @@ def test_clusters_of_emr_are_runs(moto: None, engine: Any) -> None:
     assert (found.spark, found.runs) == ("1 cluster", (f"cluster {cluster}, waiting",))
 
 
-def test_the_summary_names_what_is_not_as_it_should_be(deployed: Deployed) -> None:
+def test_the_summary_names_a_wrong_state(deployed: Deployed) -> None:
     rule = deployed.rules[0]
     deployed.client("events").disable_rule(Name=rule)
     assert status(deployed.find()).summary == "should be running, but a part of it is not: resume it again"
@@ -236,9 +236,9 @@ def test_the_summary_names_what_is_not_as_it_should_be(deployed: Deployed) -> No
     assert status(deployed.find()).summary == "should be paused, but a part of it is not: pause it again"
 
 
-def test_a_small_instance_has_a_status_too(deployed: Deployed) -> None:
-    """Without queues, compaction and buckets told."""
+def test_an_instance_without_options_has_a_status_too(deployed: Deployed) -> None:
+    """The small instance has recorded no queues, compaction and buckets."""
     found = deployed.find()
-    told = resources.Resources(database=found.resources.database, pause=found.resources.pause)
-    small = status(replace(found, resources=told))
+    recorded = resources.Resources(database=found.resources.database, pause=found.resources.pause)
+    small = status(replace(found, resources=recorded))
     assert (small.summary, small.queues, small.spark, small.runs) == ("running", (), None, ())

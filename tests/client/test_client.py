@@ -57,7 +57,7 @@ MIXED_ROWS = [
 def instance(
     new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dm.Instance]:
-    """With tables `flights` (of four leaves), `mixed` and `empty`, which tests only read."""
+    """Yields an instance with tables `flights` (four leaves), `mixed` and `empty`, which tests only read."""
     dsn, folder = new_database(template_database), tmp_path_factory.mktemp("lake")
     with dm.connect(dsn, f"file://{folder}/objects") as instance:
         mixed = instance.create_table("mixed", MIXED, split_points=[0])
@@ -84,7 +84,7 @@ def _arrow_schema(table: dm.Table) -> pa.Schema:
 
 
 def same(here: Callable[[], Any], there: Callable[[], Any]) -> Any:
-    """What both give: tables with exactly the same schema and rows, or errors of the same class and text."""
+    """Checks that both give the same schema and rows, or equal errors, and returns the result."""
     mine, theirs = outcome(here), outcome(there)
     assert type(mine) is type(theirs)
     if isinstance(mine, pa.Table):
@@ -170,7 +170,7 @@ def outcome(ask: Callable[[], Any]) -> Any:
         ("mixed", {"d": Range(5.0, 1.0)}),
     ],
 )
-def test_a_query_gives_what_the_table_gives(
+def test_a_query_returns_the_same_rows_as_the_table(
     instance: dm.Instance, client: Client, table: str, where: Any
 ) -> None:
     here, there = instance.table(table), client.table(table)
@@ -202,7 +202,7 @@ def test_a_query_gives_what_the_table_gives(
         (None, 2**63),
     ],
 )
-def test_columns_and_limits_are_those_of_the_table(
+def test_columns_and_limits_work_as_for_the_table(
     instance: dm.Instance, client: Client, columns: Any, limit: Any
 ) -> None:
     here, there = instance.table("mixed"), client.table("mixed")
@@ -214,7 +214,7 @@ def test_columns_and_limits_are_those_of_the_table(
 
 
 @pytest.mark.parametrize("where", [None, {"k": [-1, 0, 2**53 + 1]}, {"d": None}, {"none": 1}])
-def test_rows_are_counted_and_gathered_as_those_of_the_table(
+def test_counts_heads_and_frames_equal_those_of_the_table(
     instance: dm.Instance, client: Client, where: Any
 ) -> None:
     here, there = instance.table("mixed"), client.table("mixed")
@@ -227,7 +227,7 @@ def test_rows_are_counted_and_gathered_as_those_of_the_table(
 
 @pytest.mark.parametrize("offset", [-1, True, 1.5, "1", 2**63, None])
 @pytest.mark.parametrize("descending", [False, True])
-def test_an_offset_is_a_number_of_rows(
+def test_an_offset_must_be_a_number_of_rows(
     instance: dm.Instance, client: Client, offset: Any, descending: bool
 ) -> None:
     for table in instance.table("mixed"), client.table("mixed"):
@@ -253,13 +253,15 @@ def test_an_offset_is_a_number_of_rows(
         None,
     ],
 )
-def test_sql_gives_what_the_instance_gives(instance: dm.Instance, client: Client, statement: Any) -> None:
+def test_sql_returns_the_same_rows_as_the_instance(
+    instance: dm.Instance, client: Client, statement: Any
+) -> None:
     same(lambda: instance.sql(statement), lambda: client.sql(statement))
     same(lambda: instance.table("mixed").sql(statement), lambda: client.table("mixed").sql(statement))
     same(lambda: instance.explain_sql(statement), lambda: client.explain_sql(statement))
 
 
-def test_tables_are_described_as_they_are(instance: dm.Instance, client: Client) -> None:
+def test_tables_are_described_as_by_the_instance(instance: dm.Instance, client: Client) -> None:
     assert [table.name for table in client.tables()] == ["empty", "flights", "mixed"]
     for here, there in zip(instance.tables(), client.tables(), strict=True):
         assert (there.name, there.schema, there.properties) == (here.name, here.schema, here.properties)
@@ -270,12 +272,12 @@ def test_tables_are_described_as_they_are(instance: dm.Instance, client: Client)
 
 
 @pytest.mark.parametrize("name", ["mixt", "", "../tables", "a b", "\ud800", "x" * 200, 7])
-def test_a_table_that_is_not_there_is_an_error(instance: dm.Instance, client: Client, name: Any) -> None:
+def test_an_unknown_table_is_an_error(instance: dm.Instance, client: Client, name: Any) -> None:
     missing = same(lambda: instance.table(name), lambda: client.table(name))
     assert type(missing) is TableNotFound
 
 
-def test_a_table_that_was_dropped_is_an_error(instance: dm.Instance, client: Client) -> None:
+def test_a_dropped_table_is_an_error(instance: dm.Instance, client: Client) -> None:
     instance.create_table("gone", MIXED)
     gone, undescribed = client.table("gone"), next(t for t in client.tables() if t.name == "gone")
     instance.drop_table("gone")
@@ -286,8 +288,8 @@ def test_a_table_that_was_dropped_is_an_error(instance: dm.Instance, client: Cli
 
 
 @pytest.mark.slow
-def test_a_question_is_written_by_the_columns_of_now(instance: dm.Instance, client: Client) -> None:
-    """As FLOAT has it, 0.1 is another number."""
+def test_conditions_use_the_current_types_of_columns(instance: dm.Instance, client: Client) -> None:
+    """A condition on 0.1 matches only if it is written for the current type, FLOAT or DOUBLE."""
 
     def made(kind: Any) -> tuple[dm.Table, list[RemoteTable]]:
         table = instance.create_table(
@@ -310,8 +312,8 @@ def test_a_question_is_written_by_the_columns_of_now(instance: dm.Instance, clie
     check(made(dm.DOUBLE)[0], before)
 
 
-def test_others_read_an_answer_without_python(client: Client) -> None:
-    """By Arrow's C stream, which the reader gives away."""
+def test_other_libraries_read_an_answer_as_a_c_stream(client: Client) -> None:
+    """Other libraries take the answer as an Arrow C stream."""
     table = client.table("mixed")
     with duckdb.connect() as conn:
         conn.register("answer", table.query())
@@ -353,12 +355,12 @@ def test_tls_is_checked_against_the_authority(instance: dm.Instance, tmp_path: P
 @pytest.mark.parametrize(
     "url", ["", "lake", "127.0.0.1:8088", "ftp://host", "http://", "http://host:x", "http://h/?a=1", None, 1]
 )
-def test_what_is_no_url_is_refused(url: Any) -> None:
+def test_an_invalid_url_is_refused(url: Any) -> None:
     with pytest.raises(InvalidInput, match="the URL of a query service is like"):
         connect(url)
 
 
-def test_a_ca_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_ca_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("nothing")
     for path in (tmp_path / "ca.pem", tmp_path / "none.pem"):
         with pytest.raises(InvalidInput, match=r"ca '.*pem' cannot be read as certificates"):
@@ -366,8 +368,8 @@ def test_a_ca_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_that_is_damaged_is_told_in_the_middle_of_an_answer(dsn: str, tmp_path: Path) -> None:
-    """The same error as without a service, after the same rows; nobody takes the rows for all."""
+def test_a_damaged_file_raises_an_error_in_the_middle_of_an_answer(dsn: str, tmp_path: Path) -> None:
+    """The error and the rows before it are the same as without a service, and the answer is not complete."""
     with dm.connect(dsn, f"file://{tmp_path}/objects") as instance:
         table = instance.create_table("t", MIXED, split_points=[0])
         rows = [row for row in MIXED_ROWS if row["k"] < 0]
@@ -385,8 +387,8 @@ def test_a_file_that_is_damaged_is_told_in_the_middle_of_an_answer(dsn: str, tmp
             assert there.query({"k": -1}).read_all().num_rows == 1
 
 
-def test_it_needs_neither_datafusion_nor_the_service() -> None:
-    """Nor NumPy: only httpx and pyarrow, beside what Dormouse always needs."""
+def test_the_client_needs_neither_datafusion_nor_the_service() -> None:
+    """The client needs only httpx and pyarrow besides Dormouse's basic requirements, and not NumPy either."""
     without = ["datafusion", "duckdb", "datasketches", "numpy", "pandas", "pyspark", "fastapi", "uvicorn"]
     script = f"import sys; sys.modules.update(dict.fromkeys({without!r})); import dormouse.client"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

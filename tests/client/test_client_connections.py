@@ -1,4 +1,4 @@
-"""The client before services that are busy, gone, or something else; and answers that are cut off."""
+"""The client with services that are busy, missing or no query service, and with truncated answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dormouse.errors import (
     ObjectNotFound,
 )
 
-# ends of words and bodies that look like the marker of the stream's end
+# values whose bytes look like the marker at the end of a stream
 ROWS = pa.table({"n": pa.array([0, -1, -1], pa.int32()), "text": ["", "a", "\u00ff" * 100]})
 
 
@@ -70,20 +70,20 @@ WHOLE = pa.concat_tables([ROWS] * 3)
 
 
 class Script:
-    """Answers one after another; the last again and again."""
+    """A service that gives its answers one after another, and then repeats the last."""
 
     def __init__(self, *answers: bytes) -> None:
         self.answers = list(answers)
-        self.asked: list[bytes] = []
+        self.requests: list[bytes] = []
 
     def __call__(self, request: bytes) -> bytes:
-        self.asked.append(request)
+        self.requests.append(request)
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[Client, Callable[[bytes], None]]]:
-    """A client, and what says how its service answers."""
+    """Yields a client, and a function that sets the answer of its service."""
     now = [OK]
     with answering(lambda _: now[0]) as url, connect(url) as client:
         yield client, lambda answer: now.__setitem__(0, answer)
@@ -92,14 +92,14 @@ def shared() -> Iterator[tuple[Client, Callable[[bytes], None]]]:
 @settings(deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("whole", [OK, OK_CHUNKED], ids=["until-closed", "chunked"])
-def test_an_answer_that_is_cut_anywhere_is_an_error(shared: Any, data: st.DataObject, whole: bytes) -> None:
-    """Also where the bytes so far look whole: at the end of a message, or after its own -1 and zeros."""
+def test_an_answer_truncated_at_any_byte_is_an_error(shared: Any, data: st.DataObject, whole: bytes) -> None:
+    """This includes cuts where the bytes look complete: after a message, or after its -1 and zeros."""
     client, answer_with = shared
     head = whole.index(b"\r\n\r\n") + 4
     ends = [at + 8 for at in range(head, len(whole)) if whole.startswith(b"\xff" * 4, at)]
     cut = data.draw(st.integers(0, len(whole)) | st.sampled_from([*ends, len(whole)]))
     answer_with(whole[:cut])
-    # what comes after the marker is not of the answer
+    # bytes after the marker do not belong to the answer
     needed = len(OK) if whole is OK else whole.rindex(b"\xff" * 4) + 8
     if cut >= needed:
         assert client.sql("select").read_all() == WHOLE
@@ -109,8 +109,8 @@ def test_an_answer_that_is_cut_anywhere_is_an_error(shared: Any, data: st.DataOb
 
 
 @pytest.mark.slow
-def test_no_cut_of_a_whole_stream_is_taken_for_the_whole(shared: Any) -> None:
-    """Each position of the last message and the marker, where a short answer would be closest to whole."""
+def test_an_almost_complete_answer_is_an_error(shared: Any) -> None:
+    """Cuts the answer at each byte of the last message and the marker, where it is nearly complete."""
     client, answer_with = shared
     for short in range(1, 300):
         answer_with(OK[:-short])
@@ -122,18 +122,18 @@ def test_no_cut_of_a_whole_stream_is_taken_for_the_whole(shared: Any) -> None:
 @pytest.mark.parametrize("read", ["read_all", "batches", "c_stream"])
 def test_a_problem_in_the_middle_of_an_answer_is_raised_after_its_rows(shared: Any, read: str) -> None:
     client, answer_with = shared
-    told = problem("object-not-found", 503, "file 'x' is gone")
-    answer_with(http_answer("200 OK", stream(2, told), Content_Type=ARROW))
+    failure = problem("object-not-found", 503, "file 'x' does not exist")
+    answer_with(http_answer("200 OK", stream(2, failure), Content_Type=ARROW))
     reader = client.sql("select")
     if read == "read_all":
-        with pytest.raises(ObjectNotFound, match=r"^file 'x' is gone$"):
+        with pytest.raises(ObjectNotFound, match=r"^file 'x' does not exist$"):
             reader.read_all()
     elif read == "batches":
         assert [reader.read_next_batch().num_rows for _ in range(2)] == [3, 3]
-        with pytest.raises(ObjectNotFound, match=r"^file 'x' is gone$"):
+        with pytest.raises(ObjectNotFound, match=r"^file 'x' does not exist$"):
             reader.read_next_batch()
     else:
-        with pytest.raises(OSError, match="file 'x' is gone"):
+        with pytest.raises(OSError, match="file 'x' does not exist"):
             pa.RecordBatchReader.from_stream(reader).read_all()
 
 
@@ -149,7 +149,7 @@ def test_rows_that_mention_problems_are_rows(shared: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "status", "found", "message"),
+    ("kind", "status", "error_type", "message"),
     [
         ("invalid-query", 400, InvalidQuery, "^so it is$"),
         ("object-not-found", 503, ObjectNotFound, "^so it is$"),
@@ -162,14 +162,14 @@ def test_rows_that_mention_problems_are_rows(shared: Any) -> None:
     ],
 )
 def test_a_problem_becomes_the_error_of_its_type(
-    shared: Any, kind: str, status: int, found: type, message: str, monkeypatch: pytest.MonkeyPatch
+    shared: Any, kind: str, status: int, error_type: type, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dormouse.client.http.ATTEMPTS_MAX", 1)
     client, answer_with = shared
     answer_with(problem_answer(kind, status))
     with pytest.raises(DormouseError, match=message) as error:
         client.sql("select")
-    assert type(error.value) is found
+    assert type(error.value) is error_type
 
 
 @pytest.mark.parametrize(
@@ -184,14 +184,14 @@ def test_a_problem_becomes_the_error_of_its_type(
         (b"", "the connection to http.* broke"),
     ],
 )
-def test_what_is_no_query_service_is_told(shared: Any, answer: bytes, message: str) -> None:
+def test_an_answer_of_another_server_is_an_error(shared: Any, answer: bytes, message: str) -> None:
     client, answer_with = shared
     answer_with(answer)
     with pytest.raises(InstanceError, match=message):
         client.tables()
 
 
-def test_an_answer_that_is_not_arrow_is_told(shared: Any) -> None:
+def test_an_answer_that_is_not_arrow_is_an_error(shared: Any) -> None:
     client, answer_with = shared
     for body in (b"<html>" * 100, b"", b"\x00" * 8):
         answer_with(http_answer("200 OK", body))
@@ -200,18 +200,18 @@ def test_an_answer_that_is_not_arrow_is_told(shared: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_busy_service_is_asked_again() -> None:
-    """With its Retry-After, and only before the first row."""
+def test_requests_to_a_busy_service_are_retried() -> None:
+    """The client waits for Retry-After, and retries only before the first row."""
     busy = problem_answer("too-many-queries", 429, Retry_After="1")
     script = Script(busy, problem_answer("connections-exhausted", 503), OK)
     with answering(script) as url, connect(url) as client:
         began = time.monotonic()
         assert client.sql("select").read_all() == WHOLE
         assert time.monotonic() - began >= 1
-    assert len(script.asked) == 3
+    assert len(script.requests) == 3
 
 
-def test_a_busy_service_is_given_up_after_a_while() -> None:
+def test_retries_of_a_busy_service_end_after_a_while() -> None:
     busy = problem_answer("too-many-queries", 429, Retry_After="3600")
     with (
         answering(lambda _: busy) as url,
@@ -221,18 +221,18 @@ def test_a_busy_service_is_given_up_after_a_while() -> None:
         client.sql("select")
 
 
-def test_what_failed_otherwise_is_not_asked_again() -> None:
+def test_other_failures_are_not_retried() -> None:
     read_only, cut = problem_answer("instance-read-only", 503), http_answer("200 OK", stream()[:-9])
     behind = problem_answer("index-not-ready", 503)
     for answer in (problem_answer("invalid-query", 400), read_only, behind, cut, b""):
         script = Script(answer, OK)
         with answering(script) as url, connect(url) as client, pytest.raises(DormouseError):
             client.sql("select").read_all()
-        assert len(script.asked) == 1
+        assert len(script.requests) == 1
 
 
 @pytest.mark.slow
-def test_a_service_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dormouse.client.http.ATTEMPTS_MAX", 2)
     with listening() as (_, url):
         pass
@@ -241,14 +241,14 @@ def test_a_service_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) ->
             client.tables()
 
 
-def test_a_client_that_is_closed_says_so() -> None:
+def test_a_request_of_a_closed_client_is_an_error() -> None:
     client = connect("http://127.0.0.1:1")
     client.close()
     with pytest.raises(InstanceError, match="is closed: connect again"):
         client.tables()
 
 
-def test_a_reader_whose_client_is_closed_says_so() -> None:
+def test_a_reader_of_a_closed_client_is_an_error() -> None:
     with listening() as (server, url):
         client = connect(url)
         waiting = Waiting(server, client)
@@ -260,8 +260,8 @@ def test_a_reader_whose_client_is_closed_says_so() -> None:
                 reader.read_all()
 
 
-def test_a_service_that_starts_meanwhile_is_reached() -> None:
-    # bound, it refuses until it listens, and nobody else gets its port
+def test_a_service_that_starts_during_the_retries_is_reached() -> None:
+    # A bound socket refuses connections until it listens, and no other process gets its port.
     late = socket.socket()
     late.bind(("127.0.0.1", 0))
     found: list[Any] = []
@@ -277,7 +277,7 @@ def test_a_service_that_starts_meanwhile_is_reached() -> None:
     assert found == [WHOLE]
 
 
-def test_a_service_that_says_nothing_is_told() -> None:
+def test_a_service_that_never_answers_is_an_error() -> None:
     with listening() as (_, url), connect(url, timeout_seconds=0.2) as client:
         with pytest.raises(InstanceError) as found:
             client.tables()
@@ -285,7 +285,7 @@ def test_a_service_that_says_nothing_is_told() -> None:
 
 
 class Waiting:
-    """A client that waits for an answer, and the connection to answer it on."""
+    """A client that waits for an answer, and the connection of the test for that answer."""
 
     def __init__(self, server: socket.socket, client: Client) -> None:
         self._found: list[pa.RecordBatchReader] = []
@@ -303,7 +303,7 @@ class Waiting:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("end", ["close", "drop", "with", "client"])
 def test_the_connection_ends_with_its_reader(end: str) -> None:
-    """So that the service stops working on what nobody reads."""
+    """The service then stops working on an answer that has no reader."""
     with listening() as (server, url), connect(url) as client:
         waiting = Waiting(server, client)
         with closing(waiting.connection) as connection:
@@ -326,8 +326,8 @@ def test_the_connection_ends_with_its_reader(end: str) -> None:
                 reader.read_all()
 
 
-def test_an_answer_is_read_as_it_comes() -> None:
-    """Not more of it is held than a few batches, and what the network holds."""
+def test_an_answer_is_streamed() -> None:
+    """The client holds only a few batches in memory; the rest waits in the network or at the service."""
     batch = pa.record_batch({"n": pa.array(range(100_000))})
     head, one = stream_parts(batch)
     sent = [0]
@@ -355,7 +355,7 @@ def test_an_answer_is_read_as_it_comes() -> None:
 
 
 def stream_parts(batch: pa.RecordBatch) -> tuple[bytes, bytes]:
-    """The bytes of a stream before its batches, and of a batch."""
+    """Returns the bytes of a stream before its batches, and the bytes of a batch."""
     sink = pa.BufferOutputStream()
     writer = pa.ipc.new_stream(sink, batch.schema)
     writer.write_batch(batch)
@@ -364,8 +364,8 @@ def stream_parts(batch: pa.RecordBatch) -> tuple[bytes, bytes]:
     return whole[:first], whole[first:]
 
 
-def test_an_index_is_waited_for_longer_than_a_service_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked again, until the wait is over."""
+def test_the_client_waits_for_an_index_longer_than_a_service_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client repeats the request until its own wait is over."""
     waits: list[float] = []
     naps: list[float] = []
 

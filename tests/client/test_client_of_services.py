@@ -1,4 +1,4 @@
-"""What a client asks services of other versions than its own."""
+"""Tests of the requests that a client sends to services of other versions."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ _SCHEMA = OF_K.to_json()
 
 
 class _Service:
-    """Describes a table, and plans; `of_now` has and demands another name of the columns each time."""
+    """A service with one table. A current one (`is_current`) gives its columns another id at each request.
 
-    def __init__(self, of_now: bool) -> None:
-        self.of_now = of_now
+    It refuses every plan, because the id of the columns in the request is always old.
+    """
+
+    def __init__(self, is_current: bool) -> None:
+        self.is_current = is_current
         self.described = 0
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
 
     def json(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         if method == "GET":
             self.described += 1
-            named = {"schema_id": str(self.described)} if self.of_now else {}
+            named = {"schema_id": str(self.described)} if self.is_current else {}
             return {"schema": _SCHEMA, "properties": {}, **named}
-        self.asked.append(body)
-        if self.of_now:
+        self.requests.append(body)
+        if self.is_current:
             raise InvalidInput("the columns of table 't' were changed: look it up again")
         return dict.fromkeys(PlanSummary.__dataclass_fields__, 0)
 
@@ -46,23 +49,23 @@ def _table(service: Any) -> RemoteTable:
     return Client(service).table("t")
 
 
-def test_a_service_of_before_is_not_told_what_it_does_not_know() -> None:
-    service = _Service(of_now=False)
+def test_an_older_service_gets_no_unknown_fields() -> None:
+    service = _Service(is_current=False)
     _table(service).explain({"k": 1})
-    assert service.asked == [{"where": {"k": [1]}}]
+    assert service.requests == [{"where": {"k": [1]}}]
 
 
-def test_columns_that_are_others_each_time_are_not_asked_for_ever() -> None:
-    service = _Service(of_now=True)
+def test_retries_for_changing_columns_are_limited() -> None:
+    service = _Service(is_current=True)
     with pytest.raises(InvalidInput, match="were changed"):
         _table(service).explain({"k": 1})
-    assert len(service.asked) == SCHEMAS_CHASED_MAX + 1
+    assert len(service.requests) == SCHEMAS_CHASED_MAX + 1
 
 
 ALONE = BLOCKED + "import dormouse.client.rows"
 
 
-def test_the_client_needs_no_more_than_its_extra_brings() -> None:
+def test_the_client_needs_only_the_libraries_of_its_extra() -> None:
     left_out = json.dumps([*EXTRAS.keys() - {"httpx", "pyarrow"}])
     command = [sys.executable, "-c", ALONE, left_out]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -81,7 +84,7 @@ def test_the_client_needs_no_more_than_its_extra_brings() -> None:
         ("http://somebody:secret@127.0.0.1:1/?a=1", None),
     ],
 )
-def test_a_secret_that_cannot_be_one_is_refused_without_showing_it(url: str, token: str | None) -> None:
+def test_an_invalid_secret_is_refused_without_showing_it(url: str, token: str | None) -> None:
     with pytest.raises(InvalidInput, match=r"the token must be of|has no user and no password") as found:
         connect(url, token=token)
     assert "secr" not in str(found.value)
@@ -93,6 +96,6 @@ DEEP = reduce(lambda inner, _: [inner], range(100_000), [0])
 @pytest.mark.parametrize(
     "value", [date(2026, 3, 5), math.nan, "\ud800", DEEP], ids=["date", "nan", "surrogate", "deep"]
 )
-def test_what_is_no_json_is_refused_before_it_is_sent(value: Any) -> None:
+def test_values_that_json_cannot_hold_are_refused_before_sending(value: Any) -> None:
     with connect("http://127.0.0.1:1") as client, pytest.raises(InvalidPayload, match="is not JSON: "):
         client.jobs.start("query", {"where": {"day": value}})

@@ -1,4 +1,4 @@
-"""The client in programs whose collector runs anywhere, and that fork."""
+"""The client in programs that fork, or whose garbage collector runs at any point."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = pa.table({"n": [1, 2, 3]})
 
 
 def begun() -> bytes:
-    """An answer that has a batch, and goes on."""
+    """Returns the beginning of an answer, with one batch and without an end."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, ROWS.schema) as writer:
         writer.write_table(ROWS)
@@ -33,7 +33,7 @@ def begun() -> bytes:
 
 @contextmanager
 def beginning() -> Iterator[tuple[str, list[socket.socket]]]:
-    """A service that begins answers, and the connections that they are on."""
+    """Yields the URL of a service that only begins its answers, and the list of its connections."""
     with listening() as (server, url):
         found: list[socket.socket] = []
 
@@ -56,7 +56,7 @@ def beginning() -> Iterator[tuple[str, list[socket.socket]]]:
 
 
 @pytest.mark.slow
-def test_a_reader_that_is_collected_waits_for_no_lock_of_the_connections(
+def test_a_garbage_collected_reader_waits_for_no_lock_of_the_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with beginning() as (url, connections), connect(url) as client:
@@ -64,7 +64,7 @@ def test_a_reader_that_is_collected_waits_for_no_lock_of_the_connections(
         assign = pool._assign_requests_to_connections
 
         def collect() -> object:
-            gc.collect()  # as Python may where anything is made
+            gc.collect()  # Python may collect at any allocation
             return assign()
 
         gc.disable()
@@ -85,7 +85,7 @@ def test_a_reader_that_is_collected_waits_for_no_lock_of_the_connections(
 
 
 class Port(BaseHTTPRequestHandler):
-    """Answers with its peer's port, and keeps the connection."""
+    """A handler that answers with its peer's port, and keeps the connection."""
 
     protocol_version = "HTTP/1.1"
 
@@ -101,7 +101,7 @@ class Port(BaseHTTPRequestHandler):
 
 
 def in_a_forked_child(work: Callable[[], object]) -> str:
-    """What it gives there."""
+    """Runs `work` in a forked child process, and returns its result as text."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -112,13 +112,13 @@ def in_a_forked_child(work: Callable[[], object]) -> str:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        told = pipe.read()
+        text = pipe.read()
     os.waitpid(child, 0)
-    return told
+    return text
 
 
 @pytest.mark.slow
-def test_a_forked_child_has_connections_and_locks_of_its_own() -> None:
+def test_a_forked_child_has_its_own_connections_and_locks() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Port) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         http = Http(f"http://127.0.0.1:{server.server_port}", None, None, 20.0)
@@ -133,7 +133,7 @@ def test_a_forked_child_has_connections_and_locks_of_its_own() -> None:
 
         port = ask()
         with http._client._transport._pool._optional_thread_lock:  # type: ignore[attr-defined]
-            # as another thread would at the instant of the fork
+            # another thread may hold the lock at the instant of the fork
             others = [in_a_forked_child(ask_and_close) for _ in range(2)]
             assert in_a_forked_child(http.close) == "None"
         assert not {"", str(port)} & {*others}
@@ -142,7 +142,7 @@ def test_a_forked_child_has_connections_and_locks_of_its_own() -> None:
         server.shutdown()
 
 
-def test_an_answer_is_read_by_the_process_that_asked_alone() -> None:
+def test_an_answer_is_read_only_by_the_process_that_requested_it() -> None:
     with beginning() as (url, connections), connect(url) as client:
         reader = client.sql("select")
         assert reader.read_next_batch() == ROWS.to_batches()[0]

@@ -1,4 +1,4 @@
-"""Fixtures of one suite for every layout, at each isolation level where it matters (`at_each_isolation`)."""
+"""Fixtures that run tests for every layout, and those marked `at_each_isolation` at every level."""
 
 from __future__ import annotations
 

@@ -25,17 +25,17 @@ ODD_NAMES = [
 ]
 
 
-def test_one_file(store: FileReferenceStore) -> None:
+def test_a_file_is_added_with_its_reference(store: FileReferenceStore) -> None:
     assert store.add_files([ref("a", rows=7)]) is True
     assert live(store) == [("root", "a", 7, None)]
 
 
-def test_several_files_come_by_partition_then_filename(store: FileReferenceStore) -> None:
+def test_references_are_ordered_by_partition_then_filename(store: FileReferenceStore) -> None:
     store.add_files([ref("b", "R"), ref("c", "L"), ref("a", "R"), ref("B", "R")])
     assert [(p, f) for p, f, _, _ in live(store)] == [("L", "c"), ("R", "B"), ("R", "a"), ("R", "b")]
 
 
-def test_one_file_over_two_partitions(store: FileReferenceStore) -> None:
+def test_a_file_can_have_references_on_two_partitions(store: FileReferenceStore) -> None:
     store.add_files([ref("a", "L", 1), ref("a", "R", 2)])
     assert live(store) == [("L", "a", 1, None), ("R", "a", 2, None)]
     assert len(store.all_files(0).files) == 1
@@ -74,7 +74,7 @@ def test_a_file_with_no_references_is_tracked_and_collectable(store: FileReferen
     assert list(store.files_ready_for_gc(clock(store))) == ["a"]
 
 
-def test_the_same_file_twice(store: FileReferenceStore) -> None:
+def test_adding_a_file_again_is_refused(store: FileReferenceStore) -> None:
     store.add_files([ref("a", rows=1)])
     with pytest.raises(FileAlreadyExists) as caught:
         store.add_files([ref("b"), ref("a", rows=2)])
@@ -82,7 +82,7 @@ def test_the_same_file_twice(store: FileReferenceStore) -> None:
     assert live(store) == [("root", "a", 1, None)]
 
 
-def test_a_new_reference_to_a_known_file(store: FileReferenceStore) -> None:
+def test_adding_a_reference_to_an_existing_file_is_refused(store: FileReferenceStore) -> None:
     """A file is added once with all its references, even if the new one is on another partition."""
     store.add_files([ref("a", "L")])
     with pytest.raises(FileAlreadyExists, match="'a'"):
@@ -90,7 +90,7 @@ def test_a_new_reference_to_a_known_file(store: FileReferenceStore) -> None:
     assert [p for p, *_ in live(store)] == ["L"]
 
 
-def test_a_tracked_unreferenced_file_is_refused(store: FileReferenceStore) -> None:
+def test_adding_an_unreferenced_file_again_is_refused(store: FileReferenceStore) -> None:
     store.add_files([ref("a")])
     remove(store, "a")
     with pytest.raises(FileAlreadyExists):
@@ -98,20 +98,20 @@ def test_a_tracked_unreferenced_file_is_refused(store: FileReferenceStore) -> No
     assert live(store) == []
 
 
-def test_a_file_without_references_twice(store: FileReferenceStore) -> None:
+def test_adding_a_file_without_references_again_is_refused(store: FileReferenceStore) -> None:
     store.add_files_with_references([file("a")])
     with pytest.raises(FileAlreadyExists):
         store.add_files_with_references([file("b"), file("a")])
     assert unreferenced(store) == ["a"]
 
 
-def test_the_same_file_twice_in_one_call(store: FileReferenceStore) -> None:
+def test_the_same_file_twice_in_one_call_is_refused(store: FileReferenceStore) -> None:
     with pytest.raises(FileAlreadyExists):
         store.add_files_with_references([file("a", ref("a", "L")), file("a", ref("a", "R"))])
     assert store.has_no_files()
 
 
-def test_the_same_reference_twice_in_one_call(store: FileReferenceStore) -> None:
+def test_the_same_reference_twice_in_one_call_is_refused(store: FileReferenceStore) -> None:
     with pytest.raises(FileReferenceAlreadyExists) as caught:
         store.add_files([ref("a", "L"), ref("a", "R"), ref("a", "L")])
     assert (caught.value.filename, caught.value.partition_id) == ("a", "L")
@@ -119,7 +119,7 @@ def test_the_same_reference_twice_in_one_call(store: FileReferenceStore) -> None
 
 
 @pytest.mark.slow
-def test_10_000_in_one_call(store: FileReferenceStore) -> None:
+def test_10_000_files_are_added_in_one_call(store: FileReferenceStore) -> None:
     store.add_files(ref(f"file-{n}", f"p{n % 100:02}", n) for n in range(10_000))
     found = live(store)
     assert len(found) == 10_000
@@ -127,8 +127,8 @@ def test_10_000_in_one_call(store: FileReferenceStore) -> None:
 
 
 @pytest.mark.slow
-def test_one_file_over_20_000_partitions(store: FileReferenceStore) -> None:
-    """A sorted file of a big table has this many references; a quadratic check would take long."""
+def test_a_file_is_added_with_20_000_references(store: FileReferenceStore) -> None:
+    """Covers the many references of a sorted file; a quadratic check of them would take long."""
     store.add_files_with_references([file("a", *(ref("a", f"p{n}", 1) for n in range(20_000)))])
     assert sum(1 for _ in store.file_references()) == 20_000
 
@@ -143,7 +143,7 @@ def test_update_times_are_from_the_stores_clock(store: FileReferenceStore) -> No
     assert before < store.all_files(0).files[0].last_updated < after  # type: ignore[operator]
 
 
-def test_odd_filenames_come_back_as_they_went_in(store: FileReferenceStore) -> None:
+def test_odd_filenames_are_stored_unchanged(store: FileReferenceStore) -> None:
     store.add_files(ref(name) for name in ODD_NAMES)
     assert [f for _, f, _, _ in live(store)] == sorted(ODD_NAMES)
     assert store.partition_to_filenames() == {"root": sorted(ODD_NAMES)}
@@ -156,7 +156,7 @@ def test_odd_filenames_come_back_as_they_went_in(store: FileReferenceStore) -> N
 
 
 @pytest.mark.parametrize("name", ["x" * 1024, "ß" * 512, "\U0001f42d" * 256])
-def test_filenames_of_1_024_bytes(store: FileReferenceStore, name: str) -> None:
+def test_filenames_have_at_most_1_024_bytes(store: FileReferenceStore, name: str) -> None:
     store.add_files([ref(name), ref(name, "L"), ref(name[:-1] + "y")])
     assert [f for p, f, _, _ in live(store) if p == "L"] == [name]
     with pytest.raises(InvalidInput, match="1024 bytes"):
@@ -164,12 +164,12 @@ def test_filenames_of_1_024_bytes(store: FileReferenceStore, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\x00b", "\ud800", None, b"a", 7])
-def test_filenames_that_cannot_be_stored_are_refused_when_they_are_named(name: object) -> None:
+def test_a_reference_with_an_invalid_filename_cannot_be_made(name: object) -> None:
     with pytest.raises(InvalidInput):
         ref(name)  # type: ignore[arg-type]
 
 
-def test_odd_partition_ids(store: FileReferenceStore) -> None:
+def test_odd_partition_ids_are_stored_unchanged(store: FileReferenceStore) -> None:
     names = sorted([*(n for n in ODD_NAMES if len(n.encode()) <= 256), "x" * 256, "-1", "*"])
     store.add_files(ref(f"file-{n}", name) for n, name in enumerate(names))
     assert sorted(store.partition_to_filenames()) == names
@@ -177,24 +177,24 @@ def test_odd_partition_ids(store: FileReferenceStore) -> None:
         assert [r.partition_id for r in store.file_references_in([name])] == [name]
 
 
-def test_counts_at_their_limits(store: FileReferenceStore) -> None:
+def test_row_counts_at_their_limits_are_stored(store: FileReferenceStore) -> None:
     store.add_files([ref("none", rows=0), ref("most", rows=2**63 - 1)])
     assert [rows for _, _, rows, _ in live(store)] == [2**63 - 1, 0]
 
 
 @pytest.mark.parametrize("rows", [-1, 2**63, 1.5, "7", None, True])
-def test_counts_that_cannot_be_stored_are_refused_when_they_are_named(rows: object) -> None:
+def test_a_reference_with_an_invalid_row_count_cannot_be_made(rows: object) -> None:
     with pytest.raises(InvalidInput, match="row_count"):
         ref("a", rows=rows)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("facts", [{"byte_count": -1}, {"byte_count": 2**63}, {"row_count": "7"}])
-def test_facts_that_cannot_be_stored_are_refused_when_they_are_named(facts: dict[str, object]) -> None:
+def test_a_file_with_invalid_counts_cannot_be_made(facts: dict[str, object]) -> None:
     with pytest.raises(InvalidInput, match="_count"):
         file("a", **facts)
 
 
-def test_counts_may_add_up_to_more_than_a_bigint(table: TableContext) -> None:
+def test_totals_can_be_larger_than_a_bigint(table: TableContext) -> None:
     store, leaf = table.store, table.partitions.root().partition_id
     most = 2**63 - 1
     store.totals.bring_forward()

@@ -9,14 +9,14 @@ from tests.stored import assign, check, clock, jobs_of, live, ref, replace, spli
 from tests.support.state import FileReferenceStore
 
 
-def test_one_file(store: FileReferenceStore) -> None:
+def test_a_reference_is_assigned_to_a_job(store: FileReferenceStore) -> None:
     store.add_files([ref("a"), ref("b")])
     assert store.assign_job_ids([assign("j", "root", "a")]) is True
     assert jobs_of(store) == {("root", "a"): "j", ("root", "b"): None}
     assert [r.filename for r in store.unassigned_file_references()] == ["b"]
 
 
-def test_an_assignment_updates_the_reference(store: FileReferenceStore) -> None:
+def test_an_assignment_changes_the_update_time(store: FileReferenceStore) -> None:
     store.add_files([ref("a")])
     before = clock(store)
     store.assign_job_ids([assign("j", "root", "a")])
@@ -25,20 +25,20 @@ def test_an_assignment_updates_the_reference(store: FileReferenceStore) -> None:
     assert found.last_updated > before
 
 
-def test_one_side_of_a_split_file_only(store: FileReferenceStore) -> None:
+def test_one_reference_of_a_split_file_is_assigned_alone(store: FileReferenceStore) -> None:
     store.add_files([ref("a")])
     store.split_file_references([split(ref("a"))])
     store.assign_job_ids([assign("j", "L", "a")])
     assert jobs_of(store) == {("L", "a"): "j", ("R", "a"): None}
 
 
-def test_several_jobs_in_a_call(store: FileReferenceStore) -> None:
+def test_one_call_assigns_references_to_several_jobs(store: FileReferenceStore) -> None:
     store.add_files([ref("a", "L"), ref("a", "R"), ref("b", "L"), ref("c", "L")])
     store.assign_job_ids([assign("j", "L", "a", "b"), assign("k", "R", "a"), assign("l", "L", "c")])
     assert jobs_of(store) == {("L", "a"): "j", ("L", "b"): "j", ("L", "c"): "l", ("R", "a"): "k"}
 
 
-def test_already_assigned_keeps_the_first_job(store: FileReferenceStore) -> None:
+def test_a_reference_of_another_job_keeps_its_job(store: FileReferenceStore) -> None:
     store.add_files([ref("a"), ref("b")])
     store.assign_job_ids([assign("j", "root", "a")])
     with pytest.raises(FileReferenceAssignedToJob) as caught:
@@ -53,7 +53,7 @@ def test_already_assigned_keeps_the_first_job(store: FileReferenceStore) -> None
     assert jobs_of(store) == {("root", "a"): "j", ("root", "b"): None}
 
 
-def test_assigned_to_the_same_job_already_is_refused_and_names_that_file(store: FileReferenceStore) -> None:
+def test_assigning_to_the_same_job_again_is_refused_with_the_file(store: FileReferenceStore) -> None:
     store.add_files([ref("a"), ref("b"), ref("c")])
     store.assign_job_ids([assign("j", "root", "b")])
     with pytest.raises(FileReferenceAssignedToJob) as caught:
@@ -79,7 +79,7 @@ def test_one_bad_request_leaves_the_whole_call_unassigned(store: FileReferenceSt
     assert set(jobs_of(store).values()) == {None}
 
 
-def test_absent_file(store: FileReferenceStore) -> None:
+def test_assigning_an_absent_file_is_refused(store: FileReferenceStore) -> None:
     store.add_files([ref("a")])
     with pytest.raises(FileReferenceNotFound) as caught:
         store.assign_job_ids([assign("j", "root", "b")])
@@ -92,12 +92,12 @@ def test_absent_file(store: FileReferenceStore) -> None:
     )
 
 
-def test_empty_store(store: FileReferenceStore) -> None:
+def test_assigning_in_an_empty_store_is_refused(store: FileReferenceStore) -> None:
     with pytest.raises(FileReferenceNotFound):
         store.assign_job_ids([assign("j", "root", "a")])
 
 
-def test_other_partition(store: FileReferenceStore) -> None:
+def test_assigning_on_another_partition_is_refused(store: FileReferenceStore) -> None:
     store.add_files([ref("a", "L")])
     with pytest.raises(FileReferenceNotFound, match="'R'"):
         store.assign_job_ids([assign("j", "R", "a")])
@@ -105,7 +105,7 @@ def test_other_partition(store: FileReferenceStore) -> None:
 
 
 @pytest.mark.parametrize("second", ["k", "j"])
-def test_twice_in_one_call(store: FileReferenceStore, second: str) -> None:
+def test_assigning_a_reference_twice_in_one_call_is_refused(store: FileReferenceStore, second: str) -> None:
     store.add_files([ref("a"), ref("b")])
     with pytest.raises(FileReferenceAssignedToJob) as caught:
         store.assign_job_ids([assign("j", "root", "b", "a"), assign(second, "root", "a")])
@@ -114,7 +114,7 @@ def test_twice_in_one_call(store: FileReferenceStore, second: str) -> None:
 
 
 @pytest.mark.parametrize("job", ["x" * 256, "'; --", "\N{MOUSE}", "null", " "])
-def test_odd_job_ids(store: FileReferenceStore, job: str) -> None:
+def test_odd_job_ids_are_stored_unchanged(store: FileReferenceStore, job: str) -> None:
     store.add_files([ref("a"), ref("b")])
     store.assign_job_ids([assign(job, "root", "a", "b")])
     assert store.is_assigned([check(job, "root", "a", "b")])
@@ -126,7 +126,7 @@ def test_odd_job_ids(store: FileReferenceStore, job: str) -> None:
 @pytest.mark.parametrize(
     ("job", "names"), [("", ["a"]), ("x" * 257, ["a"]), ("j", []), ("j", ["a", "a"]), ("j", ["a\x00"])]
 )
-def test_invalid_requests_are_refused_when_they_are_made(make: object, job: str, names: list) -> None:
+def test_invalid_requests_cannot_be_made(make: object, job: str, names: list) -> None:
     with pytest.raises(InvalidInput):
         make(job, "root", *names)  # type: ignore[operator]
 
@@ -139,26 +139,26 @@ class TestCheck:
     def _files(self, store: FileReferenceStore) -> None:
         store.add_files([ref("a", "L"), ref("a", "R"), ref("b", "L")])
 
-    def test_none(self, store: FileReferenceStore) -> None:
+    def test_false_if_no_reference_is_assigned(self, store: FileReferenceStore) -> None:
         assert store.is_assigned([check("j", "L", "a", "b")]) is False
 
-    def test_all(self, store: FileReferenceStore) -> None:
+    def test_true_if_all_references_are_assigned(self, store: FileReferenceStore) -> None:
         store.assign_job_ids([assign("j", "L", "a", "b")])
         assert store.is_assigned([check("j", "L", "a", "b")]) is True
 
-    def test_some(self, store: FileReferenceStore) -> None:
+    def test_false_if_some_references_are_assigned(self, store: FileReferenceStore) -> None:
         store.assign_job_ids([assign("j", "L", "a")])
         assert store.is_assigned([check("j", "L", "a", "b")]) is False
         assert store.is_assigned([check("j", "L", "a"), check("j", "L", "b")]) is False
 
-    def test_per_partition(self, store: FileReferenceStore) -> None:
+    def test_each_partition_is_checked_by_itself(self, store: FileReferenceStore) -> None:
         store.assign_job_ids([assign("j", "L", "a")])
         assert store.is_assigned([check("j", "L", "a")]) is True
         assert store.is_assigned([check("j", "R", "a")]) is False
         store.assign_job_ids([assign("k", "R", "a")])
         assert store.is_assigned([check("j", "L", "a"), check("k", "R", "a")]) is True
 
-    def test_missing(self, store: FileReferenceStore) -> None:
+    def test_a_missing_reference_is_an_error(self, store: FileReferenceStore) -> None:
         store.assign_job_ids([assign("j", "L", "a")])
         with pytest.raises(FileReferenceNotFound) as caught:
             store.is_assigned([check("j", "L", "a"), check("j", "R", "b")])
@@ -170,7 +170,7 @@ class TestCheck:
             "j",
         )
 
-    def test_other_job(self, store: FileReferenceStore) -> None:
+    def test_a_reference_of_another_job_is_an_error(self, store: FileReferenceStore) -> None:
         store.assign_job_ids([assign("j", "L", "a")])
         with pytest.raises(FileReferenceAssignedToJob) as caught:
             store.is_assigned([check("k", "L", "a", "b")])
@@ -181,7 +181,7 @@ class TestCheck:
 class TestRelease:
     """Tests of `unassign_job`."""
 
-    def test_every_reference_on_every_partition(self, store: FileReferenceStore) -> None:
+    def test_references_on_all_partitions_are_released(self, store: FileReferenceStore) -> None:
         store.add_files([ref("a", "L"), ref("a", "R"), ref("b", "L"), ref("c", "L")])
         store.assign_job_ids([assign("j", "L", "a", "b"), assign("j", "R", "a"), assign("k", "L", "c")])
         store.unassign_job("j")
@@ -189,7 +189,7 @@ class TestRelease:
         assert found.pop(("L", "c")) == "k"
         assert set(found.values()) == {None}
 
-    def test_then_another_job_can_have_them(self, store: FileReferenceStore) -> None:
+    def test_released_references_can_be_assigned_again(self, store: FileReferenceStore) -> None:
         store.add_files([ref("a")])
         store.assign_job_ids([assign("j", "root", "a")])
         store.unassign_job("j")
@@ -197,7 +197,7 @@ class TestRelease:
         assert jobs_of(store) == {("root", "a"): "k"}
 
     def test_a_job_that_replaced_some_inputs_releases_the_rest(self, store: FileReferenceStore) -> None:
-        """No reference may stay assigned without limit."""
+        """Covers references that would otherwise stay assigned without limit."""
         store.add_files([ref("a"), ref("b"), ref("c")])
         store.assign_job_ids([assign("j", "root", "a", "b", "c")])
         store.replace_file_references([replace("j", ["a", "b"], "e")])
@@ -205,7 +205,7 @@ class TestRelease:
         store.unassign_job("j")
         assert set(jobs_of(store).values()) == {None}
 
-    def test_the_rest_is_also_released_when_the_jobs_id_was_used_again(
+    def test_remaining_references_are_released_when_the_job_id_was_used_again(
         self, store: FileReferenceStore
     ) -> None:
         store.add_files([ref("a"), ref("b"), ref("c", "p")])
@@ -219,7 +219,7 @@ class TestRelease:
         assert live(store) == [("p", "c", 100, None), ("root", "b", 100, None)]
 
     @pytest.mark.parametrize("job", ["unknown", "\N{MOUSE}"])
-    def test_an_unknown_job_is_no_error(self, store: FileReferenceStore, job: str) -> None:
+    def test_releasing_an_unknown_job_is_no_error(self, store: FileReferenceStore, job: str) -> None:
         store.add_files([ref("a")])
         store.assign_job_ids([assign("j", "root", "a")])
         store.unassign_job(job)

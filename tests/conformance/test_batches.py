@@ -73,7 +73,7 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 @by_kind
-def test_one_bad_commit_of_each_error_among_good_ones(store: FileReferenceStore, kind: Kind) -> None:
+def test_bad_commits_are_refused_among_good_ones(store: FileReferenceStore, kind: Kind) -> None:
     good, bad = prepared(store, kind), bad_ones(store, kind)
     before = everything(store)
     assert store.apply(kind, [Commit([item]) for item in bad.values()]) != []
@@ -89,7 +89,7 @@ def test_one_bad_commit_of_each_error_among_good_ones(store: FileReferenceStore,
 
 
 @by_kind
-def test_a_bad_item_of_a_commit_harms_its_own_commit_at_most(store: FileReferenceStore, kind: Kind) -> None:
+def test_a_bad_item_affects_only_its_own_commit(store: FileReferenceStore, kind: Kind) -> None:
     good, (error, bad) = prepared(store, kind), next(iter(bad_ones(store, kind).items()))
     results = store.apply(
         kind, [Commit(good[:2], "one"), Commit([good[2], bad, good[3]], "two"), Commit(good[4:], "three")]
@@ -146,7 +146,7 @@ def test_an_id_of_another_kind_is_refused(store: FileReferenceStore) -> None:
 
 
 @by_kind
-def test_content_is_compared_only_with_same_content(store: FileReferenceStore, kind: Kind) -> None:
+def test_content_is_not_compared_if_same_content_is_false(store: FileReferenceStore, kind: Kind) -> None:
     good = prepared(store, kind)
     store.apply(kind, [Commit([good[0]], "c")])
     other = Commit([good[1]], "c", same_content=False)
@@ -154,7 +154,7 @@ def test_content_is_compared_only_with_same_content(store: FileReferenceStore, k
 
 
 @by_kind
-def test_the_same_id_twice_in_one_batch(store: FileReferenceStore, kind: Kind) -> None:
+def test_the_same_id_twice_in_one_batch_is_applied_once(store: FileReferenceStore, kind: Kind) -> None:
     good = prepared(store, kind)
     commits = [Commit([good[0]], "c"), Commit([good[0]], "c"), Commit([good[1]], "c"), Commit([good[2]], "d")]
     results = store.apply(kind, commits)
@@ -171,26 +171,26 @@ def test_an_id_is_free_while_its_commit_is_refused(store: FileReferenceStore, ki
     assert type(results[2].error) is CommitIdReused
 
 
-def test_empty_commits(store: FileReferenceStore) -> None:
-    """Only an ingest without files is recorded, of all empty commits."""
+def test_empty_commits_are_applied(store: FileReferenceStore) -> None:
+    """Checks also that of all empty commits only an ingest without files is recorded."""
     for kind in KINDS:
         assert store.apply(kind, []) == []
         assert states(store.apply(kind, [Commit([]), Commit([], kind)])) == ["applied", "applied"]
     assert recorded(store) == {"add_files"}
 
 
-def test_an_ingest_without_files_twice_in_one_batch(store: FileReferenceStore) -> None:
+def test_an_ingest_without_files_twice_in_one_batch_is_applied_once(store: FileReferenceStore) -> None:
     results = store.apply("add_files", [Commit([], "c"), Commit([], "c")])
     assert states(results) == ["applied", "applied_before"]
 
 
-def test_an_ingest_without_files_with_the_id_of_another_commit(store: FileReferenceStore) -> None:
+def test_an_ingest_without_files_with_the_id_of_another_commit_is_refused(store: FileReferenceStore) -> None:
     store.apply("add_files", [Commit([file("a")], "c")])
     (result,) = store.apply("add_files", [Commit([], "c")])
     assert (result.state, type(result.error)) == ("refused", CommitIdReused)
 
 
-def test_commits_expire_or_not(store: FileReferenceStore) -> None:
+def test_a_commit_with_expires_false_is_kept(store: FileReferenceStore) -> None:
     store.apply("add_files", [Commit([file("a")], "a"), Commit([file("b")], "b", expires=False)])
     text = """update applied_commit set expires_at = '-infinity'
               where table_id = %s and expires_at is not null returning commit_id"""
@@ -221,7 +221,7 @@ def test_an_id_that_cannot_be_stored_refuses_the_batch(
     assert everything(store) == before
 
 
-def test_adds_that_conflict(store: FileReferenceStore) -> None:
+def test_the_second_of_conflicting_adds_is_refused(store: FileReferenceStore) -> None:
     commits = [
         Commit([file("a", ref("a", rows=1))]),
         Commit([file("b"), file("a", ref("a", rows=2))]),
@@ -233,7 +233,7 @@ def test_adds_that_conflict(store: FileReferenceStore) -> None:
     assert live(store) == [("root", "a", 1, None), ("root", "b", 3, None)]
 
 
-def test_claims_that_conflict(store: FileReferenceStore) -> None:
+def test_the_second_of_conflicting_assignments_is_refused(store: FileReferenceStore) -> None:
     store.add_files([ref("a"), ref("b"), ref("c")])
     claims = [["a"], ["b", "a"], ["b", "c"], ["c"]]
     results = store.apply(
@@ -244,7 +244,7 @@ def test_claims_that_conflict(store: FileReferenceStore) -> None:
     assert jobs_of(store) == {("root", "a"): "j0", ("root", "b"): "j2", ("root", "c"): "j2"}
 
 
-def test_replacements_that_conflict(store: FileReferenceStore) -> None:
+def test_the_second_of_conflicting_replacements_is_refused(store: FileReferenceStore) -> None:
     """The second one lost its input; the third may use the output name that the second did not use."""
     store.add_files([ref("a"), ref("b"), ref("c")])
     store.assign_job_ids([assign("j", "root", "a", "b", "c")])
@@ -259,8 +259,8 @@ def test_replacements_that_conflict(store: FileReferenceStore) -> None:
     assert jobs_of(store) == {("root", "c"): "j", ("root", "x"): None, ("root", "y"): None}
 
 
-def test_splits_that_build_on_each_other(store: FileReferenceStore) -> None:
-    """A split of two levels in one batch, with the first split repeated."""
+def test_a_split_can_use_the_result_of_an_earlier_one_in_the_batch(store: FileReferenceStore) -> None:
+    """Splits two levels in one batch, and repeats the first split."""
     store.add_files([ref("a", rows=100)])
     first, second = split(ref("a", rows=100)), split(ref("a", "L", 50), "LL", "LR")
     results = store.apply(
@@ -271,7 +271,7 @@ def test_splits_that_build_on_each_other(store: FileReferenceStore) -> None:
     assert live(store) == [("LL", "a", 25, None), ("LR", "a", 25, None), ("R", "a", 50, None)]
 
 
-def test_the_order_of_a_batch_counts(store: FileReferenceStore) -> None:
+def test_the_commits_of_a_batch_are_applied_in_order(store: FileReferenceStore) -> None:
     store.add_files([ref("a", rows=100)])
     first, second = split(ref("a", rows=100)), split(ref("a", "L", 50), "LL", "LR")
     results = store.apply("split_file_references", [Commit([second]), Commit([first])])
@@ -279,7 +279,7 @@ def test_the_order_of_a_batch_counts(store: FileReferenceStore) -> None:
     assert [p for p, *_ in live(store)] == ["L", "R"]
 
 
-def test_deletes_that_conflict(store: FileReferenceStore) -> None:
+def test_the_second_of_conflicting_deletes_is_refused(store: FileReferenceStore) -> None:
     store.add_files([ref("live")])
     store.add_files_with_references([file("a"), file("b"), file("c")])
     commits = [Commit(["a", "a"]), Commit(["b", "a"]), Commit(["b", "live"]), Commit(["b"])]
@@ -289,7 +289,7 @@ def test_deletes_that_conflict(store: FileReferenceStore) -> None:
     assert unreferenced(store) == ["c"]
 
 
-def test_conflicts_in_a_batch_are_part_of_the_transaction_that_is_given(table: TableContext) -> None:
+def test_a_batch_with_conflicts_is_part_of_the_given_transaction(table: TableContext) -> None:
     store = table.store
     commits = [Commit([file("a", ref("a"))], "1"), Commit([file("a")], "2"), Commit([file("b")], "1")]
     with table.supplier.connection() as conn:
@@ -328,8 +328,8 @@ def test_a_batch_from_several_threads_at_once_is_applied_once(store: FileReferen
     assert sorted((p, f) for p, f, *_ in live(store)) == sorted(expected[kind])
 
 
-def test_of_concurrent_commits_that_want_a_reference_one_gets_it(store: FileReferenceStore) -> None:
-    """Each reference goes to one of the two batches, whole commits at a time."""
+def test_only_one_of_two_concurrent_commits_gets_a_reference(store: FileReferenceStore) -> None:
+    """Checks that both references of a commit go to the same batch."""
     names = [f"f{n:02}" for n in range(20)]
     store.add_files(ref(name) for name in names)
     pairs = list(zip(names[::2], names[1::2], strict=True))
@@ -358,7 +358,7 @@ def test_a_batch_is_one_statement(
     assert len(sent) == around + 1, sent
 
 
-def test_commits_that_conflict_are_a_statement_for_each_of_them_at_most(
+def test_conflicting_commits_cost_at_most_a_statement_each(
     store: FileReferenceStore, isolation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     items = prepared(store, "split_file_references", 100)
@@ -371,7 +371,7 @@ def test_commits_that_conflict_are_a_statement_for_each_of_them_at_most(
     assert len(sent) == 4 + locks
 
 
-def test_a_job_that_replaced_a_part_on_one_partition_is_released_on_all(store: FileReferenceStore) -> None:
+def test_a_job_that_replaced_some_inputs_is_released_on_all_partitions(store: FileReferenceStore) -> None:
     store.add_files([ref("a", "L"), ref("b", "L"), ref("c", "R")])
     store.assign_job_ids([assign("j", "L", "a", "b"), assign("j", "R", "c")])
     store.replace_file_references([replace("j", ["a"], None, "L")])

@@ -19,13 +19,13 @@ def ready(store: FileReferenceStore, before: object = None) -> list[str]:
     return sorted(store.files_ready_for_gc(before or clock(store)))  # type: ignore[arg-type]
 
 
-def test_old_enough(store: FileReferenceStore) -> None:
+def test_a_file_unreferenced_before_the_time_is_ready(store: FileReferenceStore) -> None:
     store.add_files([ref("a"), ref("b")])
     remove(store, "a")
     assert ready(store) == ["a"]
 
 
-def test_too_recent(store: FileReferenceStore) -> None:
+def test_a_file_unreferenced_after_the_time_is_not_ready(store: FileReferenceStore) -> None:
     store.add_files([ref("a")])
     before = clock(store)
     remove(store, "a")
@@ -33,7 +33,7 @@ def test_too_recent(store: FileReferenceStore) -> None:
     assert ready(store, before - timedelta(days=1)) == []
 
 
-def test_strictly_before(store: FileReferenceStore) -> None:
+def test_a_file_unreferenced_at_the_time_is_not_ready(store: FileReferenceStore) -> None:
     store.add_files([ref("a")])
     remove(store, "a")
     store.stamp_unreferenced()
@@ -50,7 +50,7 @@ def test_a_file_with_one_of_two_references_left_is_kept(store: FileReferenceStor
     assert ready(store) == []
 
 
-def test_a_file_without_its_two_references_is_collectable(store: FileReferenceStore) -> None:
+def test_a_file_that_lost_both_references_is_ready(store: FileReferenceStore) -> None:
     store.add_files([ref("a", "L"), ref("a", "R")])
     remove(store, "a", partition_id="L")
     remove(store, "a", partition_id="R")
@@ -97,7 +97,7 @@ def test_a_split_leaves_nothing_to_collect(store: FileReferenceStore) -> None:
     assert ready(store) == []
 
 
-def test_delete(store: FileReferenceStore) -> None:
+def test_deleting_forgets_collected_files(store: FileReferenceStore) -> None:
     store.add_files([ref("a"), ref("b")])
     remove(store, "a", "b")
     assert store.delete_collected_files(iter(["a", "a"])) is True
@@ -105,7 +105,7 @@ def test_delete(store: FileReferenceStore) -> None:
     assert ready(store) == ["b"]
 
 
-def test_delete_one_that_was_split(store: FileReferenceStore) -> None:
+def test_a_split_file_is_deleted_after_both_references_are_removed(store: FileReferenceStore) -> None:
     store.add_files([ref("a")])
     store.split_file_references([split(ref("a"))])
     remove(store, "a", partition_id="L")
@@ -125,7 +125,7 @@ def test_a_deleted_name_can_be_added_again(store: FileReferenceStore) -> None:
     assert list(store.files_ready_for_gc(clock(store))) == []
 
 
-def test_referenced_is_refused(store: FileReferenceStore) -> None:
+def test_deleting_a_referenced_file_is_refused(store: FileReferenceStore) -> None:
     store.add_files([ref("a", "L"), ref("a", "R")])
     remove(store, "a", partition_id="L")
     with pytest.raises(FileHasReferences) as caught:
@@ -134,14 +134,14 @@ def test_referenced_is_refused(store: FileReferenceStore) -> None:
 
 
 @pytest.mark.parametrize("name", ["unknown", "a\x00b", "\ud800"])
-def test_unknown_is_refused(store: FileReferenceStore, name: str) -> None:
+def test_deleting_an_unknown_file_is_refused(store: FileReferenceStore, name: str) -> None:
     with pytest.raises(FileNotFound) as caught:
         store.delete_collected_files([name])
     assert (caught.value.table, caught.value.filename) == (store.table.name, name)
 
 
 @pytest.mark.parametrize(("other", "error"), [("live", FileHasReferences), ("unknown", FileNotFound)])
-def test_a_mixed_batch_deletes_nothing(store: FileReferenceStore, other: str, error: type) -> None:
+def test_a_call_with_one_bad_file_deletes_nothing(store: FileReferenceStore, other: str, error: type) -> None:
     store.add_files([ref("a"), ref("b"), ref("live")])
     remove(store, "a", "b")
     with pytest.raises(error, match=other):
@@ -149,7 +149,9 @@ def test_a_mixed_batch_deletes_nothing(store: FileReferenceStore, other: str, er
     assert unreferenced(store) == ["a", "b"]
 
 
-def test_delete_while_iterating(store: FileReferenceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_can_be_deleted_while_the_ready_files_are_read(
+    store: FileReferenceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The stream stays complete while its files are deleted, and other files are added and removed."""
     monkeypatch.setattr(store_module, "PAGE_ROWS", 3)
     names = [f"f{n:02}" for n in range(20)]
@@ -168,7 +170,7 @@ def test_delete_while_iterating(store: FileReferenceStore, monkeypatch: pytest.M
 
 
 def test_a_removal_by_any_update_is_seen(store: FileReferenceStore) -> None:
-    """Removals by a replacement with an output, without one, in a batch, and by a split."""
+    """Covers removals by a replacement with an output, without one, in a batch, and by a split."""
     store.add_files([ref("a"), ref("b"), ref("c"), ref("d", "M")])
     store.add_files_with_references([file("never")])
     store.assign_job_ids([assign("j", "root", "a"), assign("k", "root", "b")])

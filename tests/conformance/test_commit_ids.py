@@ -40,7 +40,7 @@ REFUSED: dict[str, Update] = {
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_applied_twice_is_applied_once(store: FileReferenceStore, name: str) -> None:
+def test_an_update_repeated_with_its_id_is_applied_once(store: FileReferenceStore, name: str) -> None:
     assert not store.is_applied("c")
     assert UPDATES[name](store, "c") is True
     assert store.is_applied("c")
@@ -50,7 +50,7 @@ def test_applied_twice_is_applied_once(store: FileReferenceStore, name: str) -> 
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_twice_from_two_threads_at_once_is_applied_once(store: FileReferenceStore, name: str) -> None:
+def test_concurrent_updates_with_one_id_are_applied_once(store: FileReferenceStore, name: str) -> None:
     outcomes = at_once(*[lambda: UPDATES[name](store, "c")] * 4)
     assert sorted(outcomes) == [False, False, False, True]
 
@@ -64,7 +64,7 @@ def test_a_failed_update_records_no_commit_id(store: FileReferenceStore, name: s
         REFUSED[name](store, "c")
 
 
-def test_an_id_that_was_applied_applies_nothing_else(store: FileReferenceStore) -> None:
+def test_another_update_with_an_applied_id_is_not_applied(store: FileReferenceStore) -> None:
     store.add_files([ref("new")], commit_id="c")
     assert store.assign_job_ids([assign("j", "root", "a")], commit_id="c") is False
     assert jobs_of(store)["root", "a"] is None
@@ -77,7 +77,7 @@ PARTS: dict[str, Callable[[FileReferenceStore], bool]] = {
     "replace by itself": lambda s: s.replace_file_references(
         [replace("h", ["held"], "new"), replace("h", ["held"], "held")], commit_id="c"
     ),
-    "replace what is taken": lambda s: s.replace_file_references(
+    "replace a taken input": lambda s: s.replace_file_references(
         [replace("h", ["held"], "new"), replace("h", ["held"], "no")], commit_id="c"
     ),
     "split": lambda s: s.split_file_references([split(ref("a")), split(ref("held"))], commit_id="c"),
@@ -102,9 +102,9 @@ def test_the_refused_items_of_a_batch_are_recognized_in_any_order(store: FileRef
     """The output of an applied replacement must not be taken for refused, and deleted."""
     good, bad = replace("h", ["held"], "new"), replace("h", ["missing"], "no")
     for requests in ([good, bad], [bad, good], [bad]):
-        with pytest.raises(BatchFailed) as told:
+        with pytest.raises(BatchFailed) as caught:
             store.replace_file_references(requests, commit_id="c")
-        assert [request for request, _ in told.value.failed] == [bad]
+        assert [request for request, _ in caught.value.failed] == [bad]
     assert store.replace_file_references([good], commit_id="c") is False
     assert store.split_file_references([split(ref("a")), split(ref("held"))], commit_id="c") is False
 
@@ -115,7 +115,7 @@ def test_an_ingest_without_files_is_applied_once(store: FileReferenceStore) -> N
 
 
 @pytest.mark.parametrize("commit_id", ["'; --", "\N{MOUSE}" * 64, " "])
-def test_odd_commit_ids(store: FileReferenceStore, commit_id: str) -> None:
+def test_odd_commit_ids_are_stored_unchanged(store: FileReferenceStore, commit_id: str) -> None:
     assert store.add_files([ref("new")], commit_id=commit_id) is True
     assert store.is_applied(commit_id)
     assert not store.is_applied(commit_id + "x")

@@ -102,7 +102,7 @@ def test_the_same_replacement_is_applied_once(store: FileReferenceStore) -> None
         assert live(store) == [("root", f"out{m}", 7, None) for m in range(n + 1)]
 
 
-def test_two_outputs_of_one_name_at_once(store: FileReferenceStore) -> None:
+def test_only_one_of_two_concurrent_outputs_gets_a_name(store: FileReferenceStore) -> None:
     for n in range(ROUNDS):
         store.add_files([ref(f"a{n}"), ref(f"b{n}")])
         store.assign_job_ids([assign(f"a{n}", "root", f"a{n}"), assign(f"b{n}", "root", f"b{n}")])
@@ -142,7 +142,7 @@ def test_jobs_on_disjoint_partitions_of_the_same_files_all_succeed(
         assert RETRIES.count("replace_file_references") == before
 
 
-def test_of_a_concurrent_split_and_replacement_one_succeeds(store: FileReferenceStore) -> None:
+def test_only_one_of_a_concurrent_split_and_replacement_succeeds(store: FileReferenceStore) -> None:
     """The split is outdated: a job took the reference meanwhile."""
     for n in range(ROUNDS):
         name = f"f{n}"
@@ -166,7 +166,7 @@ def test_of_a_concurrent_split_and_replacement_one_succeeds(store: FileReference
             assert found == [("root", f"out-{name}")]
 
 
-def test_of_a_concurrent_split_and_assignment_one_succeeds(store: FileReferenceStore) -> None:
+def test_only_one_of_a_concurrent_split_and_assignment_succeeds(store: FileReferenceStore) -> None:
     for n in range(ROUNDS):
         name = f"f{n}"
         store.add_files([ref(name)])
@@ -179,7 +179,7 @@ def test_of_a_concurrent_split_and_assignment_one_succeeds(store: FileReferenceS
         assert found == ([("root", f"j-{name}")] if claimed is True else [("L", None), ("R", None)])
 
 
-def test_two_splits_to_the_same_target_at_once(store: FileReferenceStore) -> None:
+def test_only_one_of_two_concurrent_splits_gets_a_target(store: FileReferenceStore) -> None:
     for n in range(ROUNDS):
         name = f"f{n}"
         store.add_files([ref(name, "one"), ref(name, "two")])
@@ -194,7 +194,7 @@ def test_two_splits_to_the_same_target_at_once(store: FileReferenceStore) -> Non
         assert [p for p, f, _, _ in live(store) if f == name] == sorted([f"{winner}-R", "same", loser])
 
 
-def test_of_a_concurrent_release_and_replacement_one_succeeds(store: FileReferenceStore) -> None:
+def test_only_one_of_a_concurrent_release_and_replacement_succeeds(store: FileReferenceStore) -> None:
     for n in range(ROUNDS):
         store.add_files([ref(f"a{n}"), ref(f"b{n}")])
         store.assign_job_ids([assign(f"j{n}", "root", f"a{n}", f"b{n}")])
@@ -251,7 +251,7 @@ def test_a_file_that_loses_its_last_two_references_at_once_is_collected_once(
     assert store.has_no_files()
 
 
-def test_a_late_add_and_a_collection_of_the_same_file(store: FileReferenceStore) -> None:
+def test_an_add_during_the_deletion_of_a_file_is_applied_or_refused(store: FileReferenceStore) -> None:
     for n in range(ROUNDS):
         store.add_files_with_references([file(f"f{n}")])
         added, deleted = at_once(
@@ -336,7 +336,7 @@ def test_a_reference_that_another_job_gets_during_a_replacement_stays(
 
 @pytest.mark.few(2)
 def test_readers_see_one_consistent_state_in_a_storm(table: TableContext) -> None:
-    """Every file's rows are on the root, on both children, or in its output: never twice, never nowhere."""
+    """Checks that the rows of each file are on the root, on both children or in its output, exactly once."""
     store = table.store
     names = [f"f{n:02}" for n in range(30)]
     store.add_files(ref(name, rows=64) for name in names)

@@ -1,4 +1,4 @@
-"""Tests of markers and counts, which only some layouts have, and which must not show."""
+"""Tests of markers and counts, which some layouts have and which callers must not see."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def salted(table: TableContext, buckets: int) -> TableContext:
 def test_partitions_and_files_of_any_name_show_no_markers(store: FileReferenceStore) -> None:
     for odd in ODD_NAMES:
         with case(odd):
-            seen_as_it_is(store, odd)
+            check_name(store, odd)
 
 
-def seen_as_it_is(store: FileReferenceStore, odd: str) -> None:
+def check_name(store: FileReferenceStore, odd: str) -> None:
     store.add_files_with_references([file(odd, ref(odd, odd)), file("free"), file("b", ref("b", "p"))])
     expected = sorted([(odd, odd, 100, None), ("p", "b", 100, None)])
     assert sorted(live(store)) == expected
@@ -121,7 +121,7 @@ def test_no_partition_can_have_the_empty_name(store: FileReferenceStore) -> None
     assert live(store) == []
 
 
-def test_facts_of_files_are_kept(store: FileReferenceStore) -> None:
+def test_facts_of_files_are_stored(store: FileReferenceStore) -> None:
     facts: dict[str, Any] = {"byte_count": 7, "row_count": 5, "min_key": b"\x00", "max_key": b"\xff\x01"}
     facts["digest"] = b"\x00\x01" * 8
     store.add_files_with_references([file("a", ref("a"), **facts), file("free", **facts)])
@@ -146,7 +146,7 @@ def test_due_jobs_know_the_bytes_of_their_files(another_table: Callable[[], Tabl
     assert (due.jobs, due.row_count, due.byte_count) == (1, 40, 500 + 30 * 100)
 
 
-def test_the_log_of_removals_is_not_kept_for_collection(another_table: Callable[[], TableContext]) -> None:
+def test_collection_does_not_keep_the_removal_log(another_table: Callable[[], TableContext]) -> None:
     table = another_table()
     table.store.add_files([ref("a")])
     remove(table.store, "a")
@@ -164,10 +164,10 @@ def test_the_log_of_removals_is_not_kept_for_collection(another_table: Callable[
 
 @pytest.mark.at_each_isolation
 @only_salted_counts
-def test_counts_are_those_of_the_references_after_any_changes(
+def test_counts_equal_the_references_after_random_changes(
     another_table: Callable[[], TableContext],
 ) -> None:
-    """Processes use different values of `salt_buckets`, which change repeatedly."""
+    """Covers processes with different values of `salt_buckets`."""
     table = another_table()
     random = Random(4)
     processes = [salted(table, buckets) for buckets in (1, 3, 128, 32_767)]
@@ -233,7 +233,7 @@ def test_counts_are_exact_when_jobs_commit_at_once(another_table: Callable[[], T
 
 
 @only_salted_counts
-def test_a_count_that_is_wrong_never_makes_a_referenced_file_collectable(table: TableContext) -> None:
+def test_a_wrong_count_never_makes_a_referenced_file_collectable(table: TableContext) -> None:
     table.store.add_files([ref("a")])
     query(table.supplier, f"update {own(table, 'file_count')} set count = 0 where salt >= 0")
     assert collectable(table) == set()
@@ -286,12 +286,12 @@ def test_a_round_of_collection_deletes_unreferenced_files(
     assert now.garbage.collect().deleted_files == ()
 
 
-def test_every_layout_has_names_of_its_own() -> None:
+def test_the_tables_of_each_layout_have_different_names() -> None:
     names = [name for layout in LAYOUTS for name in known_layout(layout).tables(7).values()]
     assert len(set(names)) == len(names) == 5
 
 
-def test_no_job_takes_markers(another_table: Callable[[], TableContext]) -> None:
+def test_jobs_contain_no_markers(another_table: Callable[[], TableContext]) -> None:
     """Job creation reads only leaves, and a job that is given up releases only its files."""
     table = another_table()
     leaf = table.partitions.root().partition_id

@@ -27,7 +27,7 @@ from tests.support.state import FileReferenceStore, TableContext
 REFERENCES = 10_000
 
 
-def test_an_empty_store(store: FileReferenceStore) -> None:
+def test_an_empty_store_returns_nothing(store: FileReferenceStore) -> None:
     assert store.has_no_files()
     assert list(store.file_references()) == list(store.unassigned_file_references()) == []
     assert store.file_references_in(["root"]) == []
@@ -37,14 +37,14 @@ def test_an_empty_store(store: FileReferenceStore) -> None:
     assert (report.files, report.more_than_max) == ((), False)
 
 
-def test_unassigned_references(store: FileReferenceStore) -> None:
+def test_unassigned_references_are_those_without_a_job(store: FileReferenceStore) -> None:
     store.add_files([ref("b"), ref("a"), ref("a", "L")])
     store.assign_job_ids([assign("j", "root", "a")])
     found = [(r.partition_id, r.filename) for r in store.unassigned_file_references()]
     assert found == [("L", "a"), ("root", "b")]
 
 
-def test_references_of_some_partitions(store: FileReferenceStore) -> None:
+def test_references_of_given_partitions_are_returned(store: FileReferenceStore) -> None:
     store.add_files([ref("b", "L"), ref("a", "L"), ref("a", "R"), ref("c", "M")])
     found = [(r.partition_id, r.filename) for r in store.file_references_in(iter(["R", "L", "none", "L"]))]
     assert found == [("L", "a"), ("L", "b"), ("R", "a")]
@@ -58,7 +58,7 @@ def test_impossible_partition_ids_have_no_references(store: FileReferenceStore, 
 
 
 @pytest.mark.few(1)
-def test_references_of_some_partitions_are_one_index_look_up(table: TableContext) -> None:
+def test_references_of_given_partitions_are_read_with_an_index(table: TableContext) -> None:
     store = table.store
     store.add_files(ref(f"f{n}", f"p{n % 500}") for n in range(5_000))
     query(table.supplier, f"analyze {store.own.layout.tables(table.table.table_id)['file_reference']}")
@@ -69,7 +69,7 @@ def test_references_of_some_partitions_are_one_index_look_up(table: TableContext
     assert not any("Seq Scan" in line for (line,) in plan), plan
 
 
-def test_one_partition_to_its_filenames(store: FileReferenceStore) -> None:
+def test_filenames_are_grouped_by_partition(store: FileReferenceStore) -> None:
     store.add_files([ref("b", "L"), ref("a", "L"), ref("a", "R"), ref("gone", "M")])
     remove(store, "gone", partition_id="M")
     assert store.partition_to_filenames() == {"L": ["a", "b"], "R": ["a"]}
@@ -86,14 +86,14 @@ def test_unreferenced_files_count_as_files(store: FileReferenceStore) -> None:
 class TestReport:
     """Tests of `all_files`."""
 
-    def test_one_referenced(self, store: FileReferenceStore) -> None:
+    def test_a_referenced_file_is_listed(self, store: FileReferenceStore) -> None:
         store.add_files([ref("a", rows=3)])
         report = store.all_files(0)
         assert [(f.filename, len(f.references)) for f in report.files] == [("a", 1)]
         assert report.files[0].references[0].row_count == 3
         assert report.more_than_max is False
 
-    def test_one_unreferenced(self, store: FileReferenceStore) -> None:
+    def test_an_unreferenced_file_is_listed(self, store: FileReferenceStore) -> None:
         store.add_files_with_references([file("a", byte_count=5)])
         report = store.all_files(1)
         assert [(f.filename, f.references, f.byte_count) for f in report.files] == [("a", (), 5)]
@@ -114,7 +114,7 @@ class TestReport:
     @pytest.mark.parametrize(
         ("limit", "names", "more"), [(0, "", True), (1, "a", True), (2, "ab", True), (3, "abc", False)]
     )
-    def test_limit_exceeded_or_exactly_met(
+    def test_unreferenced_files_are_listed_up_to_a_limit(
         self, store: FileReferenceStore, limit: int, names: str, more: bool
     ) -> None:
         store.add_files([ref("live"), ref("b"), ref("c"), ref("a")])
@@ -143,10 +143,10 @@ class TestStream:
         assert count == REFERENCES
         assert peak < 1_000_000
 
-    def test_the_server_is_asked_for_a_page_at_a_time(
+    def test_references_are_fetched_a_page_at_a_time(
         self, table: TableContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Python does not measure the memory of libpq, so the test counts the pages at the server."""
+        """Looks at the statement on the server, because Python cannot measure the memory of libpq."""
         monkeypatch.setattr(store_module, "PAGE_ROWS", 10)
         table.store.add_files(ref(f"file-{n:06}") for n in range(100))
         stream = table.store.file_references()
@@ -157,7 +157,7 @@ class TestStream:
 
     @pytest.mark.few(2)
     @pytest.mark.at_each_isolation
-    def test_it_sees_one_snapshot_while_commits_go_on(
+    def test_a_stream_sees_one_snapshot_during_commits(
         self, table: TableContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(store_module, "PAGE_ROWS", 7)
@@ -174,7 +174,7 @@ class TestStream:
         assert seen == before
         assert [f for _, f, _, _ in live(store)] == [f"new-{name}" for name in names]
 
-    def test_a_reader_that_stops_early_gives_its_connection_back(self, dsn: str, table: TableContext) -> None:
+    def test_a_reader_that_stops_early_returns_its_connection(self, dsn: str, table: TableContext) -> None:
         small = ConnectionSupplier(table.dsn, connections_max=1, wait_seconds_max=5)
         store = FileReferenceStore(small, table.table)
         store.add_files([ref("a"), ref("b")])

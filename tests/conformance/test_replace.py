@@ -49,13 +49,13 @@ def the_error(store: FileReferenceStore, request: ReplaceFileReferencesRequest, 
     return error.filename, error.partition_id, error.job_id
 
 
-def test_inputs_are_unreferenced_and_the_output_unassigned_after_it(store: FileReferenceStore) -> None:
+def test_a_replacement_removes_the_inputs_and_adds_the_output(store: FileReferenceStore) -> None:
     assert store.replace_file_references([replace("j", ["a", "b"], "out", rows=7)]) is True
     assert live(store) == [("root", "c", 100, None), ("root", "out", 7, None)]
     assert unreferenced(store) == ["a", "b"]
 
 
-def test_the_flags_and_facts_of_the_output_are_kept(store: FileReferenceStore) -> None:
+def test_the_flags_and_facts_of_the_output_are_stored(store: FileReferenceStore) -> None:
     output = ref("out", count_approximate=True, only_contains_data_for_this_partition=False, job_id="x")
     request = ReplaceFileReferencesRequest(
         job_id="j",
@@ -71,7 +71,7 @@ def test_the_flags_and_facts_of_the_output_are_kept(store: FileReferenceStore) -
     assert changed(found.references[0], last_updated=None) == changed(output, job_id=None)
 
 
-def test_several_in_one_call(store: FileReferenceStore) -> None:
+def test_one_call_applies_several_requests(store: FileReferenceStore) -> None:
     store.add_files([ref("d", "L"), ref("e", "R")])
     store.assign_job_ids([assign("k", "root", "c"), assign("l", "L", "d"), assign("l", "R", "e")])
     store.replace_file_references(
@@ -85,7 +85,7 @@ def test_several_in_one_call(store: FileReferenceStore) -> None:
     assert jobs_of(store) == {("root", "1"): None, ("root", "2"): None, ("L", "3"): None, ("R", "4"): None}
 
 
-def test_one_side_of_a_split_file_leaves_the_other(store: FileReferenceStore) -> None:
+def test_replacing_one_reference_of_a_split_file_keeps_the_other(store: FileReferenceStore) -> None:
     store.split_file_references([split(ref("c"))])
     store.assign_job_ids([assign("k", "L", "c")])
     store.replace_file_references([replace("k", ["c"], "out", "L")])
@@ -111,7 +111,7 @@ def test_the_same_request_again_after_success_is_recognized_by_its_commit_id(
     assert live(store) == before
 
 
-def test_unassigned_input(store: FileReferenceStore) -> None:
+def test_an_unassigned_input_is_refused(store: FileReferenceStore) -> None:
     assert the_error(store, replace("j", ["a", "c"], "out"), FileReferenceNotAssignedToJob) == (
         "c",
         "root",
@@ -119,41 +119,41 @@ def test_unassigned_input(store: FileReferenceStore) -> None:
     )
 
 
-def test_input_of_another_job(store: FileReferenceStore) -> None:
+def test_an_input_of_another_job_is_refused(store: FileReferenceStore) -> None:
     assert the_error(store, replace("k", ["a"], "out"), FileReferenceNotAssignedToJob) == ("a", "root", "k")
 
 
-def test_missing_input(store: FileReferenceStore) -> None:
+def test_a_missing_input_is_refused(store: FileReferenceStore) -> None:
     assert the_error(store, replace("j", ["missing"], "out"), FileNotFound) == ("missing", "root", "j")
 
 
-def test_one_of_two_missing_leaves_the_others_assignment(store: FileReferenceStore) -> None:
+def test_a_missing_input_leaves_the_others_assigned(store: FileReferenceStore) -> None:
     assert the_error(store, replace("j", ["a", "missing"], "out"), FileNotFound)[0] == "missing"
     assert jobs_of(store)["root", "a"] == "j"
 
 
-def test_other_partition(store: FileReferenceStore) -> None:
+def test_an_input_on_another_partition_is_refused(store: FileReferenceStore) -> None:
     assert the_error(store, replace("j", ["a"], "out", "L"), FileReferenceNotFound) == ("a", "L", "j")
 
 
-def test_output_equals_input(store: FileReferenceStore) -> None:
+def test_an_output_named_like_an_input_is_refused(store: FileReferenceStore) -> None:
     assert the_error(store, replace("j", ["a", "b"], "b"), NewReferenceSameAsInput) == ("b", "root", "j")
 
 
 @pytest.mark.parametrize("output", ["c", "elsewhere", "unreferenced"])
-def test_output_exists(store: FileReferenceStore, output: str) -> None:
+def test_an_output_that_exists_is_refused(store: FileReferenceStore, output: str) -> None:
     store.add_files_with_references([file("elsewhere", ref("elsewhere", "R")), file("unreferenced")])
     assert the_error(store, replace("j", ["a"], output), FileAlreadyExists) == (output, "root", "j")
 
 
-def test_no_output(store: FileReferenceStore) -> None:
-    """A compaction that leaves no rows has no output."""
+def test_inputs_can_be_replaced_by_nothing(store: FileReferenceStore) -> None:
+    """Covers a compaction that leaves no rows."""
     store.replace_file_references([replace("j", ["a", "b"], None)])
     assert jobs_of(store) == {("root", "c"): None}
     assert unreferenced(store) == ["a", "b"]
 
 
-def test_an_invalid_one_among_valid_ones(store: FileReferenceStore) -> None:
+def test_valid_requests_are_applied_beside_an_invalid_one(store: FileReferenceStore) -> None:
     store.add_files([ref("d"), ref("e"), ref("f")])
     store.assign_job_ids([assign("k", "root", "d"), assign("l", "root", "e", "f")])
     good, bad, also_good = (
@@ -174,7 +174,7 @@ def test_an_invalid_one_among_valid_ones(store: FileReferenceStore) -> None:
     assert unreferenced(store) == ["a", "b", "d"]
 
 
-def test_every_kind_of_invalid_request_leaves_nothing_behind_and_has_its_own_error(
+def test_every_kind_of_invalid_request_has_its_own_error_and_changes_nothing(
     store: FileReferenceStore,
 ) -> None:
     before, files = list(store.file_references()), store.all_files(9)
@@ -198,7 +198,7 @@ def test_the_same_request_twice_in_one_call_is_applied_once(store: FileReference
     assert jobs_of(store) == {("root", "c"): None, ("root", "out"): None}
 
 
-def test_two_requests_with_an_input_in_common(store: FileReferenceStore) -> None:
+def test_the_second_request_with_an_input_is_refused(store: FileReferenceStore) -> None:
     first, second = replace("j", ["a"], "1"), replace("j", ["b", "a"], "2")
     failure = refused(store, first, second)
     assert failure.succeeded == (first,)
@@ -207,7 +207,7 @@ def test_two_requests_with_an_input_in_common(store: FileReferenceStore) -> None
     assert "2" not in [f.filename for f in store.all_files(9).files]
 
 
-def test_two_requests_with_the_same_output(store: FileReferenceStore) -> None:
+def test_the_second_request_with_an_output_is_refused(store: FileReferenceStore) -> None:
     first, second = replace("j", ["a"], "out"), replace("j", ["b"], "out")
     failure = refused(store, first, second)
     assert failure.succeeded == (first,)
@@ -215,13 +215,13 @@ def test_two_requests_with_the_same_output(store: FileReferenceStore) -> None:
     assert jobs_of(store)["root", "b"] == "j"
 
 
-def test_an_output_that_is_another_requests_input(store: FileReferenceStore) -> None:
+def test_an_output_that_is_an_input_of_another_request_is_refused(store: FileReferenceStore) -> None:
     failure = refused(store, replace("j", ["a"], "b"), replace("j", ["b"], "out"))
     assert [type(e) for e in failure.errors] == [FileAlreadyExists]
     assert [f for _, f, _, _ in live(store)] == ["a", "c", "out"]
 
 
-def test_a_thousand_at_once(store: FileReferenceStore) -> None:
+def test_one_call_applies_a_thousand_requests(store: FileReferenceStore) -> None:
     names = [f"f{n:04}" for n in range(1000)]
     store.add_files(ref(name, f"p{n}") for n, name in enumerate(names))
     store.assign_job_ids(assign(f"job-{name}", f"p{n}", name) for n, name in enumerate(names))
@@ -244,7 +244,7 @@ def test_a_thousand_at_once(store: FileReferenceStore) -> None:
         {"job_id": ""},
     ],
 )
-def test_invalid_requests_are_refused_when_they_are_made(fields: dict[str, object]) -> None:
+def test_invalid_requests_cannot_be_made(fields: dict[str, object]) -> None:
     values = {"job_id": "j", "partition_id": "root", "input_filenames": ("a",), "new_reference": ref("out")}
     with pytest.raises(InvalidInput):
         ReplaceFileReferencesRequest(**{**values, **fields})  # type: ignore[arg-type]
@@ -254,7 +254,7 @@ def delete(store: FileReferenceStore) -> None:
     Deletions(store).record("{}", KeyBounds([None], [None]), by_values=False)
 
 
-def test_a_job_without_deletions_is_refused_while_one_of_its_inputs_is_pending(
+def test_a_job_that_did_not_apply_a_pending_deletion_is_refused(
     store: FileReferenceStore,
 ) -> None:
     store.assign_job_ids([assign("k", "root", "c")])
@@ -264,7 +264,7 @@ def test_a_job_without_deletions_is_refused_while_one_of_its_inputs_is_pending(
     older = replace("j", ["a", "b"], "out")
     assert the_error(store, older, DeletionsNotApplied) == ("a", "root", "j")
     both = refused(store, older, replace("l", ["d"], "new"))
-    assert [request.job_id for request in both.succeeded] == ["l"], "its input came after the deletion"
+    assert [request.job_id for request in both.succeeded] == ["l"], "its input was added after the deletion"
     assert the_error(store, replace("k", ["c"], None), DeletionsNotApplied) == ("c", "root", "k")
     assert store.replace_file_references([changed(older, deletions_till=1)])
     assert tills(store, "out", "new", "c") == [1, 1, 0]
@@ -275,7 +275,7 @@ def test_an_output_has_the_deletions_that_its_job_applied(store: FileReferenceSt
     delete(store)
     store.replace_file_references([changed(replace("j", ["a", "b"], "out"), deletions_till=1)])
     store.assign_job_ids([assign("k", "root", "c")])
-    # no deletion has so large a number: a later one must not count as applied
+    # no deletion has this number yet: a later deletion must not count as applied
     store.replace_file_references([changed(replace("k", ["c"], "more"), deletions_till=9)])
     delete(store)
     assert tills(store, "out", "more") == [1, 2]

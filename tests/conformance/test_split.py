@@ -39,7 +39,7 @@ def the_error(store: FileReferenceStore, request: SplitFileReferenceRequest, kin
 
 
 @pytest.mark.parametrize(("rows", "halves"), [(100, [50, 50]), (7, [3, 4]), (1, [0, 1]), (0, [0, 0])])
-def test_one_root_file_to_two_children_with_halved_approximate_counts(
+def test_a_reference_is_divided_with_halved_approximate_counts(
     store: FileReferenceStore, rows: int, halves: list[int]
 ) -> None:
     store.add_files([ref("a", rows=rows)])
@@ -50,13 +50,13 @@ def test_one_root_file_to_two_children_with_halved_approximate_counts(
     assert unreferenced(store) == []
 
 
-def test_two_files(store: FileReferenceStore) -> None:
+def test_one_call_divides_several_references(store: FileReferenceStore) -> None:
     store.add_files([ref("a"), ref("b")])
     store.split_file_references([split(ref("a")), split(ref("b"))])
     assert store.partition_to_filenames() == {"L": ["a", "b"], "R": ["a", "b"]}
 
 
-def test_one_file_over_two_partitions_to_four_references(store: FileReferenceStore) -> None:
+def test_two_references_of_a_file_become_four(store: FileReferenceStore) -> None:
     references = [ref("a", "L"), ref("a", "R")]
     store.add_files(references)
     store.split_file_references(split(r, f"{r.partition_id}1", f"{r.partition_id}2") for r in references)
@@ -64,7 +64,7 @@ def test_one_file_over_two_partitions_to_four_references(store: FileReferenceSto
     assert len(store.all_files(9).files) == 1
 
 
-def test_any_number_of_new_references_as_given(store: FileReferenceStore) -> None:
+def test_a_request_can_have_any_number_of_new_references(store: FileReferenceStore) -> None:
     store.add_files([ref("a")])
     given = [ref("a", f"p{n}", n, count_approximate=n % 2 == 0) for n in range(5)]
     store.split_file_references([SplitFileReferenceRequest(old_reference=ref("a"), new_references=given)])
@@ -97,14 +97,14 @@ def test_a_run_pushes_references_down_one_level(divided: TableContext) -> None:
     assert sum(rows for _, f, rows, _ in live(divided.store) if f == "a") == 100
 
 
-def test_leaves_are_untouched(divided: TableContext) -> None:
+def test_references_on_leaves_do_not_change(divided: TableContext) -> None:
     before = [r for r in divided.store.file_references() if r.filename == "leaf"]
     push_down(divided)
     push_down(divided)
     assert [r for r in divided.store.file_references() if r.filename == "leaf"] == before
 
 
-def test_nothing_to_split(divided: TableContext) -> None:
+def test_nothing_is_pushed_down_when_all_references_are_on_leaves(divided: TableContext) -> None:
     push_down(divided)
     push_down(divided)
     assert push_down(divided) == 0
@@ -115,42 +115,42 @@ def test_assigned_references_wait_for_their_job(divided: TableContext) -> None:
     assert [r.old_reference.filename for r in divided.partitions.references_above_leaves()] == ["b"]
 
 
-def test_missing_file(store: FileReferenceStore) -> None:
+def test_a_missing_file_is_refused(store: FileReferenceStore) -> None:
     assert the_error(store, split(ref("a")), FileNotFound) == ("a", "root", None)
 
 
 @pytest.mark.parametrize("files", [file("a", ref("a", "elsewhere")), file("a")])
-def test_absent_reference(store: FileReferenceStore, files: object) -> None:
+def test_an_absent_reference_is_refused(store: FileReferenceStore, files: object) -> None:
     store.add_files_with_references([files])  # type: ignore[list-item]
     assert the_error(store, split(ref("a")), FileReferenceNotFound) == ("a", "root", None)
 
 
 @pytest.mark.parametrize("taken", ["L", "R"])
-def test_target_exists(store: FileReferenceStore, taken: str) -> None:
+def test_a_target_that_exists_is_refused(store: FileReferenceStore, taken: str) -> None:
     store.add_files([ref("a"), ref("a", taken)])
     assert the_error(store, split(ref("a")), FileReferenceAlreadyExists) == ("a", taken, None)
 
 
-def test_target_is_the_old_reference(store: FileReferenceStore) -> None:
+def test_the_old_reference_as_target_is_refused(store: FileReferenceStore) -> None:
     store.add_files([ref("a")])
     request = SplitFileReferenceRequest(old_reference=ref("a"), new_references=(ref("a", rows=5),))
     assert the_error(store, request, FileReferenceAlreadyExists) == ("a", "root", None)
 
 
-def test_the_same_target_twice(store: FileReferenceStore) -> None:
+def test_a_request_with_the_same_target_twice_cannot_be_made(store: FileReferenceStore) -> None:
     store.add_files([ref("a")])
     with pytest.raises(InvalidInput, match="twice"):
         split(ref("a"), "L", "L")
 
 
-def test_assigned(store: FileReferenceStore) -> None:
+def test_an_assigned_reference_is_refused(store: FileReferenceStore) -> None:
     store.add_files([ref("a")])
     store.assign_job_ids([assign("j", "root", "a")])
     assert the_error(store, split(ref("a")), FileReferenceAssignedToJob) == ("a", "root", "j")
     assert jobs_of(store) == {("root", "a"): "j"}
 
 
-def test_an_invalid_one_among_valid_ones(store: FileReferenceStore) -> None:
+def test_valid_requests_are_applied_beside_an_invalid_one(store: FileReferenceStore) -> None:
     store.add_files([ref("a"), ref("b"), ref("c")])
     store.assign_job_ids([assign("j", "root", "b")])
     requests = [split(ref(name)) for name in "abcx"]
@@ -170,14 +170,14 @@ def test_the_same_request_twice_in_one_call_is_applied_once(store: FileReference
     assert store.partition_to_filenames() == {"L": ["a"], "R": ["a"]}
 
 
-def test_two_levels_in_one_call(store: FileReferenceStore) -> None:
+def test_one_call_divides_two_levels(store: FileReferenceStore) -> None:
     """Requests are applied in the order given: the second one takes the reference that the first one made."""
     store.add_files([ref("a")])
     store.split_file_references([split(ref("a")), split(ref("a", "L"), "LL", "LR")])
     assert sorted(store.partition_to_filenames()) == ["LL", "LR", "R"]
 
 
-def test_invalid_requests_are_refused_when_they_are_made() -> None:
+def test_invalid_requests_cannot_be_made() -> None:
     for new in ((), (ref("b", "L"),)):
         with pytest.raises(InvalidInput):
             SplitFileReferenceRequest(old_reference=ref("a"), new_references=new)

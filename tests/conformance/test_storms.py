@@ -19,7 +19,7 @@ pytestmark = pytest.mark.at_each_isolation
 
 DEPTH_MAX = 4
 ROWS = 2**10
-"""Rows of a new file: they divide evenly down to the deepest partition."""
+"""The rows of a new file, which divide evenly down to the deepest partition."""
 
 
 @pytest.mark.few(2)
@@ -78,13 +78,13 @@ def test_the_same_commit_at_once_from_many_threads_is_applied_once(store: FileRe
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_storm_of_everything(store: FileReferenceStore, seed: int) -> None:
+def test_all_updates_in_a_short_storm_lose_no_rows(store: FileReferenceStore, seed: int) -> None:
     Storm(store, seed).blow(actions=20)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10, 20))
-def test_storms_of_everything(store: FileReferenceStore, seed: int) -> None:
+def test_all_updates_in_a_long_storm_lose_no_rows(store: FileReferenceStore, seed: int) -> None:
     Storm(store, seed).blow(actions=60)
 
 

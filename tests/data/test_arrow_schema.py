@@ -1,4 +1,4 @@
-"""Data made to fit a schema, and data that is refused."""
+"""Data converted to fit a schema, and data that is refused."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_arrow_schema_has_exact_types_and_nullability() -> None:
     )
 
 
-def test_columns_come_in_any_order_and_leave_in_the_schema_s() -> None:
+def test_columns_in_any_order_are_returned_in_the_order_of_the_schema() -> None:
     shuffled = pa.table({name: GOOD[name] for name in ("delay", "key", "time")})
     assert conform(shuffled, SCHEMA).equals(pa.table(GOOD, schema=arrow_schema(SCHEMA)))
     batch = shuffled.to_batches()[0]
@@ -78,7 +78,7 @@ def test_columns_come_in_any_order_and_leave_in_the_schema_s() -> None:
     ],
     ids=str,
 )
-def test_a_cast_that_loses_nothing_is_accepted(data_type: DataType, column: pa.Array) -> None:
+def test_a_lossless_cast_is_accepted(data_type: DataType, column: pa.Array) -> None:
     assert _value(data_type, column).to_pylist() == column.to_pylist()
 
 
@@ -89,7 +89,7 @@ def test_timestamps_of_other_zones_and_units_stay_the_same_instant() -> None:
         assert _value(TIMESTAMP, column).to_pylist() == [instant]
 
 
-def test_whole_numbers_as_pandas_has_them_beside_nulls_are_whole_numbers() -> None:
+def test_whole_numbers_that_pandas_stores_as_floats_are_accepted() -> None:
     for kind, found, most in (
         (LONG, pa.float64(), 2**53),
         (INT, pa.float64(), 2**31 - 1),

@@ -31,7 +31,7 @@ KINDS: list[tuple[pa.DataType, list[Any]]] = [
 
 
 def wrong(kind: pa.DataType, written: list[Any], there: list[Any], ascending: str = "") -> list[str]:
-    """Returns the differences between the statistics of some values and other values."""
+    """Returns the differences between the statistics of written values and other values."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"a": pa.array(written, kind)}), sink)
     seen = _Columns(pq.read_metadata(pa.BufferReader(sink.getvalue())).row_group(0), [])
@@ -51,7 +51,7 @@ def test_values_outside_of_statistics_are_reported(kind: pa.DataType, values: li
     assert wrong(kind, values, [low, None, high]) == ["a has 1 nulls, its statistics say 0"]
 
 
-def test_texts_are_read_as_they_are_stored(tmp_path: Path) -> None:
+def test_dictionary_encoded_texts_are_compared_with_statistics(tmp_path: Path) -> None:
     """Unused values of a dictionary are ignored; an index beyond the dictionary is an error."""
     table = pa.table({"key": [1, 2, 3], "coded": ["b", "c", "b"], "plain": ["x", "y", "z"]})
     pq.write_table(table, tmp_path / "x.parquet", use_dictionary=["coded"])
@@ -71,7 +71,7 @@ def test_texts_are_read_as_they_are_stored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("keys", "kinds"), [([1, 2, 3, 4], []), ([3, 4, 1, 2], ["not_sorted"])])
-def test_the_order_is_that_of_all_batches(
+def test_the_order_is_checked_across_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: list[int], kinds: list[str]
 ) -> None:
     monkeypatch.setattr(file_checks, "READ_ROWS", 2)
@@ -82,7 +82,7 @@ def test_the_order_is_that_of_all_batches(
 
 
 @pytest.mark.slow
-def test_what_a_reader_does_not_expect_is_reported_as_damage(tmp_path: Path) -> None:
+def test_unexpected_contents_are_reported_as_damage(tmp_path: Path) -> None:
     pq.write_table(pa.table({"key": pa.array([None, 1])}), tmp_path / "x.parquet")
     reader, schema = FileReader(), OF_KEYS
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Rows are sorted as Arrow sorts them, whatever their keys are."""
+"""Sorting rows: the order is the same as Arrow's, for keys of any type."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows_of(kinds: tuple[str, ...], seed: int) -> pa.Table:
     random = Random(seed)
     columns = [pa.array([KINDS[kind][1](random) for _ in range(ROWS)], KINDS[kind][0]) for kind in kinds]
     table = pa.table(columns, names=[f"c{number}" for number in range(len(kinds))])
-    # sliced and in chunks, as batches may be
+    # slices in several chunks, like batches
     return pa.concat_tables([table.slice(700), table.slice(100, 600), table.slice(0, 100)])
 
 
@@ -51,7 +51,7 @@ def rows_of(kinds: tuple[str, ...], seed: int) -> pa.Table:
         ("words", "few", "date", "timestamp", "long"),
     ],
 )
-def test_keys_of_all_kinds_are_in_order_and_equal_ones_stay_as_they_come(kinds: tuple[str, ...]) -> None:
+def test_keys_of_all_types_are_sorted_stably(kinds: tuple[str, ...]) -> None:
     rows = rows_of(kinds, 3)
     expected = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in rows.column_names])
     found = sort_indices(rows, rows.column_names)
@@ -61,7 +61,7 @@ def test_keys_of_all_kinds_are_in_order_and_equal_ones_stay_as_they_come(kinds: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_equal_keys_those_come_first_that_are_the_largest(kind: str) -> None:
+def test_rows_with_equal_keys_are_sorted_descending_by_the_other_columns(kind: str) -> None:
     rows = rows_of(("few", kind, "few", "int"), 5).rename_columns(["a", "b", "c", "d"])
     keys = [("a", "ascending"), ("b", "ascending"), ("c", "descending"), ("d", "descending")]
     found = sort_indices(rows, ["a", "b"], ["c", "d"])
@@ -70,7 +70,7 @@ def test_of_equal_keys_those_come_first_that_are_the_largest(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kinds", [("long",), ("few", "date"), ("words", "few")])
-def test_rows_that_are_in_order_are_left_alone(kinds: tuple[str, ...]) -> None:
+def test_sorted_rows_are_not_sorted_again(kinds: tuple[str, ...]) -> None:
     rows = rows_of(kinds, 7)
     order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in rows.column_names])
     assert sort_indices(rows.take(order), rows.column_names) is None

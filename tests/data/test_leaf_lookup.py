@@ -1,4 +1,4 @@
-"""Rows find their leaf: the vectorised look-up compared with the tree's own walk."""
+"""The leaves of rows: the vectorised look-up compared with the tree's own walk."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _trees_and_rows(draw: st.DrawFn) -> tuple[PartitionTree, pa.RecordBatch]:
 
 
 @given(_trees_and_rows())
-def test_every_row_is_given_the_leaf_that_the_tree_gives(case: tuple[PartitionTree, pa.RecordBatch]) -> None:
+def test_every_row_gets_the_same_leaf_as_from_the_tree(case: tuple[PartitionTree, pa.RecordBatch]) -> None:
     tree, batch = case
     lookup = pickle.loads(pickle.dumps(LeafLookup(tree)))  # noqa: S301
     found = [str(lookup.leaf_ids[i]) for i in lookup.indexes(batch).to_pylist()]
@@ -82,13 +82,13 @@ def _tree(points: list[Any], data_type: DataType = STRING) -> PartitionTree:
 @pytest.mark.parametrize(
     "form", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
 )
-def test_other_arrow_forms_of_a_key_are_looked_up_alike(form: pa.DataType) -> None:
+def test_other_arrow_types_of_a_key_give_the_same_leaves(form: pa.DataType) -> None:
     lookup = LeafLookup(_tree(["b", "d"]))
     column = pa.array(["a", "b", "c", "d", "z"]).cast(form)
     assert lookup.indexes(pa.table({"key": column})).to_pylist() == [0, 1, 1, 2, 2]
 
 
-def test_repeated_and_distinct_keys_are_ranked_alike() -> None:
+def test_repeated_and_distinct_keys_give_the_same_leaves() -> None:
     """Each repeated key is ranked once; distinct keys are ranked row by row."""
     lookup = LeafLookup(_tree([f"k{i:05d}" for i in range(10, 5_000, 10)]))
     numbers = list(range(5_000))
@@ -100,7 +100,7 @@ def test_repeated_and_distinct_keys_are_ranked_alike() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leaves", [13_200, pytest.param(132_000, marks=pytest.mark.slow)])
-def test_a_large_tree_is_small_and_looked_up(leaves: int) -> None:
+def test_a_large_tree_needs_little_memory(leaves: int) -> None:
     arrays = balanced_arrays(leaves)
     assert arrays.byte_size < 190 * leaves
     lookup = LeafLookup(PartitionTree(arrays, 0))
@@ -110,5 +110,5 @@ def test_a_large_tree_is_small_and_looked_up(leaves: int) -> None:
     assert len(pickle.dumps(lookup)) < 76 * leaves
 
 
-def test_a_tree_of_one_partition_has_every_row() -> None:
+def test_a_tree_of_one_partition_receives_every_row() -> None:
     assert LeafLookup(_tree([])).indexes(pa.table({"key": ["x", "y"]})).to_pylist() == [0, 0]

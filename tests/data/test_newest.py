@@ -1,4 +1,4 @@
-"""The first row of each key, from batches in key order that are divided anywhere."""
+"""The first row of each key, from batches in key order that may be divided at any row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string()), ("n", pa.int64())])
 
 
 @given(KEYS, st.lists(st.integers(0, 24), max_size=6), st.integers(1, 2))
-def test_the_first_rows_of_keys_are_those_of_a_naive_dict(
+def test_the_first_rows_of_keys_match_a_dictionary(
     keys: list[tuple[int, str]], cuts: list[int], columns: int
 ) -> None:
     keys.sort()
@@ -36,7 +36,7 @@ CUTS = st.lists(st.integers(0, 30), max_size=8)
 
 
 def cut(rows: Mapping[int, bool], cuts: list[int], value: str) -> Iterator[pa.RecordBatch]:
-    """A stream of batches that cannot be read further once it was closed."""
+    """Yields the rows in batches that are cut at the given places."""
     keys = sorted(rows)
     whole = pa.record_batch(
         {"k": pa.array(keys, pa.int64()), "v": pa.array([value] * len(keys), pa.string())}
@@ -47,7 +47,7 @@ def cut(rows: Mapping[int, bool], cuts: list[int], value: str) -> Iterator[pa.Re
 
 
 @given(ROWS, CUTS, ROWS, CUTS)
-def test_a_small_stream_is_laid_over_a_large_one(
+def test_rows_of_a_small_stream_replace_rows_of_a_large_one(
     large: dict[int, bool], large_cuts: list[int], small: dict[int, bool], small_cuts: list[int]
 ) -> None:
     below = (batch.drop_columns(["gone"]) for batch in cut(large, large_cuts, "large"))

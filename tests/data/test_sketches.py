@@ -35,7 +35,7 @@ def _one(schema: Schema, *columns: list[Any]) -> Quantiles:
 
 
 def _rank_errors(quantiles: Quantiles, field: str, values: Any) -> float:
-    """The largest difference between the ranks of the sketch and of the values, at 99 places."""
+    """Returns the largest difference between the ranks of the sketch and of the values, at 99 places."""
     ordered = np.sort(values)
     places = ordered[(np.linspace(0.01, 0.99, 99) * len(ordered)).astype(int)].tolist()
     return max(
@@ -44,7 +44,7 @@ def _rank_errors(quantiles: Quantiles, field: str, values: Any) -> float:
 
 
 @pytest.mark.slow
-def test_files_of_very_different_sizes_weigh_as_many_rows_as_they_have() -> None:
+def test_files_of_different_sizes_are_weighted_by_their_rows() -> None:
     """A million skewed rows, a thousand and a few: each row counts once, whatever its file's stride."""
     random_numbers = np.random.default_rng(7)
     parts = [
@@ -71,7 +71,7 @@ def test_a_later_key_that_repeats_in_step_with_the_sampling_is_sampled_fairly() 
 
 
 @pytest.mark.parametrize("rows", [1_000, 5_000, 60_000, 700_000])
-def test_ranks_are_exact_to_a_percent_whatever_the_key_and_the_size(rows: int) -> None:
+def test_ranks_are_exact_to_a_percent_for_any_key_and_size(rows: int) -> None:
     random_numbers = np.random.default_rng(rows)
     keys, others = random_numbers.integers(-9, 1 << 60, rows), random_numbers.normal(0, 1e6, rows).astype(int)
     quantiles = Quantiles(LONGS, [_file(keys, others)])
@@ -79,7 +79,7 @@ def test_ranks_are_exact_to_a_percent_whatever_the_key_and_the_size(rows: int) -
     assert _rank_errors(quantiles, "other", others) < RANK_ERROR_MAX
 
 
-def test_a_later_string_key_is_sketched_in_its_own_order() -> None:
+def test_a_later_string_key_is_sketched_in_the_order_of_strings() -> None:
     schema = Schema([Field("key", LONG), Field("other", STRING)])
     numbers = np.random.default_rng(5).permutation(30_000)
     quantiles = _one(schema, list(range(30_000)), [f"ß{n:05d}" for n in numbers])
@@ -120,7 +120,7 @@ def test_one_odd_row_among_a_million_equal_ones_still_divides() -> None:
     assert Quantiles(LONGS, [_file(keys)]).split_point("key") == 9
 
 
-def test_strings_and_bytes_come_back_as_they_were() -> None:
+def test_strings_and_bytes_are_returned_unchanged() -> None:
     schema = Schema([Field("s", STRING), Field("b", BYTES)])
     quantiles = _one(schema, ["", "\x00", "a", "ß", "\uffff", "\U0001f42d"], [b"", b"\xff", b"\x00"] * 2)
     assert [quantile(quantiles, "s", i / 6) for i in range(6)] == [
@@ -135,7 +135,7 @@ def test_strings_and_bytes_come_back_as_they_were() -> None:
     assert quantiles.split_point("b") == b"\x00"
 
 
-def test_bytes_of_a_container_give_the_same_quantiles() -> None:
+def test_a_stored_sketch_gives_the_same_quantiles() -> None:
     file = _file(np.random.default_rng(1).integers(0, 1_000, 200_000))
     again = FileSketches.from_bytes(file.to_bytes())
     assert (again.row_count, again.stride) == (file.row_count, file.stride)

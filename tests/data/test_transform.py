@@ -20,7 +20,7 @@ def _parse(schema: Schema = SCHEMA, **properties: str) -> Transform:
     return Transform.parse(schema, TableProperties(**properties))
 
 
-def test_functions_are_kept_in_the_order_of_the_schema() -> None:
+def test_aggregate_functions_are_kept_in_the_order_of_the_schema() -> None:
     transform = _parse(aggregate=" MAX( last_seen ),min(name) , sum(count)")
     assert [(f.name, function) for f, function in transform.aggregates] == [
         ("count", "sum"),
@@ -55,8 +55,8 @@ def test_a_wrong_aggregate_is_refused(aggregate: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_new_filters_are_of_keys_where_rows_are_merged() -> None:
-    """Filters of other columns that exist already stay readable."""
+def test_a_new_filter_beside_an_aggregate_needs_a_row_key() -> None:
+    """Existing filters of other columns stay readable."""
     Transform.check(SCHEMA, TableProperties(filter="age_off(time, 1)", aggregate=WHOLE))
     merged = TableProperties(filter="age_off(last_seen, 1)", aggregate=WHOLE)
     assert Transform.parse(SCHEMA, merged).age_off == AgeOff("last_seen", 1)
@@ -90,6 +90,6 @@ def test_a_wrong_filter_is_refused(text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_a_double_is_not_a_time() -> None:
+def test_an_age_filter_on_a_double_is_refused() -> None:
     with pytest.raises(InvalidProperties, match="'v' is double"):
         _parse(Schema([Field("key", STRING)], [], [Field("v", DOUBLE)]), filter="age_off(v, 5)")

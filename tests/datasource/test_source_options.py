@@ -1,4 +1,4 @@
-"""Faults in the options of `format("dormouse")` that the driver finds before it plans a read."""
+"""Faults in the options of `format("dormouse")`, which the driver finds before it plans a read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dormouse.datasource.source import DormouseSource
 from dormouse.errors import DormouseError
 
 
-def test_no_such_bucket_is_one_line(dsn: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_bucket_is_reported_in_one_line(
+    dsn: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Uses credentials in the environment, as the driver has them."""
     monkeypatch.setattr("dormouse.objects.s3.RETRIES_MAX", 0)
     for name, value in {

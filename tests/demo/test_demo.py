@@ -1,4 +1,4 @@
-"""`dormouse demo` in real processes: killed, run again, interrupted, two at once."""
+"""`dormouse demo` in real processes: killed, repeated, interrupted, and two at once."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def wait_for(demo: subprocess.Popen[str], what: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS_MAX
     while not what():
         assert demo.poll() is None, demo.communicate()
-        assert time.monotonic() < deadline, "it never came"
+        assert time.monotonic() < deadline, "the condition was never met"
         time.sleep(0.02)
 
 
@@ -85,7 +85,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
 
 
 @pytest.mark.slow
-def test_the_demo_runs_where_another_was_killed_and_all_answers_are_duckdbs(demo: Finished) -> None:
+def test_the_demo_runs_in_the_folder_of_a_killed_one_and_all_answers_match_duckdb(demo: Finished) -> None:
     assert (demo.code, demo.err) == (0, "")
     assert demo.out.count("✓ matches DuckDB") == 5
     assert "all 5 answers match DuckDB's" in demo.out
@@ -132,7 +132,7 @@ def test_the_demo_leaves_the_table_and_no_scratch_files(demo: Finished) -> None:
         assert (status.row_count, status.rows_exact, status.unreferenced_files) == (336_776, True, 0)
         assert status.leaves > 8
     on_disk = {path.name for path in (demo.folder / "objects" / "data" / "t1").rglob("*.parquet")}
-    assert on_disk == set()  # files of the killed demo
+    assert on_disk == set()  # these would be files of the killed demo
 
 
 INTERRUPT, TERMINATE = (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")
@@ -140,7 +140,7 @@ INTERRUPT, TERMINATE = (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [INTERRUPT, TERMINATE])
-def test_an_interrupt_while_it_loads_ends_in_one_line(
+def test_an_interrupt_while_python_imports_ends_in_one_line(
     tmp_path: Path, kind: tuple[signal.Signals, int, str]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(NEVER_LOADED)
@@ -163,7 +163,7 @@ def has_objects(folder: Path, _demo: psutil.Process) -> bool:
 
 
 def has_java(_folder: Path, demo: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
+    with suppress(psutil.NoSuchProcess):  # the process ended in the meantime
         return any("java" in child.name() for child in demo.children(recursive=True))
     return False
 
@@ -213,7 +213,7 @@ def difference(ours: list[list[int]], theirs: list[int]) -> str | None:
         ).difference
 
 
-def test_the_check_sees_every_kind_of_difference() -> None:
+def test_the_check_finds_every_kind_of_difference() -> None:
     assert difference([[1, 2], [], [3]], [1, 2, 3]) is None
     assert difference([[1, 2], [4]], [1, 2, 3]) == "row 2 is {'a': 4}, DuckDB has {'a': 3}"
     assert "row 1" in str(difference([[1, 3, 2]], [1, 2, 3]))

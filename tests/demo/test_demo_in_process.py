@@ -23,7 +23,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def few_flights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the demo use one of twenty flights."""
+    """Makes the demo use every twentieth flight."""
     with zipfile.ZipFile(datasets.flights_csv()) as whole:
         header, *lines = whole.read("flights.csv").splitlines(keepends=True)
     with zipfile.ZipFile(tmp_path / "few.zip", "w") as few:
@@ -32,7 +32,7 @@ def few_flights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_flights_go_through_the_whole_pipeline_and_all_answers_are_duckdbs(
+def test_flights_pass_the_whole_pipeline_and_all_answers_match_duckdb(
     spark: object, cli: Cli, few_flights: None, tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
@@ -98,7 +98,7 @@ def test_too_many_rows_for_the_disk_are_refused_before_anything_is_made(
 
 
 @pytest.mark.slow
-def test_lineitem_in_the_users_own_database(
+def test_the_demo_runs_with_lineitem_in_the_users_own_database(
     spark: object,
     cli: Cli,
     tmp_path: Path,
@@ -119,10 +119,10 @@ def test_lineitem_in_the_users_own_database(
 
 
 @pytest.mark.slow
-def test_rows_generated_part_by_part_are_those_generated_at_once(
+def test_rows_generated_part_by_part_match_rows_generated_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several parts are generated if there are more rows than a part may have. The last part is cut."""
+    """Several parts are generated if there are more rows than one part may have. The last part is cut."""
     calls: list[int | None] = []
     generate = datasets._generate
 
@@ -146,6 +146,6 @@ def test_rows_generated_part_by_part_are_those_generated_at_once(
 
 
 @pytest.mark.parametrize("rows", [1, 1_000, 6_001_215, 100_000_000])
-def test_the_scale_factor_gives_enough_rows_and_few_too_many(rows: int) -> None:
+def test_the_scale_factor_gives_enough_rows_and_only_a_few_more(rows: int) -> None:
     lines = scale_of(rows) * 6_000_000
     assert rows < lines < max(rows * 1.2, 10_000)

@@ -1,1 +1,1 @@
-"""A real deploy without AWS: `python -m tests.deploy_local`, or `make deploy-local`."""
+"""A complete deployment without AWS, run by `python -m tests.deploy_local` or `make deploy-local`."""

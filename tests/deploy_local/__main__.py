@@ -1,4 +1,7 @@
-"""`python -m tests.deploy_local`: prints each step; exits with 1 and one clear line when one fails."""
+"""The command `python -m tests.deploy_local`.
+
+It prints each step. When a step fails, it prints the reason in one line and exits with status 1.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def main() -> int:
         print(f"deploy-local failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("deploy-local was interrupted; all that it had started is gone", file=sys.stderr)
+        print("deploy-local was interrupted; all processes that it had started are ended", file=sys.stderr)
         return 130
     return 0
 

@@ -1,4 +1,4 @@
-"""The way to the database from outside of its VPC, as a person takes it who may read."""
+"""Checks of the way to the database from outside of its VPC, with the rights of a reader."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ START = ["aws", "ssm", "start-session"]
 
 
 def hosts(cloud: Cloud) -> list[Any]:
-    """The instances of EC2 that run."""
-    found = cloud.client("ec2").describe_instances()["Reservations"]
-    made = [one for each in found for one in each["Instances"]]
-    return [one for one in made if one["State"]["Name"] == "running"]
+    """Returns the descriptions of the EC2 instances that run."""
+    reservations = cloud.client("ec2").describe_instances()["Reservations"]
+    instances = [instance for each in reservations for instance in each["Instances"]]
+    return [instance for instance in instances if instance["State"]["Name"] == "running"]
 
 
 def reach(cloud: Cloud, reader: Mapping[str, str], operator: Mapping[str, str]) -> str:
-    """By the session that `dormouse access` tells, tables are read."""
+    """Reads tables through the session that `dormouse access` describes."""
     session = open_session(cloud, reader, operator)
     with _forwarded(cloud) as address:
         names = _tables(cloud, reader, address)
@@ -34,38 +34,45 @@ def reach(cloud: Cloud, reader: Mapping[str, str], operator: Mapping[str, str]) 
 
 
 def open_session(cloud: Cloud, reader: Mapping[str, str], operator: Mapping[str, str]) -> str:
-    """The session that `dormouse access` tells opens, for who may and for nothing else."""
-    told = json.loads(cloud.dormouse("access", "--instance", "local", "--json", **reader))
-    session = _session(told["command"])
+    """Checks that a reader can open the session that `dormouse access` describes.
+
+    A session of an operator, with another document or to another host is refused.
+    """
+    described = json.loads(cloud.dormouse("access", "--instance", "local", "--json", **reader))
+    session = _session(described["command"])
     (host,) = hosts(cloud)
-    if (told["host"], session["target"]) != (host["InstanceId"],) * 2:
-        raise RunFailed(f"it names the host {told['host']}, and {host['InstanceId']} runs")
+    if (described["host"], session["target"]) != (host["InstanceId"],) * 2:
+        raise RunFailed(f"it names the host {described['host']}, and {host['InstanceId']} runs")
     if host.get("PublicIpAddress"):
         raise RunFailed(f"the host has the public address {host['PublicIpAddress']}")
-    for who, asked, wanted in (
+    for person, request, wanted in (
         (reader, session, None),
         (operator, session, "AccessDenied"),
         (reader, session | {"document": "SSM-SessionManagerRunShell"}, "AccessDenied"),
         (reader, session | {"target": "i-0123456789abcdef0"}, "AccessDenied"),
     ):
-        refusal = cloud.ask("/session", access_key=who["AWS_ACCESS_KEY_ID"], **asked)["refusal"]
+        refusal = cloud.ask("/session", access_key=person["AWS_ACCESS_KEY_ID"], **request)["refusal"]
         if str(refusal).partition(":")[0] != str(wanted):
-            raise RunFailed(f"a session {asked} is refused with {refusal}, not {wanted}")
-    return f"a session to {told['host']}"
+            raise RunFailed(f"a session {request} is refused with {refusal}, not {wanted}")
+    return f"a session to {described['host']}"
 
 
-def is_told(cloud: Cloud) -> str:
-    """What the stack says of itself, which a command reads; empty when it is so."""
+def wrong_resources(cloud: Cloud) -> str:
+    """Compares the resources parameter of the stack for access with the host that runs.
+
+    Returns the difference in words, or an empty string if there is none.
+    """
     name = resources_parameter("local", "access")
     parameter = cloud.client("ssm").get_parameter(Name=name)["Parameter"]
-    told, found = json.loads(parameter["Value"]), [one["InstanceId"] for one in hosts(cloud)]
-    if told["host"] != "".join(found) or told["endpoints"] != 2:
-        return f"its stack tells of the host {told['host']!r} with {told['endpoints']} endpoints, not {found}"
+    recorded, running = json.loads(parameter["Value"]), [host["InstanceId"] for host in hosts(cloud)]
+    if recorded["host"] != "".join(running) or recorded["endpoints"] != 2:
+        host, endpoints = recorded["host"], recorded["endpoints"]
+        return f"its stack names the host {host!r} with {endpoints} endpoints, not {running}"
     return ""
 
 
 def _session(command: str) -> dict[str, Any]:
-    """What a command of the AWS CLI asks for."""
+    """Returns the target, document and parameters that a command of the AWS CLI asks for."""
     words = shlex.split(command)
     if words[:3] != START:
         raise RunFailed(f"this starts no session: {command}")
@@ -78,11 +85,12 @@ def _session(command: str) -> dict[str, Any]:
 
 
 def _tables(cloud: Cloud, reader: Mapping[str, str], address: str) -> list[str]:
-    """Those that a reader sees through the forwarded port; here it has another address than a laptop's."""
-    told = cloud.dormouse(
+    """Returns the names of the tables that a reader sees through the forwarded port at `address`."""
+    printed = cloud.dormouse(
         "env", "--instance", "local", "--role", "dormouse_read", "--forwarded", "--json", **reader
     )
-    variables = json.loads(told)
+    variables = json.loads(printed)
+    # The variables name 127.0.0.1, as on a laptop; the run forwards from another loopback address.
     dsn = variables.pop("DORMOUSE_DSN").replace("hostaddr=127.0.0.1", f"hostaddr={address}")
     trusting = f"{dsn}&sslrootcert={cloud.database.certificates}"
     listed = cloud.dormouse("table", "list", "--json", DORMOUSE_DSN=trusting, **variables, **reader)
@@ -94,7 +102,7 @@ def _tables(cloud: Cloud, reader: Mapping[str, str], address: str) -> list[str]:
 
 @contextmanager
 def _forwarded(cloud: Cloud) -> Iterator[str]:
-    """The address of a port that leads to the database, as the plugin of Session Manager makes one."""
+    """Yields a loopback address whose port leads to the database, like the plugin of Session Manager."""
     address = free_address(PORT)
     with socket.create_server((address, PORT)) as listener:
         threading.Thread(target=_serve, args=(listener, cloud.database.host), daemon=True).start()

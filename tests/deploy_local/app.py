@@ -1,4 +1,4 @@
-"""The CDK app of a run: the stacks of app.py, with the packages that were made for the run."""
+"""The CDK app of a run: the stacks of app.py, with the packages that were built for the run."""
 
 from __future__ import annotations
 

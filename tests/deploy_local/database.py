@@ -1,8 +1,10 @@
-"""What stands for Aurora: the embedded PostgreSQL behind TLS, with tokens as RDS has them.
+"""The stand-in for Aurora: the embedded PostgreSQL behind TLS, with the logins of RDS.
 
-A member of `rds_iam` gives a token, which the emulator checks with its signature and the caller's right to
-`rds-db:connect`; the master user, as on RDS no superuser, gives its password until it has made members of
-`rds_iam`, which makes it one. While the cluster is stopped nobody gets in.
+- A member of `rds_iam` logs in with a token. The emulator checks its signature and the caller's right to
+  `rds-db:connect`.
+- The master user, which is no superuser, logs in with its password until it creates members of `rds_iam`.
+  That makes it a member itself.
+- While the cluster is stopped, all logins are refused.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ from tests.support.embedded import EmbeddedPostgres
 from tests.tls import AskingFront, CertificateAuthority
 
 PORT = 5433
-"""As stacks/database.py has it: the DSN of the lambdas has the port of the cluster."""
+"""The port in stacks/database.py. The DSN of the lambdas names it."""
 
 ADDRESSES_TRIED_MAX = 50
 
-# As `+rds_iam` in pg_hba.conf: whatever the membership is for, as that of the master user in roles it made.
-# All but what lets the master user grant it, which on RDS makes it no member.
+# Any membership counts, as for `+rds_iam` in pg_hba.conf: also the master user's in roles that it created.
+# The path through rds_superuser does not count: on RDS it lets the master user grant rds_iam, no more.
 _MEMBER = """
 with recursive role as (
     select oid from pg_roles where rolname = %s and not rolsuper
@@ -45,7 +47,7 @@ select from role where oid = 'rds_iam'::regrole
 
 
 class Database:
-    """The cluster's server; a context manager. `control` is the URL of the emulator's control port."""
+    """The server of the cluster, a context manager. `control` is the URL of the emulator's control port."""
 
     def __init__(self, folder: Path, control: str) -> None:
         folder.mkdir()
@@ -62,12 +64,12 @@ class Database:
 
     @property
     def refusals(self) -> list[str]:
-        """Why logins were refused."""
+        """The reasons of refused logins."""
         assert self._front is not None
         return self._front.refusals
 
     def owner_dsn(self, name: str = "dormouse") -> str:
-        """For the run's own looks at a database, past TLS and tokens."""
+        """Returns a DSN with which the run reads a database itself, without TLS and tokens."""
         return f"{self._server.dsn} dbname={name}"
 
     def __enter__(self) -> Database:
@@ -130,7 +132,7 @@ class _Front(AskingFront):
 
 
 def free_address(port: int) -> str:
-    """A loopback address where the port is free: the port is of the deployment, not of the machine."""
+    """Returns a loopback address where the port is free, as the deployment needs this very port."""
     for _ in range(ADDRESSES_TRIED_MAX):
         address = f"127.{random.randrange(1, 255)}.{random.randrange(256)}.{random.randrange(1, 255)}"
         with socket.socket() as listener, suppress(OSError):
@@ -142,7 +144,7 @@ def free_address(port: int) -> str:
 
 
 def _prepare(conn: psycopg.Connection[Any], cluster: Mapping[str, Any]) -> None:
-    """The master user and the database, as the cluster of the emulator has them."""
+    """Creates the master user and the database that the emulated cluster describes, if they are missing."""
     master = sql.Identifier(cluster["MasterUsername"])
     if (
         conn.execute("select 1 from pg_roles where rolname = %s", [cluster["MasterUsername"]]).fetchone()
@@ -157,9 +159,9 @@ def _prepare(conn: psycopg.Connection[Any], cluster: Mapping[str, Any]) -> None:
         conn.execute(sql.SQL("create database {} owner {}").format(sql.Identifier(name), master))
 
 
-def ask(control: str, path: str, **given: Any) -> dict[str, Any]:
-    """What the emulator's control port answers."""
-    request = urllib.request.Request(control + path, json.dumps(given).encode())  # noqa: S310
+def ask(control: str, path: str, **parameters: Any) -> dict[str, Any]:
+    """Sends a request to the emulator's control port and returns the answer."""
+    request = urllib.request.Request(control + path, json.dumps(parameters).encode())  # noqa: S310
     with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-        found: dict[str, Any] = json.load(answer)
-    return found
+        body: dict[str, Any] = json.load(answer)
+    return body

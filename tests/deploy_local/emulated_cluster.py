@@ -1,6 +1,7 @@
-"""The emulator's database cluster: it leads to the run's PostgreSQL, and takes time to stop and start.
+"""The emulator's database cluster, which leads to the run's PostgreSQL and takes time to stop and start.
 
-Its endpoint, its managed secret and who may log in are as on AWS. While it is stopped, nothing of it changes.
+Its endpoint, its managed secret and its rules for logins are as on AWS. While it is stopped, it refuses
+changes.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from ministack.services.cloudformation.provisioners import _RESOURCE_HANDLERS as
 ACCOUNT, REGION = os.environ["MINISTACK_ACCOUNT_ID"], os.environ["MINISTACK_REGION"]
 DATABASE_HOST, DATABASE_PORT = os.environ["DATABASE_HOST"], int(os.environ["DATABASE_PORT"])
 TRANSITION_SECONDS = 2.0
-"""How long a cluster is `stopping` or `starting`."""
+"""The time for which a cluster is `stopping` or `starting`."""
 
 
 def lead_to_the_database() -> None:
-    """The endpoint is the run's PostgreSQL, the managed master secret a real one."""
+    """Makes new clusters point to the run's PostgreSQL, with a managed secret for the master user."""
     handler = dict(HANDLERS["AWS::RDS::DBCluster"])
     create, update, delete = handler["create"], handler["update"], handler["delete"]
 
@@ -79,7 +80,7 @@ def lead_to_the_database() -> None:
 
 
 def _check_available(cluster_id: str) -> None:
-    """CloudFormation modifies a cluster for each change, also of tags, and RDS none that is stopped."""
+    """Raises ValueError if the cluster is stopped: RDS refuses to modify it then, even its tags."""
     if (status := rds._clusters[cluster_id]["Status"]) != "available":
         raise ValueError(f"InvalidDBClusterStateFault: the DB cluster {cluster_id} is {status}")
 
@@ -94,7 +95,7 @@ def _attributes(cluster: dict[str, Any]) -> dict[str, str]:
 
 
 def take_time_to_stop_and_start() -> None:
-    """As on AWS, where it takes minutes; the emulator is there at once."""
+    """Delays the end of a stop or start by TRANSITION_SECONDS. On AWS it takes minutes."""
     for action, on_the_way in (("StopDBCluster", "stopping"), ("StartDBCluster", "starting")):
         rds._ACTION_MAP[action] = _slowly(rds._ACTION_MAP[action], on_the_way)
 
@@ -104,9 +105,9 @@ def _slowly(change: Any, on_the_way: str) -> Any:
         answer = change(parameters)
         cluster = rds._resolve_cluster_in_request_region(rds._p(parameters, "DBClusterIdentifier"))
         if answer[0] == 200 and cluster:
-            there = cluster["Status"]
+            final = cluster["Status"]
             cluster["Status"] = on_the_way
-            threading.Timer(TRANSITION_SECONDS, lambda: cluster.update(Status=there)).start()
+            threading.Timer(TRANSITION_SECONDS, lambda: cluster.update(Status=final)).start()
         return answer
 
     return changed
@@ -117,12 +118,12 @@ def _cluster() -> dict[str, Any] | None:
 
 
 def refusal(user: str, token: str) -> str | None:
-    """Why nobody logs in as this user with this token; None when it is let in, by IAM as on AWS."""
+    """Returns why IAM refuses a login as this user with this token, or None if it is allowed."""
     with request_scope(ACCOUNT, REGION):
         cluster = _cluster()
         if cluster is None or not cluster["IAMDatabaseAuthenticationEnabled"]:
             return "no cluster with IAM authentication"
-        found = rds_iam.verify_rds_iam_token(
+        verified = rds_iam.verify_rds_iam_token(
             token,
             hostname=DATABASE_HOST,
             port=DATABASE_PORT,
@@ -130,15 +131,15 @@ def refusal(user: str, token: str) -> str | None:
             region=REGION,
             account_id=ACCOUNT,
         )
-        if isinstance(found, rds_iam.RdsIamTokenError):
-            return found.code
-        principal = iam_evaluator.resolve_principal(found.access_key_id, ACCOUNT)
+        if isinstance(verified, rds_iam.RdsIamTokenError):
+            return verified.code
+        principal = iam_evaluator.resolve_principal(verified.access_key_id, ACCOUNT)
         if isinstance(principal, iam_evaluator.AuthError):
             return "unknown principal"
         if principal.policies is None:
             return None  # the account itself
         resource = f"arn:aws:rds-db:{REGION}:{ACCOUNT}:dbuser:{cluster['DbClusterResourceId']}/{user}"
-        asked = iam_evaluator.EvalContext(
+        request = iam_evaluator.EvalContext(
             principal_arn=principal.arn,
             principal_type=principal.type,
             principal_account=ACCOUNT,
@@ -147,12 +148,12 @@ def refusal(user: str, token: str) -> str | None:
             region=REGION,
             principal_keys=principal.keys,
         )
-        decision = iam_evaluator.evaluate(asked, principal.policies, *principal.limits).decision
+        decision = iam_evaluator.evaluate(request, principal.policies, *principal.limits).decision
         return None if decision == "Allow" else f"{principal.arn} may not rds-db:connect {resource}"
 
 
 def described() -> dict[str, Any]:
-    """What the run's PostgreSQL has to know of the cluster; None for all of it without one."""
+    """Returns what the run's PostgreSQL needs to know of the cluster; all values are None without one."""
     with request_scope(ACCOUNT, REGION):
         cluster = _cluster() or {}
         names = ("Status", "MasterUsername", "_MasterUserPassword", "DatabaseName")

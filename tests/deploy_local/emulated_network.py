@@ -1,8 +1,9 @@
-"""The emulator's network, as far as a host for access needs it: as strict as EC2 and Session Manager.
+"""The emulator's network, made as strict as EC2 and Session Manager where a host for access needs it.
 
-Security groups have the rules that templates give them, interface endpoints are refused where EC2 refuses
-them, and a host is launched of an image of AWS's. Whether somebody's session through it reaches the database
-is told by rights, endpoints and rules.
+- Security groups have the rules that templates give them.
+- Interface endpoints are refused where EC2 refuses them.
+- A host is launched from an image of AWS.
+- A session through the host reaches the database only if rights, endpoints and rules allow it.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ AGENT = {
         f"ssmmessages:{verb}{what}Channel" for verb in ("Create", "Open") for what in ("Control", "Data")
     ),
 }
-"""What the agent of Session Manager does, and where."""
+"""The services that the agent of Session Manager calls, with the actions there."""
 
 _images: dict[str, str] = {}
-"""The processors that each is for."""
+"""The architecture of each image, by image id."""
 
 _rules: dict[str, tuple[str, str, dict[str, Any]]] = {}
-"""Of what CloudFormation made apart: the group, which of its lists, and the rule."""
+"""The rules that are resources of their own, by id: the group, its list that has the rule, and the rule."""
 
 
 def make_strict() -> None:
-    """What follows holds for all that is deployed from now on."""
+    """Applies the rules of this module to everything that is deployed from now on."""
     publish_images()
     for name, permissions in (("Ingress", "IpPermissions"), ("Egress", "IpPermissionsEgress")):
         HANDLERS[f"AWS::EC2::SecurityGroup{name}"] = _rule_handler(permissions)
@@ -54,8 +55,8 @@ def make_strict() -> None:
 
 
 def publish_images() -> dict[str, str]:
-    """AWS has newer ones: the parameters lead to these, and old ones are still there. Their ids."""
-    newest = {f"ami-{new_uuid().replace('-', '')[:17]}": one for one in ("arm64", "x86_64")}
+    """Publishes a new image for each architecture, and returns the image ids. Old images stay."""
+    newest = {f"ami-{new_uuid().replace('-', '')[:17]}": name for name in ("arm64", "x86_64")}
     _images.update(newest)
     for image, architecture in newest.items():
         ssm._PUBLIC_AMI_PARAMETERS[IMAGE_PARAMETER.format(architecture=architecture)] = image
@@ -99,16 +100,16 @@ def _rule_handler(permissions: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Without descriptions, which make no rule another."""
+    """Returns the value without descriptions, as rules that differ only in them count as equal."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items() if key != "Description"}
     return [_plain(one) for one in value] if isinstance(value, list) else value
 
 
 def _group(group_id: str) -> dict[str, Any]:
-    if (found := ec2._security_groups.get(group_id)) is None:
+    if (known := ec2._security_groups.get(group_id)) is None:
         raise ValueError(f"InvalidGroup.NotFound: there is no security group {group_id}")
-    group: dict[str, Any] = found
+    group: dict[str, Any] = known
     return group
 
 
@@ -132,7 +133,7 @@ def _unless_used(delete: Any) -> Any:
 
 
 def _lets(sources: Iterable[str], targets: Iterable[str], port: int) -> bool:
-    """Whether rules on both sides let what has these groups connect to what has those."""
+    """Returns whether the rules of both sides let hosts of the source groups connect to the targets."""
     ways = ((sources, "IpPermissionsEgress", targets), (targets, "IpPermissions", sources))
     return all(
         any(
@@ -143,11 +144,11 @@ def _lets(sources: Iterable[str], targets: Iterable[str], port: int) -> bool:
 
 
 def _is_for(rule: dict[str, Any], port: int, groups: set[str]) -> bool:
-    anybody = any(one["CidrIp"] == "0.0.0.0/0" for one in rule["IpRanges"])
+    is_for_all = any(one["CidrIp"] == "0.0.0.0/0" for one in rule["IpRanges"])
     is_port = rule["IpProtocol"] == "-1" or (
         rule["IpProtocol"] == "tcp" and rule["FromPort"] <= port <= rule["ToPort"]
     )
-    return is_port and (anybody or bool(groups & _peers(rule)))
+    return is_port and (is_for_all or bool(groups & _peers(rule)))
 
 
 def _peers(rule: dict[str, Any]) -> set[str]:
@@ -240,7 +241,7 @@ def _attributes(instance: dict[str, Any]) -> dict[str, str]:
 def _change(
     instance_id: str, old: dict[str, Any], new: dict[str, Any], stack: str
 ) -> tuple[str, dict[str, str]]:
-    """Tags in place; of all else that the host has, at least the image makes another of it."""
+    """Changes tags in place. Any other change replaces the host, as EC2 does for most properties."""
     if {**old, "Tags": None} != {**new, "Tags": None}:
         return _launch(instance_id, new, stack)  # the old one is deleted by the engine
     ec2._tags[instance_id] = list(new.get("Tags", ()))
@@ -282,7 +283,7 @@ def _refusals_of_instance(props: dict[str, Any]) -> Iterator[str]:
 
 
 def _profile(name: str) -> Any:
-    """By its name, or by its ARN, as which the emulator knows it."""
+    """Returns the instance profile of this name or ARN, or None."""
     return iam._instance_profiles.get(name.rpartition("/")[2])
 
 
@@ -298,7 +299,7 @@ def _groups_of(instance: dict[str, Any]) -> list[str]:
 
 
 def session_refusal(access_key: str, target: str, document: str, parameters: dict[str, Any]) -> str | None:
-    """Why who has this key gets no session that forwards a port to the database; None when it does."""
+    """Returns why the owner of the key gets no session that forwards to the database, or None if allowed."""
     with request_scope(ACCOUNT, REGION):
         return next(_refusals_of_session(access_key, target, document, parameters), None)
 
@@ -330,7 +331,7 @@ def _refusals_of_session(
 
 
 def _not_allowed(access_key: str, target: str, document: str) -> Iterator[str]:
-    """To start the session, the caller needs a right on the host and one on the document."""
+    """Yields the rights that the caller lacks: one on the host and one on the document are needed."""
     principal = iam_evaluator.resolve_principal(access_key, ACCOUNT)
     if isinstance(principal, iam_evaluator.AuthError):
         yield principal.message
@@ -343,7 +344,7 @@ def _not_allowed(access_key: str, target: str, document: str) -> Iterator[str]:
         f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/{target}",
         f"arn:aws:ssm:{REGION}:{owner}:document/{document}",
     ):
-        asked = EvalContext(
+        request = EvalContext(
             principal_arn=principal.arn,
             principal_type=principal.type,
             principal_account=ACCOUNT,
@@ -353,15 +354,18 @@ def _not_allowed(access_key: str, target: str, document: str) -> Iterator[str]:
             service_context=context,
             principal_keys=principal.keys,
         )
-        if principal.policies is not None and not _allows(asked, principal.policies, *principal.limits):
+        if principal.policies is not None and not _allows(request, principal.policies, *principal.limits):
             yield f"AccessDenied: {principal.arn} may not ssm:StartSession on {resource}"
 
 
 def _silent(host: dict[str, Any], service: str, actions: Iterable[str]) -> Iterator[str]:
-    """Why the agent of a host does not reach a service: its role, the endpoint, rules, the policy there."""
+    """Yields why the agent of a host cannot call a service.
+
+    It needs rights of its role, an endpoint, rules of security groups, and the policy of the endpoint.
+    """
     profile = _profile(host["IamInstanceProfile"]["Arn"])
     (role,) = profile["Roles"]
-    asked = [
+    requests = [
         EvalContext(
             principal_arn=f"arn:aws:sts::{ACCOUNT}:assumed-role/{role}/{host['InstanceId']}",
             principal_type="AssumedRole",
@@ -373,21 +377,21 @@ def _silent(host: dict[str, Any], service: str, actions: Iterable[str]) -> Itera
         for action in actions
     ]
     policies = iam_evaluator._gather_role_policies(role, ACCOUNT)
-    yield from (f"the role {role} may not {one.action}" for one in asked if not _allows(one, policies))
+    yield from (f"the role {role} may not {one.action}" for one in requests if not _allows(one, policies))
     name = f"com.amazonaws.{REGION}.{service}"
-    found = [
+    endpoints = [
         one for one in _private_endpoints() if (one["VpcId"], one["ServiceName"]) == (host["VpcId"], name)
     ]
-    if not found:
+    if not endpoints:
         yield f"{host['VpcId']} has no way to {service}"
         return
-    (endpoint,) = found
+    (endpoint,) = endpoints
     if not _lets(_groups_of(host), endpoint["SecurityGroupIds"], HTTPS):
         yield f"no rule lets {host['InstanceId']} connect to the endpoint of {service}"
-    for one in asked:
+    for one in requests:
         if iam_evaluator.evaluate_resource_policy(endpoint["PolicyDocument"], one).decision != "Allow":
             yield f"the endpoint of {service} does not let {one.action} through"
 
 
-def _allows(asked: EvalContext, policies: Any, *limits: Any) -> bool:
-    return bool(iam_evaluator.evaluate(asked, policies, *limits).decision == "Allow")
+def _allows(request: EvalContext, policies: Any, *limits: Any) -> bool:
+    return bool(iam_evaluator.evaluate(request, policies, *limits).decision == "Allow")

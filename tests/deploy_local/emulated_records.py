@@ -1,6 +1,6 @@
-"""What the emulator lacks of CloudTrail and AWS Backup in templates, and what either refuses.
+"""The resources of CloudTrail and AWS Backup that the emulator lacks, with the checks that AWS makes.
 
-A trail must be let at its bucket, and AWS Backup into its role: both look before they take them.
+CloudTrail checks that the bucket's policy lets it write. AWS Backup checks that the role trusts it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _create_trail(_logical_id: str, props: dict[str, Any], _stack: str) -> tuple
         ("s3:GetBucketAcl", f"arn:aws:s3:::{bucket}"),
         ("s3:PutObject", f"arn:aws:s3:::{bucket}/AWSLogs/{ACCOUNT}/CloudTrail/{REGION}/1.json.gz"),
     ):
-        asked = EvalContext(
+        request = EvalContext(
             principal_arn="",
             principal_type="Service",
             principal_account=ACCOUNT,
@@ -53,7 +53,7 @@ def _create_trail(_logical_id: str, props: dict[str, Any], _stack: str) -> tuple
         )
         policy = s3._bucket_policies.get(bucket)
         policy = policy.decode() if isinstance(policy, bytes) else policy
-        if iam_evaluator.evaluate_resource_policy(policy, asked, CLOUDTRAIL).decision != "Allow":
+        if iam_evaluator.evaluate_resource_policy(policy, request, CLOUDTRAIL).decision != "Allow":
             raise ValueError(f"InsufficientS3BucketPolicyException: {bucket} does not let {name} {action}")
     _answer(cloudtrail._create_trail(_body(props)))
     _select(props)
@@ -74,7 +74,7 @@ def _body(props: dict[str, Any]) -> dict[str, Any]:
 
 
 def _select(props: dict[str, Any]) -> None:
-    """Which events it logs, from now on."""
+    """Sets the events that the trail logs from now on, and starts it if `IsLogging` is set."""
     given = {"TrailName": props["TrailName"], "AdvancedEventSelectors": props["AdvancedEventSelectors"]}
     _answer(cloudtrail._put_event_selectors(given))
     if props["IsLogging"]:
@@ -98,7 +98,7 @@ def _delete_selection(name: str, _props: dict[str, Any]) -> None:
 
 
 def _answer(answer: Any) -> Any:
-    """The body of an answer of the emulator; raises ValueError when it is a refusal."""
+    """Returns the body of an answer of the emulator; raises ValueError when it is a refusal."""
     status, _, body = answer
     if status >= 400:
         raise ValueError(body.decode() if isinstance(body, bytes) else str(body))

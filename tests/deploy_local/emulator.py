@@ -1,7 +1,7 @@
-"""Starts the AWS emulator with what it lacks; run by the Python of the emulator's own environment.
+"""The program that starts the AWS emulator and adds what it lacks; it needs the emulator's environment.
 
-Types without behaviour that the run claims to prove get handlers that do nothing. The database cluster
-leads to the run's PostgreSQL. The rest is the emulator's.
+Resource types whose behaviour the run does not prove get handlers that do nothing. The database cluster
+leads to the run's PostgreSQL. The rest is the emulator's own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NEWEST_LABEL = "emr-7.13.0"
 
 SESSION_SECONDS = 3600.0
 RUNTIME_LIBRARIES = ("boto3", "botocore", "dateutil", "jmespath", "s3transfer", "six.py", "urllib3")
-"""What the Python runtime of Lambda has beside the standard library."""
+"""The packages that Lambda's Python runtime has beside the standard library."""
 
 NOTHING_TO_PROVE = {
     "AWS::ApplicationAutoScaling::ScalableTarget": {},
@@ -43,7 +43,7 @@ NOTHING_TO_PROVE = {
     "AWS::Budgets::Budget": {},
     "AWS::EC2::FlowLog": {"Id": "fl-{id}"},
 }
-"""Types that the emulator lacks, with their attributes."""
+"""Resource types that the emulator lacks and the run does not prove, with their attributes."""
 
 
 def main() -> None:
@@ -53,14 +53,14 @@ def main() -> None:
         "create": _create_application,
         "delete": _delete_application,
     }
-    _take_alarms_on_metric_math()
+    _accept_alarms_on_metric_math()
     emulated_cluster.lead_to_the_database()
     emulated_cluster.take_time_to_stop_and_start()
     emulated_network.make_strict()
     emulated_records.keep_records()
     _give_sessions_an_end()
     _name_resources_as_iam_does()
-    _tell_what_is_done_with_mappings()
+    _name_actions_on_mappings()
     _receive_whole_batches()
     _run_lambdas_with_their_own_libraries()
     _count_as_tls()
@@ -82,8 +82,8 @@ def _nothing(attributes: dict[str, str]) -> dict[str, Any]:
     return {"create": create, "update": update, "delete": lambda _id, _props: None}
 
 
-def _take_alarms_on_metric_math() -> None:
-    """The emulator refuses them; nobody raises alarms here."""
+def _accept_alarms_on_metric_math() -> None:
+    """Accepts alarms on metric math, which the emulator refuses. No alarm is raised in a run."""
     known, nothing = HANDLERS["AWS::CloudWatch::Alarm"], _nothing({"Arn": "arn:aws:cloudwatch:::alarm:{id}"})
 
     def create(logical_id: str, props: dict[str, Any], stack: str) -> Any:
@@ -128,7 +128,7 @@ def _delete_application(physical_id: str, _props: dict[str, Any]) -> None:
 
 
 def _give_sessions_an_end() -> None:
-    """Without one, no token of theirs opens the database."""
+    """Gives each lambda's session an expiry time, without which its tokens are refused by the database."""
     make = lambda_runtime.execution_credentials
 
     def made(config: dict[str, Any]) -> dict[str, str]:
@@ -142,20 +142,23 @@ def _give_sessions_an_end() -> None:
 
 
 def _name_resources_as_iam_does() -> None:
-    """Rules of the default bus without its name, and what is below a path by the path."""
+    """Names resources in ARNs like IAM: rules of the default bus without it, parameters by their path."""
     extract = iam_actions.extract_resource_arn
 
     def extracted(service: str, method: str, path: str, headers: Any, body: bytes, *given: Any) -> str:
-        found = str(extract(service, method, path, headers, body, *given))
-        if service == "ssm" and found == "*" and (below := json.loads(body or b"{}").get("Path")):
+        arn = str(extract(service, method, path, headers, body, *given))
+        if service == "ssm" and arn == "*" and (below := json.loads(body or b"{}").get("Path")):
             return f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter{below}"
-        return found.replace(":rule/default/", ":rule/") if service == "events" else found
+        return arn.replace(":rule/default/", ":rule/") if service == "events" else arn
 
     iam_actions.extract_resource_arn = extracted
 
 
-def _tell_what_is_done_with_mappings() -> None:
-    """One mapping's requests have actions of their own; the emulator knows those of the list alone."""
+def _name_actions_on_mappings() -> None:
+    """Gives requests on one event source mapping their own IAM actions.
+
+    The emulator has actions only for requests on the list of mappings.
+    """
     known = iam_actions._lambda_action
     verbs = {"GET": "Get", "PUT": "Update", "DELETE": "Delete"}
 
@@ -168,7 +171,7 @@ def _tell_what_is_done_with_mappings() -> None:
 
 
 def _receive_whole_batches() -> None:
-    """As many as the mapping's batch size says; the emulator stops at ten."""
+    """Receives up to the mapping's batch size of messages at once; the emulator stops at ten."""
 
     def receive(queue_url: str, number: int) -> list[dict[str, Any]]:
         with sqs._queues_lock:
@@ -182,10 +185,11 @@ def _receive_whole_batches() -> None:
 
 
 def _let_visibility_timeouts_pass() -> int:
-    """Messages that wait to be received again are received now, and are as much older; returns how many.
+    """Makes hidden messages visible now, and returns their number.
 
-    So is the desired state, by whose age the pause lambda knows for how long nothing was scheduled.
-    0 while a lambda works: what it works on must stay hidden.
+    The messages, and the parameters in SSM, become older by the time that was skipped: the pause lambda
+    measures by the age of the desired state for how long nothing was scheduled. While a lambda works, it does
+    nothing and returns 0, because the messages in work must stay hidden.
     """
     count, longest, now = 0, 0.0, time.time()
     if lambda_svc._esm_inflight:
@@ -203,16 +207,16 @@ def _let_visibility_timeouts_pass() -> int:
     return count
 
 
-def _let_schedule_come(rule: str) -> None:
-    """If the rule is enabled, its targets are called now."""
-    for key, found in list(eventbridge._rules._data.items()):
-        if found["Name"] == rule:
+def _fire_rule(rule: str) -> None:
+    """Calls the targets of a rule now, if the rule is enabled."""
+    for key, known in list(eventbridge._rules._data.items()):
+        if known["Name"] == rule:
             eventbridge._rule_last_fired[key] = 0.0
     eventbridge._tick_scheduled_rules()
 
 
 def _run_lambdas_with_their_own_libraries() -> None:
-    """A Python with the standard library and boto3: what a package forgets is missing, as on AWS."""
+    """Runs lambdas with the libraries of Lambda's runtime only, so that a package must contain all others."""
     libraries = RUN / "lambda-runtime"
     libraries.mkdir()
     installed = Path(boto3.__file__).parents[1]
@@ -232,48 +236,48 @@ def _run_lambdas_with_their_own_libraries() -> None:
 
 
 def _count_as_tls() -> None:
-    """Or the buckets' policies, which the emulator enforces, refused what comes over loopback."""
+    """Treats requests over loopback as TLS, which the policies of the buckets demand."""
     pin = app.pin_request_origin
     app.pin_request_origin = lambda address, _secure: pin(address, True)
 
 
 def _end_with_the_run() -> None:
-    """Also when it was killed."""
+    """Kills this process group when the parent process ends, even if the parent was killed."""
     parent = os.getppid()
     while os.getppid() == parent:
         time.sleep(1)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _tell_rules(event: dict[str, Any]) -> int:
-    """An event of AWS itself, which nobody else may put."""
+def _put_event_of_aws(event: dict[str, Any]) -> int:
+    """Puts an event of AWS itself, which callers of the emulator may not put. Returns the refused count."""
     with request_scope(ACCOUNT, REGION):
         _, _, body = eventbridge._put_events({"Entries": [event]}, allow_aws_source=True)
     return int(json.loads(body)["FailedEntryCount"])
 
 
-# ------------------------------------------------------------------ what the run asks of this process
+# ------------------------------------------------------------------ the control port for the run
 
 
 class _Control(BaseHTTPRequestHandler):
-    """Beside the emulator's own port: who may log in to the database, and time that passes."""
+    """The control port, beside the emulator's own port, by which the run checks logins and moves time."""
 
     def do_POST(self) -> None:
-        given = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
         if self.path == "/login":
-            self._answer({"refusal": emulated_cluster.refusal(given["user"], given["token"])})
+            self._answer({"refusal": emulated_cluster.refusal(request["user"], request["token"])})
         elif self.path == "/time":
             self._answer({"messages": _let_visibility_timeouts_pass()})
         elif self.path == "/schedule":
-            self._answer({"called": _let_schedule_come(given["rule"])})
+            self._answer({"called": _fire_rule(request["rule"])})
         elif self.path == "/event":
-            self._answer({"refused": _tell_rules(given)})
+            self._answer({"refused": _put_event_of_aws(request)})
         elif self.path == "/cluster":
             self._answer(emulated_cluster.described())
         elif self.path == "/images":
             self._answer(emulated_network.publish_images())
         elif self.path == "/session":
-            self._answer({"refusal": emulated_network.session_refusal(**given)})
+            self._answer({"refusal": emulated_network.session_refusal(**request)})
 
     def _answer(self, content: dict[str, Any]) -> None:
         body = json.dumps(content).encode()

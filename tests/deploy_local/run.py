@@ -1,4 +1,4 @@
-"""The run, step by step; each says what it came to, and how long it took."""
+"""The run, step by step. Each step prints its result and how long it took."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INSTANCE = "local"
 
 
 class Run:
-    """`all()` is the run; whatever happens, nothing but the logs of a failure outlives it."""
+    """The run, which `all()` executes. However it ends, it leaves nothing but the logs of a failure."""
 
     def __init__(self, say: Callable[[str], None], *, keep_logs: bool = False) -> None:
         self._say = say
@@ -41,7 +41,7 @@ class Run:
         self._reader: dict[str, str] = {}
 
     def all(self) -> None:
-        """Raises RunFailed, whose message has the step, the fault and the place of the logs."""
+        """Runs all steps. Raises RunFailed with the step, the fault and the folder of the logs."""
         work = Path(tempfile.mkdtemp(prefix=FOLDER))
         logs = work / "logs"
         logs.mkdir()
@@ -64,14 +64,14 @@ class Run:
     def step(self, name: str, do: Callable[[], object]) -> object:
         began = time.monotonic()
         try:
-            came_to = do()
+            result = do()
         except BaseException:
             self._failed = name
             raise
         took, since = time.monotonic() - began, time.monotonic() - self._began
-        more = f": {came_to}" if isinstance(came_to, str) else ""
+        more = f": {result}" if isinstance(result, str) else ""
         self._say(f"[{since:5.0f} s] {name}{more} ({took:.1f} s)")
-        return came_to
+        return result
 
     def _in(self, work: Path, logs: Path) -> None:
         self.step("install the emulator", lambda: packages.install_emulator(logs))
@@ -115,8 +115,8 @@ class Run:
         people.leave(cloud)
 
     def _commits(self, cloud: Cloud, instance: Instance, resources: Resources) -> None:
-        told = resources.commit
-        assert told is not None
+        commit = resources.commit
+        assert commit is not None
         expected = commits.Expected()
 
         def good() -> str:
@@ -125,17 +125,17 @@ class Run:
             return f"{count} messages"
 
         def bad() -> str:
-            count = commits.send_bad(cloud, instance, told, expected)
+            count = commits.send_bad(cloud, instance, commit, expected)
             commits.wait_until_applied(cloud, instance, expected)
             return f"{count} messages"
 
         self.step("the lambda applies commit requests", good)
         self.step("the lambda refuses bad ones", bad)
         self.step("tables and statuses are right", lambda: commits.check(instance, expected))
-        self.step("dead letters", lambda: commits.wait_for_dead_letters(cloud, told, expected))
+        self.step("dead letters", lambda: commits.wait_for_dead_letters(cloud, commit, expected))
         self.step(
             "dormouse dead-letters --send-again",
-            lambda: commits.send_again(cloud, instance, told, expected, self._operator),
+            lambda: commits.send_again(cloud, instance, commit, expected, self._operator),
         )
         self.step("ingest rows through the queue", lambda: operations.ingest(instance))
 
@@ -160,15 +160,15 @@ class Run:
         deploy = partial(operations.deploy_awake, cloud, *_app(cloud))
         self.step("cdk deploy of what was refused", deploy)
         again = partial(access.open_session, cloud, self._reader, self._operator)
-        self.step("dormouse access, resumed", again)  # and no table is read: the schema is of tomorrow
+        self.step("dormouse access, resumed", again)  # reads no table, as the schema is newer now
 
     def _status(self, cloud: Cloud, wanted: str) -> str:
-        found = json.loads(cloud.dormouse("status", "--instance", INSTANCE, "--json", **self._operator))
+        status = json.loads(cloud.dormouse("status", "--instance", INSTANCE, "--json", **self._operator))
         access = "asleep" if wanted == "paused" else "running"
-        if not str(found["summary"]).startswith(wanted) or found["access"] != access:
-            said = f"it says {found['summary']!r}, and of the host for access {found['access']}"
+        if not str(status["summary"]).startswith(wanted) or status["access"] != access:
+            said = f"it says {status['summary']!r}, and the host for access is {status['access']}"
             raise RunFailed(f"{said}, not {wanted} and {access}")
-        return str(found["summary"])
+        return str(status["summary"])
 
 
 def _app(cloud: Cloud) -> tuple[str, ...]:
@@ -177,7 +177,7 @@ def _app(cloud: Cloud) -> tuple[str, ...]:
 
 
 def _refused(cloud: Cloud) -> str:
-    """With placeholders there is something to look at, and no stack is made."""
+    """Checks that without built packages `cdk diff` works with placeholders and `cdk deploy` is refused."""
     built, away = cloud.work / "checkout" / "build", cloud.work / "built"
     built.rename(away)
     cloud.cdk("diff", *_app(cloud))
@@ -188,7 +188,7 @@ def _refused(cloud: Cloud) -> str:
     stacks = [one["StackName"] for one in cloud.client("cloudformation").describe_stacks()["Stacks"]]
     if stacks != ["CDKToolkit"]:
         raise RunFailed(f"it made {', '.join(stacks)}")
-    return "the one shows all, the other is refused"
+    return "diff shows all stacks, deploy is refused"
 
 
 def _deploy(cloud: Cloud) -> str:
@@ -201,7 +201,7 @@ def _deploy(cloud: Cloud) -> str:
 
 
 def _diff(cloud: Cloud) -> str:
-    """Of what the app synthesizes anew."""
+    """Checks that a new synthesis differs in no stack from what was deployed."""
     code, said = cloud.cdk("diff", "--fail", *_app(cloud), accept=(0, 1))
     if code or "Number of stacks with differences: 0" not in said:
         raise RunFailed(f"it is not empty right after the deploy: {sign(said)}")
@@ -209,17 +209,17 @@ def _diff(cloud: Cloud) -> str:
 
 
 def _destroy(cloud: Cloud) -> str:
-    # What was deployed, which is not what the app of cdk.json makes.
+    # The deployed assembly: the app that cdk.json names would make another one.
     app = str(cloud.work / "cdk.out")
     cloud.dormouse("destroy", "--config", str(cloud.work / "local.toml"), "--yes", CDK_APP=app)
     left = [one["StackName"] for one in cloud.client("cloudformation").describe_stacks()["Stacks"]]
     if left != ["CDKToolkit"]:
         raise RunFailed(f"stacks are left: {', '.join(left)}")
-    return "all stacks are gone"
+    return "all stacks are deleted"
 
 
 def _opened(cloud: Cloud, deployed: DeployedInstance) -> Instance:
-    """As somebody with the environment of `dormouse env`, who trusts the run's certificates."""
+    """Opens the instance with the environment of `dormouse env`, trusting the run's certificates."""
     variables = environment(deployed, "dormouse_owner")
     dsn = f"{variables.pop('DORMOUSE_DSN')}&sslrootcert={cloud.database.certificates}"
     os.environ.update(variables)

@@ -1,4 +1,4 @@
-"""Who may not log in to the database does not: the checks of TLS and tokens are seen to refuse."""
+"""Logins that the database must refuse, which prove the checks of TLS and tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.aws import DeployedInstance
 
 
 def check_refused(cloud: Cloud, deployed: DeployedInstance) -> str:
-    """The name of each attempt that got in is in the RunFailed."""
+    """Tries each login that must be refused. Raises RunFailed with the names of those that succeed."""
     dsn = environment(deployed, "dormouse_run")["DORMOUSE_DSN"]
     trusting = f"{dsn}&sslrootcert={cloud.database.certificates}"
     owners = trusting.replace("dormouse_run@", "dormouse_owner@")
@@ -31,8 +31,8 @@ def check_refused(cloud: Cloud, deployed: DeployedInstance) -> str:
             _with_token(trusting.replace("dormouse_run@", "dormouse_schema@"))
         ),
     }
-    _connect(_with_token(trusting)).close()  # and one that may
-    got_in = [who for who, attempt in tries.items() if _gets_in(attempt)]
+    _connect(_with_token(trusting)).close()  # a valid login succeeds
+    got_in = [name for name, attempt in tries.items() if _gets_in(attempt)]
     if got_in:
         raise RunFailed(f"the database let in {', '.join(got_in)}")
     return f"{len(tries)} kinds"

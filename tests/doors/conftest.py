@@ -1,4 +1,4 @@
-"""One instance with standard tables, which all tests of the doors read."""
+"""Fixtures for tests of the doors: one instance with standard tables, and the doors to it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DELAYS = [None, 0.0, -0.0, 1.5, float("nan"), float("inf"), -float("inf"), -3.25
 
 
 def rows_of(first: int, count: int) -> pa.Table:
-    """Rows with each odd value that a column can have."""
+    """Returns rows with all odd values that the columns can have."""
     rows = [
         {
             "carrier": ("AA", "DL", "UA", 'Ü"x')[n % 4],
@@ -59,7 +59,7 @@ def rows_of(first: int, count: int) -> pa.Table:
 def house(
     new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[House]:
-    """The instance of all tests of the doors: `flights`, the keyed `prices`, the row table `staff`."""
+    """The shared instance, with the table `flights`, the keyed table `prices` and the row table `staff`."""
     folder = tmp_path_factory.mktemp("doors")
     dsn, objects = new_database(template_database), (folder / "objects").as_uri()
     with dm.connect(dsn, objects) as instance:
@@ -90,14 +90,14 @@ def house(
 
 @pytest.fixture
 def environment(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variables by which the command line and the lambdas find the instance."""
+    """Sets the variables by which the command line and the lambdas find the instance."""
     for name, value in DatabaseEnvironment.variables(dsn=house.dsn, objects=house.objects).items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
 def doors(house: House, cli: Callable[..., tuple[int, str, str]], environment: None) -> dict[str, Door]:
-    """All doors that need no Spark."""
+    """All doors that need no Spark, by name."""
     found: list[Door] = [
         Python(house), Remote(house), Http(house), Job(house), CommandLine(house, cli), Lambdas(house),
     ]  # fmt: skip
@@ -108,5 +108,5 @@ def doors(house: House, cli: Callable[..., tuple[int, str, str]], environment: N
 def table_doors(
     house: House, cli: Callable[..., tuple[int, str, str]], environment: None
 ) -> tuple[TablesInPython, TablesByCommand, Lambdas]:
-    """The doors that change what a table is."""
+    """The doors that create, alter and drop tables."""
     return TablesInPython(house), TablesByCommand(house, cli), Lambdas(house)

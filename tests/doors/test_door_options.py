@@ -1,4 +1,4 @@
-"""Each option of a verb is found at every door that is not made of its request alone."""
+"""Options of verbs, each of which every door has whose options are written by hand."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from tests.support.verbs import VERBS, fields_of
 Options = Iterable[str]
 
 OF_THIS_PROCESS = {"interruption", "sessions", "progress", "waiting", "changed_by"}
-"""Callables, and who makes a change: a door that is further away knows by itself."""
+"""Options of the process that runs a verb: callables, and the user, which other doors know."""
 PLACES = {"self", "table", "instance", "dsn", "objects"}
-"""How a door names the table."""
+"""Options that name the table or its instance."""
 OF_ONE_DOOR = {
     "yes", "format", "output", "explain", "create", "key", "sort_key", "key_row_number", "as_json", "debug",
     "split_bytes", "metadata", "max_rows_per_batch", "changes_after", "changes_till", "count", "consumer",
     "from_", "region", "profile", "help", "data", "file", "path",
 }  # fmt: skip
-"""How a door asks, reads, writes and pages, and what only it can, like a table that is made on the way."""
+"""Options that only one door has: for prompts, files, output, paging, or creating a table on the way."""
 
 OF_CSV = dict.fromkeys(TextFormat.model_fields, "how")
 OF_DATA = dict.fromkeys(("paths", "frame", "type", *TextFormat.model_fields), "data")
@@ -45,7 +45,7 @@ OTHERWISE: dict[str, dict[str, str]] = {
     "delete": {"all": "where"},
     "rows upload": OF_CSV,
 }
-"""Options that a door calls otherwise than the request, by verb."""
+"""Options whose name at a door differs from that in the request, by verb."""
 
 PYTHON: dict[str, Callable[..., Any]] = {
     "query": Table.query,
@@ -73,9 +73,9 @@ CLIENT: dict[str, Callable[..., Any]] = {
     "rows upload": RemoteRowTable.upload_csv,
 }
 NOT_COMMANDS = {"plan", "plan_sql", "index rows", "index row columns"}
-"""A plan is an option of a query; indexes are made by jobs."""
+"""Verbs without a command: a plan is an option of `query`, and jobs make indexes."""
 WRITTEN_OUT = {"rows create", "table create", "table show", "table list"}
-"""Commands that write a request in words of their own, such as columns one by one."""
+"""Commands that build the request from options of their own, such as one option for each column."""
 
 
 def python(method: Callable[..., Any]) -> Options:
@@ -116,7 +116,7 @@ def doors(verb: str) -> Iterator[tuple[str, Options]]:
 
 
 def named(verb: str, options: Options) -> set[str]:
-    """Returns the options by the names that the request has, but for those that name the table."""
+    """Returns the options by their names in the request, without those that name the table."""
     names = OTHERWISE.get(verb, {})
     return {names.get(name, name) for name in options if name in names or name not in PLACES} - OF_ONE_DOOR
 
@@ -125,7 +125,7 @@ def named(verb: str, options: Options) -> set[str]:
 def test_a_door_has_every_option(verb: str, door: str, options: Options) -> None:
     wanted = named(verb, fields_of(VERBS[verb].request))
     if "park" in door:
-        wanted -= {"engine"}  # it is Spark
+        wanted -= {"engine"}  # the engine of this door is Spark
     assert named(verb, options) - OF_THIS_PROCESS == wanted
 
 
@@ -137,7 +137,7 @@ def test_a_door_has_every_option(verb: str, door: str, options: Options) -> None
         ("count", Table.count, python(RemoteTable.count)),
     ],
 )
-def test_a_door_of_what_is_no_verb_has_every_option(
+def test_a_door_to_a_method_without_a_verb_has_every_option(
     verb: str, method: Callable[..., Any], options: Options
 ) -> None:
     assert named(verb, options) == named(verb, python(method)) - OF_THIS_PROCESS

@@ -1,4 +1,4 @@
-"""Payloads are kept, found and deleted the same through Python, the client, HTTP and the command line."""
+"""Payloads stored, read and deleted with the same results through Python, the client, HTTP and commands."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.every_door import CommandLine, Door, Failed, House, Http, Python, Rem
 Key = tuple[str, str, datetime, str]
 NOON = datetime(2026, 3, 5, 12, tzinfo=UTC)
 GONE = datetime(2001, 1, 1, tzinfo=UTC)
-"""A moment of a day that was dropped."""
+"""A time of a day whose payloads were dropped."""
 
 _numbers = itertools.count(1)
 
 
 class _ByStore(Door):
-    """The calls that `PayloadStore` and the client share."""
+    """A door whose methods `PayloadStore` and the client share."""
 
     payloads: Any
 
@@ -47,7 +47,7 @@ class _ByStore(Door):
 
 
 class PayloadsInPython(_ByStore, Python):
-    """`Instance.payloads`."""
+    """The door `Instance.payloads`."""
 
     @property
     def payloads(self) -> Any:
@@ -55,7 +55,7 @@ class PayloadsInPython(_ByStore, Python):
 
 
 class PayloadsByClient(_ByStore, Remote):
-    """`Client.payloads`."""
+    """The door `Client.payloads`."""
 
     @property
     def payloads(self) -> Any:
@@ -63,7 +63,7 @@ class PayloadsByClient(_ByStore, Remote):
 
 
 class PayloadsByHttp(Http):
-    """`/v1/payloads`."""
+    """The door `/v1/payloads`."""
 
     def put(self, key: Key, content: Any) -> Any:
         return self._none(
@@ -93,7 +93,7 @@ class PayloadsByHttp(Http):
 
 
 class PayloadsByCommand(CommandLine):
-    """`dormouse payloads …`."""
+    """The door `dormouse payloads …`."""
 
     def put(self, key: Key, content: Any) -> Any:
         path = self.house.put("payload.json", json.dumps(content).encode())
@@ -106,21 +106,21 @@ class PayloadsByCommand(CommandLine):
 
 @pytest.fixture
 def payload_doors(house: House, cli: Callable[..., tuple[int, str, str]], environment: None) -> list[Any]:
-    """The doors to payloads: Python first, last the command line, which keeps and gives one at a time."""
+    """The doors to payloads. Python is first; the command line is last and handles one payload at a time."""
     by_command = PayloadsByCommand(house, cli)
     return [PayloadsInPython(house), PayloadsByClient(house), PayloadsByHttp(house), by_command]
 
 
 @pytest.fixture(scope="module")
 def dropped_day(house: House) -> None:
-    """The payloads of a day that is long over are dropped."""
+    """Stores a payload of a past day and drops that day."""
     house.instance.payloads.put("acme", "old", GONE, "request", {"old": True})
     dropped, _ = house.instance.payloads.expire(date(2001, 1, 2))
     assert GONE.date() in dropped
 
 
 def new_key(kind: str = "request", at: datetime = NOON) -> Key:
-    """Returns a key that no payload has."""
+    """Returns an unused key."""
     return "ac/me ü", f"id {next(_numbers)}", at, kind
 
 
@@ -147,7 +147,7 @@ KEYS: list[tuple[Key, str]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("content", CONTENTS, ids=repr)
-def test_what_one_door_keeps_every_door_gives(payload_doors: list[Any], content: Any) -> None:
+def test_every_door_reads_what_any_door_stored(payload_doors: list[Any], content: Any) -> None:
     for door in payload_doors:
         key = new_key()
         assert door.ask("put", key=key, content=content) is None, type(door).__name__
@@ -156,7 +156,7 @@ def test_what_one_door_keeps_every_door_gives(payload_doors: list[Any], content:
 
 
 @pytest.mark.slow
-def test_a_payload_takes_the_place_of_the_one_before(payload_doors: list[Any]) -> None:
+def test_a_payload_replaces_the_one_with_its_key(payload_doors: list[Any]) -> None:
     key = new_key()
     for number, door in enumerate(payload_doors):
         assert door.ask("put", key=key, content=number) is None
@@ -170,7 +170,7 @@ def test_a_time_is_the_same_key_in_every_zone(payload_doors: list[Any]) -> None:
         assert door.ask("get", key=(*key[:2], NOON, key[3])) == 1, type(door).__name__
 
 
-def test_a_deleted_payload_is_nowhere(payload_doors: list[Any]) -> None:
+def test_no_door_finds_a_deleted_payload(payload_doors: list[Any]) -> None:
     for door in payload_doors[:3]:
         key = new_key()
         payload_doors[0].ask("put", key=key, content=1)
@@ -182,20 +182,22 @@ def test_a_deleted_payload_is_nowhere(payload_doors: list[Any]) -> None:
             assert reader.ask("get", key=key) == expected, type(reader).__name__
 
 
-def test_many_are_kept_and_found_alike(payload_doors: list[Any], dropped_day: None) -> None:
+def test_many_payloads_are_stored_and_read_alike_by_every_door(
+    payload_doors: list[Any], dropped_day: None
+) -> None:
     many = payload_doors[:3]
     for door in many:
         first, second, missing = (new_key() for _ in range(3))
         assert door.ask("put_many", payloads=[(first, 1), (second, {"n": 2}), (first, 3)]) is None
-        asked = [first, second, missing, ("acme", "old", GONE, "request")]
-        expected = many[0].ask("get_many", keys=asked)
+        keys = [first, second, missing, ("acme", "old", GONE, "request")]
+        expected = many[0].ask("get_many", keys=keys)
         assert expected[:2] == [3, {"n": 2}]
         assert [one.error for one in expected[2:]] == ["PayloadNotFound", "PayloadExpired"]
         for reader in many:
-            assert reader.ask("get_many", keys=asked) == expected, type(reader).__name__
+            assert reader.ask("get_many", keys=keys) == expected, type(reader).__name__
 
 
-def test_many_are_kept_all_or_none(payload_doors: list[Any], dropped_day: None) -> None:
+def test_of_many_payloads_all_or_none_are_stored(payload_doors: list[Any], dropped_day: None) -> None:
     for door in payload_doors[:3]:
         key = new_key()
         failed = door.ask("put_many", payloads=[(key, 1), (("acme", "x", GONE, "request"), 2)])

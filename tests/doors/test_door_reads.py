@@ -1,4 +1,4 @@
-"""What is read is the same through every door, and so is what is refused."""
+"""Reads give the same answer, or the same error, through every door."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 def label(case: Any) -> str:
-    """Returns the verb; pytest numbers equal ones."""
+    """Returns the verb as the id of a case; pytest adds numbers to equal ids."""
     return str(case) if isinstance(case, str) else ""
 
 
@@ -100,7 +100,7 @@ def test_every_door_gives_the_same_answer(doors: dict[str, Door], verb: str, how
 
 
 @pytest.mark.parametrize(("verb", "how", "error"), REFUSED, ids=label)
-def test_every_door_refuses_the_same(
+def test_every_door_refuses_the_same_request(
     doors: dict[str, Door], verb: str, how: dict[str, Any], error: str
 ) -> None:
     expected = doors["Python"].ask(verb, **how)

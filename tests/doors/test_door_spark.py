@@ -1,4 +1,4 @@
-"""Spark reads and writes what every door does, and refuses the same."""
+"""Reads, writes and errors through Spark, the same as through every door."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def test_spark_gives_the_same_answer(door: Door, python: Door, verb: str, how: d
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("verb", "how", "error"), REFUSED[::-1])
-def test_spark_refuses_the_same(door: Door, python: Door, verb: str, how: dict[str, Any], error: str) -> None:
+def test_spark_refuses_the_same_request(
+    door: Door, python: Door, verb: str, how: dict[str, Any], error: str
+) -> None:
     failed = door.ask(verb, **how)
     assert isinstance(failed, Failed) and failed.error == error, failed
     if error != "InvalidInput":
@@ -66,7 +68,7 @@ def test_spark_adds_the_same_rows(
 
 
 @pytest.mark.slow
-def test_spark_gives_no_rows_of_a_damaged_file_if_it_verifies(door: Spark, python: Python) -> None:
+def test_spark_returns_no_rows_of_a_damaged_file_with_verify(door: Spark, python: Python) -> None:
     table = door.house.instance.create_table("damaged", test_door_writes.SCHEMA)
     table.ingest([{"k": k, "v": f"value {k % 17}"} for k in range(300)])
     path = damage(table)
@@ -81,7 +83,7 @@ def test_spark_gives_no_rows_of_a_damaged_file_if_it_verifies(door: Spark, pytho
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("verb", "how"), ON_SPARK)
-def test_a_job_works_on_spark_as_a_call_does(
+def test_a_job_on_spark_gives_the_same_report_as_a_call(
     spark: SparkSession, house: House, python: Python, verb: str, how: dict[str, Any]
 ) -> None:
     make = test_door_writes.plain_table

@@ -1,4 +1,4 @@
-"""Tables are made, changed and dropped the same by Python, the command line and the lambdas."""
+"""Tables created, changed and dropped with the same results by Python, commands and lambdas."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MADE: list[dict[str, Any]] = [
 
 
 def state(house: House, name: str) -> Any:
-    """Returns what a table is: columns, properties, layout and rows; None when there is none."""
+    """Returns the columns, properties, layout, leaves and rows of a table, or None if it does not exist."""
     try:
         table = house.instance.table(name)
     except TableNotFound:
@@ -67,7 +67,7 @@ def state(house: House, name: str) -> Any:
 
 
 def done_by(door: Door, verb: str, how: dict[str, Any]) -> tuple[Any, Any]:
-    """Returns the answer of a verb on a table of its own, and what the table is then."""
+    """Runs a verb on a new table; returns the answer and the table's state."""
     name = f"shaped_{next(_numbers)}"
     door.house.instance.create_table(name, SCHEMA).ingest(ROWS)
     answer = plain(door.ask(verb, table=name, **how), name)
@@ -84,11 +84,13 @@ def plain(answer: Any, name: str) -> Any:
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("verb", "how"), CHANGES)
 def test_every_door_changes_a_table_alike(table_doors: TableDoors, verb: str, how: dict[str, Any]) -> None:
-    (nothing, expected), (said, then), (answer, last) = (done_by(door, verb, how) for door in table_doors)
+    (nothing, expected), (command, second), (answer, third) = (
+        done_by(door, verb, how) for door in table_doors
+    )
     assert nothing is None
-    assert not isinstance(said, Failed), said
-    assert (then, last) == (expected, expected)
-    assert said == answer
+    assert not isinstance(command, Failed), command
+    assert (second, third) == (expected, expected)
+    assert command == answer
 
 
 @pytest.mark.parametrize(("verb", "how", "error"), REFUSED)
@@ -120,7 +122,7 @@ def test_every_door_makes_the_same_table(table_doors: TableDoors, how: dict[str,
 
 
 @pytest.mark.slow
-def test_a_rename_is_seen_through_every_door(table_doors: TableDoors) -> None:
+def test_every_door_sees_a_rename(table_doors: TableDoors) -> None:
     for door in table_doors:
         old, new = (f"named_{next(_numbers)}" for _ in range(2))
         door.house.instance.create_table(old, SCHEMA)
@@ -129,8 +131,8 @@ def test_a_rename_is_seen_through_every_door(table_doors: TableDoors) -> None:
             assert new in other.ask("tables") and old not in other.ask("tables")
 
 
-def test_a_table_is_described_alike(table_doors: TableDoors) -> None:
+def test_a_command_and_a_lambda_describe_a_table_alike(table_doors: TableDoors) -> None:
     _, command, lambdas = table_doors
-    said = command.ask("describe", table="flights")
-    assert not isinstance(said, Failed) and said["row_count"] > 0
-    assert said == lambdas.ask("describe", table="flights")
+    described = command.ask("describe", table="flights")
+    assert not isinstance(described, Failed) and described["row_count"] > 0
+    assert described == lambdas.ask("describe", table="flights")

@@ -1,4 +1,4 @@
-"""What is changed is the same through every door: the report, and the rows that are there then."""
+"""Changes give the same report, and leave the same rows, through every door."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ REFUSED: list[tuple[Make, str, dict[str, Any], str]] = [
 
 
 def label(case: Any) -> str:
-    """Returns the verb; pytest numbers equal ones."""
+    """Returns the verb as the id of a case; pytest adds numbers to equal ids."""
     return str(case) if isinstance(case, str) else ""
 
 
 def done_by(door: Door, make: Make, verb: str, how: dict[str, Any]) -> tuple[Any, Any]:
-    """Returns the answer of a verb on a table of its own, and the table's rows then."""
+    """Runs a verb on a new table; returns the answer and the table's rows."""
     number = uuid4().hex[:12]
     name = f"own_{number}"
     make(door.house, name)
@@ -104,7 +104,7 @@ def done_by(door: Door, make: Make, verb: str, how: dict[str, Any]) -> tuple[Any
         how = {**how, "name": f"{number}-{how['name']}"}
     answer = door.ask(verb, table=name, **how)
     if isinstance(answer, Failed):
-        # a job reads objects below incoming/, and the others files of a folder
+        # a job reads objects below incoming/, other doors read files of a folder
         text = re.sub(rf"(file|object) '(incoming/|{door.house.folder}/)?{number}-", "file '", answer.text)
         answer = Failed(text.replace(name, "TABLE"), answer.error)
     rows = of_arrow(door.house.instance.table(name).query())
@@ -132,7 +132,7 @@ def test_every_door_refuses_the_same_change(
         if hasattr(door, verb):
             failed, then = done_by(door, make, verb, how)
             assert isinstance(failed, Failed), name
-            # a door that was sent a file does not know its place
+            # a door that gets the file's content does not know its path
             sent = expected.text.replace(f"file {str(door.house.folder / 'upload.csv')!r}", "the file")
             assert failed.text in (expected.text, sent), name
             assert then == rows, name
@@ -141,10 +141,10 @@ def test_every_door_refuses_the_same_change(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("verb", "how"), WAITING, ids=label)
-def test_every_door_waits_for_a_lock_as_long_as_it_was_asked_to(
+def test_every_door_waits_for_a_lock_for_the_given_time(
     doors: dict[str, Door], verb: str, how: dict[str, Any]
 ) -> None:
-    """By default a command waits for a minute, and a job for hours."""
+    """Sets the time, because the default is a minute for a command and hours for a job."""
     with_verb = {name: door for name, door in doors.items() if hasattr(door, verb)}
     assert {"Python", "Remote", "CommandLine"} <= with_verb.keys()
     for name, door in with_verb.items():

@@ -1,4 +1,4 @@
-"""An adoption waits for deletions that are under way, and keeps what was known: there is a way back."""
+"""Adoptions: an adoption waits for running deletions, and keeps files that the other timeline needs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ with dm.connect(sys.argv[1], sys.argv[2]) as instance:
     instance.table("t").compact()
     instance.table("t").collect_garbage()
 """
-"""Frozen between the question whether it owns the store, and the deletion."""
+"""A process that stops itself after it has checked that it owns the store, and before it deletes."""
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def copy(dsn: str, url: str, copied: Callable[[], str]) -> str:
-    """Copies a database whose table has two files, which the original can compact; returns the copy's DSN."""
+    """Copies a database whose table has two files that the original can compact; returns the copy's DSN."""
     with dm.connect(dsn, url) as instance:
         instance.create_table("t", SCHEMA, properties=PROMPT)
         for key in (1, 2):
@@ -77,7 +77,7 @@ def keys(instance: Instance) -> list[int]:
     return sorted(instance.table("t").query().read_all()["key"].to_pylist())
 
 
-def missing(instance: Instance) -> list[str]:
+def problems_here(instance: Instance) -> list[str]:
     """Returns the problems that a check finds, without objects of the other timeline."""
     found = instance.check(deep=True).problems
     return [str(problem) for problem in found if problem.kind != "object_unknown"]
@@ -89,7 +89,7 @@ def data(url: str) -> set[str]:
 
 @contextmanager
 def frozen(dsn: str, url: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the owner, once it is; it goes on at the end, if it lives."""
+    """Yields a process of the owner once it has stopped itself, and kills it at the end."""
     with subprocess.Popen([sys.executable, "-c", FROZEN, dsn, url], stderr=subprocess.DEVNULL) as process:
         try:
             _, status = os.waitpid(process.pid, os.WUNTRACED)
@@ -100,18 +100,18 @@ def frozen(dsn: str, url: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.slow
-def test_a_deletion_that_was_begun_is_waited_for(dsn: str, url: str, copy: str) -> None:
-    """It would delete what the adopted database refers to, at any time."""
-    told: list[str] = []
+def test_an_adoption_waits_for_a_running_deletion(dsn: str, url: str, copy: str) -> None:
+    """A running deletion could delete files of the adopted database at any time."""
+    reported: list[str] = []
     with frozen(dsn, url) as process:
         before = data(url)
         with dm.connect(copy, url) as instance:
             for _ in range(2):
                 with pytest.raises(InstanceLocked, match=rf"process {process.pid} on host .*--force"):
-                    instance.adopt(wait_seconds=0.3, tell=told.append)
+                    instance.adopt(wait_seconds=0.3, tell=reported.append)
                 with pytest.raises(InstanceIsACopy):
                     add(instance, 3)
-        assert str(process.pid) in told[0]
+        assert str(process.pid) in reported[0]
         with (
             dm.connect(copy, url) as instance,
             pytest.raises(InstanceIsACopy, match=r"adoption .* has begun"),
@@ -122,19 +122,19 @@ def test_a_deletion_that_was_begun_is_waited_for(dsn: str, url: str, copy: str) 
         assert data(url) == before
         process.kill()
         process.wait()
-        with dm.connect(copy, url) as instance:  # what is intended is completed
+        with dm.connect(copy, url) as instance:  # the second `connect` completes the announced adoption
             assert instance.refusal is None
-            assert instance.adopt() == 2, "a caller of an adoption that had begun may repeat it"
+            assert instance.adopt() == 2, "an adoption that has begun may be repeated"
             assert keys(instance) == [1, 2]
             assert query(instance._supplier, "select max(number) from incarnation") == [(2,)]
-            assert missing(instance) == []
+            assert problems_here(instance) == []
             add(instance, 3)
             assert [one.holder for one in instance.holds()] == ["adoption 2"]
         assert records(open_store(url)).deletions == ()
 
 
 @pytest.mark.slow
-def test_an_adoption_goes_on_when_the_deletion_is_over(dsn: str, url: str, copy: str) -> None:
+def test_an_adoption_continues_when_the_deletion_ends(dsn: str, url: str, copy: str) -> None:
     with frozen(dsn, url) as process, dm.connect(copy, url) as instance:
 
         def end(line: str) -> None:
@@ -149,7 +149,7 @@ def test_an_adoption_goes_on_when_the_deletion_is_over(dsn: str, url: str, copy:
 
 
 @pytest.mark.slow
-def test_who_must_go_on_may_force_it(dsn: str, url: str, copy: str) -> None:
+def test_a_forced_adoption_does_not_wait_for_a_deletion(dsn: str, url: str, copy: str) -> None:
     with frozen(dsn, url) as process:
         with dm.connect(copy, url) as instance, pytest.raises(InstanceLocked):
             instance.adopt(wait_seconds=0)
@@ -160,13 +160,15 @@ def test_who_must_go_on_may_force_it(dsn: str, url: str, copy: str) -> None:
             days = query(
                 instance._supplier, "select round(extract(epoch from until - now()) / 86400) from hold"
             )
-            assert days == [(3,)], "the last word counts"
+            assert days == [(3,)], "the newest keep_days counts"
         process.kill()
 
 
 @pytest.mark.slow
-def test_whoever_asks_after_the_mark_deletes_nothing(dsn: str, url: str, copy: str) -> None:
-    """Announced before the mark, asked after it: both see the other."""
+def test_a_deletion_that_checks_ownership_after_an_adoption_began_deletes_nothing(
+    dsn: str, url: str, copy: str
+) -> None:
+    """The owner announces its deletion before the adoption begins, and checks ownership afterwards."""
     before = data(url)
     with dm.connect(dsn, url) as former, dm.connect(copy, url) as instance:
         ask: Callable[[], Any] = former._ownership._ask
@@ -181,13 +183,13 @@ def test_whoever_asks_after_the_mark_deletes_nothing(dsn: str, url: str, copy: s
             former._objects.delete(before)
         former._ownership._ask = ask  # type: ignore[method-assign]
         assert data(url) == before
-        assert instance.adopt(wait_seconds=0) == 2, "the announcement was taken back"
+        assert instance.adopt(wait_seconds=0) == 2, "the announcement was removed"
 
 
-def test_a_process_is_gone_when_it_surely_is(tmp_path: Path) -> None:
+def test_a_process_counts_as_ended_only_when_that_is_certain(tmp_path: Path) -> None:
     me = this_process()
     assert not me.is_gone()
-    assert replace(me, started="1").is_gone(), "another has its id"
+    assert replace(me, started="1").is_gone(), "another process has its id"
     assert not replace(me, boot="another", pid=2**22 + 1).is_gone()
     assert not replace(me, host="its clone", pid=2**22 + 1).is_gone()
     assert not replace(me, namespace="pid:[1]", pid=2**22 + 1).is_gone()
@@ -199,7 +201,7 @@ def test_a_process_is_gone_when_it_surely_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_dead_have_announced_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_announcements_of_dead_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with dm.local(tmp_path / "lake") as instance:
         instance.create_table("t", SCHEMA)
         store = open_store(tmp_path / "lake" / "objects")
@@ -218,13 +220,13 @@ def test_what_the_dead_have_announced_is_taken_back(tmp_path: Path, monkeypatch:
     assert records(open_store(tmp_path / "restored" / "objects")).deletions == ()
     with dm.local(tmp_path / "restored", read_only=True) as instance:
         assert instance.holds() == [], "no other database knows its objects"
-    with dm.local(tmp_path / "lake"):  # by the folder's lease, all that had it open are dead
+    with dm.local(tmp_path / "lake"):  # the folder's lease proves that all earlier processes are dead
         assert records(store).deletions == ()
 
 
 @pytest.mark.slow
-def test_there_is_a_way_back_from_an_adoption(dsn: str, url: str, copy: str) -> None:
-    """One timeline compacts and collects files that both know, and that the other needs."""
+def test_an_adoption_can_be_reverted_by_another_adoption(dsn: str, url: str, copy: str) -> None:
+    """One timeline compacts and collects files that both timelines know and the other still needs."""
     with dm.connect(copy, url) as instance:
         instance.adopt()
         instance.table("t").compact()
@@ -234,21 +236,21 @@ def test_there_is_a_way_back_from_an_adoption(dsn: str, url: str, copy: str) -> 
     with dm.connect(dsn, url) as former:
         former.adopt()
         assert keys(former) == [1, 2]
-        assert missing(former) == []
+        assert problems_here(former) == []
     with dm.connect(copy, url) as instance:
-        # once more: what it has replaced before this adoption the other one still knows
+        # adopt again: the other timeline still refers to files that this one replaced before
         instance.adopt()
         instance.table("t").collect_garbage()
     with dm.connect(dsn, url) as former:
         former.adopt(keep_days=0)
         assert keys(former) == [1, 2]
-        assert missing(former) == []
+        assert problems_here(former) == []
         former.table("t").compact()
         assert former.table("t").collect_garbage().deleted == 2
 
 
 @pytest.mark.slow
-def test_what_is_held_is_shown_and_can_be_released(
+def test_the_hold_of_an_adoption_is_listed_and_can_be_released(
     url: str, copy: str, cli: Callable[..., tuple[int, str, str]]
 ) -> None:
     where = ("--dsn", copy, "--objects", url)
@@ -278,7 +280,7 @@ def test_what_is_held_is_shown_and_can_be_released(
 
 
 def test_an_adoption_ends_all_leases(instance: Instance) -> None:
-    """No process that had a lease works with this database, so nothing waits for one."""
+    """No process that held a lease works with the adopted database, so no process waits for such a lease."""
     supplier, day = instance._supplier, (datetime.now(UTC) - timedelta(days=1)).date()
     rows = instance.create_row_table("r", [dm.Column("n", "INTEGER")])
     properties = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)

@@ -1,4 +1,4 @@
-"""Backups and restores of an instance in a folder, while it is used, damaged, and killed."""
+"""Backups and restores of an instance in a folder: during use, after damage, and when killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPT = dm.TableProperties(
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An instance that is used, with one backup."""
+    """Returns an instance in use that has one backup."""
     folder = tmp_path_factory.mktemp("backups")
     with dm.local(folder / "lake") as instance:
         table = instance.create_table("t", SCHEMA, properties=PROMPT)
@@ -52,7 +52,7 @@ def names(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_is_restored_is_what_was_backed_up_and_goes_on(lake: Path, tmp_path: Path) -> None:
+def test_a_restored_instance_equals_the_original_and_is_writable(lake: Path, tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     made = dm.restore(lake / "backups", tmp_path / "new")
     assert (made.tables, made.into, made.incarnation) == (1, str(tmp_path / "new"), 2)
@@ -69,12 +69,12 @@ def test_what_is_restored_is_what_was_backed_up_and_goes_on(lake: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_backup_again_copies_what_is_new(lake: Path, tmp_path: Path) -> None:
+def test_an_incremental_backup_copies_only_new_objects(lake: Path, tmp_path: Path) -> None:
     with dm.local(lake / "lake") as instance:
         first, answer = dm.backups(lake / "backups")[0], f"answers/{'0' * 32}/1.parquet"
         instance.objects.put(answer, b"of a job that expires")
         second = instance.backup(lake / "backups", since="last")
-        # the incarnations of each start
+        # the only new objects are the incarnations, one for each start
         assert (second.since, second.copied) == (first.name, second.objects - first.objects)
         instance.create_table("later", SCHEMA).ingest(pa.table({"key": [5]}))
         instance.objects.delete([answer])
@@ -82,7 +82,7 @@ def test_a_backup_again_copies_what_is_new(lake: Path, tmp_path: Path) -> None:
         third = instance.backup(lake / "backups", since=second.name)
         assert 0 < third.copied < third.objects
     assert [one.name for one in dm.backups(lake / "backups")] == [first.name, second.name, third.name]
-    # each is whole by itself
+    # each backup is complete without the others
     for path in sorted((lake / "backups" / second.name).rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     (lake / "backups" / second.name).rmdir()
@@ -98,7 +98,7 @@ def test_a_backup_again_copies_what_is_new(lake: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_restore_is_tried_and_thrown_away(lake: Path, tmp_path: Path) -> None:
+def test_a_restore_with_check_leaves_no_files(lake: Path, tmp_path: Path) -> None:
     first = dm.backups(lake / "backups")[0].name
     made = dm.restore(lake / "backups", tmp_path / "new", first, check=True)
     assert (made.into, made.tables) == (None, 1)
@@ -113,7 +113,7 @@ def test_a_restore_needs_an_empty_folder(lake: Path, tmp_path: Path) -> None:
             dm.restore(lake / "backups", into)
 
 
-def test_a_backup_that_is_not_there_is_named(lake: Path, tmp_path: Path) -> None:
+def test_a_missing_backup_is_named_in_the_error(lake: Path, tmp_path: Path) -> None:
     known = dm.backups(lake / "backups")[0].name
     with pytest.raises(InvalidInput, match=known):
         dm.restore(lake / "backups", tmp_path / "new", "2020-01-01T000000Z")
@@ -127,7 +127,7 @@ def test_a_backup_that_is_not_there_is_named(lake: Path, tmp_path: Path) -> None
 
 @pytest.fixture
 def copy(lake: Path, tmp_path: Path) -> Path:
-    """A backup of one's own, to be damaged."""
+    """Returns a private copy of a backup, which a test may damage."""
     name = dm.backups(lake / "backups")[0].name
     subprocess.run(["cp", "-a", lake / "backups" / name, tmp_path / name], check=True)
     return tmp_path / name
@@ -169,14 +169,14 @@ def test_a_backup_of_a_newer_version_is_refused(copy: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_backup_of_another_instance_is_no_base(copy: Path, tmp_path: Path) -> None:
+def test_a_backup_of_another_instance_cannot_be_a_base(copy: Path, tmp_path: Path) -> None:
     with dm.local(tmp_path / "other") as instance, pytest.raises(InvalidInput, match="of another instance"):
         instance.backup(tmp_path, since=copy.name)
 
 
 @pytest.mark.slow
-def test_the_first_since_the_last_is_a_whole_one(copy: Path, tmp_path: Path) -> None:
-    """Covers backups from cron: at first the place is empty, or has backups of other instances."""
+def test_since_last_without_an_earlier_backup_makes_a_full_one(copy: Path, tmp_path: Path) -> None:
+    """Covers backups from cron: at first the place is empty, or it has only backups of other instances."""
     with dm.local(tmp_path / "other") as instance:
         first, second = (instance.backup(tmp_path, since="last") for _ in range(2))
     assert (first.since, second.since) == (None, first.name)
@@ -185,7 +185,7 @@ def test_the_first_since_the_last_is_a_whole_one(copy: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_damaged_object_is_not_backed_up(copy: Path, tmp_path: Path) -> None:
-    """Neither from the object store, nor from a backup that was taken of it before."""
+    """A backup copies a damaged object neither from the object store nor from an earlier backup."""
     dm.restore(tmp_path, tmp_path / "lake")
     [path, *_] = sorted((tmp_path / "lake/objects/data").rglob("*.parquet"))
     sound = path.read_bytes()
@@ -198,7 +198,7 @@ def test_a_damaged_object_is_not_backed_up(copy: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_object_that_was_damaged_when_it_was_backed_up_is_not_restored(copy: Path, tmp_path: Path) -> None:
+def test_an_object_damaged_before_its_backup_is_not_restored(copy: Path, tmp_path: Path) -> None:
     [path, *_] = sorted((copy / "objects/data").rglob("*.parquet"))
     name = str(path.relative_to(copy / "objects"))
     data = bytearray(path.read_bytes())
@@ -215,12 +215,13 @@ def test_an_object_that_was_damaged_when_it_was_backed_up_is_not_restored(copy: 
         dm.restore(tmp_path, tmp_path / "new")
 
 
-def test_a_backup_that_cannot_be_read_hides_no_other(copy: Path, tmp_path: Path) -> None:
+def test_an_unreadable_backup_does_not_hide_other_backups(copy: Path, tmp_path: Path) -> None:
     later = copy.with_name("2999-01-01T000000Z")
     subprocess.run(["cp", "-a", copy, later], check=True)
     (later / "manifest.json").write_text("{")
     assert [one.name for one in dm.backups(tmp_path)] == [copy.name]
-    with pytest.raises(BackupDamaged, match="dormouse backups"):  # the latest, which was asked for
+    # the latest backup is unreadable, and was asked for
+    with pytest.raises(BackupDamaged, match="dormouse backups"):
         dm.restore(tmp_path, tmp_path / "new")
     dm.restore(tmp_path, tmp_path / "new", copy.name)
 
@@ -231,7 +232,7 @@ def test_rows_of_a_backup_are_private(lake: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_hold_keeps_what_was_there(tmp_path: Path) -> None:
+def test_a_hold_keeps_existing_files(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         table = instance.create_table("t", SCHEMA, properties=PROMPT)
         dropped = instance.create_table("dropped", SCHEMA, properties=PROMPT)
@@ -262,7 +263,7 @@ def test_a_hold_keeps_what_was_there(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_backup_while_everything_runs(tmp_path: Path) -> None:
-    """Ingests, compactions, collection and drops: what was acknowledged before it began is in it."""
+    """Ingests, compactions, collection and drops run; earlier acknowledged changes are in the backup."""
     with dm.local(tmp_path / "lake", committer=True) as instance:
         table = instance.create_table("t", SCHEMA, properties=PROMPT)
         acknowledged: list[int] = []
@@ -332,8 +333,8 @@ else:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["backup", "restore"])
-def test_what_is_killed_leaves_all_or_nothing(lake: Path, tmp_path: Path, verb: str) -> None:
-    """SIGKILL before every other object that is written."""
+def test_a_killed_backup_or_restore_leaves_all_or_nothing(lake: Path, tmp_path: Path, verb: str) -> None:
+    """The process gets SIGKILL before every second object that it writes."""
     place = tmp_path / "backups" if verb == "backup" else lake / "backups"
     for step in range(0, 1_000, 2):
         arguments = [lake / "lake", place, str(step)]
@@ -341,7 +342,8 @@ def test_what_is_killed_leaves_all_or_nothing(lake: Path, tmp_path: Path, verb: 
             arguments.append(tmp_path / "new")
         done = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False, timeout=120)
         assert done.returncode in (0, -signal.SIGKILL)
-        if verb == "backup" and dm.backups(place):  # killed or not: it has its manifest
+        # the backup has its manifest, even if the process was killed
+        if verb == "backup" and dm.backups(place):
             dm.restore(place, tmp_path / "tried", check=True)
             break
         if verb == "restore":
@@ -351,7 +353,7 @@ def test_what_is_killed_leaves_all_or_nothing(lake: Path, tmp_path: Path, verb: 
             break
     assert step > 5
     if verb == "backup":
-        # what was left is removed a day later, and does no harm
+        # the next backup removes the remains after a day; they do no harm until then
         assert len(list(place.iterdir())) > 1
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(backups, "ABANDONED_AFTER", -backups.ABANDONED_AFTER)
@@ -364,7 +366,7 @@ def test_what_is_killed_leaves_all_or_nothing(lake: Path, tmp_path: Path, verb: 
 
 @pytest.mark.slow
 def test_a_restored_backup_keeps_cuts_and_can_be_read_as_of_them(tmp_path: Path) -> None:
-    """It has the files of the cluster, whose transactions stay what they were."""
+    """The restored database has the files of the same cluster, so transaction ids stay valid."""
     with dm.local(tmp_path / "lake") as instance:
         table = instance.create_table("t", SCHEMA, properties=PROMPT)
         table.ingest(pa.table({"key": [1, 2]}))
@@ -379,7 +381,7 @@ def test_a_restored_backup_keeps_cuts_and_can_be_read_as_of_them(tmp_path: Path)
     with dm.local(tmp_path / "new") as instance:
         table = instance.table("t")
         assert keys(instance) == [1, 2, 3]
-        # nothing of it goes: the cut and the consumer hold it as before
+        # collection deletes nothing: the cut and the consumer hold the files as before
         table.set_properties(history_retention_seconds=0, gc_delay_seconds=0)
         table.ingest(pa.table({"key": [4]}))
         table.compact()

@@ -1,4 +1,4 @@
-"""Backups that stand still, and several at once: each is whole or none, and harms no other."""
+"""Suspended and concurrent backups: each is complete or absent, and harms no other backup."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", com
 
 
 @pytest.mark.slow
-def test_a_backup_that_was_frozen_for_longer_than_its_hold_is_none(tmp_path: Path) -> None:
+def test_a_backup_that_outlasts_its_hold_fails_and_leaves_nothing(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         table = instance.create_table("t", SCHEMA, properties=PROMPT)
         for number in range(2):
@@ -55,8 +55,8 @@ def test_a_backup_that_was_frozen_for_longer_than_its_hold_is_none(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_slow_backup_is_not_taken_for_an_abandoned_one(tmp_path: Path) -> None:
-    place, own = tmp_path / "backups", "2020-01-01T000000Z"  # such folders others have, too
+def test_a_slow_backup_is_not_treated_as_abandoned(tmp_path: Path) -> None:
+    place, own = tmp_path / "backups", "2020-01-01T000000Z"  # a folder of another program
     (place / own).mkdir(parents=True)
     (place / own / "of another program").touch()
     os.utime(place / own / "of another program", (0, 0))
@@ -79,7 +79,7 @@ def test_a_slow_backup_is_not_taken_for_an_abandoned_one(tmp_path: Path) -> None
         for path in place.rglob("*"):
             if path.is_file():
                 os.utime(path, (0, 0))
-        time.sleep(1)  # another second, another name
+        time.sleep(1)  # in another second, the backup gets another name
 
     with dm.local(tmp_path / "lake") as instance:
         during(instance, lambda: None)
@@ -97,8 +97,8 @@ def test_a_slow_backup_is_not_taken_for_an_abandoned_one(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_two_holds_of_one_name_are_two(tmp_path: Path) -> None:
-    """Two backups that begin in the same second have two holds: the end of one leaves the other's."""
+def test_ending_a_hold_keeps_another_hold_with_the_same_name(tmp_path: Path) -> None:
+    """Two backups that begin in the same second have two holds; the end of one leaves the other's hold."""
     with dm.local(tmp_path / "lake") as instance:
         table = instance.create_table("t", SCHEMA, properties=PROMPT)
         for number in range(2):
@@ -114,10 +114,10 @@ def test_two_holds_of_one_name_are_two(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("large", [False, True])
-def test_what_was_submitted_is_applied_where_it_is_restored(
+def test_commit_requests_in_a_backup_are_applied_after_its_restore(
     tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of the caller's own, of a request that waits, and is applied while the backup is taken."""
+    """The request adds a caller's file; the original instance applies it while the backup is taken."""
     if large:
         of_ten = property(lambda queue: 200, lambda queue, given: None)
         monkeypatch.setattr(PostgresQueue, "body_bytes_max", of_ten, raising=False)
@@ -147,10 +147,10 @@ def test_what_was_submitted_is_applied_where_it_is_restored(
             assert instance.table("t").query().read_all().num_rows == 3
 
 
-def test_what_may_go_first_is_copied_first(
+def test_objects_are_copied_in_a_safe_order(
     instance: Instance, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bodies of requests before the database, records before files of tables, files of requests last."""
+    """The order: bodies of requests, the database, records, files of tables, files of requests."""
     of_ten = property(lambda queue: 200, lambda queue, given: None)
     monkeypatch.setattr(PostgresQueue, "body_bytes_max", of_ten, raising=False)
     table = instance.create_table("t", SCHEMA, properties=PROMPT)
@@ -180,7 +180,7 @@ def test_what_may_go_first_is_copied_first(
 
 
 @pytest.mark.slow
-def test_a_manifest_of_anybody_is_one_line(tmp_path: Path) -> None:
+def test_an_invalid_manifest_is_reported_in_one_line(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         instance.create_table("t", SCHEMA).ingest(pa.table({"key": [1]}))
         made = instance.backup(tmp_path / "backups")
@@ -191,7 +191,7 @@ def test_a_manifest_of_anybody_is_one_line(tmp_path: Path) -> None:
         manifest.write_text(bad)
         with pytest.raises(BackupDamaged, match=r"manifest\.json cannot be read"):
             dm.restore(tmp_path / "backups", tmp_path / "new", made.name)
-    # its folder says where it is
+    # the folder, not the manifest, gives the backup's location
     manifest.write_text(json.dumps({**good, "name": "../../elsewhere"}))
     assert dm.restore(tmp_path / "backups", tmp_path / "new", made.name, check=True).tables == 1
 

@@ -1,4 +1,4 @@
-"""Checks: each kind of damage is done for real and found, and nothing else, while everything runs."""
+"""Checks: each kind of damage is really done and found; an intact instance in full use has no problems."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def objects(tmp_path: Path) -> Path:
     return tmp_path / "objects"
 
 
-def test_what_is_whole_has_no_problems(lake: Instance, objects: Path) -> None:
+def test_an_intact_instance_has_no_problems(lake: Instance, objects: Path) -> None:
     lake.create_table("empty", SCHEMA)
     report = lake.check(deep=True)
     sizes = [(objects / name).stat().st_size for name in names(lake)]
@@ -43,7 +43,7 @@ def test_what_is_whole_has_no_problems(lake: Instance, objects: Path) -> None:
     assert lake.check(deep=True).problems == ()
 
 
-def test_a_table_that_is_not_there_is_told(lake: Instance) -> None:
+def test_checking_an_unknown_table_raises(lake: Instance) -> None:
     with pytest.raises(TableNotFound):
         lake.check(table="nothing")
 
@@ -65,7 +65,7 @@ def test_an_object_of_another_size_is_found(lake: Instance, objects: Path) -> No
     assert problem_kinds(lake) == {"object_size"}
 
 
-def test_objects_of_nobody_are_found(lake: Instance, objects: Path) -> None:
+def test_unknown_objects_are_found(lake: Instance, objects: Path) -> None:
     known = names(lake)[0]
     own = "/".join(known.split("/")[:2])
     foreign = [f"{own}/1/x.parquet", "data/t9/x.parquet", "strange", "data/" + "0" * 32 + "/1/a/x.parquet"]
@@ -79,7 +79,7 @@ def test_objects_of_nobody_are_found(lake: Instance, objects: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_writers_are_writing_is_known(lake: Instance, objects: Path) -> None:
+def test_objects_of_running_writers_and_of_held_tables_are_known(lake: Instance, objects: Path) -> None:
     table = lake.table("t")
     attempts = lake._attempts
     with attempts.attempt(table.files.table) as attempt:
@@ -115,7 +115,7 @@ def test_a_lost_row_of_a_file_is_found(lake: Instance) -> None:
             sql(lake, f"delete from {{file_reference}} where filename = '{name}' and partition_id = ''")
     problems = lake.check().problems
     assert ("reference_without_file", name) in {(one.kind, one.filename) for one in problems}
-    # which are the file and its sketches
+    # the file and its sketches
     assert {one.kind for one in problems} == {"reference_without_file", "object_unknown"}
 
 
@@ -144,7 +144,7 @@ def test_a_lost_count_is_found(lake: Instance) -> None:
 
 
 def test_a_lost_job_is_found(lake: Instance) -> None:
-    """Claims of a lost job would keep its files from compaction without limit."""
+    """The claims of a lost job would keep its files from compaction without limit."""
     leaf, store = names_of_leaves(lake)[0], lake.table("t").files
     store.assign_job_ids([assign("job", leaf, store.file_references_in([leaf])[0].filename)])
     assert lake.check().problems == ()
@@ -180,7 +180,7 @@ def test_a_removal_that_did_not_happen_is_found(lake: Instance) -> None:
     assert "totals" in problem_kinds(lake)
 
 
-def test_the_command_tells_and_fails(
+def test_the_command_reports_problems_and_fails(
     cli: Callable[..., tuple[int, str, str]], lake: Instance, dsn: str, objects: Path
 ) -> None:
     where = ("--dsn", dsn, "--objects", objects.as_uri())
@@ -206,15 +206,15 @@ def errors_of_checks(lake: Instance) -> dict[str, str | None]:
 
 @pytest.mark.slow
 def test_maintenance_checks_tables_and_remembers_problems(lake: Instance, objects: Path) -> None:
-    """All tables are checked each day if there are few."""
+    """Each table is checked every day while there are few tables."""
     lake.maintain(once=True)
     [(kind, error)] = errors_of_checks(lake).items()
     assert (kind[:6], error) == ("check ", None)
     for name in names(lake):
         (objects / name).unlink()
     query(lake._supplier, "delete from instance_round")
-    told = lake.maintain(once=True).failures
-    assert any(line.startswith(f"{kind}: ") and "object_missing of table 't'" in line for line in told)
+    reported = lake.maintain(once=True).failures
+    assert any(line.startswith(f"{kind}: ") and "object_missing of table 't'" in line for line in reported)
     assert "object_missing" in str(errors_of_checks(lake)[kind])
 
 

@@ -1,4 +1,4 @@
-"""Deep checks: damage within files is done for real and found, with their digests and without."""
+"""Deep checks: real damage within files is found, with recorded digests and without."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def flip(path: Path, at: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_bit_that_flipped_is_found(lake: Instance, objects: Path) -> None:
+def test_a_flipped_bit_is_found(lake: Instance, objects: Path) -> None:
     path = objects / names(lake)[0]
     whole = path.read_bytes()
     for at in (1, *range(5, len(whole), len(whole) // 30), len(whole) - 6):  # pages, page index, footer
@@ -46,7 +46,7 @@ def test_a_bit_that_flipped_is_found(lake: Instance, objects: Path) -> None:
 
 
 def forget_digests(instance: Instance) -> None:
-    """Removes the digests, as files had none before digests were introduced."""
+    """Removes the digests, like those of files written before digests were introduced."""
     match instance.table("t").layout:
         case "file_table":
             sql(instance, "update {file} set digest = null")
@@ -57,12 +57,12 @@ def forget_digests(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_damage_without_a_digest_is_told_where_it_shows(lake: Instance, objects: Path) -> None:
-    """Arrow ends its process where a footer says what cannot be: it is not ours."""
+def test_damage_is_found_without_a_digest_where_reading_shows_it(lake: Instance, objects: Path) -> None:
+    """Bits are flipped only near the end: Arrow ends its process for some damage elsewhere in a footer."""
     forget_digests(lake)
     assert lake.check(deep=True).problems == ()
     if lake.table("t").layout != "file_table":
-        return  # the rest is the same, and takes long
+        return  # the other layouts behave alike, and the rest of the test takes long
     path = objects / names(lake)[0]
     whole = path.read_bytes()
     kinds = set()
@@ -119,7 +119,7 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **how: bool) -> 
         ),
     ],
 )
-def test_other_rows_are_found(
+def test_replaced_rows_are_found(
     lake: Instance, objects: Path, kind: str, change: Callable[[pa.Table], pa.Table]
 ) -> None:
     rewrite(objects / names(lake)[0], change)
@@ -129,7 +129,7 @@ def test_other_rows_are_found(
 
 
 @pytest.mark.slow
-def test_files_that_were_swapped_are_found(lake: Instance, objects: Path) -> None:
+def test_swapped_files_are_found(lake: Instance, objects: Path) -> None:
     one, *_, other = [
         r.filename
         for leaf in names_of_leaves(lake)

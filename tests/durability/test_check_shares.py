@@ -19,7 +19,7 @@ from tests.support.api import Instance
 
 SCHEMA = OF_KEYS
 MONDAY = datetime(2026, 1, 5, 12, tzinfo=UTC)
-"""The share of Sundays is 0."""
+"""A Monday, on which share 1 of the tables is checked. Sundays check share 0."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ class Days:
         self._monkeypatch = monkeypatch
 
     def on(self, now: datetime) -> dict[str, str]:
-        """Errors of checks by their kinds, after a cycle on that day."""
+        """Runs a maintenance cycle on that day; returns the errors of check rounds by kind."""
         self.is_on(now)
         text = "update instance_round set ended_at = ended_at - interval '25 hours' returning 1"
         query(self._instance._supplier, text)
@@ -69,7 +69,7 @@ def lose_a_file(instance: Instance, table: str) -> tuple[str, bytes]:
 
 
 def day_of(instance: Instance, table: str) -> datetime:
-    """The first from Monday on on which the table is checked."""
+    """Returns the first day, counted from Monday, on which the table is checked."""
     share = int(instance.table(table).files.table.uuid, 16) % 7
     return next(day for day in map(_after, range(7)) if day.toordinal() % 7 == share)
 
@@ -79,7 +79,7 @@ def _after(days: int) -> datetime:
 
 
 @pytest.mark.slow
-def test_a_lost_object_is_told_until_it_is_there_again(instance: Instance, days: Days) -> None:
+def test_a_lost_object_is_reported_until_it_is_back(instance: Instance, days: Days) -> None:
     lost, data = lose_a_file(instance, "t3")
     day = day_of(instance, "t3")
     for later in range(3):
@@ -90,7 +90,7 @@ def test_a_lost_object_is_told_until_it_is_there_again(instance: Instance, days:
 
 
 @pytest.mark.slow
-def test_a_lost_object_of_payloads_is_told_until_it_is_there_again(instance: Instance, days: Days) -> None:
+def test_a_lost_object_of_payloads_is_reported_until_it_is_back(instance: Instance, days: Days) -> None:
     day = _after(6)
     Model(instance.payloads).put(key("a"))
     instance.payloads.maintain()
@@ -105,9 +105,7 @@ def test_a_lost_object_of_payloads_is_told_until_it_is_there_again(instance: Ins
 
 
 @pytest.mark.slow
-def test_what_no_time_is_left_for_is_no_round_that_went_well(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_that_runs_out_of_time_fails(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "SHARES", 1)
     lost, _ = lose_a_file(instance, "t3")
     ledgers = instance._durability.ledgers
@@ -130,7 +128,7 @@ def test_a_share_that_takes_all_the_time_is_not_always_the_first(instance: Insta
 
 
 @pytest.mark.slow
-def test_a_round_of_before_there_were_shares_is_divided(instance: Instance, days: Days) -> None:
+def test_the_single_round_of_older_versions_is_divided_into_shares(instance: Instance, days: Days) -> None:
     """Each share counts as failed until it is checked if the old single round had failed."""
     text = "insert into instance_round values ('check', now(), now(), %s, null) returning 1"
     query(instance._supplier, text, "it was so")

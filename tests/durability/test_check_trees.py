@@ -1,4 +1,4 @@
-"""Checks of partition trees, of which each row can be lost; of values of all types; and a check's listing."""
+"""Checks of partition trees with lost rows, of values of all types, and of the listing that a check makes."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG), dm.Field("name", dm.STRIN
         "update epoch set sealed = created where epoch = 1",
     ],
 )
-def test_a_tree_that_is_not_whole_is_found(instance: Instance, damage: str) -> None:
-    """Each partition, and each epoch."""
+def test_damage_to_a_partition_tree_is_found(instance: Instance, damage: str) -> None:
+    """Covers lost and changed rows of partitions and of epochs."""
     table = instance.create_table("u", SCHEMA, split_points=[1_000])
     table.partitions.split(table.partitions.leaves()[0].partition_id, 100)
     table.partitions.split(table.partitions.leaves()[0].partition_id, "m", "name")
@@ -58,7 +58,7 @@ def test_a_tree_that_is_not_whole_is_found(instance: Instance, damage: str) -> N
     assert {problem.kind for problem in problems} == {"partitions"}
 
 
-def test_files_of_all_types_are_read(instance: Instance) -> None:
+def test_files_with_values_of_all_types_pass_a_deep_check(instance: Instance) -> None:
     """Statistics that writers leave out, truncate or compare differently are no problem."""
     schema = dm.Schema(
         row_keys=[dm.Field("name", dm.STRING), dm.Field("raw", dm.BYTES), dm.Field("small", dm.INT)],
@@ -99,7 +99,7 @@ def test_files_of_all_types_are_read(instance: Instance) -> None:
     assert instance.check(deep=True).problems == ()
 
 
-def test_files_in_any_number_are_listed_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_of_any_length_is_sorted_by_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "RUN_OBJECTS", 7)
     objects = [(f"data/{number} é\n{SKETCHES_SUFFIX * (number % 2)}", number) for number in range(100)]
     listed = list(by_file(objects))

@@ -1,4 +1,4 @@
-"""Databases that were copied into another cluster, whose transaction ids are others."""
+"""Databases copied into another cluster, in which the recorded transaction ids have no meaning."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FAR = 1_000_000
 
 @pytest.fixture(scope="module")
 def young_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A second cluster, which has seen few transactions."""
+    """Yields the DSN of a second cluster, which has seen few transactions."""
     with EmbeddedPostgres(tmp_path_factory.mktemp("young"), options={"fsync": "off"}) as server:
         yield server.dsn
 
@@ -64,7 +64,7 @@ def copy(source: str, target: str) -> None:
 def table_in(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, layout: str | None = None
 ) -> TableContext:
-    """The table of the instance; made first when its layout is given."""
+    """Returns the instance's table; creates it first when a layout is given."""
     objects = open_store(tmp_path / "objects")
     catalog = Catalog(supplier, WriteAttempts(supplier, objects))
     if layout is not None:
@@ -77,7 +77,7 @@ def table_in(
 
 
 def fill(table: TableContext) -> None:
-    """Some is seen by looks, collected and counted, and some is not."""
+    """Adds files and removals: some are seen, collected and counted before the copy, and some are not."""
     left, right = (leaf.partition_id for leaf in table.partitions.leaves())
     store = table.store
     store.add_files([ref("a", left), ref("b", left), ref("seen", left), ref("gone", right)])
@@ -111,8 +111,8 @@ def shift(dsn: str, by: int) -> None:
             conn.execute(f"update {table} set {column} = ({snapshot.format(column, by)})::pg_snapshot")
 
 
-def works(table: TableContext) -> None:
-    """All that was remembered is right, and what is done from here on is seen."""
+def check_works(table: TableContext) -> None:
+    """Checks that all recorded state is right, and that later changes are noticed."""
     store = table.store
     right = table.partitions.leaves()[1].partition_id
     assert store.totals.read() == Totals(5, 500, 0, 5, 0, 2, 3, 2)
@@ -144,7 +144,7 @@ def works(table: TableContext) -> None:
     "layout", [LAYOUTS[0], *(pytest.param(layout, marks=pytest.mark.slow) for layout in LAYOUTS[1:])]
 )
 @pytest.mark.parametrize("is_younger", [True, False], ids=["younger", "older"])
-def test_a_table_goes_on_in_another_cluster(
+def test_a_copied_table_works_in_another_cluster(
     dsn: str, young_server: str, tmp_path: Path, layout: str, is_younger: bool
 ) -> None:
     with closing(ConnectionSupplier(dsn)) as supplier:
@@ -158,7 +158,7 @@ def test_a_table_goes_on_in_another_cluster(
     copy(dsn, copied)
     with closing(ConnectionSupplier(copied)) as supplier:
         assert migrate(supplier) == []
-        works(table_in(copied, supplier, tmp_path))
+        check_works(table_in(copied, supplier, tmp_path))
 
 
 def advance(conn: psycopg.Connection[Any], beyond: str) -> None:
@@ -174,7 +174,7 @@ def advance(conn: psycopg.Connection[Any], beyond: str) -> None:
     )
 
 
-def test_a_database_is_settled_once(dsn: str, young_server: str, tmp_path: Path) -> None:
+def test_a_copied_database_is_adjusted_once(dsn: str, young_server: str, tmp_path: Path) -> None:
     migrate(dsn)
     assert written(dsn) == (True, True)
     copied = fresh_database(young_server)
@@ -211,7 +211,7 @@ def test_an_upgrade_keeps_cuts_and_holds_and_a_copy_does_not(
 
 
 def written(dsn: str) -> Any:
-    """Returns whether all rows of the list of migrations have their transaction and their table."""
+    """Returns whether all migration rows record their own transaction, and whether all record their table."""
     query = (
         "select bool_and(written_xid::xid = xmin), bool_and(written_in = tableoid) from dormouse.migration"
     )
@@ -220,7 +220,7 @@ def written(dsn: str) -> Any:
 
 
 @pytest.mark.slow
-def test_who_only_reads_is_told(dsn: str, young_server: str) -> None:
+def test_a_read_only_user_of_a_copy_gets_a_clear_error(dsn: str, young_server: str) -> None:
     copied = fresh_database(young_server)
     copy(dsn, copied)
     supplier = ConnectionSupplier(copied, read_only=True)
@@ -232,20 +232,22 @@ def test_who_only_reads_is_told(dsn: str, young_server: str) -> None:
         conn.execute(f"grant usage on schema dormouse to {name}")
         conn.execute(f"grant select on all tables in schema dormouse to {name}")
     supplier = ConnectionSupplier(make_conninfo(copied, user=name))
-    told = "copied from another server; first open it as its owner"
-    with closing(supplier), pytest.raises(InstanceError, match=told):
+    reported = "copied from another server; first open it as its owner"
+    with closing(supplier), pytest.raises(InstanceError, match=reported):
         migrate(supplier)
 
 
-def test_a_copy_by_files_is_at_home(dsn: str, server_dsn: str, new_database: Callable[[str], str]) -> None:
-    """Ids and counter go together there."""
+def test_a_copy_by_files_needs_no_adjustment(
+    dsn: str, server_dsn: str, new_database: Callable[[str], str]
+) -> None:
+    """A copy by files has the transaction counter that belongs to its ids."""
     migrate(dsn)
     same = new_database(str(conninfo_to_dict(dsn)["dbname"]))
     assert written(same) == (True, True)
 
 
 @pytest.mark.slow
-def test_what_was_dropped_from_the_log_before_a_copy_stops_no_query(
+def test_a_copied_table_is_queried_despite_days_dropped_from_the_log(
     dsn: str, young_server: str, tmp_path: Path
 ) -> None:
     with closing(ConnectionSupplier(dsn)) as supplier:
@@ -265,7 +267,7 @@ def test_what_was_dropped_from_the_log_before_a_copy_stops_no_query(
 
 
 @pytest.mark.slow
-def test_cuts_of_before_a_copy_are_refused_by_name(dsn: str, young_server: str, tmp_path: Path) -> None:
+def test_cuts_recorded_before_a_copy_are_refused_by_name(dsn: str, young_server: str, tmp_path: Path) -> None:
     with closing(ConnectionSupplier(dsn)) as supplier:
         table = table_in(dsn, supplier, tmp_path, LAYOUTS[0])
         fill(table)
@@ -300,14 +302,14 @@ def test_cuts_of_before_a_copy_are_refused_by_name(dsn: str, young_server: str, 
 
 
 @pytest.mark.slow
-def test_consumers_of_before_a_copy_are_refused_by_name_and_undone_deletions_are_told(
+def test_consumers_from_before_a_copy_are_refused_and_undone_deletions_stay_known(
     dsn: str, young_server: str, tmp_path: Path
 ) -> None:
     with closing(ConnectionSupplier(dsn)) as supplier:
         table = table_in(dsn, supplier, tmp_path, LAYOUTS[0])
         fill(table)
         Consumers(table).create("etl", None)
-        # each is undone by a restore of its own, but for the last
+        # each deletion but the last is undone by a restore of its own
         for _ in range(3):
             cut = cuts.record_cut(table)
             table.deletions.record('{"key": [1]}', KeyBounds(), by_values=False)
@@ -323,8 +325,10 @@ def test_consumers_of_before_a_copy_are_refused_by_name_and_undone_deletions_are
         table = table_in(copied, supplier, tmp_path)
         consumers = Consumers(table)
         [etl] = consumers.all()
-        told = r"'etl' of table 't' is from before the database was copied .*To go on: table.drop_consumer"
-        with pytest.raises(ConsumerExpired, match=told):
+        reported = (
+            r"'etl' of table 't' is from before the database was copied .*To go on: table.drop_consumer"
+        )
+        with pytest.raises(ConsumerExpired, match=reported):
             consumers.checked(etl)
         consumers.drop("etl")
         consumers.create("etl", None)
@@ -334,8 +338,8 @@ def test_consumers_of_before_a_copy_are_refused_by_name_and_undone_deletions_are
         assert restore(table, cuts.record_cut(table)).deletions == 0
 
 
-def test_numbers_go_on_in_a_copy_to_which_no_sequences_came(instance: Instance, dsn: str) -> None:
-    """A copy by logical replication: a load is the newest, and cuts and tables have numbers of their own."""
+def test_numbers_continue_in_a_copy_without_sequences(instance: Instance, dsn: str) -> None:
+    """Logical replication copies no sequences; loads, cuts and tables must still get new numbers."""
     table = keyed(instance)
     for value in (10, 11):
         upsert(table, (1, value))
@@ -352,7 +356,7 @@ def test_numbers_go_on_in_a_copy_to_which_no_sequences_came(instance: Instance, 
         keyed(copied, "other")
 
 
-def test_sequences_that_came_along_stay(dsn: str) -> None:
+def test_copied_sequences_are_not_changed(dsn: str) -> None:
     sequence = "select last_value, is_called from load_sequence"
     with psycopg.connect(dsn, options="-c search_path=dormouse") as conn:
         conn.execute("select nextval('load_sequence')")

@@ -1,4 +1,4 @@
-"""Backups of what is damaged: the rest of it, when that is asked for, and never without a word."""
+"""Backups of damaged instances: the rest is backed up on demand, and every loss is reported."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def lake(tmp_path: Path) -> Path:
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[40] ^= 1
-    path.unlink()  # an earlier backup may have it under another name
+    path.unlink()  # an earlier backup may have the file under another name
     path.write_bytes(data)
 
 
 @pytest.mark.slow
-def test_the_rest_is_backed_up_despite_damage_and_nothing_is_silent(
+def test_despite_damage_backs_up_the_rest_and_reports_each_loss(
     lake: Path, tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
 ) -> None:
     place, new = tmp_path / "backups", tmp_path / "restored"
@@ -75,7 +75,7 @@ def test_the_rest_is_backed_up_despite_damage_and_nothing_is_silent(
 
 
 @pytest.mark.slow
-def test_a_later_backup_is_whole_again(lake: Path, tmp_path: Path) -> None:
+def test_a_later_backup_of_repaired_files_is_complete(lake: Path, tmp_path: Path) -> None:
     [path, *_] = sorted((lake / "objects/data").rglob("*.parquet"))
     sound = path.read_bytes()
     with dm.local(lake) as instance:
@@ -87,15 +87,13 @@ def test_a_later_backup_is_whole_again(lake: Path, tmp_path: Path) -> None:
         second = instance.backup(tmp_path / "new", since="last", despite_damage=True)
         assert (second.damaged, second.since) == ((), first.name)
         assert json.loads((tmp_path / "new" / second.name / "manifest.json").read_text())["format"] == 1
-        flip(path)  # what an earlier backup has is not looked at
+        flip(path)  # a backup does not read files that an earlier backup has
         assert instance.backup(tmp_path / "new", since=second.name).damaged == ()
     assert dm.restore(tmp_path / "new", tmp_path / "again").lost == ()
 
 
 @pytest.mark.slow
-def test_a_file_that_cannot_be_read_is_noted(
-    lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_file_is_recorded(lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Covers a disk with a bad sector."""
     [path, *_] = sorted((lake / "objects/data").rglob("*.parquet"))
     own = str(path.relative_to(lake / "objects"))
@@ -115,7 +113,7 @@ def test_a_file_that_cannot_be_read_is_noted(
 
 
 @pytest.mark.slow
-def test_the_rest_of_a_damaged_backup_is_restored_when_that_is_said(lake: Path, tmp_path: Path) -> None:
+def test_despite_damage_restores_the_rest_of_a_damaged_backup(lake: Path, tmp_path: Path) -> None:
     with dm.local(lake) as instance:
         copy = tmp_path / "backups" / instance.backup(tmp_path / "backups").name
     paths = sorted((copy / "objects/data").rglob("*.parquet"))

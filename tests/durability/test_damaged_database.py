@@ -18,7 +18,7 @@ from tests.support.state import Catalog, WriteAttempts
 
 
 def scrambled(path: Path) -> None:
-    """The header of its first page says nothing any more."""
+    """Overwrites the header of the first page with an invalid one."""
     data = path.read_bytes()
     path.write_bytes(b"\xff" * 24 + data[24:])
 
@@ -30,7 +30,7 @@ def gone(path: Path) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("damage", [scrambled, gone])
 @pytest.mark.parametrize("relation", ["dormouse.tables", "dormouse.tables_pkey"])
-def test_a_damaged_page_is_one_clear_line(
+def test_a_damaged_page_is_reported_in_one_line(
     databases: Databases, tmp_path: Path, damage: object, relation: str
 ) -> None:
     original = databases.create(name_of(databases.template))
@@ -42,7 +42,7 @@ def test_a_damaged_page_is_one_clear_line(
         [(path,)] = conn.execute("select pg_relation_filepath(%s)", [relation]).fetchall()
         conn.execute("checkpoint")
     damage(Path(folder, path))  # type: ignore[operator]
-    # whose pages are in no memory yet
+    # a copy, no pages of which are in PostgreSQL's memory yet
     damaged = databases.create(name_of(original))
     with closing(ConnectionSupplier(damaged)) as supplier:
         catalog = Catalog(supplier, WriteAttempts(supplier, open_store(tmp_path)))

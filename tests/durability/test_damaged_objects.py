@@ -1,4 +1,4 @@
-"""An object that is not the one that was written gives no row: it is named, with its table and partition."""
+"""Damaged and replaced objects: no row of one is returned; the error names file, table and partition."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def unknown_sizes(lake: Lake) -> None:
 
 @READERS
 def test_an_object_of_another_size_is_refused_before_a_row_of_it_is_used(lake: Lake, read: Reader) -> None:
-    assert read(lake)  # what a process knows of the file from before does not help
+    assert read(lake)  # the file's facts that this process cached do not hide the damage
     name = replaced(lake, lake.table([{"k": k, "v": "wrong"} for k in range(40)]))
     with pytest.raises((ObjectDamaged, duckdb.Error)) as raised:
         read(lake)
@@ -88,7 +88,7 @@ def test_an_object_of_another_size_is_refused_before_a_row_of_it_is_used(lake: L
 
 
 @READERS
-def test_a_size_that_is_not_known_is_not_checked(lake: Lake, read: Reader) -> None:
+def test_an_unknown_size_is_not_checked(lake: Lake, read: Reader) -> None:
     replaced(lake, lake.table([{"k": 2, "v": "another"}]))
     unknown_sizes(lake)
     assert len(read(lake)) == 1
@@ -96,7 +96,7 @@ def test_a_size_that_is_not_known_is_not_checked(lake: Lake, read: Reader) -> No
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("read", [by_query, by_scan, by_sql])
-def test_an_object_in_s3_is_held_against_its_size_once_at_most(
+def test_the_size_of_an_object_in_s3_is_checked_at_most_once(
     dsn: str, supplier: Any, tmp_path: Path, s3_store: ObjectStore, read: Reader
 ) -> None:
     sizes = Sizes(s3_store)
@@ -105,7 +105,7 @@ def test_an_object_in_s3_is_held_against_its_size_once_at_most(
     sizes.asked.clear()
     for _ in range(3):
         assert read(lake)
-    # a look-up needs none: PostgreSQL knows it, and the footer would not be where it is said to be
+    # a query knows the size from PostgreSQL, and would not find the footer of a file of another size
     assert len(sizes.asked) == (read is not by_query)
     [other] = lake.add([{"k": k, "v": "another"} for k in range(7)])
     other_bytes = s3_store.get(other)
@@ -119,7 +119,7 @@ def test_an_object_in_s3_is_held_against_its_size_once_at_most(
 
 
 class Sizes:
-    """A store that notes whose sizes are asked for."""
+    """A store that records the names whose sizes are requested."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -160,10 +160,10 @@ def test_a_foreign_file_is_named_with_its_table(lake: Lake, read: Reader, foreig
 
 
 @pytest.mark.parametrize("read", [by_scan, by_sql])
-def test_what_fails_at_a_flipped_bit_names_the_file(
+def test_a_read_that_fails_at_a_flipped_bit_names_the_file(
     dsn: str, supplier: Any, tmp_path: Path, read: Reader
 ) -> None:
-    """Engines name no file, or what is wrong alone; the digest tells."""
+    """An engine's error names no file; Dormouse compares the digest to find the damaged one."""
     lake = Lake(dsn, supplier, tmp_path, OF_K_AND_TEXTS)
     rng = random.Random(1)
     ingest(lake.context, lake.table([{"k": k, "v": str(rng.random())} for k in range(3_000)]))
@@ -174,7 +174,7 @@ def test_what_fails_at_a_flipped_bit_names_the_file(
         data = bytearray(whole)
         data[rng.choice([rng.randrange(len(data)), -1 - rng.randrange(600)])] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
-        os.utime(path, (number, number))  # engines know footers by the time
+        os.utime(path, (number, number))  # engines cache footers by modification time
         try:
             read(lake)
         except ObjectDamaged as error:

@@ -1,4 +1,4 @@
-"""Erasures: what is erased is in no file, moment, object or version, and everything else is as it was."""
+"""Erasures: erased rows are in no file, moment, object or version; everything else is unchanged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def people(table: Table, as_of: Any = None, where: Any = None) -> list[tuple[int
 
 
 def on_disk(folder: Path) -> list[tuple[Path, str]]:
-    """Every row of every Parquet file below a folder, wherever it is."""
+    """Returns every row of every Parquet file below a folder, with the file's path."""
     return [
         (path, row["who"])
         for path in folder.rglob("*.parquet")
@@ -65,14 +65,14 @@ def quick(table: Table, where: Any = None, **given: Any) -> EraseReport:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_erased_is_in_no_file_and_no_moment_and_the_rest_is_as_it_was(
+def test_erased_rows_are_in_no_file_and_no_moment_and_other_rows_stay(
     instance: Instance, tmp_path: Path, layout: str
 ) -> None:
     table = made(instance, layout)
     table.ingest(data(*range(20), 105))
     table.ingest(data(*range(50, 60), 106))
     cut = table.history.record_cut("before")
-    table.compact()  # the inputs are history
+    table.compact()  # the inputs become history
     tried = table.erase({"who": GONE}, dry_run=True)
     assert (tried.deletion_id, tried.rows, tried.is_finished) == (None, 2 * 5, False), "in inputs and output"
     assert not table.deletions()
@@ -82,7 +82,7 @@ def test_what_is_erased_is_in_no_file_and_no_moment_and_the_rest_is_as_it_was(
     assert (report.deletion_id, report.rows, report.files, report.backups) == (1, tried.rows, tried.files, ())
     assert report.files_looked_at == tried.files_looked_at
     assert people(table) == expected
-    assert is_erased(tmp_path), "not even as history"
+    assert is_erased(tmp_path), "the rows are not in history either"
     for moment in (cut, "before", cut.recorded_at):
         with pytest.raises(CutExpired, match=r"erased from .* \(deletion 1\)"):
             people(table, moment)
@@ -96,11 +96,11 @@ def test_what_is_erased_is_in_no_file_and_no_moment_and_the_rest_is_as_it_was(
     table.collect_garbage()
     assert people(table) == expected
     table.ingest(data(3))
-    assert (3, GONE) in people(table), "what comes later stays"
+    assert (3, GONE) in people(table), "rows ingested later stay"
 
 
 @pytest.mark.slow
-def test_files_that_partitions_share_and_rows_that_none_refers_to(instance: Instance, tmp_path: Path) -> None:
+def test_erase_covers_shared_files_and_unreferenced_rows(instance: Instance, tmp_path: Path) -> None:
     table = made(instance, split_threshold_rows=10, split_min_rows=2)
     table.ingest(data(*range(30)))
     while table.split().partitions_split:
@@ -119,14 +119,14 @@ def test_files_that_partitions_share_and_rows_that_none_refers_to(instance: Inst
     assert is_erased(tmp_path)
 
 
-def test_earlier_deletions_and_undone_ones(instance: Instance, tmp_path: Path) -> None:
+def test_erase_covers_rows_hidden_by_earlier_deletions(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     table.ingest(data(*range(20)))
     before = table.history.record_cut("before")
     table.delete({"k": 3})
     table.delete({"who": GONE})
     report = quick(table)
-    assert report.rows == 3, "that they were deleted before does not hide them"
+    assert report.rows == 3, "rows deleted before are erased, too"
     assert is_erased(tmp_path)
     assert len(people(table)) == 17
     with pytest.raises(CutExpired):
@@ -134,13 +134,13 @@ def test_earlier_deletions_and_undone_ones(instance: Instance, tmp_path: Path) -
     assert not table.deletions(), "no file needs any of them"
 
 
-def test_jobs_lose_their_files_and_commit_nothing(instance: Instance, tmp_path: Path) -> None:
+def test_compaction_jobs_of_erased_files_commit_nothing(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     table.ingest(data(*range(5)))
     table.ingest(data(*range(5, 10)))
     context = table.context
     context.jobs.create()
-    [job] = context.jobs.take(1)  # as by a process that was killed
+    [job] = context.jobs.take(1)  # as if taken by a process that was killed
     report = quick(table)
     assert report.is_finished
     assert is_erased(tmp_path)
@@ -152,7 +152,7 @@ def test_jobs_lose_their_files_and_commit_nothing(instance: Instance, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_writer_that_began_before_is_named_until_it_has_ended(instance: Instance, tmp_path: Path) -> None:
+def test_an_earlier_writer_is_named_until_it_ends(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     table.ingest(data(*range(5)))
     context = table.context
@@ -165,19 +165,19 @@ def test_a_writer_that_began_before_is_named_until_it_has_ended(instance: Instan
         assert not is_erased(tmp_path)
     assert (tmp_path / "objects" / name).exists()
     again = quick(table)
-    assert not again.is_finished, "the attempt ended without telling"
+    assert not again.is_finished, "the attempt ended, but its outcome is unknown"
     last = quick(table, abandon_writers=True)
     assert (last.files, last.rows, last.is_finished) == (1, 1, True), (
-        "the last report has what the first one found"
+        "the last report includes the first one's rows"
     )
     assert is_erased(tmp_path)
     assert table.erasures() == [report, again, last]
 
 
-def test_writers_are_waited_for_when_the_files_are_gone(
+def test_erase_waits_for_writers_after_it_deleted_the_files(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backup that begins meanwhile needs none of them."""
+    """A backup that begins during this wait needs none of the deleted files."""
     table, gone = made(instance), list[bool]()
     table.ingest(data(*range(5)))
     monkeypatch.setattr(Erasure, "writers", lambda self: (gone.append(is_erased(tmp_path)), [])[1])
@@ -185,9 +185,7 @@ def test_writers_are_waited_for_when_the_files_are_gone(
 
 
 @pytest.mark.slow
-def test_what_a_writer_committed_meanwhile_goes_when_it_is_asked_again(
-    instance: Instance, tmp_path: Path
-) -> None:
+def test_a_second_erasure_deletes_rows_committed_during_the_first(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     table.ingest(data(*range(5)))
     context = table.context
@@ -205,7 +203,7 @@ def test_what_a_writer_committed_meanwhile_goes_when_it_is_asked_again(
 
 
 @pytest.mark.slow
-def test_a_file_whose_object_was_collected_and_whose_row_was_not(instance: Instance, tmp_path: Path) -> None:
+def test_erase_accepts_a_missing_object_only_of_a_collected_file(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     for _ in range(2):
         table.ingest(data(*range(5)))
@@ -221,7 +219,7 @@ def test_a_file_whose_object_was_collected_and_whose_row_was_not(instance: Insta
 
 
 def copied(table: Table, folder: Path, name: str) -> None:
-    """A file of the table, as another object."""
+    """Copies a file of the table to another object name."""
     source = next(file.filename for file in table.file_page() if "left" not in file.filename)
     target = folder / "objects" / name
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -229,7 +227,7 @@ def copied(table: Table, folder: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_objects_that_the_database_does_not_know_are_looked_at(instance: Instance, tmp_path: Path) -> None:
+def test_erase_covers_objects_unknown_to_the_database(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     table.ingest(data(*range(5)))
     prefix = table.context.table.object_prefix
@@ -245,7 +243,7 @@ def test_objects_that_the_database_does_not_know_are_looked_at(instance: Instanc
 
 
 @pytest.mark.slow
-def test_consumers_are_waited_for_and_told(instance: Instance) -> None:
+def test_erase_waits_for_consumers_and_reports_them(instance: Instance) -> None:
     table = made(instance)
     table.ingest(data(*range(10)))
     quicker, late = table.consumer("quick"), table.consumer("late")
@@ -270,8 +268,8 @@ def test_consumers_are_waited_for_and_told(instance: Instance) -> None:
         reader.join()
     assert report.consumers == ("late",)
     assert sorted(kinds) == [("delete", 3), ("delete", 3), ("insert", 3)]
-    told = {one.name: (one.is_expired, one.rows_behind) for one in table.consumers()}
-    assert told == {"late": (True, None), "quick": (False, 0)}
+    reported = {one.name: (one.is_expired, one.rows_behind) for one in table.consumers()}
+    assert reported == {"late": (True, None), "quick": (False, 0)}
     assert table.status() is not None
     with pytest.raises(dm.errors.CutExpired, match="rows of that time were erased"):
         late.read()
@@ -282,7 +280,7 @@ def test_consumers_are_waited_for_and_told(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_bytes_since_an_erasure_keep_the_history(instance: Instance) -> None:
+def test_retention_by_bytes_keeps_the_history_since_an_erasure(instance: Instance) -> None:
     table = made(instance)
     table.history.record_cut()
     table.ingest(data(*range(10)))
@@ -291,7 +289,7 @@ def test_bytes_since_an_erasure_keep_the_history(instance: Instance) -> None:
     assert table.history.apply_retention(byte_count=0).truncated_at
 
 
-def test_a_backup_that_is_being_taken_is_not_damaged(instance: Instance, tmp_path: Path) -> None:
+def test_erase_does_not_damage_a_running_backup(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     table.ingest(data(*range(5)))
     with held(table.context.supplier, "backup 2026"), pytest.raises(TableBusy, match="'backup 2026"):
@@ -314,7 +312,7 @@ def test_a_file_that_cannot_be_merged_is_named(instance: Instance, tmp_path: Pat
     assert len(people(table)) == 4
 
 
-def test_a_restore_meanwhile_is_told(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_concurrent_restore_is_reported(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     table = made(instance)
     table.ingest(data(*range(5)))
     cut = table.history.record_cut()
@@ -332,7 +330,7 @@ def test_a_restore_meanwhile_is_told(instance: Instance, monkeypatch: pytest.Mon
     assert quick(table).deletion_id == 2
 
 
-def test_bad_conditions(instance: Instance) -> None:
+def test_invalid_conditions_are_refused(instance: Instance) -> None:
     table = made(instance)
     table.ingest(data(1))
     with pytest.raises(InvalidQuery, match="is no condition"):
@@ -345,7 +343,7 @@ def test_bad_conditions(instance: Instance) -> None:
     assert not table.erasures()
 
 
-def test_open_queries_go_on_or_say_that_they_were_overtaken(instance: Instance) -> None:
+def test_an_open_query_completes_after_an_erasure(instance: Instance) -> None:
     table = made(instance)
     table.ingest(data(*range(5), *range(100, 2000)))
     reader = table.query({"k": dm.Range(min=104)})
@@ -353,8 +351,8 @@ def test_open_queries_go_on_or_say_that_they_were_overtaken(instance: Instance) 
     assert sum(batch.num_rows for batch in reader) == 1896
 
 
-def test_of_a_keyed_table_every_row_of_a_key_is_erased(instance: Instance, tmp_path: Path) -> None:
-    """Older rows of a key and marks of deletion are erased, too; erasing by values is refused."""
+def test_erase_deletes_every_row_of_a_key_of_a_keyed_table(instance: Instance, tmp_path: Path) -> None:
+    """Covers older rows of a key and deletion marks; erasing by values is refused."""
     table = made(instance, keep="newest_row")
     table.ingest(data(*range(20)))
     table.upsert(data(*range(2, 9), v=1))
@@ -368,10 +366,10 @@ def test_of_a_keyed_table_every_row_of_a_key_is_erased(instance: Instance, tmp_p
     assert people(table, where={"k": 3}) == [(3, GONE)]
 
 
-def test_an_erasure_goes_on_whose_deletion_is_retired_while_another_has_files(
+def test_an_erasure_continues_after_its_deletion_was_retired(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A collector retires a deletion as soon as no file has rows of it: nothing was restored."""
+    """A collector retires a deletion as soon as no file has its rows; that is not an undone deletion."""
     table = made(instance)
     table.ingest(data(*range(10)))
     look = _Erasing._look

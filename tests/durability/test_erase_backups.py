@@ -1,4 +1,4 @@
-"""The backups that an erasure names: also those that were killed, and those that cannot be reached."""
+"""The backups that an erasure names, including killed and unreachable ones."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def erased(lake: Path, key: int = 1) -> EraseReport:
 
 
 def _release_and_erase(instance: Instance, key: int) -> EraseReport:
-    """Erases; the hold of a backup that was killed ends first, as it would by itself after 15 minutes."""
+    """Releases the hold of a killed backup, which would expire after 15 minutes, and erases the key."""
     for one in instance.holds():
         instance.release(one.holder)
     return instance.table("t").erase({"key": key})
 
 
 def of_backups(report: EraseReport) -> dict[str, str]:
-    """The backups that are named, without the place, and the doubt; without those of the metadata."""
+    """Returns the note on each named backup, by the backup's name; leaves out metadata backups."""
     named = (name.partition(" ") for name in report.backups if "keys of files" not in name)
     return {name.rpartition("/")[2]: doubt for name, _, doubt in named}
 
@@ -82,7 +82,7 @@ def test_a_backup_that_is_killed_at_its_manifest_is_named(lake: Path, when: str)
     report = erased(lake)
     assert list(of_backups(report)) == [begun]
     assert ("incomplete" in of_backups(report)[begun]) == (when == "before")
-    if whole:  # it does hold them
+    if whole:  # the complete backup holds the erased rows
         dm.restore(place, lake.parent / "restored")
         with dm.local(lake.parent / "restored") as instance:
             assert instance.table("t").query(where={"key": 1}).read_all().num_rows == 1
@@ -91,13 +91,13 @@ def test_a_backup_that_is_killed_at_its_manifest_is_named(lake: Path, when: str)
 
 
 @pytest.mark.slow
-def test_a_backup_that_is_killed_at_any_step_is_named_if_anything_of_it_is_left(lake: Path) -> None:
+def test_a_backup_killed_at_any_step_is_named_if_it_left_files(lake: Path) -> None:
     place = lake.parent / "backups"
     for step in range(0, 1_000, 5):
         ended = killed(lake, step, "after")
         left = {path.name for path in place.iterdir() if not path.name.startswith(".")}
         named = of_backups(erased(lake))
-        # nothing was copied yet of one that had not been noted
+        # a backup that was not recorded yet has no files
         copied = {name for name in left if (place / name / "objects").exists()}
         assert copied <= set(named) <= left, (step, named)
         for name in left:
@@ -110,7 +110,7 @@ def test_a_backup_that_is_killed_at_any_step_is_named_if_anything_of_it_is_left(
 
 
 @pytest.mark.slow
-def test_what_cannot_be_looked_at_is_named_as_unknown(lake: Path) -> None:
+def test_an_unreadable_backup_is_named_with_the_reason(lake: Path) -> None:
     place = lake.parent / "backups"
     with dm.local(lake) as instance:
         made = [instance.backup(place).name for _ in range(3)]
@@ -125,16 +125,16 @@ def test_what_cannot_be_looked_at_is_named_as_unknown(lake: Path) -> None:
         named = of_backups(_release_and_erase(instance, 2))
         assert list(named) == made
         assert all("does not exist" in doubt for doubt in named.values())
-        # deleted for good
+        # an empty folder in its place: the backups were deleted permanently
         place.mkdir()
         assert of_backups(instance.table("t").erase({"key": 2})) == {}
-        # moved
+        # the backups were moved
         report = instance.table("t").erase({"key": 2}, backups=[str(lake.parent / "away")])
         assert list(of_backups(report)) == made
 
 
 @pytest.mark.slow
-def test_a_backup_of_an_older_version_that_was_killed_is_named_where_it_has_files(lake: Path) -> None:
+def test_a_killed_backup_of_an_older_version_is_named_if_it_has_files(lake: Path) -> None:
     place = lake.parent / "backups"
     with dm.local(lake) as instance:
         first, second = (instance.backup(place).name for _ in range(2))
@@ -145,7 +145,7 @@ def test_a_backup_of_an_older_version_that_was_killed_is_named_where_it_has_file
 
 
 @pytest.mark.slow
-def test_a_backup_that_fails_is_not_noted(lake: Path) -> None:
+def test_a_failed_backup_is_not_recorded(lake: Path) -> None:
     with dm.local(lake) as instance:
         context = instance.table("t").context
         path = context.objects.local_path(next(iter(context.store.file_references())).filename)

@@ -1,4 +1,4 @@
-"""A process that erases is killed with SIGKILL at each of its steps; another goes on with it."""
+"""Erasures killed with SIGKILL at each step, and completed by another process."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ Erases = Callable[..., int]
 
 @pytest.fixture
 def erases(dsn: str, tmp_path: Path) -> Iterator[Erases]:
-    """Erases in a process of its own, which dies at a step; gives how it ended."""
+    """Yields a function that erases in another process, which dies at a given step; returns its exit code."""
     with subprocess.Popen(
         [sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -103,7 +103,7 @@ def erases(dsn: str, tmp_path: Path) -> Iterator[Erases]:
 
 
 def made(instance: Instance, name: str) -> Table:
-    """Files of two leaves, one that they share, and history."""
+    """Returns a table with files of two leaves, one file that they share, and history."""
     properties = dm.TableProperties(
         compaction_strategy="basic", compaction_batch_files=2, split_threshold_rows=8, split_min_rows=2
     )
@@ -131,7 +131,7 @@ def is_erased(table: Table, folder: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_an_erasure_that_is_killed_at_each_step_in_turn_goes_on(
+def test_an_erasure_killed_at_each_step_in_turn_is_completed(
     instance: Instance, erases: Erases, tmp_path: Path
 ) -> None:
     table = made(instance, "t")
@@ -148,7 +148,7 @@ def test_an_erasure_that_is_killed_at_each_step_in_turn_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS, ids=" ".join)
-def test_an_erasure_that_is_killed_at_one_step_goes_on(
+def test_an_erasure_killed_at_one_step_is_completed(
     instance: Instance, erases: Erases, tmp_path: Path, step: tuple[str, str, str]
 ) -> None:
     table = made(instance, "t")

@@ -1,4 +1,4 @@
-"""Erasures of keyed tables: also of rows that loads bring which began before."""
+"""Erasures of keyed tables, including rows of loads that began before the erasure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.support.state import Erasure
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seconds", [0, 60], ids=["before", "before the deletion was committed"])
-def test_a_load_that_began_before_and_ends_while_it_is_waited_for(
+def test_rows_of_a_load_that_ends_during_an_erasure_are_erased(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, seconds: int
 ) -> None:
-    """It has its place before the deletion: no reader shows its rows, which are in its file."""
+    """The load counts as before the deletion: no reader shows its rows, but its file has them."""
     table = keyed(instance)
     upsert(table, (1, 1), (3, 1))
     commit = begun(table, (3, 2), (4, 2))
@@ -44,34 +44,34 @@ def test_a_load_that_began_before_and_ends_while_it_is_waited_for(
 
 
 @pytest.mark.slow
-def test_with_newest_by_an_older_row_is_there_as_soon_as_it_comes_after_the_deletion(
+def test_with_newest_by_an_older_row_is_visible_when_it_comes_after_the_deletion(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds before the erasure has merged the file with the newer one, which no longer hides a row."""
+    """The row is visible even before the erasure rewrites the file with the erased newer row."""
     table, rewrite = keyed(instance, newest_by="v"), _Erasing.rewrite
     upsert(table, (1, 1), (3, 5))
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
 
     def after_an_upsert(self: _Erasing) -> None:
         monkeypatch.setattr(_Erasing, "rewrite", rewrite)
         cut = table.history.record_cut()
         upsert(table, (3, 2))
         assert seen(table, instance) == {1: 1, 3: 2}
-        told.extend(table.changes(after=cut).read_all().to_pylist())
+        reported.extend(table.changes(after=cut).read_all().to_pylist())
         rewrite(self)
 
     monkeypatch.setattr(_Erasing, "rewrite", after_an_upsert)
     assert table.erase({"k": 3}).is_finished
     assert seen(table, instance) == {1: 1, 3: 2}
-    assert told == [{"k": 3, "v": 2, "s": None, "_change": "upsert"}]
+    assert reported == [{"k": 3, "v": 2, "s": None, "_change": "upsert"}]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compacts", [False, True])
-def test_with_newest_by_nothing_of_a_key_is_left_either(
+def test_with_newest_by_an_erasure_leaves_nothing_of_a_key(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, *, compacts: bool
 ) -> None:
-    """Not as a mark of deletion, also where a round of compaction comes before the erasure's own jobs."""
+    """No deletion mark is left, even where a compaction round comes before the erasure's own jobs."""
     table = keyed(instance, newest_by="v")
     upsert(table, (1, 1), (3, 1))
     upsert(table, (3, 5), (4, 2))

@@ -1,4 +1,4 @@
-"""Erasures in a bucket that keeps versions: of deleted objects none with the rows stays."""
+"""Erasures in a bucket with versioning: no version of a deleted object keeps the erased rows."""
 
 from __future__ import annotations
 
@@ -63,23 +63,25 @@ def data(*keys: int) -> pa.Table:
 
 
 @pytest.mark.slow
-def test_no_version_of_an_object_has_what_was_erased(instance: dm.Instance, s3: Any, bucket: str) -> None:
+def test_no_version_of_an_object_has_erased_rows(instance: dm.Instance, s3: Any, bucket: str) -> None:
     properties = dm.TableProperties(
         compaction_strategy="basic", compaction_batch_files=2, gc_delay_seconds=0, history_retention_seconds=0
     )
     table = instance.create_table("t", SCHEMA, properties=properties)
     table.ingest(data(*range(10)))
     table.ingest(data(*range(10, 20)))
-    table.ingest(data(11, 12))  # no such row, and merged with one
+    table.ingest(data(11, 12))  # a file without such a row, merged with one that has it
     table.compact()
     assert table.collect_garbage().deleted == 2
     found = people(s3, bucket)
-    assert (GONE, True) in found, "S3 has the files of before"
+    assert (GONE, True) in found, "S3 keeps the deleted files"
     report = table.erase({"who": GONE}, wait_seconds=0.0)
     assert report.is_finished
     assert report.rows == sum(who == GONE for who, _ in found)
     assert report.objects_looked_at == 2
-    assert (report.files, report.versions) == (3, 6), "two that were live until now; each with its sketches"
+    assert (report.files, report.versions) == (3, 6), (
+        "three files with their sketches, two of them live until now"
+    )
     left = people(s3, bucket)
     assert GONE not in {who for who, _ in left}
     assert (1, False) in left
@@ -106,7 +108,7 @@ def test_versions_without_the_rows_stay(instance: dm.Instance, s3: Any, bucket: 
 
 
 @pytest.mark.slow
-def test_the_right_that_is_missing_is_named(
+def test_a_missing_permission_is_named(
     instance: dm.Instance, monkeypatch: pytest.MonkeyPatch, s3: Any, bucket: str
 ) -> None:
     table = instance.create_table("t", SCHEMA)

@@ -1,7 +1,8 @@
-"""Processes ingest, delete, erase, compact, split, merge and collect, and are killed, amid reads.
+"""A storm of concurrent processes, some of them killed, and the rows that each read may return.
 
-All note by one clock when they began something and when it was acknowledged. So of each read it is known
-which rows must be there, and which must not; and of files on the disk, which must not be there.
+The processes ingest, delete, erase, compact, split, merge and collect. All record the begin and the
+acknowledgement of each change by one clock. So each read has rows that it must return and rows that it must
+not, and the files on the disk have rows that they must not contain.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("person", dm.LONG)
 
 @dataclass
 class Change:
-    """A delete or an erasure of a person's rows: when it began and ended; whether it was an erasure."""
+    """A delete or an erasure of a person's rows, its begin and end, and whether it was an erasure."""
 
     who: int
     began: float
@@ -139,18 +140,18 @@ class Notes:
                     ended = self.changes[note["change"]]
                     ended.ended, ended.is_erased = note["at"], note["erased"]
 
-    def must_be(self, name: str, since: float, till: float) -> bool:
-        """Returns whether every read in that time must have the row."""
+    def must_have(self, name: str, since: float, till: float) -> bool:
+        """Returns whether every read between `since` and `till` must return the row."""
         row = self.rows[name]
         return row.ended < since and not any(
             one.began < till and one.ended > row.began for one in self.of[row.who]
         )
 
-    def is_gone(self, name: str, since: float, *, for_ever: bool = False) -> bool:
-        """Returns whether no read that begins then may have the row; or no file on disk, with `for_ever`."""
+    def must_not_have(self, name: str, since: float, *, on_disk: bool = False) -> bool:
+        """Returns whether no read that begins at `since` (no file, with `on_disk`) may have the row."""
         row = self.rows[name]
         return any(
-            row.ended < one.began and one.ended < since and (one.is_erased or not for_ever)
+            row.ended < one.began and one.ended < since and (one.is_erased or not on_disk)
             for one in self.of[row.who]
         )
 
@@ -169,22 +170,28 @@ def check_read(table: Table, way: int, folder: Path) -> None:
     found = read(table, way)
     till = time.monotonic()
     notes = Notes(folder)
-    assert [name for name, count in Counter(found).items() if count > 1] == [], "twice"
-    assert [name for name in notes.rows if notes.must_be(name, since, till) and name not in set(found)] == []
-    assert [name for name in found if notes.is_gone(name, since)] == [], "back from the dead"
+    assert [name for name, count in Counter(found).items() if count > 1] == [], "rows are returned twice"
+    assert [
+        name for name in notes.rows if notes.must_have(name, since, till) and name not in set(found)
+    ] == []
+    assert [name for name in found if notes.must_not_have(name, since)] == [], (
+        "deleted rows are visible again"
+    )
 
 
 def check_files(folder: Path) -> None:
-    """No file on the disk has what was erased before it was looked at."""
+    """Checks that no file on the disk has rows that were erased before the files were listed."""
     since, on_disk = time.monotonic(), set()
     for path in _files(folder):
         on_disk |= set(_names_in(path))
     notes = Notes(folder)
-    assert [name for name in on_disk if notes.is_gone(name, since, for_ever=True)] == [], "on the disk"
+    assert [name for name in on_disk if notes.must_not_have(name, since, on_disk=True)] == [], (
+        "erased rows are in files"
+    )
 
 
 def _files(folder: Path) -> list[Path]:
-    """Returns the files that are there, while folders are made and deleted."""
+    """Returns the existing Parquet files, while other processes make and delete folders."""
     walked = os.walk(folder / "objects")
     return [Path(place, name) for place, _, names in walked for name in names if name.endswith(".parquet")]
 
@@ -195,7 +202,7 @@ def _names_in(path: Path) -> list[str]:
     except (OSError, ValueError):
         if path.exists() and ".staging" not in path.parts:
             raise
-        return []  # deleted, or being written
+        return []  # the file was deleted, or is being written
 
 
 def storm(dsn: str, folder: Path, roles: list[str], seconds: float, erasures: int, *, kills: bool) -> None:
@@ -233,11 +240,11 @@ def _erased(folder: Path) -> int:
 
 
 @pytest.mark.slow
-def test_what_is_erased_stays_away_and_all_else_stays_amid_a_short_storm(dsn: str, tmp_path: Path) -> None:
+def test_erased_rows_stay_away_and_all_others_stay_in_a_short_storm(dsn: str, tmp_path: Path) -> None:
     storm(dsn, tmp_path, ["ingest 0", "erase 0", "delete 1", "compact", "split"], 3, 3, kills=False)
 
 
 @pytest.mark.slow
-def test_what_is_erased_stays_away_and_all_else_stays_amid_a_long_storm(dsn: str, tmp_path: Path) -> None:
+def test_erased_rows_stay_away_and_all_others_stay_in_a_long_storm(dsn: str, tmp_path: Path) -> None:
     roles = ["ingest 0", "ingest 1", "erase 0", "erase 1", "delete 2", "compact", "split", "collect"]
     storm(dsn, tmp_path, roles, 40, 3, kills=True)

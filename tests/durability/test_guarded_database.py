@@ -1,4 +1,4 @@
-"""The guard of the database: a deploy changes nothing of it while the instance is paused."""
+"""The guard of the database: a deployment changes nothing of it while the instance is paused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def event(
 def test_a_change_is_refused_while_the_instance_is_paused(
     cloudformation: CloudFormation, aws: Aws, kind: str, state: str | None, reason: str | None
 ) -> None:
-    """No state is there before the first deploy has ended."""
+    """No desired state exists before the first deployment has ended."""
     aws.state = state
     guard(event(cloudformation, kind), Context())
     answer = cloudformation.answer
@@ -51,15 +51,17 @@ def test_a_change_is_refused_while_the_instance_is_paused(
     assert answer["PhysicalResourceId"] == GUARD_ID and aws.state == state
 
 
-def test_to_be_taken_back_it_is_let_through(cloudformation: CloudFormation, aws: Aws) -> None:
+def test_a_rollback_is_allowed_while_paused(cloudformation: CloudFormation, aws: Aws) -> None:
     """Otherwise the stack would stay in UPDATE_ROLLBACK_FAILED."""
     aws.state, aws.stack_status = "paused", "UPDATE_ROLLBACK_IN_PROGRESS"
     guard(event(cloudformation, "Update"), Context())
     assert cloudformation.answer["Status"] == "SUCCESS"
 
 
-def test_a_database_of_a_snapshot_comes_also_while_paused(cloudformation: CloudFormation, aws: Aws) -> None:
-    """After dormouse restore the stopped database is not changed but replaced."""
+def test_a_database_may_be_restored_from_a_snapshot_while_paused(
+    cloudformation: CloudFormation, aws: Aws
+) -> None:
+    """After `dormouse restore`, the deployment replaces the stopped database instead of changing it."""
     aws.state = "paused"
     guard(event(cloudformation, "Update", snapshot="arn:new"), Context())
     guard(event(cloudformation, "Update", snapshot="arn:new", before="arn:new"), Context())
@@ -67,10 +69,10 @@ def test_a_database_of_a_snapshot_comes_also_while_paused(cloudformation: CloudF
 
 
 @pytest.mark.parametrize("state", ["paused", "running"])
-def test_without_its_snapshot_a_database_would_be_an_empty_one(
+def test_removing_the_snapshot_setting_is_refused(
     cloudformation: CloudFormation, aws: Aws, state: str
 ) -> None:
-    """A rollback replaces the database by the one before."""
+    """CloudFormation would create an empty database without the setting; a rollback is allowed."""
     aws.state = state
     guard(event(cloudformation, "Update", before="arn:old"), Context())
     aws.stack_status = "UPDATE_ROLLBACK_IN_PROGRESS"
@@ -80,13 +82,13 @@ def test_without_its_snapshot_a_database_would_be_an_empty_one(
     assert refused["Reason"].endswith('keep database.snapshot = "arn:old", or name a newer one')
 
 
-def test_it_lets_an_instance_be_destroyed(cloudformation: CloudFormation, aws: Aws) -> None:
+def test_the_guard_allows_an_instance_to_be_destroyed(cloudformation: CloudFormation, aws: Aws) -> None:
     aws.state = "paused"
     guard(event(cloudformation, "Delete"), Context())
     assert cloudformation.answer["Status"] == "SUCCESS"
 
 
-def test_an_odd_event_is_answered_in_one_line(cloudformation: CloudFormation, aws: Aws) -> None:
+def test_an_invalid_event_is_answered_in_one_line(cloudformation: CloudFormation, aws: Aws) -> None:
     guard({**event(cloudformation, "Update"), "RequestType": "Look"}, Context())
     guard({**event(cloudformation, "Update"), "ResourceProperties": None}, Context())
     first, second = (one["Reason"] for one in cloudformation.answers)

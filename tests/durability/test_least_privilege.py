@@ -1,4 +1,4 @@
-"""An instance in the database of others, with no more rights than the documentation grants."""
+"""An instance in another team's database, with only the rights that the documentation grants."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ TABLE = OF_K
 
 
 def statements(database: str) -> list[str]:
-    """Returns those of the documentation, for a database."""
+    """Returns the SQL statements of the documentation, for the given database."""
     [block] = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return [one.strip().replace("shop", database) for one in block.split(";") if one.strip()]
 
 
 @contextmanager
 def closed_database(databases: Databases) -> Iterator[psycopg.Connection]:
-    """Makes an empty database in which other roles have no right."""
+    """Yields a connection to an empty database in which other roles have no rights."""
     dsn = databases.create("template0")
     name = sql.Identifier(str(conninfo_to_dict(dsn)["dbname"]))
     with psycopg.connect(dsn, autocommit=True) as conn:
@@ -50,7 +50,7 @@ def closed_database(databases: Databases) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture
 def admin(server_dsn: str, databases: Databases) -> Iterator[psycopg.Connection]:
-    """A database, and a role that may log in, and nothing else."""
+    """Yields a connection to a closed database, beside a role that may only log in."""
     with psycopg.connect(server_dsn, autocommit=True) as server:
         server.execute(f"create role {ROLE} login")
         try:
@@ -61,7 +61,7 @@ def admin(server_dsn: str, databases: Databases) -> Iterator[psycopg.Connection]
 
 
 def granted(admin: psycopg.Connection, count: int | None = None) -> str:
-    """Runs statements of the documentation; returns the role's DSN."""
+    """Runs the first `count` statements of the documentation (all by default); returns the role's DSN."""
     for statement in statements(admin.info.dbname)[:count]:
         admin.execute(statement.encode())
     return as_role(admin.info.dsn, ROLE)
@@ -93,7 +93,7 @@ def test_three_grants_are_enough(
 
 
 @pytest.mark.slow
-def test_a_query_of_rows_says_that_no_database_of_indexes_may_be_made(
+def test_a_query_of_a_row_table_names_the_missing_right_to_create_databases(
     admin: psycopg.Connection, tmp_path: Path
 ) -> None:
     with dm.connect(granted(admin), (tmp_path / "objects").as_uri()) as instance:
@@ -118,7 +118,7 @@ def test_a_schema_of_the_role_is_enough(admin: psycopg.Connection, tmp_path: Pat
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_right_that_is_missing_is_named(admin: psycopg.Connection, tmp_path: Path, count: int) -> None:
+def test_a_missing_right_is_named(admin: psycopg.Connection, tmp_path: Path, count: int) -> None:
     with pytest.raises(
         InstanceError,
         match=r"permission denied for schema dormouse; have an administrator run: create schema "
@@ -127,7 +127,7 @@ def test_a_right_that_is_missing_is_named(admin: psycopg.Connection, tmp_path: P
         dm.connect(granted(admin, count), (tmp_path / "objects").as_uri())
 
 
-def test_a_role_that_may_make_no_schema_learns_what_to_grant(
+def test_the_error_of_a_role_without_the_right_to_create_a_schema_has_the_fix(
     admin: psycopg.Connection, tmp_path: Path
 ) -> None:
     admin.execute(f"grant connect on database {admin.info.dbname} to {ROLE}")
@@ -139,7 +139,7 @@ def test_a_role_that_may_make_no_schema_learns_what_to_grant(
     "command",
     [("table", "list"), ("status",), ("check",), ("payloads", "status"), ("query", "t"), ("sql", "select 1")],
 )
-def test_what_only_reads_says_that_a_database_is_empty(
+def test_read_only_commands_report_an_empty_database(
     empty_dsn: str, tmp_path: Path, cli: Callable[..., tuple[int, str, str]], command: tuple[str, ...]
 ) -> None:
     code, out, error = cli(*command, "--dsn", empty_dsn, "--objects", (tmp_path / "objects").as_uri())
@@ -149,7 +149,9 @@ def test_what_only_reads_says_that_a_database_is_empty(
 
 
 @pytest.mark.slow
-def test_a_database_of_an_older_version_is_called_so(empty_dsn: str, tmp_path: Path) -> None:
+def test_read_only_errors_distinguish_an_older_database_from_a_foreign_one(
+    empty_dsn: str, tmp_path: Path
+) -> None:
     older = tmp_path / "older"
     older.mkdir()
     for path in sorted(MIGRATIONS.glob("*.sql"))[:-1]:

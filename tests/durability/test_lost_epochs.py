@@ -1,4 +1,4 @@
-"""A server that lost commits makes other epochs of the same numbers; no process uses the lost ones."""
+"""Lost epochs: a server that lost commits reuses epoch numbers, and no process uses the lost epochs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.support.writing import ingest
 NewTable = Callable[..., TableContext]
 
 
-def again(table: TableContext) -> TableContext:
-    """The same table, as another process has it."""
+def reopened(table: TableContext) -> TableContext:
+    """Returns the same table with a tree cache of its own, as another process has it."""
     return TableContext(table.dsn, table.supplier, table.objects, table.table, trees=TreeCache())
 
 
 def lose_epochs(table: TableContext) -> None:
-    """Loses epochs, as when a server is restored in place, or a standby that lagged behind takes over."""
+    """Deletes epochs, as when a server is restored in place or a lagging standby takes over."""
     with table.supplier.connection() as conn, conn.transaction():
         for statement in (
             "delete from partition where table_id = %s and parent_id is not null",
@@ -43,8 +43,8 @@ def keys(table: TableContext, key: int) -> list[int]:
 
 
 @pytest.mark.parametrize("further", [False, True], ids=["as many", "more"])
-def test_lost_epochs_are_forgotten(new_table: NewTable, *, further: bool) -> None:
-    reader, writer, other = (table := new_table()), again(table), again(table)
+def test_cached_epochs_that_the_server_lost_are_not_used(new_table: NewTable, *, further: bool) -> None:
+    reader, writer, other = (table := new_table()), reopened(table), reopened(table)
     table.partitions.split("root", 10)
     for one in (reader, writer):
         assert one.partitions.tree().leaf_count == 2
@@ -55,4 +55,4 @@ def test_lost_epochs_are_forgotten(new_table: NewTable, *, further: bool) -> Non
     add(other, 5, 20, 60, 80)
     assert [keys(reader, key) for key in (5, 20, 60, 80)] == [[5], [20], [60], [80]]
     add(writer, 21)
-    assert keys(again(table), 21) == [21]
+    assert keys(reopened(table), 21) == [21]

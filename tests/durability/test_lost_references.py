@@ -31,7 +31,7 @@ def lake(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Iterator[I
 
 
 def shared_file(lake: Instance) -> str:
-    """The file of both leaves."""
+    """Returns the name of the file that both leaves share."""
     [name] = {
         one.filename
         for one in lake.table("t").files.file_references()
@@ -41,7 +41,7 @@ def shared_file(lake: Instance) -> str:
 
 
 def only_file(lake: Instance) -> str:
-    """A file of one leaf."""
+    """Returns the name of a file that has references from only one leaf."""
     return min(set(names(lake)) - {shared_file(lake)})
 
 
@@ -66,7 +66,7 @@ def lose_all(lake: Instance) -> None:
 
 
 def lose_one_half(lake: Instance) -> None:
-    """Loses the reference of one half of a divided leaf."""
+    """Deletes the references of one half of a divided leaf."""
     table = lake.table("t")
     _, right = table.partitions.split(names_of_leaves(lake)[0], 100)
     table.split()
@@ -83,7 +83,7 @@ WAYS: list[Callable[[Instance], None]] = [
 
 
 def a_day_passes(lake: Instance) -> None:
-    """Moves the last full count back a day, so that all is counted again."""
+    """Moves the last full count back a day, so that everything is counted again."""
     query(lake._supplier, "update watermark set whole_at = whole_at - interval '25 hours'")
 
 
@@ -96,8 +96,8 @@ def days_of_the_log_are_dropped(lake: Instance) -> None:
 
 
 def lost(lake: Instance) -> list[Problem]:
-    told = ("totals", "file_without_reference")
-    return [one for one in lake.check().problems if one.kind in told]
+    reported = ("totals", "file_without_reference")
+    return [one for one in lake.check().problems if one.kind in reported]
 
 
 def collect(lake: Instance) -> None:
@@ -109,7 +109,7 @@ def collect(lake: Instance) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_counted", [True, False], ids=["counted", "at once"])
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_lost_is_told_for_ever(
+def test_a_lost_reference_is_reported_by_every_later_check(
     lake: Instance, way: Callable[[Instance], None], is_counted: bool, tmp_path: Path
 ) -> None:
     table = lake.table("t")
@@ -117,7 +117,7 @@ def test_what_is_lost_is_told_for_ever(
         table.status()
     way(lake)
     assert lost(lake)
-    # what is left is merged, collected, divided and counted again
+    # the remaining files are merged, collected, divided and counted again
     table.ingest(rows(0))
     table.compact()
     assert lost(lake)
@@ -131,17 +131,17 @@ def test_what_is_lost_is_told_for_ever(
     collect(lake)
     days_of_the_log_are_dropped(lake)
     collect(lake)
-    told = lost(lake)
-    assert told
-    assert all(one.table == "t" for one in told)
+    reported = lost(lake)
+    assert reported
+    assert all(one.table == "t" for one in reported)
     assert problem_kinds(lake) <= {"totals", "file_without_reference"}  # no object is missing
 
 
-def test_it_names_the_file_and_stays_after_a_count(lake: Instance) -> None:
+def test_a_lost_reference_names_its_file_and_is_reported_after_a_count(lake: Instance) -> None:
     name = shared_file(lake)
     lose_one_of_two(lake)
-    [told] = [one for one in lost(lake) if "was given to" in one.detail]
-    assert (told.filename, "100 rows" in told.detail) == (name, True)
+    [reported] = [one for one in lost(lake) if "was given to" in one.detail]
+    assert (reported.filename, "100 rows" in reported.detail) == (name, True)
     collect(lake)
     assert name in {one.filename for one in lost(lake)}
 
@@ -151,15 +151,15 @@ def test_the_lost_half_of_a_partition_is_named(lake: Instance) -> None:
     _, right = table.partitions.split(leaf, 100)
     table.split()
     assert lose(lake, f"partition_id = '{right.partition_id}'") == 3
-    told = [one for one in lost(lake) if "was divided" in one.detail]
-    assert {one.partition_id for one in told} == {right.partition_id}
-    assert len(told) == 3
-    assert all(leaf in one.detail for one in told)
+    reported = [one for one in lost(lake) if "was divided" in one.detail]
+    assert {one.partition_id for one in reported} == {right.partition_id}
+    assert len(reported) == 3
+    assert all(leaf in one.detail for one in reported)
 
 
 @pytest.mark.slow
-def test_collection_deletes_nothing_of_the_table_until_it_is_accepted(lake: Instance) -> None:
-    """The rows may be in no other file: here the other references of the file are compacted away."""
+def test_collection_deletes_nothing_of_the_table_until_the_difference_is_accepted(lake: Instance) -> None:
+    """The file's rows may be in no other file: compaction removed all its other references."""
     table, name = lake.table("t"), shared_file(lake)
     table.collect_garbage()
     lose_one_of_two(lake)
@@ -176,14 +176,14 @@ def test_collection_deletes_nothing_of_the_table_until_it_is_accepted(lake: Inst
     with pytest.raises(CheckFailed):
         list(table.garbage_ready())
     lake.create_table("other", table.schema)
-    lake.table("other").collect_garbage()  # which has no part in it
+    lake.table("other").collect_garbage()  # the other table is not affected
     assert lake.accept_differences("t") > 0
     assert [one for one in lost(lake) if "was given" in one.detail or "by the count of" in one.detail] == []
     assert table.collect_garbage().deleted
     assert rounds_failing(lake._supplier) == 0
 
 
-def test_metrics_tell(lake: Instance, tmp_path: Path) -> None:
+def test_metrics_report_the_failed_collection(lake: Instance, tmp_path: Path) -> None:
     lose_one_of_two(lake)
     a_day_passes(lake)
     done = lake.maintain(once=True)
@@ -194,7 +194,7 @@ def test_metrics_tell(lake: Instance, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_accepted_and_comes_again_is_told_again(lake: Instance) -> None:
+def test_a_difference_that_recurs_after_it_was_accepted_is_reported_again(lake: Instance) -> None:
     table = lake.table("t")
     lose_one_of_two(lake)
     lake.accept_differences("t")
@@ -204,7 +204,7 @@ def test_what_was_accepted_and_comes_again_is_told_again(lake: Instance) -> None
     assert lost(lake)
 
 
-def test_files_that_nothing_refers_to_are_collected_when_that_is_accepted(lake: Instance) -> None:
+def test_unreferenced_files_are_collected_once_the_difference_is_accepted(lake: Instance) -> None:
     table, name = lake.table("t"), only_file(lake)
     lose_the_only_one(lake)
     collect(lake)
@@ -218,7 +218,7 @@ def test_files_that_nothing_refers_to_are_collected_when_that_is_accepted(lake: 
     assert table.status() == replace_rounds(before, table.status())
 
 
-def test_what_is_let_go_is_not_counted_as_ingested(lake: Instance) -> None:
+def test_accepted_losses_are_not_counted_as_ingested(lake: Instance) -> None:
     table = lake.table("t")
     before = table.history.record_cut()
     lose_the_only_one(lake)
@@ -249,8 +249,8 @@ def test_the_command_accepts(
 
 
 @pytest.mark.slow
-def test_no_other_table_s_counts_are_void_when_one_is_cleared(lake: Instance) -> None:
-    """Else a difference that was not looked at yet would be hidden."""
+def test_clearing_a_table_does_not_reset_the_counts_of_others(lake: Instance) -> None:
+    """Otherwise a difference that no check has seen yet would be hidden."""
     lake.table("t").status()
     lose_one_of_two(lake)
     other = lake.create_table("other", lake.table("t").schema)
@@ -263,7 +263,7 @@ def test_no_other_table_s_counts_are_void_when_one_is_cleared(lake: Instance) ->
     assert {one.table for one in lost(lake)} == {"t"}
 
 
-def test_removals_that_are_lost_are_told(lake: Instance) -> None:
+def test_lost_removals_are_reported(lake: Instance) -> None:
     table = lake.table("t")
     table.status()
     name = only_file(lake)
@@ -284,8 +284,8 @@ ADDED = {
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("added", ["35 days ago", "29 days ago, 00:10"], ids=["before", "clock set back"])
-def test_a_log_that_is_dropped_makes_nothing_lost(lake: Instance, added: str) -> None:
-    """References removed long ago are in no log, whatever clock they were added by."""
+def test_dropping_days_of_the_removal_log_loses_nothing(lake: Instance, added: str) -> None:
+    """The log does not have removals of long ago, whichever clock dated the references."""
     table, name, leaf = lake.table("t"), shared_file(lake), names_of_leaves(lake)[0]
     query(lake._supplier, "update instance set removals_since = now() - interval '40 days'")
     days, _, hour = added.partition(" days ago")
@@ -303,7 +303,7 @@ def test_a_log_that_is_dropped_makes_nothing_lost(lake: Instance, added: str) ->
 
 
 @pytest.mark.slow
-def test_a_day_is_kept_until_all_was_counted_after_it(lake: Instance) -> None:
+def test_a_day_of_the_removal_log_is_kept_until_a_later_full_count(lake: Instance) -> None:
     table = lake.table("t")
     table.set_properties(history_retention_seconds=0)
     table.collect_garbage()
@@ -321,8 +321,8 @@ def test_a_day_is_kept_until_all_was_counted_after_it(lake: Instance) -> None:
     assert query(lake._supplier, "select count(*) from removal") == [(0,)]
 
 
-def test_what_callers_add_need_not_be_in_partitions_whole(lake: Instance) -> None:
-    """Only Dormouse's own files have all of their rows in partitions."""
+def test_files_of_callers_may_have_rows_outside_of_partitions(lake: Instance) -> None:
+    """The partitions need to cover all rows only of files that Dormouse wrote."""
     (Path(lake._objects.url.removeprefix("file://")) / "mine").mkdir()
     lake._objects.put("mine/a", b"x")
     leaf = names_of_leaves(lake)[0]

@@ -1,4 +1,4 @@
-"""Rows that the database lost are reported as lost, at once, and not taken for conversions or drops."""
+"""Lost database rows: each is reported at once as damage, and not mistaken for a conversion or a drop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORKS: list[Callable[[Instance], object]] = [
 
 
 @pytest.mark.parametrize("layout", ROW_OF_FILE)
-def test_a_lost_row_of_a_file_is_told(dsn: str, tmp_path: Path, layout: str) -> None:
+def test_a_lost_row_of_a_file_is_reported(dsn: str, tmp_path: Path, layout: str) -> None:
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
         table = instance.create_table("t", SCHEMA, layout=layout)
         table.ingest(pa.table({"key": [1, 2, 3]}))
@@ -46,7 +46,7 @@ def test_a_lost_row_of_a_file_is_told(dsn: str, tmp_path: Path, layout: str) -> 
             assert time.monotonic() - began < 5
 
 
-def test_a_lost_partition_is_told(dsn: str, tmp_path: Path) -> None:
+def test_a_lost_partition_is_reported(dsn: str, tmp_path: Path) -> None:
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
         table = instance.create_table("t", SCHEMA, split_points=[2])
         table.ingest(pa.table({"key": [1, 2, 3]}))
@@ -57,7 +57,7 @@ def test_a_lost_partition_is_told(dsn: str, tmp_path: Path) -> None:
                 work(instance)
 
 
-def test_a_lost_row_of_an_epoch_is_told(dsn: str, tmp_path: Path) -> None:
+def test_a_lost_row_of_an_epoch_is_reported(dsn: str, tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
     with dm.connect(dsn, url) as instance:
         table = instance.create_table("t", SCHEMA)

@@ -1,4 +1,4 @@
-"""An instance that is kept up unattended; and the backup of its metadata that a lost database is made of."""
+"""Unattended maintenance of an instance, and the metadata backup that replaces a lost database."""
 
 from __future__ import annotations
 
@@ -71,20 +71,20 @@ def a_day_passes(instance: Instance) -> None:
     query(instance._supplier, "update instance_round set ended_at = ended_at - interval '25 hours'")
 
 
-def test_all_tables_are_kept_up_and_what_fails_holds_up_nothing(tmp_path: Path) -> None:
-    told: list[str] = []
+def test_all_tables_are_maintained_despite_a_failing_one(tmp_path: Path) -> None:
+    reported: list[str] = []
     with dm.local(tmp_path / "lake") as instance:
         fill(instance, "a")
         fill(instance, "b")
         fill(instance, "c", files=5)
         damaged = damage(instance, "a")
-        done = instance.maintain(once=True, tell=told.append)
+        done = instance.maintain(once=True, tell=reported.append)
         assert done.cycles == 1
         assert (done.jobs_run, done.partitions_split) >= (1, 1)
         assert done.files_deleted >= 2
-        assert done.failed == len(done.failures) == len(told) >= 1
-        assert all(line.startswith("a: ") for line in told)
-        assert damaged.name in told[0]
+        assert done.failed == len(done.failures) == len(reported) >= 1
+        assert all(line.startswith("a: ") for line in reported)
+        assert damaged.name in reported[0]
         assert instance.table("b").status().files == 1
         assert keys(instance, "c") == sorted(10 * number + n for number in range(5) for n in range(3))
         rounds = {one.kind: one for one in instance.rounds()}
@@ -97,7 +97,7 @@ def test_all_tables_are_kept_up_and_what_fails_holds_up_nothing(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_metadata_is_backed_up_once_a_day_and_the_last_are_kept(
+def test_the_metadata_is_backed_up_daily_and_the_newest_backups_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DORMOUSE_METADATA_BACKUPS", "2")
@@ -119,7 +119,7 @@ def test_the_metadata_is_backed_up_once_a_day_and_the_last_are_kept(
 
 
 @pytest.mark.slow
-def test_a_backup_is_the_last_also_when_the_clock_was_ahead(tmp_path: Path) -> None:
+def test_a_new_backup_is_the_last_even_if_an_earlier_clock_was_ahead(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         for day in ("01", "02"):
             instance._objects.put(f"backups/1/2999-01-{day}T000000Z.tar.gz", b"of a clock that was ahead")
@@ -132,7 +132,7 @@ def test_a_backup_is_the_last_also_when_the_clock_was_ahead(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_backup_that_fails_is_told_and_tried_again_after_an_hour(
+def test_a_failed_backup_is_recorded_and_retried_after_an_hour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(path: Path) -> None:
@@ -165,7 +165,7 @@ def test_one_process_maintains_an_instance(tmp_path: Path) -> None:
         wait_until(lambda: backup_times(instance) != [])
         with pytest.raises(InstanceLocked, match="another process already maintains this instance"):
             other.maintain(once=True)
-        # what comes while it runs is done, too
+        # tables that are created while maintenance runs are maintained, too
         fill(instance, "later")
         try:
             wait_until(lambda: instance.table("later").status().files == 1)
@@ -177,7 +177,7 @@ def test_one_process_maintains_an_instance(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_left_and_what_fails_is_told_to_prometheus(tmp_path: Path) -> None:
+def test_metrics_have_the_backlog_and_the_failures(tmp_path: Path) -> None:
     found: dict[str, float] = {}
     with dm.local(tmp_path / "lake") as instance:
         fill(instance, "bad")
@@ -194,10 +194,10 @@ def test_what_is_left_and_what_fails_is_told_to_prometheus(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_cycle_that_finds_no_database_is_followed_by_another(
+def test_maintenance_continues_after_a_cycle_without_a_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     stop = threading.Event()
     with dm.local(tmp_path / "lake") as instance:
         fill(instance, "t")
@@ -210,12 +210,12 @@ def test_a_cycle_that_finds_no_database_is_followed_by_another(
             return tables()
 
         monkeypatch.setattr(instance, "tables", listed)
-        done = instance.maintain(stop=stop, cycle_seconds=0.01, tell=told.append)
-        assert (done.cycles, told) == (3, ["maintenance: the database is away"] * 2)
+        done = instance.maintain(stop=stop, cycle_seconds=0.01, tell=reported.append)
+        assert (done.cycles, reported) == (3, ["maintenance: the database is away"] * 2)
 
 
 @pytest.mark.slow
-def test_what_may_only_be_read_is_not_maintained(tmp_path: Path) -> None:
+def test_a_read_only_instance_is_not_maintained(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake"):
         pass
     with dm.local(tmp_path / "lake", read_only=True) as instance, pytest.raises(InstanceReadOnly):
@@ -227,7 +227,7 @@ def command(folder: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_the_command_runs_until_it_is_ended_and_tells_what_failed(tmp_path: Path) -> None:
+def test_the_command_runs_until_a_signal_and_reports_failures(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     with dm.local(lake) as instance:
         fill(instance, "t")
@@ -239,9 +239,9 @@ def test_the_command_runs_until_it_is_ended_and_tells_what_failed(tmp_path: Path
         process = command(lake, "maintain", "--every", "0.1", "--json")
         wait_until(lambda: instance.table("u").status().files == 1)
         process.send_signal(signal.SIGTERM)
-        told, errors = process.communicate(timeout=20)
+        reported, errors = process.communicate(timeout=20)
         assert process.returncode == 0, errors
-        assert json.loads(told)["jobs_run"] == 1
+        assert json.loads(reported)["jobs_run"] == 1
         fill(instance, "bad")
         name = damage(instance, "bad").name
         process = command(lake, "maintain", "--once")
@@ -249,8 +249,8 @@ def test_the_command_runs_until_it_is_ended_and_tells_what_failed(tmp_path: Path
         assert process.returncode == 1
         assert name in errors
         process = command(lake, "status")
-        told, _ = process.communicate(timeout=20)
-        assert f"last {KIND}" in told
+        reported, _ = process.communicate(timeout=20)
+        assert f"last {KIND}" in reported
 
 
 # ---------------------------------------------------------------------- a database that is lost
@@ -258,7 +258,7 @@ def test_the_command_runs_until_it_is_ended_and_tells_what_failed(tmp_path: Path
 
 @pytest.fixture
 def lost(tmp_path: Path) -> Path:
-    """An instance with a backup of its metadata, a file that came later, and no database."""
+    """Returns a folder with a metadata backup, a file ingested after it, and no database."""
     lake = tmp_path / "lake"
     with dm.local(lake) as instance:
         fill(instance, "t", files=1)
@@ -273,7 +273,7 @@ def files(lake: Path) -> set[Path]:
 
 
 @pytest.mark.slow
-def test_a_lost_database_is_made_of_the_backup_in_the_store(lost: Path) -> None:
+def test_a_lost_database_is_restored_from_the_metadata_backup(lost: Path) -> None:
     made = restore_metadata(lost)
     assert (made.tables, made.incarnation) == (1, 2)
     assert made.backup.startswith("backups/1/")
@@ -286,10 +286,10 @@ def test_a_lost_database_is_made_of_the_backup_in_the_store(lost: Path) -> None:
         instance.table("t").ingest(pa.table({"key": [7]}))
         instance.maintain(once=True)
         assert keys(instance, "t") == [0, 1, 2, 7]
-        # files that came later have no reference, and stay
+        # the file ingested after the backup has no reference, and stays
         assert len(files(lost)) == 2
         assert later in files(lost)
-        # the next is of the new incarnation
+        # the next metadata backup belongs to the new incarnation
         a_day_passes(instance)
         instance.maintain(once=True)
         assert [one.incarnation for one in backups.metadata_backups(instance._objects)][-1] == 3
@@ -297,8 +297,8 @@ def test_a_lost_database_is_made_of_the_backup_in_the_store(lost: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_last_backup_refers_to_is_there_whatever_was_merged_since(tmp_path: Path) -> None:
-    """Orphans are not deleted while files are missing, as they may be the last copy of their rows."""
+def test_files_of_the_last_metadata_backup_are_kept_after_a_compaction(tmp_path: Path) -> None:
+    """Orphans are not deleted while files are missing: an orphan may be the last copy of their rows."""
     lake = tmp_path / "lake"
     with dm.local(lake) as instance:
         fill(instance, "t", files=1)
@@ -318,7 +318,7 @@ def test_what_the_last_backup_refers_to_is_there_whatever_was_merged_since(tmp_p
         with pytest.raises(CheckFailed, match="may be the last copy"):
             instance.delete_orphans(timedelta(0))
         assert len(files(lake)) == 2
-    # the next backup lets go of what was merged before it
+    # after the next backup, the files that were merged before it may be deleted
     with dm.local(tmp_path / "later") as instance:
         a_day_passes(instance)
         assert instance.maintain(once=True).files_deleted == 0
@@ -328,7 +328,7 @@ def test_what_the_last_backup_refers_to_is_there_whatever_was_merged_since(tmp_p
 
 
 @pytest.mark.slow
-def test_a_database_that_is_there_is_not_replaced(tmp_path: Path, lost: Path) -> None:
+def test_an_existing_database_is_not_replaced(tmp_path: Path, lost: Path) -> None:
     restore_metadata(lost)
     with pytest.raises(InvalidInput, match="is not lost"):
         restore_metadata(lost)
@@ -338,7 +338,7 @@ def test_a_database_that_is_there_is_not_replaced(tmp_path: Path, lost: Path) ->
 
 
 @pytest.mark.slow
-def test_without_its_backup_nothing_is_made(lost: Path) -> None:
+def test_without_a_valid_backup_nothing_is_restored(lost: Path) -> None:
     with pytest.raises(InvalidInput, match="no such backup"):
         restore_metadata(lost, "2020-01-01T000000Z")
     [path] = (lost / "objects" / "backups").rglob("*.tar.gz")
@@ -349,7 +349,7 @@ def test_without_its_backup_nothing_is_made(lost: Path) -> None:
         restore_metadata(lost)
     path.write_bytes(
         bytes([*data[:-100_000], data[-100_000] ^ 1, *data[-99_999:]])
-    )  # in a page of zeros, say
+    )  # in a page of zeros, for example
     with pytest.raises(dm.DormouseError, match=f"{path.name} is damaged"):
         restore_metadata(lost)
     path.unlink()
@@ -360,7 +360,7 @@ def test_without_its_backup_nothing_is_made(lost: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_database_is_in_its_place_when_it_owns_the_store_and_not_before(
+def test_a_restored_database_is_moved_into_place_after_it_owns_the_store(
     lost: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(self: Ownership, instance_id: str, **how: float | bool) -> int:
@@ -373,7 +373,7 @@ def test_a_database_is_in_its_place_when_it_owns_the_store_and_not_before(
             restore_metadata(lost)
     assert sorted(path.name for path in lost.iterdir()) == before
     descriptor = os.open(lost, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as another that restores it
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as another process that restores into the folder
     with pytest.raises(InstanceLocked, match="another process"):
         restore_metadata(lost)
     os.close(descriptor)
@@ -382,7 +382,7 @@ def test_a_database_is_in_its_place_when_it_owns_the_store_and_not_before(
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_no_damage(lost: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_reported_as_damage(lost: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 

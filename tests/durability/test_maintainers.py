@@ -1,4 +1,4 @@
-"""One process maintains an instance, also when the session that this depends on is lost."""
+"""Maintenance by one process at a time, even when the session that holds its lock is lost."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ LOCKED = (
 
 
 def end_session(instance: Instance) -> None:
-    """Ends the session that the right to maintain the instance depends on."""
+    """Ends the session that holds the maintenance lock."""
     query(instance._supplier, f"select pg_terminate_backend(pid, 5000) {LOCKED}")
 
 
 @pytest.mark.slow
-def test_a_maintainer_that_loses_its_session_takes_the_right_again(tmp_path: Path) -> None:
-    told: list[str] = []
+def test_a_maintainer_that_loses_its_session_locks_again(tmp_path: Path) -> None:
+    reported: list[str] = []
     stop, done = threading.Event(), list[Maintenance]()
     with dm.local(tmp_path / "lake") as instance, dm.local(tmp_path / "lake") as other:
         thread = threading.Thread(
-            target=lambda: done.append(instance.maintain(stop=stop, cycle_seconds=0.05, tell=told.append))
+            target=lambda: done.append(instance.maintain(stop=stop, cycle_seconds=0.05, tell=reported.append))
         )
         thread.start()
         try:
@@ -44,7 +44,7 @@ def test_a_maintainer_that_loses_its_session_takes_the_right_again(tmp_path: Pat
         finally:
             stop.set()
             thread.join(30)
-        assert done[0].cycles, "the report is there"
+        assert done[0].cycles, "the maintenance reports its cycles"
 
 
 @pytest.mark.slow
@@ -70,12 +70,12 @@ def test_a_maintainer_ends_when_another_has_taken_its_place(
 
 
 @pytest.mark.slow
-def test_a_lost_session_that_the_server_still_keeps_is_no_other_maintainer(tmp_path: Path) -> None:
+def test_a_lost_session_still_open_on_the_server_is_not_another_maintainer(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         with InstanceRounds(instance._supplier).alone() as alone:
             lost = alone._conn
             assert lost is not None
-            alone._conn = None  # as after an error of the network that only this side has noticed
+            alone._conn = None  # as after a network error that only the client has noticed
             alone.check()
             alone.check()
         with pytest.raises(psycopg.OperationalError):

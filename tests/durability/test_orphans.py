@@ -1,4 +1,4 @@
-"""Orphans: objects that the database does not know are listed, and deleted only on request."""
+"""Orphans: objects unknown to the database are listed, and deleted only on request."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def instance(instance: Instance) -> Instance:
 
 @pytest.fixture
 def copy(dsn: str, url: str) -> Iterator[str]:
-    """A copy of a database with a table `t`."""
+    """Returns the DSN of a copy of a database with a table `t`."""
     with dm.connect(dsn, url) as instance:
         instance.create_table("t", SCHEMA, properties=dm.TableProperties(gc_delay_seconds=0))
         add(instance, 1)
@@ -71,7 +71,7 @@ def keys(instance: Instance) -> list[int]:
 
 
 def put(objects: Path, *names: str, days: float = 0) -> None:
-    """Objects of other programs, so many days old."""
+    """Writes objects of other programs that are `days` days old."""
     for name in names:
         (objects / name).parent.mkdir(parents=True, exist_ok=True)
         (objects / name).write_bytes(b"strange")
@@ -87,12 +87,12 @@ def files(objects: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_what_is_known_is_no_orphan(instance: Instance, objects: Path) -> None:
-    """Files, sketches, what is being written, what waits for collection, and records."""
+def test_known_objects_are_no_orphans(instance: Instance, objects: Path) -> None:
+    """Covers files, sketches, running attempts, files that wait for collection, and records."""
     for key in (1, 2):
         add(instance, key)
     instance.table("t").set_properties(compaction_strategy="basic", compaction_batch_files=2)
-    instance.table("t").compact()  # whose inputs wait for collection
+    instance.table("t").compact()  # the inputs now wait for collection
     put(objects, "activity/20200101/0000", "commits/x", "backups/1/x", "runs/x", "work/x")
     with instance._attempts.attempt(instance.table("t").files.table) as attempt:
         instance._objects.put(attempt.object_name("root"), b"x")
@@ -107,7 +107,7 @@ def test_what_is_known_is_no_orphan(instance: Instance, objects: Path) -> None:
 
 
 def test_a_page_of_names_is_looked_up_among_many_attempts(instance: Instance) -> None:
-    """A stream of Spark leaves one a batch, for a day."""
+    """A Spark stream leaves one attempt for each batch, for a day."""
     query(
         instance._supplier,
         """insert into write_attempt (table_id, attempt_id, object_prefix, finished_at)
@@ -120,7 +120,7 @@ def test_a_page_of_names_is_looked_up_among_many_attempts(instance: Instance) ->
     assert time.monotonic() - began < 3
 
 
-def test_orphans_are_listed_with_what_is_known_of_them(instance: Instance, objects: Path) -> None:
+def test_orphans_are_listed_with_size_and_age(instance: Instance, objects: Path) -> None:
     own = instance.table("t").files.table.object_prefix
     put(objects, *FOREIGN, f"{own}1/x.parquet", days=8)
     put(objects, "young/x", days=6)
@@ -147,8 +147,8 @@ def test_orphans_are_deleted_when_they_are_old(instance: Instance, objects: Path
 
 
 @pytest.mark.slow
-def test_a_copy_deletes_none(dsn: str, url: str, copy: str, objects: Path) -> None:
-    """Objects that a copy does not know may be the owner's."""
+def test_a_copy_deletes_no_orphans(dsn: str, url: str, copy: str, objects: Path) -> None:
+    """The owner may know objects that a copy does not know."""
     with dm.connect(dsn, url) as owner:
         add(owner, 2)
     before = files(objects)
@@ -162,7 +162,7 @@ def test_a_copy_deletes_none(dsn: str, url: str, copy: str, objects: Path) -> No
 
 
 @pytest.mark.slow
-def test_what_another_timeline_wrote_is_quarantined(
+def test_objects_of_another_timeline_are_quarantined(
     dsn: str, url: str, copy: str, objects: Path, cli: Callable[..., tuple[int, str, str]]
 ) -> None:
     with dm.connect(dsn, url) as former, dm.connect(copy, url) as instance:
@@ -190,7 +190,7 @@ def test_what_another_timeline_wrote_is_quarantined(
         assert set(found) - set(others) <= files(objects)
         with pytest.raises(InstanceTakenOver):
             former.delete_orphans(NOW)
-    # there is a way back, as nothing was deleted
+    # nothing was deleted, so the former owner can adopt the store again
     with dm.connect(dsn, url) as former:
         former.adopt()
         assert keys(former) == [1, 2]
@@ -202,7 +202,7 @@ def test_what_another_timeline_wrote_is_quarantined(
         assert instance.check(deep=True).problems == ()
 
 
-def test_the_command_lists_and_deletes_when_it_is_told_to(
+def test_the_command_lists_orphans_and_deletes_them_with_yes(
     cli: Callable[..., tuple[int, str, str]], instance: Instance, dsn: str, url: str, objects: Path
 ) -> None:
     put(objects, *FOREIGN, days=8)

@@ -55,7 +55,7 @@ def keys(instance: Instance) -> list[int]:
 
 
 def names(url: str) -> list[str]:
-    """All but what comes and goes: milestones, and announcements of deletions."""
+    """Returns all object names except short-lived ones: milestones and announcements of deletions."""
     return sorted(name for name, _ in open_store(url).list("") if not name.startswith(f"{NOW}/"))
 
 
@@ -72,7 +72,7 @@ def changes(instance: Instance) -> list[Callable[[], object]]:
     ]
 
 
-def test_the_two_halves_of_a_new_instance_know_each_other(dsn: str, url: str) -> None:
+def test_a_new_database_and_its_store_know_each_other(dsn: str, url: str) -> None:
     for _ in range(3):
         with dm.connect(dsn, url) as instance:
             rows = query(
@@ -83,7 +83,7 @@ def test_the_two_halves_of_a_new_instance_know_each_other(dsn: str, url: str) ->
 
 
 @pytest.mark.slow
-def test_a_copy_reads_and_changes_nothing(dsn: str, url: str, copied: Callable[[], str]) -> None:
+def test_a_copy_can_only_read(dsn: str, url: str, copied: Callable[[], str]) -> None:
     filled(dsn, url, gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=2)
     copy, before = copied(), names(url)
     with dm.connect(copy, url) as instance:
@@ -102,13 +102,13 @@ def test_a_copy_reads_and_changes_nothing(dsn: str, url: str, copied: Callable[[
 
 
 @pytest.mark.slow
-def test_a_copy_that_is_adopted_goes_on_and_the_former_owner_does_not(
+def test_an_adopted_copy_is_writable_and_the_former_owner_is_not(
     dsn: str, url: str, copied: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(dsn, url, gc_delay_seconds=0)
     copy = copied()
     with dm.connect(dsn, url) as former, dm.connect(copy, url) as instance:
-        former.table("t").ingest(pa.table({"key": [4]}))  # which the copy has not
+        former.table("t").ingest(pa.table({"key": [4]}))  # a row that the copy does not have
         before = names(url)
         assert instance.adopt() == 2
         with pytest.raises(InvalidInput, match="owns"):
@@ -136,11 +136,13 @@ def test_a_copy_that_is_adopted_goes_on_and_the_former_owner_does_not(
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("ahead", [0, 6])
-def test_what_is_deleted_asks_first(dsn: str, url: str, copied: Callable[[], str], ahead: int) -> None:
-    """Within the seconds in which writers are not asked; whatever the number of the next owner."""
+def test_each_deletion_checks_ownership_first(
+    dsn: str, url: str, copied: Callable[[], str], ahead: int
+) -> None:
+    """Deletions check even within the seconds in which writers do not, for any number of the next owner."""
     filled(dsn, url)
     copy = copied()
-    with psycopg.connect(copy) as conn:  # as one that had a store of its own
+    with psycopg.connect(copy) as conn:  # as a copy that had a store of its own
         columns = "number, reason, confirmed, system_identifier, timeline, database_oid"
         values = "n + 1, 'start', true, d.* from this_database() d, generate_series(1, %s) n"
         conn.execute(f"insert into incarnation ({columns}) select {values}", [ahead])
@@ -177,10 +179,10 @@ def test_a_committer_ends_when_another_database_is_adopted(
 
 
 @pytest.mark.slow
-def test_an_adopted_database_deletes_nothing_that_only_another_timeline_knew(
+def test_an_adopted_database_deletes_no_objects_of_another_timeline(
     dsn: str, url: str, copied: Callable[[], str]
 ) -> None:
-    """A writer was at work when the copy was made, and committed later."""
+    """A writer was active when the copy was made, and committed later."""
     filled(dsn, url)
     with dm.connect(dsn, url) as instance:
         context = instance.table("t").context
@@ -200,7 +202,7 @@ def test_an_adopted_database_deletes_nothing_that_only_another_timeline_knew(
         assert names(url) == before
 
 
-def test_an_empty_store_is_not_taken_for_the_one_of_the_files(dsn: str, url: str, tmp_path: Path) -> None:
+def test_an_empty_store_is_not_accepted_for_a_database_with_files(dsn: str, url: str, tmp_path: Path) -> None:
     filled(dsn, url)
     mistyped = (tmp_path / "object").as_uri()
     for read_only in (False, True):
@@ -213,7 +215,7 @@ def test_an_empty_store_is_not_taken_for_the_one_of_the_files(dsn: str, url: str
     assert not (tmp_path / "objects").exists()
 
 
-def test_a_store_of_before_the_database_is_not_taken(dsn: str, url: str, tmp_path: Path) -> None:
+def test_a_store_older_than_the_database_allows_only_reads(dsn: str, url: str, tmp_path: Path) -> None:
     filled(dsn, url)
     (tmp_path / "objects" / "owner" / "1.json").unlink()
     with dm.connect(dsn, url) as instance:
@@ -227,7 +229,7 @@ def test_a_store_of_before_the_database_is_not_taken(dsn: str, url: str, tmp_pat
 
 
 @pytest.mark.parametrize("left", ["data/t1/a", "owner/1.json", "commits/x"])
-def test_a_new_database_takes_no_store_with_files(dsn: str, url: str, left: str) -> None:
+def test_a_new_database_refuses_a_store_with_files(dsn: str, url: str, left: str) -> None:
     open_store(url).put(left, b"rows")
     with pytest.raises(ObjectStoreIsNotOurs, match=r"no instance\.json"):
         dm.connect(dsn, url)
@@ -241,7 +243,9 @@ def test_the_store_of_another_instance_is_refused(dsn: str, url: str, tmp_path: 
         dm.connect(dsn, url)
 
 
-def test_a_crash_between_the_halves_is_no_copy(dsn: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_during_creation_does_not_make_the_database_a_copy(
+    dsn: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -257,7 +261,7 @@ def test_a_crash_between_the_halves_is_no_copy(dsn: str, url: str, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_of_two_copies_that_are_adopted_at_once_one_is_the_owner(
+def test_one_of_two_copies_adopted_at_once_becomes_the_owner(
     dsn: str, url: str, copied: Callable[[], str]
 ) -> None:
     filled(dsn, url)
@@ -286,9 +290,7 @@ def test_of_two_copies_that_are_adopted_at_once_one_is_the_owner(
 
 
 @pytest.mark.slow
-def test_a_copy_of_before_there_were_incarnations_is_one(
-    databases: Databases, url: str, tmp_path: Path
-) -> None:
+def test_a_copy_without_incarnations_is_recognised(databases: Databases, url: str, tmp_path: Path) -> None:
     older = tmp_path / "migrations"
     older.mkdir()
     for path in sorted(MIGRATIONS.glob("*.sql"))[:10]:
@@ -315,7 +317,7 @@ def test_a_copy_of_before_there_were_incarnations_is_one(
 
 
 @pytest.mark.slow
-def test_the_command_line_adopts_when_it_is_told_to(
+def test_the_adopt_command_needs_yes(
     dsn: str, url: str, copied: Callable[[], str], cli: Callable[..., tuple[int, str, str]]
 ) -> None:
     filled(dsn, url)
@@ -343,11 +345,11 @@ def test_the_command_line_adopts_when_it_is_told_to(
         ("localhost", None),
     ],
 )
-def test_a_cluster_of_aurora_is_told_by_its_endpoint(host: str, cluster: str | None) -> None:
+def test_the_cluster_id_of_aurora_is_read_from_the_endpoint(host: str, cluster: str | None) -> None:
     assert incarnations.cluster_of(host) == cluster
 
 
-def test_a_clone_with_all_of_the_original_but_its_endpoint_is_a_copy(
+def test_a_clone_that_differs_only_in_its_endpoint_is_a_copy(
     dsn: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Covers clones that Aurora may make: with the same system identifier, timeline, and database."""
@@ -363,8 +365,8 @@ def test_a_clone_with_all_of_the_original_but_its_endpoint_is_a_copy(
             assert instance.refusal is None
 
 
-def test_what_a_managed_server_does_not_tell_is_left_out(dsn: str, url: str) -> None:
-    """A role that may not call pg_control_system depends on the store's incarnation alone."""
+def test_facts_that_a_role_may_not_read_are_left_out(dsn: str, url: str) -> None:
+    """Only the store's incarnation counts for a role that may not call pg_control_system."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("create role plain nologin")
         try:

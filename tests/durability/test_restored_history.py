@@ -1,7 +1,7 @@
 """A recorded history, and the database restored to each of its commits beside a store that went on.
 
-All messages that were ever sent come again to each of the restored databases, as SQS delivers those that were
-pending, or whose acknowledgement was lost.
+Each restored database receives all messages that were ever sent, because SQS may deliver pending messages and
+messages with lost acknowledgements again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCHEMA = OF_KEYS
 PROPERTIES = dm.TableProperties(
     compaction_strategy="basic", compaction_batch_files=2, split_threshold_rows=12, split_min_rows=2
 )
-"""Files are collected later than any of this lasts: a database brings back no object."""
+"""The delay of collection exceeds the test's duration: restoring a database brings back no objects."""
 
 Rows = dict[str, list[int]]
 """The keys of each table, by name, in order."""
@@ -49,7 +49,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Moment:
-    """A commit of the history: the database then, what was there, and the UUIDs of the tables."""
+    """A commit of the history: the database, its rows and the UUIDs of its tables at that commit."""
 
     database: str
     rows: Rows
@@ -58,7 +58,7 @@ class Moment:
 
 @dataclass
 class Actor:
-    """Does something, and knows what should be there then."""
+    """A random user of an instance that records which rows should be there."""
 
     dice: random.Random
     rows: Rows = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Actor:
         self.rows[name] = sorted(self.rows[name] + keys)
 
     def send(self, instance: Instance, name: str) -> None:
-        """A request that waits, whose file is there."""
+        """Submits a request to add a file that it has written."""
         context, keys = instance.table(name).context, self.keys()
         filename = f"mine/{keys[0]}.parquet"
         facts = write_object(context.objects, SCHEMA, filename, rows_of(context, keys))
@@ -178,7 +178,7 @@ def test_each_commit_of_a_history_can_be_restored(dsn: str, tmp_path: Path, copi
         with dm.connect(there, url) as instance:
             check(instance, moment, actor)
         former = there
-    # the newest is still whole: the others deleted nothing that it has
+    # the newest database is intact: the others deleted none of its objects
     with dm.connect(dsn, url) as instance:
         assert rows(instance) == actor.rows
         instance.adopt()
@@ -187,13 +187,13 @@ def test_each_commit_of_a_history_can_be_restored(dsn: str, tmp_path: Path, copi
 
 
 def check(instance: Instance, moment: Moment, actor: Actor) -> None:
-    """Checks that acknowledged changes are there, and each message of this timeline is applied once."""
+    """Checks that acknowledged changes are kept, and that each message of this timeline is applied once."""
     assert rows(instance) == moment.rows
     expected = {
         name: sorted({*moment.rows[name], *(key for one in of(actor, uuid) for key in one.keys)})
         for name, uuid in moment.uuids.items()
     }
-    # its number was given to another table in the other timeline
+    # the table's number belongs to another table in the other timeline
     made = [instance.create_table(f"new{number}", SCHEMA, properties=PROPERTIES) for number in range(3)]
     expected |= {table.name: [] for table in made}
     instance.commits.queues[0].send([one.body for one in actor.sent])

@@ -1,4 +1,4 @@
-"""Retention picks the newest cut that keeps its limits; what is before a truncation goes, nothing else."""
+"""Retention: it truncates at the newest cut that keeps its limits, and deletes nothing later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.state import LAYOUTS, record_cut
 SCHEMA = OF_KEYS
 HOUR = 3_600
 AGES = (50, 40, 30, 20, 10)
-"""Of the cuts, in hours; after each, a file is ingested."""
+"""The ages of the cuts, in hours. One file is ingested after each cut."""
 
 
 def execute(instance: Instance, statement: str, *values: Any) -> None:
@@ -37,7 +37,7 @@ def add(table: Table, *keys: int) -> None:
 
 
 def age(instance: Instance, table: Table, hours: dict[int, float]) -> None:
-    """Moves cuts so many hours back in time, and makes the table older."""
+    """Moves each cut to the given number of hours ago, and makes the table older."""
     execute(instance, "update tables set history_since = history_since - interval '100 hours'")
     for cut_id, each in hours.items():
         execute(
@@ -93,7 +93,7 @@ def file_bytes(table: Table) -> int:
         (60, 1, None),
     ],
 )
-def test_the_newest_cut_that_keeps_the_limits(
+def test_retention_truncates_at_the_newest_cut_that_keeps_the_limits(
     table: Table, hours: float | None, files: float | None, expected: int | None
 ) -> None:
     before = list(cuts(table.context))
@@ -109,7 +109,7 @@ def test_the_newest_cut_that_keeps_the_limits(
         assert report.wanted == report.truncated_at == wanted
         assert report.held_by == ()
         assert report.cuts_dropped == (AGES.index(expected) + 1 if expected else 0)
-    # the last was older than half an hour
+    # the last cut was older than half an hour, so a new one is recorded
     assert would.recorded is None
     assert done.recorded
     assert list(cuts(table.context)) == [*before[done.cuts_dropped :], done.recorded]
@@ -122,7 +122,7 @@ def test_the_newest_cut_that_keeps_the_limits(
         assert len(left) == len(AGES) - dropped
 
 
-def test_a_named_cut_holds_retention_back(instance: Instance, table: Table) -> None:
+def test_a_named_cut_limits_retention(instance: Instance, table: Table) -> None:
     execute(instance, "update cut set name = 'release' where cut_id = %s", cut_of(table, 40).cut_id)
     limit = 9 * HOUR
     would = table.history.apply_retention(seconds=limit, dry_run=True)
@@ -139,7 +139,7 @@ def test_a_named_cut_holds_retention_back(instance: Instance, table: Table) -> N
     assert again.wanted == would.wanted
 
 
-def test_a_consumer_holds_retention_back(instance: Instance, table: Table) -> None:
+def test_a_consumer_limits_retention(instance: Instance, table: Table) -> None:
     held = cut_of(table, 20)
     table.consumer("etl", from_=held)
     table.consumer("later")
@@ -153,7 +153,7 @@ def test_a_consumer_holds_retention_back(instance: Instance, table: Table) -> No
     assert table.history.apply_retention(seconds=9 * HOUR).truncated_at == report.wanted
 
 
-def test_retention_goes_on_from_a_truncation(table: Table) -> None:
+def test_retention_continues_from_an_earlier_truncation(table: Table) -> None:
     ahead = cut_of(table, 20)
     assert table.history.truncate(ahead)
     report = table.history.apply_retention(seconds=25 * HOUR)
@@ -162,7 +162,7 @@ def test_retention_goes_on_from_a_truncation(table: Table) -> None:
     assert table.history.apply_retention(seconds=9 * HOUR).truncated_at
 
 
-def test_truncating_again_is_no_change_and_behind_it_is_refused(table: Table) -> None:
+def test_truncating_twice_changes_nothing_and_truncating_earlier_is_refused(table: Table) -> None:
     first, second, third = (cut_of(table, hours) for hours in (50, 40, 30))
     assert len(table.changes(after=None).read_all()) == len(AGES)
     assert table.history.truncate(second)
@@ -182,10 +182,12 @@ def test_truncating_again_is_no_change_and_behind_it_is_refused(table: Table) ->
     assert next(cuts(table.context)) == third
 
 
-def test_truncating_behind_names_the_truncation(instance: Instance, table: Table) -> None:
+def test_an_error_of_truncating_at_an_older_cut_names_the_truncation(
+    instance: Instance, table: Table
+) -> None:
     behind, ahead = cut_of(table, 40), cut_of(table, 30)
     table.history.truncate(ahead)
-    # of a name that was given later than the truncation
+    # a name that was given to an older cut after the truncation
     execute(
         instance,
         "insert into cut (table_id, cut_id, name, recorded_at, epoch, snapshot, rows_till, bytes_till)"
@@ -199,13 +201,15 @@ def test_truncating_behind_names_the_truncation(instance: Instance, table: Table
         table.history.truncate("old")
 
 
-def test_nothing_that_is_named_or_read_is_truncated_away(instance: Instance, table: Table) -> None:
+def test_truncation_refuses_to_remove_named_cuts_and_positions_of_consumers(
+    instance: Instance, table: Table
+) -> None:
     execute(instance, "update cut set name = 'release' where cut_id = %s", cut_of(table, 40).cut_id)
     table.consumer("etl", from_=cut_of(table, 30))
     last = cut_of(table, 10)
     with pytest.raises(InvalidCut, match="cut 'release', consumer 'etl' of table 't' would be lost"):
         table.history.truncate(last)
-    with pytest.raises(InvalidCut, match="only a cut can be named"):
+    with pytest.raises(InvalidCut, match="give a cut or the name of a cut here, not a time"):
         table.history.truncate(last.recorded_at)  # type: ignore[arg-type]
     assert len(table.changes(after="release").read_all()) == 4
     assert table.history.truncate("release")
@@ -214,7 +218,7 @@ def test_nothing_that_is_named_or_read_is_truncated_away(instance: Instance, tab
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_lies_before_a_truncation_is_collected_and_nothing_else(instance: Instance, layout: str) -> None:
+def test_collection_deletes_only_files_from_before_the_truncation(instance: Instance, layout: str) -> None:
     table = new_table(instance, layout, gc_delay_seconds=1, history_retention_seconds=HOUR)
     for key in range(2):
         add(table, key)
@@ -228,7 +232,7 @@ def test_what_lies_before_a_truncation_is_collected_and_nothing_else(instance: I
     assert table.status().unreferenced_files == 4
     assert table.history.truncate("later")
     collect_all(instance, table)
-    # deletes the two files compacted before the cut; it needs those of the second compaction
+    # deletes the two files compacted before the cut, and keeps the inputs of the second compaction
     assert table.status().unreferenced_files == 2
     assert sorted(table.changes(after="later").read_all()["key"].to_pylist()) == [2, 3]
     assert [reference.row_count for reference in table.history.files_at("later")] == [2]
@@ -262,28 +266,28 @@ def collect_all(instance: Instance, table: Table) -> None:
         ({"seconds": 60}, "shorter than the gc_delay_seconds of table 't', 900"),
     ],
 )
-def test_limits_that_cannot_be(table: Table, limits: dict[str, Any], said: str) -> None:
+def test_invalid_limits_are_refused(table: Table, limits: dict[str, Any], said: str) -> None:
     before = list(cuts(table.context))
     with pytest.raises(InvalidInput, match=said):
         table.history.apply_retention(**limits)
     assert list(cuts(table.context)) == before
 
 
-def test_without_limits_it_is_the_tables_property(table: Table) -> None:
+def test_retention_defaults_to_the_tables_property(table: Table) -> None:
     table.set_properties(history_retention_seconds=25 * HOUR)
     expected = cut_of(table, 30)
     assert table.history.apply_retention().truncated_at == expected
 
 
-def test_cuts_of_other_tables_are_none_of_its(instance: Instance, table: Table) -> None:
+def test_retention_ignores_cuts_of_other_tables(instance: Instance, table: Table) -> None:
     other = instance.create_table("other", SCHEMA)
-    with pytest.raises(InvalidCut, match="is of another table"):
+    with pytest.raises(InvalidCut, match="belongs to another table"):
         other.history.truncate(cut_of(table, 30))
     assert other.history.apply_retention(seconds=HOUR).truncated_at is None
     assert len(list(cuts(table.context))) == len(AGES)
 
 
-def test_sizes_between_moments(table: Table) -> None:
+def test_sizes_between_moments_count_ingested_rows_and_bytes(table: Table) -> None:
     one = file_bytes(table)
     found = list(cuts(table.context))
     for a in range(len(found)):
@@ -296,8 +300,8 @@ def test_sizes_between_moments(table: Table) -> None:
         table.history.size_between(found[1], found[0])
 
 
-def test_sizes_beyond_the_log_are_refused_and_never_too_small(instance: Instance, table: Table) -> None:
-    """Rows that were ingested and compacted since are known by the log alone."""
+def test_sizes_beyond_the_log_are_refused(instance: Instance, table: Table) -> None:
+    """Only the log has the rows that were ingested and then compacted, so a sum without it is too small."""
     first, *_, last = cuts(table.context)
     gone = last.recorded_at + timedelta(hours=1)
     execute(instance, "update tables set log_since = %s, history_since = %s", gone, gone)
@@ -313,8 +317,8 @@ def test_sizes_beyond_the_log_are_refused_and_never_too_small(instance: Instance
     assert table.history.size_between(later, latest).row_count == 1
 
 
-def test_a_time_after_a_truncation_is_told_from_it_on(instance: Instance) -> None:
-    """Its cut is dropped; the server, which forgets, is not asked when what came before it was committed."""
+def test_a_time_after_a_truncation_is_read_without_commit_timestamps(instance: Instance) -> None:
+    """The truncation dropped the cut, and the server no longer has commit times from before it."""
     table = new_table(instance, gc_delay_seconds=0)
     add(table, 1)
     cut = record_cut(table.context)

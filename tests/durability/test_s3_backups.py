@@ -1,4 +1,4 @@
-"""Backups to and of S3 (moto): taken, continued, damaged, killed, and restored to the same answers."""
+"""Backups to and from S3 (moto): complete, incremental, damaged, killed, and restored to the same answers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bucket(s3_store: ObjectStore) -> str:
 
 @contextmanager
 def instance_in_s3(folder: Path, url: str) -> Iterator[Instance]:
-    """Its database is a folder's."""
+    """Yields an instance with objects in S3 and an embedded database in a folder."""
     with ExitStack() as stack:
         server = stack.enter_context(EmbeddedPostgres(folder))
         instance = Instance(
@@ -110,7 +110,7 @@ def test_an_instance_in_s3_is_backed_up_and_restored_with_its_answers(
 
 
 @pytest.mark.slow
-def test_a_folder_is_backed_up_to_s3_and_damage_there_is_told(bucket: str, tmp_path: Path) -> None:
+def test_a_folder_is_backed_up_to_s3_and_damage_there_is_reported(bucket: str, tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         fill(instance)
         before = answers(instance)
@@ -124,7 +124,7 @@ def test_a_folder_is_backed_up_to_s3_and_damage_there_is_told(bucket: str, tmp_p
         assert not (tmp_path / "new").exists()
         partly = dm.restore(bucket, tmp_path / "partly", despite_damage=True)
         assert [one.filename for one in partly.lost] == [names[0].removeprefix(f"{made.name}/objects/")]
-        # the next one copies what the first cannot give
+        # the next backup copies the objects that the first one cannot provide
         store.delete([names[0]])
         second = instance.backup(bucket, since=made.name)
         assert second.copied >= 1
@@ -142,12 +142,12 @@ def test_damage_in_s3_is_named_and_the_rest_is_backed_up(bucket: str, tmp_path: 
         flip(store, name)
         report = table.compact()
         assert len(report.errors) == 1
-        told = (name, "table 't'", f"partition '{leaf}'", "'dormouse check --deep'", "from a backup")
-        assert all(part in report.errors[0] for part in told)
+        reported = (name, "table 't'", f"partition '{leaf}'", "'dormouse check --deep'", "from a backup")
+        assert all(part in report.errors[0] for part in reported)
         data = store.get(name)
         store.delete([name])
         store.put(name, data[:-50])
-    checked_files._known.clear()  # a process knows sizes that it has seen
+    checked_files._known.clear()  # the process has cached the sizes
     with instance_in_s3(tmp_path / "database", bucket) as instance:
         for work in (
             lambda: instance.table("t").query().read_all(),
@@ -155,7 +155,7 @@ def test_damage_in_s3_is_named_and_the_rest_is_backed_up(bucket: str, tmp_path: 
         ):
             with pytest.raises(ObjectDamaged) as error:
                 work()
-            assert all(part in str(error.value) for part in told)
+            assert all(part in str(error.value) for part in reported)
             assert "\n" not in str(error.value)
         with pytest.raises(BackupDamaged, match=name):
             instance.backup(tmp_path / "backups")
@@ -188,8 +188,8 @@ with dm.local(sys.argv[1]) as instance:
 def test_a_backup_to_s3_that_is_killed_is_whole_or_absent(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGKILL before every third object that is written, of a first backup and of one that goes on."""
-    with dm.local(tmp_path / "lake") as instance:  # open all the time: each start of it is another record
+    """SIGKILL before every third object, in a full backup and in an incremental one."""
+    with dm.local(tmp_path / "lake") as instance:  # the instance stays open, because each start adds a record
         fill(instance)
         before = answers(instance)
         for whole in (0, 1):
@@ -203,7 +203,7 @@ def test_a_backup_to_s3_that_is_killed_is_whole_or_absent(
             assert step > 9
     for number, one in enumerate(dm.backups(bucket)):
         assert restored_answers(bucket, tmp_path / f"new{number}", one.name) == before
-    # what was left is removed a day later
+    # the next backup removes the remains after a day
     monkeypatch.setattr(backups, "ABANDONED_AFTER", -backups.ABANDONED_AFTER)
     with dm.local(tmp_path / "lake") as instance:
         instance.backup(bucket)

@@ -1,4 +1,4 @@
-"""A base backup is unpacked only into its own folder, on each Python 3.11."""
+"""Base backups, which are unpacked only into their own folder, on every release of Python 3.11."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dormouse.errors import BackupDamaged
 
 @pytest.fixture(params=[True, False])
 def has_filters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python has filters of archives from 3.11.4 on."""
+    """Covers Python before 3.11.4, which has no filters for archives, and later releases."""
     if not request.param:
         monkeypatch.setattr(postgres, "_AS_DATA", {})
 
 
 def archive(path: Path, *members: tuple[str, bytes | None]) -> Path:
-    """Writes a file for each name and content; for None, a link to a folder outside."""
+    """Writes an archive with a file for each name and content; None makes a link to a folder outside."""
     with tarfile.open(path, "w:gz") as tar:
         for name, content in members:
             info = tarfile.TarInfo(name)
@@ -42,7 +42,7 @@ def test_files_are_unpacked(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("has_filters")
 @pytest.mark.parametrize("hostile", [("../escaped", b"x"), ("/tmp/escaped", b"x"), ("link", None)])  # noqa: S108
-def test_nothing_is_unpacked_elsewhere(tmp_path: Path, hostile: Any) -> None:
+def test_nothing_is_unpacked_outside_of_the_folder(tmp_path: Path, hostile: Any) -> None:
     made = archive(tmp_path / "a.tar.gz", ("PG_VERSION", b"18"), hostile)
     with pytest.raises(BackupDamaged, match=f"{hostile[0]!r} is not a file of a database"):
         extract(made, tmp_path / "data")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def disk() -> Iterator[Path]:
-    """A small file system."""
+    """Yields a folder on a small file system."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     mount = ["mount", "-t", "tmpfs", "-o", "size=150m,mode=755", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode != 0:
@@ -32,7 +32,7 @@ def disk() -> Iterator[Path]:
         folder.rmdir()
 
 
-def test_a_server_on_a_full_disk_asks_for_room_in_one_line(disk: Path) -> None:
+def test_a_full_disk_at_the_start_is_reported_in_one_line(disk: Path) -> None:
     lake = disk / "lake"
     with EmbeddedPostgres(lake):
         pass
@@ -40,10 +40,10 @@ def test_a_server_on_a_full_disk_asks_for_room_in_one_line(disk: Path) -> None:
     with suppress(OSError), fill.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4_096))
-    with pytest.raises(InstanceError) as told, EmbeddedPostgres(lake):
+    with pytest.raises(InstanceError) as reported, EmbeddedPostgres(lake):
         pass
-    assert "its disk is full: make room, and open it again" in str(told.value)
-    assert " | " not in str(told.value)
+    assert "its disk is full: make room, and open it again" in str(reported.value)
+    assert " | " not in str(reported.value)
     fill.unlink()
     with EmbeddedPostgres(lake):
         pass

@@ -36,7 +36,7 @@ def can_unshare() -> bool:
 
 @pytest.fixture
 def elsewhere() -> list[str]:
-    """The beginning of a command that runs in new namespaces."""
+    """Returns the beginning of a command that runs in new namespaces."""
     if not can_unshare():
         pytest.skip("namespaces cannot be made here")
     return ELSEWHERE
@@ -53,7 +53,7 @@ def opened_by(command: list[str], folder: Path) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.slow
-def test_a_server_that_cannot_be_seen_is_left_alone(server_folder: Path, elsewhere: list[str]) -> None:
+def test_an_invisible_server_is_left_alone(server_folder: Path, elsewhere: list[str]) -> None:
     with EmbeddedPostgres(server_folder) as server:
         tell(server.dsn, "create table t as select 7 as x")
         pid = postmaster(server_folder).pid
@@ -68,7 +68,7 @@ def test_a_server_that_cannot_be_seen_is_left_alone(server_folder: Path, elsewhe
 
 
 def test_a_server_in_a_container_is_left_alone(server_folder: Path, elsewhere: list[str]) -> None:
-    """Seen from outside, its processes have other ids than those that it records."""
+    """Processes in the container have other ids outside of it than those that the server records."""
     command = [*elsewhere, sys.executable, "-c", OTHER_PROCESS, str(server_folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert said(other) == "started"
@@ -99,9 +99,7 @@ print(opened)
 
 
 @pytest.mark.slow
-def test_namespaces_that_race_for_a_folder_have_it_one_after_the_other(
-    tmp_path: Path, elsewhere: list[str]
-) -> None:
+def test_racing_namespaces_use_a_folder_one_after_the_other(tmp_path: Path, elsewhere: list[str]) -> None:
     command = [*elsewhere, sys.executable, "-c", ALONE, str(tmp_path / "lake")]
     racers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [one.communicate(timeout=60)[0] for one in racers] == ["2\n"] * 3
@@ -119,7 +117,7 @@ def test_a_killed_container_leaves_the_folder_to_others(server_folder: Path, els
 
 
 @pytest.mark.slow
-def test_a_server_of_before_leases_is_joined(server_folder: Path) -> None:
+def test_a_server_from_before_leases_is_joined(server_folder: Path) -> None:
     with other_process(server_folder) as other:
         assert said(other) == "started"
         (server_folder / running.NAME).unlink()
@@ -129,7 +127,7 @@ def test_a_server_of_before_leases_is_joined(server_folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_of_before_leases_that_cannot_be_seen_is_left_alone(
+def test_an_invisible_server_from_before_leases_is_left_alone(
     server_folder: Path, elsewhere: list[str]
 ) -> None:
     with EmbeddedPostgres(server_folder) as server:
@@ -141,7 +139,7 @@ def test_a_server_of_before_leases_that_cannot_be_seen_is_left_alone(
 
 @pytest.mark.slow
 def test_another_host_s_lease_is_reported_with_its_holder(server_folder: Path) -> None:
-    """The lock looks like one of a network file system; nothing of the other server is touched."""
+    """The lock looks like one of a network file system; the other server's files are not touched."""
     pid_file = server_folder / "postgres" / "postmaster.pid"
     pid_file.write_text(f"1\n{server_folder}\n1\n5432\n/run\n\n1 1\nready\n")
     holder = running.Holder("north", "b00t", "pid:[7]", 42, since="2026-11-20T14:00:00+00:00")
@@ -157,8 +155,8 @@ def test_another_host_s_lease_is_reported_with_its_holder(server_folder: Path) -
 
 
 @pytest.mark.slow
-def test_a_process_that_has_another_host_s_number_is_not_taken_for_its_server(server_folder: Path) -> None:
-    """Like two containers with a server each, where root may not see a process's working directory."""
+def test_a_process_with_the_id_of_another_host_s_server_is_not_mistaken_for_it(server_folder: Path) -> None:
+    """Covers two containers with a server each, where root may not read a process's working directory."""
     holder = running.Holder("north", "b00t", "pid:[7]", 42, since="2026-11-20T14:00:00+00:00")
     with other_process(server_folder) as other:
         assert said(other) == "started"
@@ -168,15 +166,15 @@ def test_a_process_that_has_another_host_s_number_is_not_taken_for_its_server(se
 
 
 def denied(process: psutil.Process) -> str:
-    """Like root in a container without CAP_SYS_PTRACE, whose servers run as another user."""
+    """Denies access, as to root in a container without CAP_SYS_PTRACE whose servers run as another user."""
     raise psutil.AccessDenied(process.pid)
 
 
 @pytest.mark.slow
-def test_a_stale_number_of_another_folder_s_server_is_not_taken_for_this_one_s(
+def test_a_stale_process_id_of_another_folder_s_server_is_ignored(
     server_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Like a crash in a container, whose processes have the same ids each time that it starts."""
+    """Covers a crashed container, whose processes get the same ids each time that it starts."""
     monkeypatch.setattr(psutil.Process, "cwd", denied)
     other = tmp_path / "other"
     with EmbeddedPostgres(other) as server:
@@ -192,7 +190,7 @@ def test_a_stale_number_of_another_folder_s_server_is_not_taken_for_this_one_s(
 
 
 @pytest.mark.slow
-def test_a_server_whose_processes_may_not_be_looked_at_is_joined_and_stopped(
+def test_a_server_with_inaccessible_processes_is_joined_and_stopped(
     server_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(psutil.Process, "cwd", denied)
@@ -208,9 +206,7 @@ def test_a_server_whose_processes_may_not_be_looked_at_is_joined_and_stopped(
 
 
 @pytest.mark.slow
-def test_a_lease_that_is_not_signed_is_waited_for(
-    server_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opening_waits_for_an_unsigned_lease(server_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "LEAVING_SECONDS_MAX", 0.1)
     with (server_folder / running.NAME).open("w") as lease:
         fcntl.flock(lease, fcntl.LOCK_EX)
@@ -256,7 +252,7 @@ def test_a_network_file_system_whose_locks_stay_on_the_host_is_refused(
         assert ask(server.dsn, "select 1") == 1
 
 
-def test_a_file_system_that_knows_no_locks_is_refused(
+def test_a_file_system_that_does_not_support_locks_is_refused(
     server_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(descriptor: int, operation: int) -> None:

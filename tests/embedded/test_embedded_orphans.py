@@ -1,4 +1,4 @@
-"""Backends that outlive their postmaster lock no folder; a live server is never touched."""
+"""Backends that outlive their postmaster: they do not block the folder, and a live server is never ended."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dormouse.errors import InstanceLocked
 from tests.support.embedded import EmbeddedPostgres
 
 SOON_SECONDS = 20
-"""Far less than the limit of a test, and more than a recovery takes on a busy machine."""
+"""Far less than the time limit of a test, and more than a recovery takes on a busy machine."""
 
 
 @pytest.fixture
 def orphan(server_folder: Path) -> Iterator[psutil.Process]:
-    """A stopped backend, as by a hung disk, of a server whose postmaster and user were killed."""
+    """Yields a suspended backend of a server whose postmaster and user were killed, as after a hung disk."""
     with other_process(server_folder) as other:
         assert said(other) == "started"
         with psycopg.connect(Server(server_folder).dsn()) as session:
@@ -57,10 +57,10 @@ def test_an_orphan_that_never_notices_is_ended_by_the_next_start(
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root gives up a right")
-def test_root_that_may_not_look_at_other_users_processes_ends_an_orphan(
+def test_root_without_access_to_other_users_processes_ends_an_orphan(
     server_folder: Path, orphan: psutil.Process
 ) -> None:
-    """Like a container, which lacks CAP_SYS_PTRACE."""
+    """Covers a container that lacks CAP_SYS_PTRACE."""
     command = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
     look = [*command, sys.executable, "-c", f"import os; os.readlink('/proc/{orphan.pid}/cwd')"]
     assert b"PermissionError" in subprocess.run(look, check=False, capture_output=True).stderr
@@ -72,7 +72,7 @@ def test_root_that_may_not_look_at_other_users_processes_ends_an_orphan(
 
 
 @pytest.mark.slow
-def test_starters_at_once_end_an_orphan_and_share_one_server(
+def test_simultaneous_starts_end_an_orphan_and_share_one_server(
     server_folder: Path, orphan: psutil.Process
 ) -> None:
     with other_process(server_folder) as one, other_process(server_folder) as two:
@@ -82,7 +82,7 @@ def test_starters_at_once_end_an_orphan_and_share_one_server(
 
 
 @pytest.mark.slow
-def test_a_process_with_the_dead_server_s_number_confuses_no_start(
+def test_a_process_with_the_dead_server_s_id_does_not_prevent_a_start(
     server_folder: Path, orphan: psutil.Process
 ) -> None:
     sleeper = subprocess.Popen(["sleep", "600"])
@@ -133,7 +133,7 @@ def test_a_live_server_s_backends_are_never_ended(server_folder: Path, damage: s
 
 
 @pytest.mark.slow
-def test_a_process_that_is_no_backend_of_the_folder_is_named_and_not_killed(
+def test_a_process_that_is_not_a_backend_of_the_folder_is_named_and_not_killed(
     server_folder: Path, orphan: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This includes an orphan that cannot be proved to be one, because its directory cannot be read."""

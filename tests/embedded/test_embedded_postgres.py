@@ -69,7 +69,7 @@ def test_committed_data_survives_the_kill_of_the_server(server_folder: Path) -> 
 
 
 def test_a_server_that_died_is_started_again_for_the_next_user(server_folder: Path) -> None:
-    """It did not join other users as far as the server knows; but the first user may still be at work."""
+    """The dead server was not shared with other users as far as it knew, but its first user may be active."""
     with EmbeddedPostgres(server_folder) as first:
         dead = postmaster(server_folder)
         dead.kill()
@@ -81,8 +81,8 @@ def test_a_server_that_died_is_started_again_for_the_next_user(server_folder: Pa
 
 
 @pytest.mark.slow
-def test_a_pid_file_whose_number_another_process_got_is_no_obstacle(server_folder: Path) -> None:
-    """PostgreSQL itself would refuse to start: it sees a process of its user with that id."""
+def test_a_pid_file_with_the_id_of_another_process_does_not_prevent_a_start(server_folder: Path) -> None:
+    """PostgreSQL itself would refuse to start, because a process of its user has that id."""
     data = server_folder / "postgres"
     pid_file = data / "postmaster.pid"
     user = data.stat().st_uid if os.geteuid() == 0 else None
@@ -97,7 +97,7 @@ def test_a_pid_file_whose_number_another_process_got_is_no_obstacle(server_folde
 
 
 @pytest.mark.slow
-def test_a_set_up_that_was_killed_is_begun_anew(tmp_path: Path) -> None:
+def test_a_killed_setup_is_started_again(tmp_path: Path) -> None:
     half = tmp_path / "postgres.new-0badcafe"
     half.mkdir()
     (half / "PG_VERSION").write_text("18\n")
@@ -113,7 +113,7 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_server(server_folder: Path) -
 
 
 @pytest.mark.slow
-def test_a_server_on_tcp_wants_a_password(server_folder: Path) -> None:
+def test_a_server_on_tcp_requires_a_password(server_folder: Path) -> None:
     with EmbeddedPostgres(server_folder, options=on_tcp()) as server:
         assert ask(server.dsn, "select inet_server_addr()") is None
         with pytest.raises(psycopg.OperationalError, match="password"):
@@ -133,7 +133,7 @@ def test_the_folder_may_have_any_name(server_folder: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_folder_for_temporary_files_may_be_as_deep(
+def test_the_folder_for_temporary_files_may_have_a_long_path(
     server_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = tmp_path / ("y" * 120)
@@ -189,22 +189,22 @@ def test_a_server_that_does_not_start_is_reported_with_the_end_of_its_log(server
 
 
 @pytest.mark.slow
-def test_a_recovery_that_takes_too_long_is_reported_and_goes_on(server_folder: Path) -> None:
+def test_a_recovery_that_takes_too_long_is_reported_and_continues(server_folder: Path) -> None:
     with EmbeddedPostgres(server_folder) as server:
         tell(server.dsn, "create table t as select generate_series(1, 300000) as x")
         killed = postmaster(server_folder)
-        ending = [killed, *killed.children()]  # they hold its lease for a moment
+        ending = [killed, *killed.children()]  # these processes hold the lease for a moment
         killed.kill()
         psutil.wait_procs(ending, timeout=60)
     with pytest.raises(InstanceError, match="try again when it has recovered"):
         EmbeddedPostgres(server_folder, seconds_max=0).start()
-    # it counts as PostgreSQL once exec has replaced the copy of this process
+    # the process counts as PostgreSQL once exec has replaced the fork of this process
     wait_until(lambda: bool(embedded_server._processes_in(server_folder / "postgres")), 60)
     with EmbeddedPostgres(server_folder) as server:
         assert ask(server.dsn, "select count(*) from t") == 300000
 
 
-def test_the_log_is_cut_while_the_server_writes_it(
+def test_the_log_is_rotated_while_the_server_writes_it(
     server_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_log, "LOG_BYTES_MAX", 100_000)
@@ -215,8 +215,8 @@ def test_the_log_is_cut_while_the_server_writes_it(
             tell(server.dsn, f"do $$ begin raise warning 'n{number} % end', repeat('x', 150000); end $$")
             wait_until(lambda: log.stat().st_size < 100_000)
             assert old.stat().st_size >= 100_000
-            assert f"n{number}" not in old.read_text()  # the end is kept
-            # a line that the server is writing may be cut, too: its rest follows
+            assert f"n{number}" not in old.read_text()  # the end of the log is kept
+            # rotation may cut a line that the server is writing; the new log has the rest
             wait_until(lambda: (old.read_text() + log.read_text()).count(" end") == 1)
         tell(server.dsn, "do $$ begin raise warning 'it goes on'; end $$")
         wait_until(lambda: "it goes on" in log.read_text())
@@ -224,7 +224,7 @@ def test_the_log_is_cut_while_the_server_writes_it(
     assert (log.stat().st_mode | old.stat().st_mode) & 0o777 == 0o600
 
 
-def test_a_log_that_another_process_cuts_first_is_cut_once(
+def test_a_log_that_two_processes_rotate_is_rotated_once(
     server_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server_folder.mkdir(exist_ok=True)
@@ -244,7 +244,7 @@ def test_a_log_that_another_process_cuts_first_is_cut_once(
 
 
 @pytest.mark.slow
-def test_a_folder_that_another_process_is_setting_up_is_waited_for_with_a_bound(server_folder: Path) -> None:
+def test_waiting_for_another_process_s_setup_is_bounded(server_folder: Path) -> None:
     with (server_folder / "postgres.lock").open("w") as busy:
         fcntl.flock(busy, fcntl.LOCK_EX)
         with pytest.raises(InstanceLocked, match=r"for 0\.1 s; try again"):
@@ -254,7 +254,7 @@ def test_a_folder_that_another_process_is_setting_up_is_waited_for_with_a_bound(
 
 
 @pytest.mark.slow
-def test_a_supplier_is_served_while_the_server_is_restarted(server_folder: Path) -> None:
+def test_a_supplier_reconnects_after_the_server_was_restarted(server_folder: Path) -> None:
     with EmbeddedPostgres(server_folder) as server, closing(ConnectionSupplier(server.dsn)) as supplier:
         with supplier.connection() as conn:
             conn.execute("select 1")

@@ -1,4 +1,4 @@
-"""Machines where other users have accounts: folders closed to them, and folders that they made first."""
+"""Machines with several users: folders that others may not enter, and folders that other users made first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mode(path: Path) -> int:
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for the temporary files of all users."""
+    """Yields a folder that serves as the folder for temporary files of all users."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     folder.chmod(0o1777)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -36,12 +36,12 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def deep(server_folder: Path) -> Path:
-    """An instance's folder whose name is too long for a socket."""
+    """Returns an instance's folder whose name is too long for a socket."""
     return server_folder.rename(server_folder.with_name("x" * 120))
 
 
 @pytest.mark.slow
-def test_the_folder_of_sockets_is_its_user_s_alone(shared: Path, deep: Path) -> None:
+def test_only_its_user_can_enter_the_folder_of_sockets(shared: Path, deep: Path) -> None:
     with EmbeddedPostgres(deep) as server:
         sockets = Path(str(conninfo_to_dict(server.dsn)["host"]))
         uid = (deep / "postgres").stat().st_uid
@@ -136,7 +136,7 @@ def test_a_lost_database_is_reported_and_not_replaced(tmp_path: Path, *, read_on
 
 
 @pytest.mark.slow
-def test_a_creation_that_was_killed_is_completed(tmp_path: Path) -> None:
+def test_a_killed_creation_is_completed(tmp_path: Path) -> None:
     with dm.local(tmp_path):
         pass
     for entry in tmp_path.iterdir():

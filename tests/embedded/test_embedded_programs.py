@@ -26,7 +26,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package, in which the tests may change files."""
+    """Returns the programs of a copy of the package, in which the tests may change files."""
     home = tmp_path_factory.mktemp("home")
     binaries = embedded_server._binaries()
     package = binaries.parents[1]
@@ -38,7 +38,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def private(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The programs, below a home that only root may enter."""
+    """Returns the programs, in a home that only root may enter."""
     home = installed.parents[2]
     for folder in home.parents[:-2]:
         folder.chmod(folder.stat().st_mode | 0o001)
@@ -49,7 +49,7 @@ def private(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder for copies, which does not exist yet."""
+    """Yields the path of the folder for copies, which does not exist yet."""
     above = Path(tempfile.mkdtemp(dir="/tmp"))
     above.chmod(0o755)
     monkeypatch.setattr(owner, "PLACE", above / "dormouse")
@@ -73,7 +73,7 @@ def test_a_server_runs_programs_from_a_private_home(private: Path, place: Path, 
         for folder in (tmp_path / "first", tmp_path / "second"):
             with EmbeddedPostgres(folder, options={"fsync": "off"}) as server:
                 assert ask(server.dsn, "select to_tsvector('english', 'dormice sleeping')::text") == (
-                    "'dormic':1 'sleep':2"  # a library and a dictionary of the copy
+                    "'dormic':1 'sleep':2"  # this needs a library and a dictionary of the copy
                 )
                 assert place in program(folder).parents
     finally:
@@ -102,7 +102,7 @@ def test_a_copy_is_used_again_until_the_version_changes(private: Path, place: Pa
 
 
 @pytest.mark.slow
-def test_a_copy_that_is_not_whole_is_made_again(private: Path, place: Path) -> None:
+def test_an_incomplete_copy_is_made_again(private: Path, place: Path) -> None:
     first = owner.copied_programs(private)
     (first / "postgres").write_bytes(b"")  # as after a power cut
     left = place / "new-killed"
@@ -164,7 +164,7 @@ def below_a_folder_that_is_open_to_all(place: Path) -> None:
         (below_a_folder_that_is_open_to_all, "users other than root may write to"),
     ],
 )
-def test_a_place_that_another_user_prepared_is_refused(
+def test_a_folder_that_another_user_prepared_is_refused(
     private: Path, place: Path, server_folder: Path, prepare: Callable[[Path], None], why: str
 ) -> None:
     prepare(place)

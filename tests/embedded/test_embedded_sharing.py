@@ -33,7 +33,7 @@ def lake(folder: Path) -> Instance:
 
 
 def kill(server: psutil.Process) -> None:
-    """Kills the server with its backends, which would serve on for a moment."""
+    """Kills the server and its backends, which would continue to answer for a moment."""
     processes = [server, *server.children()]
     server.kill()
     psutil.wait_procs(processes, timeout=60)
@@ -118,7 +118,7 @@ def test_a_server_whose_killed_process_is_a_zombie_is_started_by_another(server_
 
 
 @pytest.mark.slow
-def test_a_server_that_is_going_down_is_waited_for_and_then_started_anew(server_folder: Path) -> None:
+def test_a_start_waits_for_a_server_that_is_shutting_down(server_folder: Path) -> None:
     with other_process(server_folder) as other:
         said(other)
         other.kill()
@@ -126,7 +126,7 @@ def test_a_server_that_is_going_down_is_waited_for_and_then_started_anew(server_
     leaving, server = postmaster(server_folder), EmbeddedPostgres(server_folder)
     with ThreadPoolExecutor(1) as threads:
         with psycopg.connect(Server(server_folder).dsn()):
-            leaving.send_signal(signal.SIGTERM)  # it waits for its clients
+            leaving.send_signal(signal.SIGTERM)  # the server waits for its clients
             wait_until(lambda: "stopping" in (server_folder / "postgres" / "postmaster.pid").read_text())
             starting = threads.submit(server.start)
             time.sleep(0.3)
@@ -139,7 +139,7 @@ def test_a_server_that_is_going_down_is_waited_for_and_then_started_anew(server_
 
 
 @pytest.mark.slow
-def test_backends_that_leave_while_a_server_gives_up_for_them_are_no_failure(
+def test_backends_that_end_while_a_start_waits_for_them_cause_no_failure(
     server_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with other_process(server_folder) as other:
@@ -175,7 +175,7 @@ def test_two_processes_that_meet_on_a_new_folder_share_one_server(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_processes_that_come_and_go_never_meet_a_stopped_server(server_folder: Path) -> None:
+def test_processes_that_open_and_close_a_folder_never_find_a_stopped_server(server_folder: Path) -> None:
     script = """
 import sys, psycopg
 from dormouse.embedded.postgres import EmbeddedPostgres
@@ -189,7 +189,7 @@ for _ in range(5):
 
 
 @pytest.mark.slow
-def test_a_process_that_forgets_to_stop_leaves_at_its_exit(server_folder: Path) -> None:
+def test_a_process_that_does_not_stop_its_server_releases_it_at_exit(server_folder: Path) -> None:
     script = "import sys; from dormouse.embedded.postgres import *; EmbeddedPostgres(sys.argv[1]).start()"
     subprocess.run([sys.executable, "-c", script, str(server_folder)], check=True)
     assert not runs(server_folder)
@@ -199,7 +199,7 @@ def test_a_process_that_forgets_to_stop_leaves_at_its_exit(server_folder: Path) 
 def test_a_process_starts_its_killed_server_again_at_its_next_use(
     server_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Many threads meet the dead server at once; one starts it, as often as it dies."""
+    """Many threads find the dead server at once; one of them starts it again, each time that it dies."""
     with lake(server_folder) as instance, ThreadPoolExecutor(6) as threads:
         for _ in range(2):
             kill(postmaster(server_folder))
@@ -221,7 +221,7 @@ def test_processes_that_share_a_killed_server_start_it_once(server_folder: Path)
 
 
 @pytest.mark.slow
-def test_no_server_is_made_in_place_of_one_that_was_deleted(server_folder: Path) -> None:
+def test_a_deleted_server_is_not_replaced_by_a_new_one(server_folder: Path) -> None:
     with lake(server_folder) as instance:
         kill(postmaster(server_folder))
         shutil.rmtree(server_folder / "postgres")

@@ -1,4 +1,4 @@
-"""Folders of instances: odd names, links, moves and copies, threads that share one; and closed instances."""
+"""Folders of instances: odd names, links, moves and copies, shared use by threads, and closed instances."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMA = OF_KEYS
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A closed instance whose table has one row; to be copied."""
+    """Returns the folder of a closed instance whose table has one row, to be copied by tests."""
     folder = tmp_path_factory.mktemp("prepared") / "lake"
     with dm.local(folder) as instance:
         instance.create_table("t", SCHEMA).ingest(pa.table({"key": [0]}))
@@ -56,7 +56,7 @@ def add_row(folder: Path | str) -> int:
 def test_a_folder_may_have_any_name_and_opens_where_it_was_moved(
     prepared: Path, tmp_path: Path, name: str
 ) -> None:
-    """A name may mean something to a URL, a shell, a DSN or a pattern, or be too long for a socket."""
+    """A name may have a meaning in a URL, a shell, a DSN or a pattern, or be too long for a socket."""
     folder = tmp_path / name
     shutil.copytree(prepared, folder)
     assert add_row(folder) == 2
@@ -74,13 +74,13 @@ def test_a_name_that_postgresql_cannot_use_is_refused_in_one_line(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_new_instance_in_a_folder_with_an_odd_name(tmp_path: Path) -> None:
+def test_a_new_instance_can_be_made_in_a_folder_with_an_odd_name(tmp_path: Path) -> None:
     with dm.local(tmp_path / "ünï" / "qu'o te") as instance:
         assert instance.create_table("t", SCHEMA).ingest(pa.table({"key": [0]})).rows == 1
 
 
 @pytest.mark.slow
-def test_relative_paths_links_and_no_home(
+def test_relative_paths_and_links_work_without_a_home(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(prepared, tmp_path / "lake")
@@ -106,14 +106,14 @@ def test_a_relative_instance_stays_itself_when_the_working_folder_changes(
         assert instance.table("t").query().read_all().num_rows == 2
 
 
-def test_an_unknown_home_is_one_clear_error() -> None:
+def test_an_unknown_home_raises_one_clear_error() -> None:
     with pytest.raises(InstanceError, match="home"):
         dm.local("~nobody-of-this-name/lake")
 
 
 @pytest.mark.slow
 def test_a_copy_is_an_instance_of_its_own(prepared: Path, tmp_path: Path) -> None:
-    """This includes a copy made by cp: with another owner and other access than PostgreSQL accepts."""
+    """This includes a copy made by cp, with an owner and permissions that PostgreSQL does not accept."""
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         shutil.copytree(prepared, folder)
@@ -125,7 +125,7 @@ def test_a_copy_is_an_instance_of_its_own(prepared: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_threads_of_one_process_share_a_folder(tmp_path: Path) -> None:
-    """All open it at once while it is new, and leave in any order."""
+    """All threads open it at once while it is new, and close it in any order."""
     rows: list[Any] = []
     together = threading.Barrier(3)
 

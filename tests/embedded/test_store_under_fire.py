@@ -1,4 +1,4 @@
-"""Workers are killed, and PostgreSQL restarts, in a storm of commits: each is applied once, or not at all."""
+"""A storm of commits while workers are killed and PostgreSQL restarts: each is applied once or not at all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.objects import open_store
 from tests.support.state import LAYOUTS, Catalog, FileReferenceStore, WriteAttempts
 
 OPTIONS = {"fsync": "off", "full_page_writes": "off"}
-"""The settings that survive the death of every process, but not a power cut."""
+"""The settings with which data survives the death of every process, but not a power cut."""
 WORKERS_PER_TABLE = 2
 
 
@@ -62,7 +62,7 @@ class Battlefield:
             self.workers.start(worker)
 
     def next_commit(self) -> int:
-        """The worker whose commit was applied, according to the answer."""
+        """Waits for the next answer about a commit; returns the worker that sent it."""
         worker, what = self.workers.next_commit()
         if what == "done":
             self.remaining.discard(worker)
@@ -74,7 +74,7 @@ class Battlefield:
         return all(self._said.values())
 
     def restart_server(self, how: signal.Signals, dice: random.Random) -> None:
-        """A server that is killed leaves a frozen backend behind, which the next start must end."""
+        """Restarts the server. SIGKILL leaves a frozen backend, which the next start must end."""
         process = postmaster(self._folder)
         if how == signal.SIGKILL:
             orphan = kill_postmaster(process, dice)
@@ -86,9 +86,7 @@ class Battlefield:
             self._start_server()
 
     def check(self, worker: int) -> set[str]:
-        """Checks that each commit of the worker is applied whole or not at all, in order; returns the applied
-        ones.
-        """
+        """Checks that a worker's commits are applied whole and in order; returns the applied ones."""
         store = self.store_of(worker)
 
         def look(conn: psycopg.Connection[Any]) -> tuple[set[str], dict[str, tuple[int, str | None]]]:
@@ -143,18 +141,18 @@ def own_files(worker: int) -> set[str]:
 
 
 @pytest.mark.slow
-def test_workers_that_are_killed_leave_nothing_half_done(folder: Path) -> None:
+def test_killed_workers_leave_no_commit_half_applied(folder: Path) -> None:
     kill_workers(folder, seed=1, kills=18)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 8))
-def test_many_workers_that_are_killed_leave_nothing_half_done(folder: Path, seed: int) -> None:
+def test_many_killed_workers_leave_no_commit_half_applied(folder: Path, seed: int) -> None:
     kill_workers(folder, seed, kills=100)
 
 
 def kill_workers(folder: Path, seed: int, kills: int) -> None:
-    """Their successors repeat all their work, by commit id."""
+    """Kills workers at random. Their successors repeat all work, with the same commit ids."""
     dice = random.Random(seed)
     with ExitStack() as stack:
         field = Battlefield(folder, stack)
@@ -172,25 +170,27 @@ def kill_workers(folder: Path, seed: int, kills: int) -> None:
 @pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGINT])
-def test_a_server_that_is_restarted_loses_nothing_and_repeats_nothing(
-    folder: Path, how: signal.Signals
-) -> None:
+def test_restarts_of_the_server_lose_and_repeat_no_commit(folder: Path, how: signal.Signals) -> None:
     restart_server(folder, [how] * 2, seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 8))
-def test_a_server_that_is_restarted_often_loses_nothing_and_repeats_nothing(folder: Path, seed: int) -> None:
+def test_many_restarts_of_the_server_lose_and_repeat_no_commit(folder: Path, seed: int) -> None:
     dice = random.Random(seed)
     restart_server(folder, dice.choices([signal.SIGINT, signal.SIGQUIT, signal.SIGKILL], k=6), seed)
 
 
 def restart_server(folder: Path, how: Sequence[signal.Signals], seed: int) -> None:
-    """An orderly shutdown ends sessions with a message; an immediate one is a crash."""
+    """Restarts the server by each of the signals.
+
+    An orderly shutdown ends sessions with a message; an immediate one is a crash.
+    """
     dice = random.Random(seed)
     with ExitStack() as stack:
         field = Battlefield(folder, stack)
-        while not field.all_have_begun():  # a first connection does not wait for a server that does not run
+        # the first connection of a worker does not wait for a server that is not running
+        while not field.all_have_begun():
             field.next_commit()
         for one in how:
             for _ in range(dice.randint(10, 60)):

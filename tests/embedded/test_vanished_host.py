@@ -1,4 +1,4 @@
-"""A host that vanishes: a server in a network namespace whose packets are all lost."""
+"""A vanished host: a server in a network namespace whose packets are all lost."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ NAME = f"dmtest{os.getpid() % 100_000}"
 HERE, THERE = "10.213.77.1", "10.213.77.2"
 PORT = 5499
 PATIENCE_SECONDS = 300
-"""Without a limit of the socket's own, TCP gives up after about 15 minutes."""
+"""Less than the 15 minutes after which TCP gives up when the socket has no limit of its own."""
 
 
 def run(command: str) -> None:
     subprocess.run(command.split(), check=True, capture_output=True)
 
 
-def cannot() -> str | None:
+def why_unavailable() -> str | None:
     """Returns why this process can make no network namespace; None when it can."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return "needs root and the command ip (iproute2)"
@@ -45,7 +45,7 @@ def cannot() -> str | None:
 
 @contextmanager
 def far_server(folder: Path) -> Iterator[str]:
-    """A server in a namespace of its own, reached over a pair of network cards."""
+    """Yields the DSN of a server in its own network namespace, reached over a pair of network cards."""
     run(f"ip netns add {NAME}")
     server = None
     try:
@@ -92,7 +92,7 @@ def answers(dsn: str) -> bool:
 
 
 def lose_packets() -> None:
-    """Each side sends to a card that does not exist, so neither can know that the other has vanished."""
+    """Makes each side send to a card that does not exist, so neither can know that the other has vanished."""
     wrong = "lladdr 02:00:00:00:00:99"
     run(f"ip neigh replace {THERE} {wrong} dev {NAME}a nud permanent")
     run(f"ip netns exec {NAME} ip neigh replace {HERE} {wrong} dev {NAME}b nud permanent")
@@ -102,8 +102,8 @@ def lose_packets() -> None:
 def test_calls_end_when_the_host_of_the_database_vanished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`test_vanished_peers` looks at the limits of sockets where no network namespace can be made."""
-    if (reason := cannot()) is not None:
+    """`test_vanished_peers` checks the limits of sockets where no network namespace can be made."""
+    if (reason := why_unavailable()) is not None:
         pytest.skip(reason)
     monkeypatch.setattr(session, "PEER_SECONDS_MAX", 5)
     objects = tmp_path / "objects"

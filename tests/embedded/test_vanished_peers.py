@@ -1,4 +1,4 @@
-"""A peer that vanishes without a message: both ends of every connection notice it, and a worker stops."""
+"""Peers that vanish without a message: both ends of every connection notice it, and a worker stops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SEEN_BY_SERVER = {
 
 @contextmanager
 def over_tcp(tmp_path: Path) -> Iterator[str]:
-    """A server that is reached by TCP."""
+    """Yields the DSN of a server that is reached by TCP."""
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -96,7 +96,7 @@ def test_a_worker_stops_in_time_though_the_database_fell_silent(
         worker.stop()
         thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive() and worker._line.is_cut
-        proxy.close()  # a silent server would hold up the end of the instance
+        proxy.close()  # otherwise closing the instance would wait for the silent server
 
 
 @pytest.mark.slow

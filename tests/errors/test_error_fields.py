@@ -53,18 +53,18 @@ def pickled(error: Any) -> Any:
 
 
 def refused(kind: type[DormouseError], call: Callable[[], object], **data: Any) -> None:
-    """Checks the fields; the error is the same after a pickle, and when rebuilt from a document."""
+    """Checks the fields of the raised error, of its pickle, and of the error rebuilt from its document."""
     with pytest.raises(kind) as raised:
         call()
     error = raised.value
-    told = type(error).from_message(str(error), problem_of(error).document)
-    for one in (error, pickled(error), told):
+    reported = type(error).from_message(str(error), problem_of(error).document)
+    for one in (error, pickled(error), reported):
         assert {name: getattr(one, name) for name in data} == data
         assert str(one) == str(error)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_fields_that_are_not_known_are_none(kind: type[DormouseError]) -> None:
+def test_unknown_fields_are_none(kind: type[DormouseError]) -> None:
     error = kind.from_message("it failed")
     assert str(error) == "it failed" and not error.data
     assert all(getattr(error, name) is None for name in kind.fields())
@@ -123,9 +123,9 @@ def test_a_command_with_json_prints_the_fields(
 def test_the_error_of_an_expired_moment_has_the_oldest_readable_one() -> None:
     oldest = datetime(2026, 11, 28, 12, 30, tzinfo=UTC)
     error = errors.CutExpired("too old", oldest, table="t")
-    told = errors.CutExpired.from_message("too old", problem_of(error).document)
-    assert error.oldest == told.oldest == pickled(error).oldest == oldest
-    assert told.table == "t"
+    reported = errors.CutExpired.from_message("too old", problem_of(error).document)
+    assert error.oldest == reported.oldest == pickled(error).oldest == oldest
+    assert reported.table == "t"
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def test_errors_of_references_name_table_file_partition_and_job(kind: Any) -> No
 
 
 @pytest.mark.parametrize("kind", [k for k in ALL if issubclass(k, BatchFailed)])
-def test_batches_carry_what_succeeded_and_what_failed(kind: Any) -> None:
+def test_errors_of_batches_have_the_succeeded_and_the_failed_requests(kind: Any) -> None:
     cause = FileReferenceNotFound("t", "f")
     error = pickle.loads(pickle.dumps(kind(["good"], [("bad", cause), ("worse", cause)])))  # noqa: S301
     assert (type(error), error.succeeded, [request for request, _ in error.failed]) == (
@@ -71,7 +71,7 @@ def examples() -> Iterator[DormouseError]:
 
 
 @pytest.mark.parametrize("error", list(examples()), ids=lambda error: type(error).__name__)
-def test_an_error_survives_a_pickle_whatever_its_class_is_made_of(error: DormouseError) -> None:
+def test_errors_of_all_classes_survive_a_pickle(error: DormouseError) -> None:
     again = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert (type(again), str(again)) == (type(error), str(error))
     assert (again.args, again.data, repr(vars(again))) == (error.args, error.data, repr(vars(error)))
@@ -88,7 +88,7 @@ def test_an_error_of_another_process_is_rebuilt_from_its_message(kind: Any) -> N
     assert (type(error), str(error)) == (kind, "the table is away")
 
 
-def test_a_payload_that_cannot_be_read_now_is_asked_for_again_over_http() -> None:
+def test_an_unavailable_payload_has_retry_after_over_http() -> None:
     found = problem_of(errors.PayloadUnavailable("please reduce your request rate"))
     assert (found.status, found.headers) == (503, {"Retry-After": "1"})
 

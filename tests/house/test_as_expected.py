@@ -1,4 +1,4 @@
-"""Tables, schemas and answers, as other libraries of Python have taught people to use them."""
+"""Tables, schemas and answers that follow the conventions of other Python libraries."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cli(table: Table, instance: Instance, dsn: str, cli: Cli, monkeypatch: pytes
 
 
 def check(table: Any) -> None:
-    """Also of a service."""
+    """Checks a table, local or of a service, with pyarrow, pandas and Polars."""
     assert (len(table), bool(table)) == (50, True)
     assert pa.table(table).column("k").to_pylist() == list(range(50))
     assert pl.DataFrame(table).height == 50
@@ -69,7 +69,7 @@ def check(table: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_table_is_what_other_libraries_take(table: Table, instance: Instance) -> None:
+def test_other_libraries_accept_a_table(table: Table, instance: Instance) -> None:
     check(table)
     assert instance.sql("select 1 as x").df()["x"].tolist() == [1]
     other = instance.create_table("other", like=table, row_keys=["k"])
@@ -77,7 +77,7 @@ def test_a_table_is_what_other_libraries_take(table: Table, instance: Instance) 
 
 
 @pytest.mark.slow
-def test_a_table_of_a_service_is_too(table: Table, instance: Instance) -> None:
+def test_other_libraries_accept_a_table_of_a_service(table: Table, instance: Instance) -> None:
     with serving(instance) as url, connect(url) as client:
         check(client.table("t"))
 
@@ -91,8 +91,8 @@ def staff(instance: Instance) -> RowTable:
 
 
 @pytest.mark.slow
-def test_a_row_table_is_what_other_libraries_take(staff: RowTable, instance: Instance) -> None:
-    """Its current rows, here and by way of a service."""
+def test_other_libraries_accept_a_row_table(staff: RowTable, instance: Instance) -> None:
+    """Checks its current rows, locally and through a service."""
     expected = staff.current().read_all()
     with serving(instance) as url, connect(url) as client:
         for rows in (staff, client.row_table("staff")):
@@ -127,7 +127,7 @@ def test_tables_are_items_of_their_instance(table: Table, instance: Instance) ->
         instance["u"]
 
 
-def test_a_schema_shows_itself_as_it_is_written() -> None:
+def test_the_repr_of_a_schema_is_code_that_makes_it() -> None:
     shown = repr(SCHEMA)
     assert shown == (
         "Schema(row_keys=[Field('k', LONG)], sort_keys=[Field('at', DATE)], values=[Field('v', STRING, "
@@ -139,7 +139,7 @@ def test_a_schema_shows_itself_as_it_is_written() -> None:
 
 
 @pytest.mark.slow
-def test_a_file_s_name_tells_its_format(cli: Cli, tmp_path: Path) -> None:
+def test_the_name_of_an_output_file_decides_its_format(cli: Cli, tmp_path: Path) -> None:
     for verb in (
         ("query", "t"),
         ("sql", "select k from t order by k"),
@@ -151,15 +151,15 @@ def test_a_file_s_name_tells_its_format(cli: Cli, tmp_path: Path) -> None:
         assert len((tmp_path / "x.csv").read_text().splitlines()) == 51
         assert cli(*verb, "-o", "x.json", "--format", "lines" if verb[0] != "changes" else "csv")[0] == 0
         (tmp_path / "x.json").unlink()
-    code, _, said = cli("query", "t", "-o", "x.data")
-    assert (code, said.count("\n")) == (2, 1) and "--output x.parquet" in said
+    code, _, err = cli("query", "t", "-o", "x.data")
+    assert (code, err.count("\n")) == (2, 1) and "--output x.parquet" in err
     assert cli("changes", "t", "--after", "beginning", "-o", "x.data")[0] == 0
     assert json.loads((tmp_path / "x.data").read_text().splitlines()[0])["k"] == 0
 
 
 def test_a_pipe_gets_all_rows(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "TABLE_ROWS", 25)
-    _, out, said = cli("query", "t")
+    _, out, err = cli("query", "t")
     cells = [line.strip("│| ") for line in out.splitlines()]
     assert [cell for cell in cells if cell.isdigit()] == [str(number) for number in range(50)]
-    assert said == "50 rows\n"
+    assert err == "50 rows\n"

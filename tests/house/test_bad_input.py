@@ -39,7 +39,7 @@ def flights(instance: dm.Instance) -> dm.Table:
 
 @contextmanager
 def refused(kind: type[errors.DormouseError], *words: str) -> Iterator[None]:
-    """One line, of this class, with these words."""
+    """Checks that the block raises an error of this class, whose message is one line with these words."""
     with pytest.raises(kind) as caught:
         yield
     message = str(caught.value)
@@ -71,7 +71,7 @@ KEY = [dm.Field("id", dm.LONG)]
         (lambda: dm.MAP(dm.DOUBLE, dm.LONG), "map's key"),
     ],
 )
-def test_a_schema_that_cannot_be(make: Callable[[], Any], word: str) -> None:
+def test_an_invalid_schema_is_refused(make: Callable[[], Any], word: str) -> None:
     with refused(errors.InvalidSchema, word):
         make()
 
@@ -79,13 +79,13 @@ def test_a_schema_that_cannot_be(make: Callable[[], Any], word: str) -> None:
 @pytest.mark.parametrize(
     "points", [[7], ["B", "A"], ["A", "A"], [""], [None]], ids=["type", "order", "twice", "minimum", "none"]
 )
-def test_split_points_that_cannot_be(instance: dm.Instance, points: list[Any]) -> None:
+def test_invalid_split_points_are_refused(instance: dm.Instance, points: list[Any]) -> None:
     with refused(errors.InvalidRange, "split point"):
         instance.create_table("t", SCHEMA, split_points=points)
     assert instance.tables() == []
 
 
-def test_what_is_no_schema_and_no_list_of_split_points(instance: dm.Instance) -> None:
+def test_a_schema_or_split_points_of_another_type_are_refused(instance: dm.Instance) -> None:
     with refused(errors.InvalidSchema, "must be dm.Schema"):
         instance.create_table("t", None)  # type: ignore[arg-type]
     with refused(errors.InvalidRange, "split points must be a list, not 5"):
@@ -93,13 +93,13 @@ def test_what_is_no_schema_and_no_list_of_split_points(instance: dm.Instance) ->
     assert len(instance.create_table("t", SCHEMA, split_points=None).partitions.leaves()) == 1
 
 
-def test_what_another_process_must_open_itself(instance: dm.Instance, flights: dm.Table) -> None:
+def test_instances_and_tables_cannot_be_pickled(instance: dm.Instance, flights: dm.Table) -> None:
     for one in (instance, flights):
         with pytest.raises(TypeError, match=r"open (it|its instance) again"):
             pickle.dumps(one)
 
 
-def test_a_split_outside_its_partition(flights: dm.Table) -> None:
+def test_a_split_outside_its_partition_is_refused(flights: dm.Table) -> None:
     left, _ = flights.partitions.leaves()
     with refused(errors.InvalidRange, "'ZZ'", "does not lie inside"):
         flights.partitions.split(left.partition_id, "ZZ")
@@ -124,7 +124,9 @@ def test_a_split_outside_its_partition(flights: dm.Table) -> None:
     ],
     ids=["missing", "extra", "type", "lossy", "null in a row key", "null in a sort key"],
 )
-def test_data_that_does_not_fit(flights: dm.Table, tmp_path: Path, change: dict[str, Any], word: str) -> None:
+def test_data_that_does_not_fit_the_schema_is_refused(
+    flights: dm.Table, tmp_path: Path, change: dict[str, Any], word: str
+) -> None:
     columns = {name: values for name, values in (ROWS | change).items() if values is not None}
     with refused(errors.InvalidData, word):
         flights.ingest(pa.table(columns))
@@ -145,7 +147,9 @@ def damaged(path: Path) -> None:
 @pytest.mark.parametrize(
     "write", [damaged, lambda path: path.write_bytes(b""), lambda path: path.write_text("not Parquet at all")]
 )
-def test_a_parquet_file_that_is_none(flights: dm.Table, tmp_path: Path, write: Callable[[Path], Any]) -> None:
+def test_a_file_that_is_not_parquet_is_refused(
+    flights: dm.Table, tmp_path: Path, write: Callable[[Path], Any]
+) -> None:
     path = tmp_path / "bad.parquet"
     write(path)
     with refused(errors.InvalidData, "bad.parquet"):
@@ -153,21 +157,23 @@ def test_a_parquet_file_that_is_none(flights: dm.Table, tmp_path: Path, write: C
     assert_as_before(flights)
 
 
-def test_a_table_that_exists_and_one_that_does_not(instance: dm.Instance, flights: dm.Table) -> None:
+def test_creating_an_existing_table_or_using_a_missing_one_is_refused(
+    instance: dm.Instance, flights: dm.Table
+) -> None:
     instance.create_table("other", SCHEMA)
     with refused(errors.TableAlreadyExists, "'flights'"):
         instance.create_table("flights", SCHEMA)
     with refused(errors.TableAlreadyExists, "'flights'"):
         instance.rename_table("other", "flights")
     for use in (instance.table, instance.drop_table, lambda name: instance.rename_table(name, "x")):
-        with refused(errors.TableNotFound, "'nobody'"):
-            use("nobody")
-    with refused(errors.InvalidQuery, "nobody"):
-        instance.sql("select * from nobody").read_all()
+        with refused(errors.TableNotFound, "'missing'"):
+            use("missing")
+    with refused(errors.InvalidQuery, "missing"):
+        instance.sql("select * from missing").read_all()
     assert_as_before(flights)
 
 
-def test_a_table_that_was_dropped_says_so_whatever_is_asked_of_it(
+def test_every_method_of_a_dropped_table_raises_table_not_found(
     instance: dm.Instance, flights: dm.Table
 ) -> None:
     instance.drop_table("flights")
@@ -191,7 +197,9 @@ def test_a_table_that_was_dropped_says_so_whatever_is_asked_of_it(
         *("é", "table.x", "-x", "1x", "%s", "{0}", "x" * 129),
     ],
 )
-def test_names_with_odd_characters(instance: dm.Instance, flights: dm.Table, name: str) -> None:
+def test_table_names_with_odd_characters_are_refused(
+    instance: dm.Instance, flights: dm.Table, name: str
+) -> None:
     with refused(errors.InvalidName, "table name"):
         instance.create_table(name, SCHEMA)
     with refused(errors.InvalidName, "table name"):
@@ -202,7 +210,9 @@ def test_names_with_odd_characters(instance: dm.Instance, flights: dm.Table, nam
     assert_as_before(flights)
 
 
-def test_questions_about_what_is_not_there(instance: dm.Instance, flights: dm.Table) -> None:
+def test_queries_of_missing_columns_and_invalid_sql_are_refused(
+    instance: dm.Instance, flights: dm.Table
+) -> None:
     with refused(errors.InvalidQuery, "'colour'"):
         flights.query(where={"colour": 1})
     with refused(errors.InvalidQuery, "'colour'"):
@@ -221,7 +231,7 @@ def test_questions_about_what_is_not_there(instance: dm.Instance, flights: dm.Ta
     assert_as_before(flights)
 
 
-def test_a_folder_that_is_no_instance(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_an_instance_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with refused(errors.NotAnInstance, str(tmp_path)):
         dm.local(tmp_path)
@@ -239,7 +249,7 @@ def test_a_folder_that_is_no_instance(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_of_a_newer_version(tmp_path: Path) -> None:
+def test_an_instance_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "dormouse.json").write_text(json.dumps({"format": 99}))
     with refused(errors.InstanceTooNew, "99", "upgrade"):
         dm.local(tmp_path)
@@ -247,8 +257,8 @@ def test_a_folder_of_a_newer_version(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 
-def test_a_folder_that_is_read_only(tmp_path: Path) -> None:
-    """Root may write anywhere but to /proc and /sys."""
+def test_a_read_only_folder_is_one_clear_error(tmp_path: Path) -> None:
+    """Uses a folder of /proc as root, which may write everywhere except in /proc and /sys."""
     folder = Path("/proc/dormouse") if os.geteuid() == 0 else tmp_path / "lake"
     tmp_path.chmod(0o500)
     try:
@@ -285,7 +295,7 @@ def test_an_instance_opened_read_only_changes_nothing(tmp_path: Path, dsn: str, 
         ({"filter": "age_off(carrier, 1)"}, "carrier"),
     ],
 )
-def test_properties_that_cannot_be(flights: dm.Table, properties: dict[str, Any], word: str) -> None:
+def test_invalid_properties_are_refused(flights: dm.Table, properties: dict[str, Any], word: str) -> None:
     before = flights.properties
     with refused(errors.InvalidProperties, word):
         flights.set_properties(**properties)
@@ -298,7 +308,10 @@ def cli(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[dict[str, Any]]:
-    """A file system of 1 MB below `folder`; where mounting is not allowed, a limit on every file's size."""
+    """Mounts a file system of 1 MB at `folder`, or limits the size of files where mounting is not allowed.
+
+    Yields the options with which `subprocess.run` starts a limited process.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
@@ -312,13 +325,13 @@ def small_disk(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def objects_in(folder: Path) -> set[Path]:
-    """But for what tells how far the database has come."""
+    """Returns the files of an object store, except its milestones."""
     return {path for path in folder.rglob("*") if path.is_file() and path.parent.name != "now"}
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_while_ingesting(dsn: str, tmp_path: Path) -> None:
-    """One line, nothing added, nothing left behind; when there is room again, the same ingest works."""
+def test_a_disk_that_fills_during_an_ingest_is_one_clear_error(dsn: str, tmp_path: Path) -> None:
+    """Expects one line, no new rows and no new objects; when there is room again, ingests work."""
     count = 400_000
     large = tmp_path / "large.parquet"
     keys = {"carrier": ["UA"] * count, "flight": range(count), "time": range(count)}

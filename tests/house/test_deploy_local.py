@@ -1,4 +1,4 @@
-"""The real deploy into an emulator, as `make deploy-local` does it: once whole, once interrupted."""
+"""The deploy into an emulator that `make deploy-local` does: once complete, once interrupted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 def _of_run(folder: Path) -> list[str]:
-    """The processes that know a folder for temporary files."""
+    """Returns the command lines of processes whose arguments or variables contain a temporary folder."""
     found = []
     for process in psutil.process_iter(["cmdline", "environ"]):
         known = [*(process.info["cmdline"] or ()), *(process.info["environ"] or {}).values()]
@@ -48,7 +48,7 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path) -> None:
         for line in process.stdout:
             if "cdk bootstrap" in line:
                 process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=SECONDS_MAX)
+        _, err = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 130
-    assert said.strip() == "deploy-local was interrupted; all that it had started is gone"
+    assert err.strip() == "deploy-local was interrupted; all processes that it had started are ended"
     assert _of_run(tmp_path) == [] and list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What the run of a deploy into an emulator relies on."""
+"""Processes that a deploy into an emulator starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.deploy_local import processes
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
-def test_a_command_is_ended_also_when_the_interruption_comes_while_it_is_being_started(
+def test_an_interruption_while_a_command_starts_ends_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []

@@ -1,4 +1,4 @@
-"""What messages and guides say to install is what pyproject.toml names: the distribution and its extras."""
+"""Commands to install in messages and guides name the distribution and the extras of pyproject.toml."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ TEXTS = [
 ]
 INSTALL = re.compile(r"pip install (?:-\S+ )*['\"]?([\w.-]+)(?:\[([^\]]*)\])?")
 HINTS = {"not_installed": slice(1, 2), "pip_install": slice(None)}
-"""The functions that say what to install, and which of their arguments are extras."""
+"""Functions that return a command to install, each with the positions of its arguments that are extras."""
 
 
 def commands(path: Path) -> Iterator[tuple[str, str]]:
-    """The distribution and the extras of each `pip install` that a file spells out, or has said for it."""
+    """Yields the distribution and the extra of each `pip install` that a file has, or gets from HINTS."""
     text = path.read_text("utf-8")
     if path != Path(errors.__file__):
         yield from ((name, extra) for name, extras in INSTALL.findall(text) for extra in extras.split(","))
     if path.suffix == ".py":
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in HINTS:
-                said = [one.value for one in node.args[HINTS[node.func.id]] if isinstance(one, ast.Constant)]
-                yield from ((DISTRIBUTION, str(extra)) for extra in said)
+                given = [one.value for one in node.args[HINTS[node.func.id]] if isinstance(one, ast.Constant)]
+                yield from ((DISTRIBUTION, str(extra)) for extra in given)
 
 
-def test_the_constant_is_the_name_that_is_published() -> None:
+def test_name_version_and_script_are_those_of_pyproject() -> None:
     assert PROJECT["name"] == DISTRIBUTION
     assert dm.__version__ == PROJECT["version"]
     assert PROJECT["scripts"].keys() == {"dormouse"}
@@ -57,8 +57,8 @@ def test_every_file_of_the_package_is_in_its_wheel() -> None:
     assert others - packed == set()
 
 
-def test_spark_finds_its_data_source_in_an_install(tmp_path: Path) -> None:
-    """Spark lists the modules on the path; an older editable install does not list any: install again."""
+def test_spark_finds_the_data_source_in_an_installation(tmp_path: Path) -> None:
+    """Lists modules as Spark does. Fails in an editable installation of an older version: install again."""
     code = "import pkgutil; print('pyspark_dormouse' in {one.name for one in pkgutil.iter_modules()})"
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-c", code]
@@ -73,28 +73,28 @@ def test_every_command_names_the_distribution_and_an_extra_that_exists() -> None
     assert [one for one in found if one[1] != DISTRIBUTION or one[2] not in known] == []
 
 
-def test_what_a_command_lacks_is_in_an_extra() -> None:
+def test_each_optional_library_is_in_an_extra() -> None:
     assert set(EXTRAS.values()) <= PROJECT["optional-dependencies"].keys()
 
 
-def test_what_is_missing_is_one_line_with_the_command() -> None:
+def test_a_missing_library_is_one_line_with_the_command_to_install_it() -> None:
     error = not_installed("boto3", "aws")
     assert isinstance(error, DependencyMissing)
     assert str(error) == "boto3 is not installed: pip install 'dormouse-lake[aws]'"
     assert pip_install("query", "service") == "pip install 'dormouse-lake[query,service]'"
 
 
-def test_all_is_each_extra_that_users_have() -> None:
+def test_the_extra_all_has_every_extra_for_users() -> None:
     extras = PROJECT["optional-dependencies"]
     [named] = extras["all"]
     of_the_project = {"all", "demo", "docs", "test", "benchmark", "lambdas"}
     assert set(named.partition("[")[2].rstrip("]").split(",")) == extras.keys() - of_the_project
 
 
-def test_without_typer_the_program_says_so(
+def test_without_typer_the_program_names_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(dormouse_command, "_ENDINGS", {})  # signals stay the tests'
+    monkeypatch.setattr(dormouse_command, "_ENDINGS", {})  # keeps the signal handlers of the tests
     for name in [name for name in sys.modules if name.partition(".")[0] in {"typer", "rich"}]:
         monkeypatch.setitem(sys.modules, name, None)
     for name in [name for name in sys.modules if name.startswith("dormouse.cli")]:
@@ -103,7 +103,7 @@ def test_without_typer_the_program_says_so(
     assert capsys.readouterr().err == "dormouse: typer is not installed: pip install 'dormouse-lake[cli]'\n"
 
 
-def test_without_httpx_the_client_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_httpx_the_client_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
     for name in [name for name in sys.modules if name.startswith("dormouse.client")]:
         monkeypatch.delitem(sys.modules, name)
@@ -111,7 +111,7 @@ def test_without_httpx_the_client_says_so(monkeypatch: pytest.MonkeyPatch) -> No
         import dormouse.client  # noqa: F401
 
 
-def test_links_of_the_readme_lead_to_the_repository_on_an_index() -> None:
+def test_links_of_a_published_readme_lead_to_the_repository() -> None:
     made = runpy.run_path(str(ROOT / "setup.py"))
     readme = made["readme"]("https://example.com/lake")
     assert f"](https://example.com/lake/blob/v{PROJECT['version']}/docs/quickstart.md)" in readme

@@ -1,4 +1,4 @@
-"""Pages that are made of the code are as it is now, and links of the documentation lead somewhere."""
+"""Generated pages match the code, and links of the documentation lead to existing files and headings."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("name", pages())
-def test_a_page_that_is_made_is_as_the_code_has_it(name: str) -> None:
+def test_a_generated_page_matches_the_code(name: str) -> None:
     assert pages()[name]() == (ROOT / "docs" / "reference" / name).read_text("utf-8"), "run make docs"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files_and_headings_that_are_there(page: Path) -> None:
+def test_links_lead_to_existing_files_and_headings(page: Path) -> None:
     text = FENCED.sub("", page.read_text("utf-8"))
     for link in LINK.findall(text):
         if re.match(r"\w+:", link):
@@ -33,19 +33,19 @@ def test_links_lead_to_files_and_headings_that_are_there(page: Path) -> None:
             assert anchor in anchors(target), link
 
 
-def test_the_page_of_figures_is_made_of_its_file() -> None:
+def test_the_page_of_figures_matches_its_data() -> None:
     from documentation.figures import DATA, PAGE, page
 
     assert page(json.loads(DATA.read_text("utf-8"))) == PAGE.read_text("utf-8")
 
 
-def test_each_table_of_the_state_store_is_told_of() -> None:
-    told = (ROOT / "docs" / "reference" / "state-store.md").read_text("utf-8")
+def test_each_table_of_the_state_store_is_documented() -> None:
+    text = (ROOT / "docs" / "reference" / "state-store.md").read_text("utf-8")
     migrations = (ROOT / "dormouse" / "postgres" / "migrations").glob("*.sql")
     made = {
         name for path in migrations for name in re.findall(r"create table (\w+)", path.read_text("utf-8"))
     }
-    assert {name for name in made if f"`{name}`" not in told and not name.endswith("_default")} <= {
+    assert {name for name in made if f"`{name}`" not in text and not name.endswith("_default")} <= {
         "dormouse"
     }
 
@@ -57,6 +57,6 @@ def test_each_page_is_in_the_site() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub and the site make them."""
+    """Returns the anchors of a page's headings, as GitHub and the site make them."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text("utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}

@@ -1,4 +1,4 @@
-"""Each extra is whole: the wheel with it alone runs the first code of its guide."""
+"""Extras that are complete: the wheel with one extra runs the first code of that extra's guide."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GUIDES = {
     "spark": ("docs/how-to/spark.md", "python"),
     "cdk": ("docs/how-to/own-cdk-app.md", "python"),
 }
-"""The extras whose guides need no server, and where these are."""
+"""The extras whose guides need no server, each with its guide and the language of the code."""
 CODE = {
     "cli": "import dormouse.cli",
     "query": "import dormouse.reading.where, datafusion, pyarrow",
@@ -41,7 +41,7 @@ WITHOUT = {
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is published, made of the files that git has or would take."""
+    """Builds the wheel from the files that git tracks or does not ignore."""
     source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -57,14 +57,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """One that the user can reach as whom PostgreSQL runs under root."""
+    """A temporary folder that PostgreSQL's user can reach when root runs the tests."""
     with tempfile.TemporaryDirectory() as made:
         Path(made).chmod(0o711)
         yield Path(made)
 
 
 def environment(folder: Path, wheel: Path, extra: str) -> dict[str, str]:
-    """The variables of a fresh environment that has the wheel with an extra."""
+    """Makes a virtual environment with the wheel and an extra, and returns the variables to use it."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     what = f"dormouse-lake[{extra}] @ {wheel.as_uri()}" if extra else str(wheel)
     uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(folder / "bin/python")]
@@ -80,7 +80,7 @@ def test_an_extra_has_what_its_guide_needs(extra: str, wheel: Path, folder: Path
         text = first_block(ROOT / page, language)
     else:
         language, text = "python", CODE[extra]
-    if extra in {"sql", "spark"}:  # their guides read what another one made
+    if extra in {"sql", "spark"}:  # their guides read tables that another guide made
         text = f"import dormouse\nimport {'duckdb' if extra == 'sql' else 'pyspark, dormouse.spark.session'}"
     program = {"python": ["python", "-c"], "sh": ["bash", "-e", "-c"]}[language]
     done = subprocess.run(

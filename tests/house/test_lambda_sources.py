@@ -1,4 +1,4 @@
-"""What the packages of the lambdas have of the sources is enough for each of them to be loaded."""
+"""Lambdas whose packages contain every source file that they import."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ assert not elsewhere, elsewhere
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_lambdas_of_a_kind_are_loaded_from_their_packages_alone(kind: str, tmp_path: Path) -> None:
+def test_the_lambdas_of_a_kind_load_from_their_packages_alone(kind: str, tmp_path: Path) -> None:
     for path, source in source_files(ROOT).items():
         if any(is_of(path, name, kind) for name in KINDS[kind]):
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def test_the_lambdas_of_a_kind_are_loaded_from_their_packages_alone(kind: str, t
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_parts_that_are_named_are_there() -> None:
-    """A part that was moved away would be packed, or left out, without a word."""
+def test_the_source_paths_that_the_build_names_exist() -> None:
+    """Fails for a moved file or folder, which the build would include or omit silently."""
     parts = {*ELSEWHERE, *OF_CALLS, *(f"{DATA.name}/{name}" for name in OF_DATA)}
     assert [part for part in sorted(parts) if not (DATA.parent / part).exists()] == []

@@ -1,4 +1,4 @@
-"""What operations load: an operation that needs no library of weight waits for none."""
+"""Imports of operations: an operation loads only the heavy libraries that it needs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ print(json.dumps(found))
 """
 
 
-def test_each_operation_loads_what_it_needs(instance: Instance, dsn: str, tmp_path: Path) -> None:
+def test_each_operation_loads_only_the_heavy_libraries_it_needs(
+    instance: Instance, dsn: str, tmp_path: Path
+) -> None:
     instance.create_table("t", OF_KEYS).ingest([{"key": 1}])
     instance.create_row_table("r", [Column("n", "INTEGER")])
     given = json.dumps([dsn, (tmp_path / "objects").as_uri(), HEAVY])

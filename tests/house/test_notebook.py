@@ -16,7 +16,7 @@ NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebooks" / "first-hour.ipynb"
 def test_the_notebook_runs(tmp_path: Path) -> None:
     notebook = json.loads(NOTEBOOK.read_text("utf-8"))
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    # as a kernel does: one namespace, standard streams that are no terminal
+    # like a kernel: one namespace, and standard streams that are not a terminal
     done = subprocess.run(
         [sys.executable, "-"],
         input="\n\n".join(cells),
@@ -32,6 +32,6 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
         "8255 flights never left",
         "336776 rows a moment ago, 328521 now",
     ]
-    # what the cells gave stands below them, and is no error
+    # the notebook contains the outputs of its cells, none of them an error
     outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", ())]
     assert outputs and all(output["output_type"] != "error" for output in outputs)

@@ -1,4 +1,4 @@
-"""Names that other programs import: each stays importable, wherever its module moves."""
+"""Names that other programs import, which stay importable when a module moves."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ NAMES = {
     "dormouse.objects.folder": "",
     "dormouse.embedded.postgres": "EmbeddedPostgres",
 }
-"""Modules, and of their names those that the documents and the examples use."""
+"""The modules, with the names that documents and examples import from them."""
 
 
 @pytest.mark.parametrize("module", NAMES)
-def test_a_name_that_other_programs_import_stays(module: str) -> None:
+def test_names_that_other_programs_import_exist(module: str) -> None:
     loaded = importlib.import_module(module)
     assert [name for name in NAMES[module].split() if not hasattr(loaded, name)] == []
 
 
-def test_an_old_name_is_the_same_thing() -> None:
+def test_a_class_is_the_same_under_its_old_module() -> None:
     old, new = map(importlib.import_module, ("dormouse.commits.requests", "dormouse.state.commits.requests"))
     assert old.AddFiles is new.AddFiles
 
 
-def test_every_error_is_found_in_the_package_too() -> None:
+def test_the_package_has_every_error_class() -> None:
     package, errors = map(importlib.import_module, ("dormouse", "dormouse.errors"))
     kinds = [
         name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)

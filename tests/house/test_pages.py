@@ -1,4 +1,4 @@
-"""Every block of code in the documentation runs as it stands there, or says why it does not."""
+"""Code blocks of the documentation, each of which runs unchanged or gives the reason why it is skipped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.embedded import EmbeddedPostgres
 SPARK = {"docs/how-to/spark.md", "docs/how-to/back-up.md", "docs/how-to/query-service.md"}
 FAST = {"README.md", "docs/quickstart.md"}
 NOT_RUN = 45
-"""How many blocks say `<!-- skip: next "why" -->`: on AWS alone, or with a program that is not there."""
+"""The number of blocks marked `<!-- skip: next "why" -->`: they need AWS or a program not installed here."""
 
 QUICK = {"fsync": "off", "full_page_writes": "off", "track_commit_timestamp": "on"}
 
@@ -44,7 +44,7 @@ WITH_CODE = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where the pages run: two instances, `lake` and `demo-lake`, whose servers run all the time."""
+    """The folder where pages run. It has two instances, `lake` and `demo-lake`, with running servers."""
     folder = tmp_path_factory.mktemp("pages")
     with dm.local(folder / "lake"):
         pass
@@ -57,11 +57,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def load_demo(folder: Path) -> None:
-    """The flights of a January, as `dormouse demo` leaves them."""
+    """Loads the flights of one January into the tables that `dormouse demo` makes."""
     from dormouse.demo.datasets import AIRLINES, FLIGHTS, Flights
 
     with dm.local(folder / "demo-lake") as instance, duckdb.connect() as db:
-        Flights().prepare(db, folder, lambda said: None)
+        Flights().prepare(db, folder, lambda _: None)
         for name, schema in (("flights", FLIGHTS), ("airlines", AIRLINES)):
             columns = ", ".join(schema.names)
             where = "where month = 1" if name == "flights" else ""
@@ -71,7 +71,7 @@ def load_demo(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def aws(aws_endpoint: str) -> dict[str, str]:
-    """The variables of an AWS that has the bucket of the pages."""
+    """The environment variables for a simulated AWS that has the bucket of the pages."""
     variables = {
         "AWS_ENDPOINT_URL": aws_endpoint,
         "AWS_ALLOW_HTTP": "true",
@@ -87,10 +87,10 @@ def aws(aws_endpoint: str) -> dict[str, str]:
 
 
 def start_again(instance: dm.Instance) -> Any:
-    """An instance with nothing but the table that the README makes, which the guides go on from."""
+    """Drops all tables and makes the table of the README, with which the guides begin."""
     for table in instance.tables():
         instance.drop_table(table.name)
-    # the page about the commit queue writes an object under a name of its own, an orphan without its table
+    # the page about the commit queue writes an object that becomes an orphan when its table is dropped
     shutil.rmtree("lake/objects/mine", ignore_errors=True)
     schema = dm.Schema(
         row_keys=[dm.Field("carrier", dm.STRING), dm.Field("flight", dm.LONG)],
@@ -104,7 +104,7 @@ def start_again(instance: dm.Instance) -> Any:
 
 
 def psql(statement: str) -> None:
-    """As `psql` would, on the server of `lake`."""
+    """Runs a statement on the server of `lake`, as `psql` would."""
     with EmbeddedPostgres("lake") as server, psycopg.connect(server.dsn) as connection:
         connection.execute(statement).fetchall()
 
@@ -118,7 +118,7 @@ def test_the_code_of_a_page_runs(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    # begun here, Spark finds what is not installed
+    # started before `chdir`: Spark finds modules that are not installed by the folder where it starts
     spark = request.getfixturevalue("spark") if name_of(path) in SPARK else None
     monkeypatch.chdir(folder)
     for left in folder.iterdir():
@@ -146,7 +146,7 @@ def test_the_code_of_a_page_runs(
             names["table"] = start_again(instance)
         if spark is not None:
             names["spark"] = spark
-            # Spark's server stays in the folder where it was begun
+            # Spark's server stays in the folder where it was started
             places |= {one: str(folder / one) for one in ("./lake", "./checkpoint")}
         began = datetime.now(UTC) + timedelta(milliseconds=1)
         places |= {
@@ -157,7 +157,7 @@ def test_the_code_of_a_page_runs(
         Page(path, folder, variables, places).run(names)
 
 
-def test_each_block_is_of_a_language_that_is_run_or_read() -> None:
+def test_each_block_is_in_a_known_language_and_is_parsed() -> None:
     known = {"python", "sh", "sql", *READ, *DRAWN}
     found = {name_of(page): blocks(page) for page in PAGES}
     assert {
@@ -171,6 +171,6 @@ def test_each_block_is_of_a_language_that_is_run_or_read() -> None:
     assert missed == {}
 
 
-def test_blocks_that_do_not_run_are_counted() -> None:
+def test_the_number_of_skipped_blocks_does_not_grow() -> None:
     marked = {name_of(page): page.read_text("utf-8").count("<!-- skip: next") for page in PAGES}
     assert sum(marked.values()) == NOT_RUN, {name: count for name, count in marked.items() if count}

@@ -1,4 +1,4 @@
-"""What is fetched by a name that its owner can move is fetched by what it is: actions, base images."""
+"""Actions and base images are named by a hash, because their owners can move a tag."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SECONDS_MAX = 60
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_actions_are_named_by_their_commit_with_the_version_beside_it(path: Path) -> None:
+def test_actions_are_pinned_to_a_commit_with_the_version_beside_it(path: Path) -> None:
     used = re.findall(r"^\s*(?:- )?uses:(.*)$", path.read_text("utf-8"), re.M)
     assert used
     pinned = re.compile(r" [\w.-]+/[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+")
     assert [line for line in used if not pinned.fullmatch(line)] == []
 
 
-def test_every_workflow_and_dockerfile_is_looked_at() -> None:
+def test_the_lists_of_workflows_and_dockerfiles_are_complete() -> None:
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     tracked = [ROOT / line for line in done.stdout.splitlines()]
     texts = [path for path in tracked if path.suffix in {".md", ".yml", ".yaml"} and path.is_file()]
@@ -39,13 +39,13 @@ def test_every_workflow_and_dockerfile_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
-def test_base_images_are_named_by_their_digest(path: Path) -> None:
+def test_base_images_are_pinned_to_a_digest(path: Path) -> None:
     bases = re.findall(r"^FROM (\S+)", path.read_text("utf-8"), re.M)
     assert bases
     assert [base for base in bases if not re.fullmatch(r"\S+:\S+@sha256:[0-9a-f]{64}", base)] == []
 
 
-def test_what_is_installed_is_audited_by_ci() -> None:
+def test_ci_audits_the_packages_that_are_installed() -> None:
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
     assert "run: make audit" in workflow
     recipe = (ROOT / "Makefile").read_text("utf-8").partition("\naudit:")[2].partition("\n\n")[0]
@@ -55,7 +55,7 @@ def test_what_is_installed_is_audited_by_ci() -> None:
 
 @contextmanager
 def answering(status: int) -> Iterator[int]:
-    """A server on a free port that answers GET /health with a status."""
+    """Starts a server that answers GET /health with a status; yields its port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -76,9 +76,9 @@ def answering(status: int) -> Iterator[int]:
 
 
 def checked(port: int) -> tuple[int, str]:
-    """The exit status and the message of the image's health check."""
+    """Returns the exit status and the message of the image's health check."""
     variables = {"DORMOUSE_SERVICE_HOST": "0.0.0.0", "DORMOUSE_SERVICE_PORT": str(port)}  # noqa: S104
-    proxy = {"http_proxy": "http://127.0.0.1:1"}  # which a check of this container must not ask
+    proxy = {"http_proxy": "http://127.0.0.1:1"}  # the check must not use the proxy
     command = [sys.executable, str(HEALTHY)]
     environment = {**os.environ, **variables, **proxy}
     done = subprocess.run(
@@ -88,7 +88,7 @@ def checked(port: int) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_the_image_s_health_check_tells_a_service_that_answers_from_others() -> None:
+def test_the_health_check_of_the_image_fails_unless_the_service_answers() -> None:
     with answering(200) as port:
         assert checked(port) == (0, "")
     code, message = checked(port)

@@ -1,4 +1,4 @@
-"""What a run of tests leaves behind is found, or removed, however the run ends."""
+"""Processes and files that a run of tests leaves behind are reported or removed, however the run ends."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ import os, pathlib, subprocess, tempfile, time
 def test_it():
     folder = tempfile.mkdtemp()
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    pathlib.Path({told!r}).write_text(f"{{os.getpid()}} {{os.environ['DORMOUSE_TEST_RUN']}}")
+    pathlib.Path({ids!r}).write_text(f"{{os.getpid()}} {{os.environ['DORMOUSE_TEST_RUN']}}")
     time.sleep({seconds})
 """
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts pytest, with what is given as its test."""
+    """Yields a function that starts pytest on the text of a test module."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "temporary").mkdir()
 
@@ -62,11 +62,11 @@ def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def at_work(pid_file: Path) -> tuple[int, Path]:
-    """The process of the test that is at work, and the folder of its run."""
+    """Waits until the test runs; returns the id of its process and the folder of the run."""
     soon(lambda: pid_file.exists() and " " in pid_file.read_text())
     pid, folder = pid_file.read_text().split()
     assert Path(folder).exists()
-    # what was just executed has no environment for a moment
+    # the environment of a process is empty for a moment after exec
     soon(lambda: processes_of(Path(folder)) != [])
     return int(pid), Path(folder)
 
@@ -75,7 +75,7 @@ def soon(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.05)  # to look at all processes is work
+        time.sleep(0.05)  # listing all processes is slow
 
 
 def is_gone(folder: Path) -> bool:
@@ -90,8 +90,8 @@ def is_gone(folder: Path) -> bool:
 def test_a_run_that_is_killed_leaves_nothing(
     run: Callable[..., subprocess.Popen[str]], tmp_path: Path, how: signal.Signals, workers: int
 ) -> None:
-    process = run(AT_WORK.format(told=str(tmp_path / "told"), seconds=1000), workers)
-    _, folder = at_work(tmp_path / "told")
+    process = run(AT_WORK.format(ids=str(tmp_path / "ids"), seconds=1000), workers)
+    _, folder = at_work(tmp_path / "ids")
     os.killpg(process.pid, how) if how == signal.SIGINT else process.kill()  # as a terminal sends Ctrl-C
     process.communicate(timeout=120)
     soon(lambda: is_gone(folder))
@@ -101,8 +101,8 @@ def test_a_run_that_is_killed_leaves_nothing(
 def test_a_worker_that_is_killed_leaves_nothing(
     run: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    process = run(AT_WORK.format(told=str(tmp_path / "told"), seconds=1000), 1)
-    worker, folder = at_work(tmp_path / "told")
+    process = run(AT_WORK.format(ids=str(tmp_path / "ids"), seconds=1000), 1)
+    worker, folder = at_work(tmp_path / "ids")
     os.kill(worker, signal.SIGKILL)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == pytest.ExitCode.TESTS_FAILED
@@ -114,21 +114,21 @@ def test_a_worker_that_is_killed_leaves_nothing(
 def test_a_run_whose_tests_leave_a_process_fails(
     run: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    process = run(AT_WORK.format(told=str(tmp_path / "told"), seconds=0))
+    process = run(AT_WORK.format(ids=str(tmp_path / "ids"), seconds=0))
     out, _ = process.communicate(timeout=120)
     assert process.returncode == pytest.ExitCode.TESTS_FAILED
     assert "1 passed" in out
     left = out.partition("left behind")[2].splitlines()
     assert [line for line in left if line.startswith("process") and line.endswith("sleep 1000")], out
-    assert is_gone(Path((tmp_path / "told").read_text().split()[1]))
+    assert is_gone(Path((tmp_path / "ids").read_text().split()[1]))
 
 
 @pytest.mark.slow
-def test_what_a_run_without_its_watchdog_has_left_goes_with_the_next(
+def test_the_next_run_removes_what_a_run_without_its_watchdog_has_left(
     run: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    process = run(AT_WORK.format(told=str(tmp_path / "told"), seconds=1000))
-    _, folder = at_work(tmp_path / "told")
+    process = run(AT_WORK.format(ids=str(tmp_path / "ids"), seconds=1000))
+    _, folder = at_work(tmp_path / "ids")
     children = psutil.Process(process.pid).children()
     (watchdog,) = (one for one in children if "tests.run_folder" in one.cmdline())
     watchdog.kill()

@@ -41,7 +41,7 @@ def url(s3_endpoint: str) -> str:
 
 @pytest.fixture
 def connect(dsn: str, url: str, s3_options: dict[str, str]) -> Iterator[Connect]:
-    """Connects to the test's instance; closed at the end."""
+    """A function that connects to the test's instance; all connections are closed at the end."""
     opened: list[Instance] = []
 
     def connected(dsn: str = dsn, url: str = url, **options: str) -> Instance:
@@ -73,7 +73,7 @@ def keys(table: Any) -> list[int]:
 
 
 @pytest.mark.slow
-def test_every_verb(connect: Connect, tmp_path: Path, spark: object) -> None:
+def test_every_verb_works_on_s3(connect: Connect, tmp_path: Path, spark: object) -> None:
     instance = connect()
     table = instance.create_table("t", SCHEMA, split_points=[100_000], properties=PROPERTIES)
     assert table.ingest(rows(0, 600)).rows == 600
@@ -107,7 +107,7 @@ def test_every_verb(connect: Connect, tmp_path: Path, spark: object) -> None:
 
 
 @pytest.mark.slow
-def test_a_pair_that_does_not_belong_together_is_refused(
+def test_a_database_and_a_bucket_of_different_instances_are_refused(
     connect: Connect, empty_dsn: str, url: str, tmp_path: Path
 ) -> None:
     connect()
@@ -116,7 +116,7 @@ def test_a_pair_that_does_not_belong_together_is_refused(
 
 
 @pytest.mark.slow
-def test_a_bucket_that_goes_missing_is_one_clear_error_and_nothing_is_referenced(
+def test_a_bucket_deleted_during_an_ingest_is_one_clear_error_without_references(
     dsn: str, s3_endpoint: str, connect: Connect
 ) -> None:
     bucket = f"gone-{uuid4().hex[:8]}"
@@ -140,7 +140,7 @@ def test_a_bucket_that_goes_missing_is_one_clear_error_and_nothing_is_referenced
 
 
 @pytest.mark.slow
-def test_an_endpoint_that_stops_is_one_clear_error_and_nothing_is_referenced(
+def test_an_endpoint_that_stops_during_an_ingest_is_one_clear_error_without_references(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dormouse.objects.s3.RETRIES_MAX", 1)
@@ -162,7 +162,7 @@ def test_an_endpoint_that_stops_is_one_clear_error_and_nothing_is_referenced(
 
 
 @pytest.mark.slow
-def test_the_command_line_finds_s3_by_the_aws_variables(
+def test_the_command_line_uses_the_aws_variables(
     dsn: str, url: str, s3_endpoint: str, tmp_path: Path
 ) -> None:
     environment = {
@@ -196,7 +196,7 @@ def test_credentials_may_come_from_a_profile(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """For obstore and for DataFusion, neither of which knows profiles."""
+    """Covers obstore and DataFusion, neither of which reads profiles itself."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "credentials").write_text("[lake]\naws_access_key_id = test\naws_secret_access_key = test\n")

@@ -1,4 +1,4 @@
-"""What docs/security.md says of the roles of the database: each line is done, as the role."""
+"""The database roles in docs/security.md: each line of the table is tried as its role."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def probes_of(line: Line, keys: set[tuple[str, str, str]]) -> list[tuple[str, st
     return [key for key in keys if key[:2] == line[:2] and line.what.startswith(key[2])]
 
 
-def test_each_line_has_its_probe_and_each_probe_its_line() -> None:
+def test_each_line_of_the_page_has_one_probe_and_each_probe_a_line() -> None:
     keys = PROBES.keys() | OTHERWISE
     found = {line: probes_of(line, keys) for line in lines()}
     assert [line for line, probes in found.items() if len(probes) != 1] == []
@@ -72,23 +72,23 @@ def role_of(line: Line) -> str:
 
 
 @pytest.mark.parametrize("line", [line for line in lines() if probes_of(line, set(PROBES))], ids=str)
-def test_the_line_is_true(deployed: Deployment, line: Line) -> None:
+def test_a_line_of_the_page_is_true(deployed: Deployment, line: Line) -> None:
     [key] = probes_of(line, set(PROBES))
     probe, role = PROBES[key], role_of(line)
     if line == ("`dormouse_schema`", CAN, line.what):
-        role = OWNER_ROLE  # it acts as that role
+        role = OWNER_ROLE  # dormouse_schema sets the role of the owner
     wrong = [
-        (statement, told)
+        (statement, result)
         for statements, is_index in ((probe.statements, False), (probe.in_index, True))
         for statement in statements
-        if (told := outcome(deployed.of(role, index=is_index), statement, probe.refusal))
+        if (result := outcome(deployed.of(role, index=is_index), statement, probe.refusal))
         != ("done" if line.verb == CAN else "refused")
     ]
     assert wrong == []
 
 
 def outcome(dsn: str, statement: str, refusal: type[psycopg.Error]) -> str:
-    """Runs a statement and takes it back; gives "done", "refused", or another error."""
+    """Runs a statement and rolls it back; returns "done", "refused", or the text of another error."""
     is_alone = statement.startswith(("create database", "drop database", "vacuum", "alter system"))
     try:
         with psycopg.connect(dsn, autocommit=is_alone) as conn:
@@ -103,7 +103,9 @@ def outcome(dsn: str, statement: str, refusal: type[psycopg.Error]) -> str:
 
 
 @pytest.mark.parametrize("role", [RUN_ROLE, READ_ROLE])
-def test_a_role_ends_its_own_sessions_and_is_no_other(deployed: Deployment, role: str) -> None:
+def test_a_role_ends_only_its_own_sessions_and_cannot_become_another_role(
+    deployed: Deployment, role: str
+) -> None:
     refused = psycopg.errors.InsufficientPrivilege
     with ExitStack() as opened:
         pids = {
@@ -112,19 +114,19 @@ def test_a_role_ends_its_own_sessions_and_is_no_other(deployed: Deployment, role
         }
         for other, pid in pids.items():
             for verb in ("cancel", "terminate"):
-                told = outcome(
+                result = outcome(
                     deployed.of(role),
                     f"select pg_{verb}_backend({pid})",
                     psycopg.errors.InsufficientPrivilege,
                 )
-                assert told == ("done" if other == role else "refused"), (verb, other)
+                assert result == ("done" if other == role else "refused"), (verb, other)
     others = {ADMINISTRATOR, SCHEMA_ROLE, OWNER_ROLE, RUN_ROLE, READ_ROLE, STRANGER} - {role}
     assert {
         statement: outcome(deployed.of(role), statement, refused) for statement in others_of(*sorted(others))
     } == dict.fromkeys(others_of(*sorted(others)), "refused")
 
 
-def test_a_reader_can_hold_up_what_needs_a_table_alone(deployed: Deployment) -> None:
+def test_a_reader_can_delay_exclusive_locks(deployed: Deployment) -> None:
     with psycopg.connect(deployed.of(READ_ROLE)) as reader, psycopg.connect(deployed.of(OWNER_ROLE)) as owner:
         reader.execute("select from dormouse.made_later; select pg_advisory_lock(7236154098213001)")
         owner.execute("set lock_timeout = '50ms'")
@@ -134,7 +136,7 @@ def test_a_reader_can_hold_up_what_needs_a_table_alone(deployed: Deployment) -> 
 
 
 @pytest.mark.slow
-def test_what_an_owner_leaves_runs_in_a_session_of_the_administrator(
+def test_code_that_the_owner_leaves_runs_in_a_session_of_the_administrator(
     deployed: Deployment, server_dsn: str, databases: Databases
 ) -> None:
     with database_of_administrator(server_dsn, databases) as dsn:

@@ -1,4 +1,4 @@
-"""Tests import internals through `tests.support`, so that the move of a module changes one line."""
+"""Imports of internals in tests, which go through `tests.support`: moving a module changes one line."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def imports(path: Path) -> frozenset[tuple[str, str]]:
     return frozenset((node.module or "", one.name) for node in froms for one in node.names)
 
 
-def test_tests_import_internals_through_their_support() -> None:
-    """Modules that a process of its own runs may import what they need directly."""
+def test_tests_import_internals_through_the_support_modules() -> None:
+    """Checks test modules only; a module that a separate process runs may import internals directly."""
     homes = {found: path.stem for path in SUPPORT.glob("*.py") for found in imports(path)}
     paths = [*TESTS.rglob("test_*.py"), *TESTS.rglob("conftest.py")]
     wrong = [
@@ -31,7 +31,7 @@ def test_tests_import_internals_through_their_support() -> None:
     assert wrong == []
 
 
-def test_all_that_the_support_has_is_used() -> None:
+def test_every_name_of_the_support_modules_is_used() -> None:
     used = {found for path in TESTS.rglob("*.py") for found in imports(path)}
     has = {(f"tests.support.{path.stem}", name) for path in SUPPORT.glob("*.py") for _, name in imports(path)}
     assert {one for one in has if one[1] != "annotations"} <= used

@@ -1,4 +1,4 @@
-"""SIGTERM ends commands and benchmarks in order: nothing that they started stays behind."""
+"""SIGTERM ends commands and benchmarks together with every process that they started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS_MAX = 60
 
 
 def started(process: psutil.Process, count: int) -> list[psutil.Process]:
-    """The process's children, once there are so many."""
+    """Waits until a process has this many children; returns them."""
     deadline = time.monotonic() + SECONDS_MAX
     while len(children := process.children(recursive=True)) < count:
         assert time.monotonic() < deadline
@@ -33,8 +33,8 @@ def check_gone(processes: list[psutil.Process]) -> None:
 
 
 @pytest.mark.slow
-def test_a_command_at_work_leaves_no_server(tmp_path: Path) -> None:
-    """It lists tables for a minute, while its PostgreSQL runs."""
+def test_a_terminated_command_leaves_no_server(tmp_path: Path) -> None:
+    """Terminates a command that takes a minute while its PostgreSQL runs."""
     lake = tmp_path / "lake"
     with dm.local(lake) as instance:
         instance.create_table("t", OF_KEYS)
@@ -51,7 +51,7 @@ def test_a_command_at_work_leaves_no_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_benchmark_leaves_no_worker() -> None:
+def test_a_terminated_benchmark_leaves_no_worker() -> None:
     command = [sys.executable, "-m", "benchmarks.compaction", "--files", "2", "--rows", "1000"]
     command += ["--rounds", "1000"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
@@ -60,7 +60,7 @@ def test_a_benchmark_leaves_no_worker() -> None:
         try:
             process.wait(SECONDS_MAX)
         finally:
-            process.kill()  # else the `with` would wait for one that hangs
+            process.kill()  # otherwise `with` would wait for a process that hangs
     assert process.returncode == 128 + signal.SIGTERM
     check_gone(workers)
 
@@ -70,7 +70,7 @@ def wait_for_server(lake: Path) -> None:
     while not servers(lake):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    time.sleep(0.5)  # until the command is at its work
+    time.sleep(0.5)  # until the command has begun to list tables
 
 
 def servers(lake: Path) -> list[psutil.Process]:

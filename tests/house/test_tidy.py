@@ -1,4 +1,4 @@
-"""Rules of the house, kept by a test: who knows whom, where outside libraries live, how long things get."""
+"""Rules for the structure of the code: imports between rooms, homes of libraries, lengths of files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PICTURE = re.search(
 )
 assert PICTURE, "ARCHITECTURE.md draws the house"
 ROOMS = re.findall(r"^([\w/]+)/ ", PICTURE[1], re.M)
-"""From the top floor down: each knows those below it alone. A folder that is drawn is a room of its own."""
+"""The rooms from the top down: each imports only rooms below it. A subfolder can be a room."""
 
 STATE = {"state", "state/files", "state/commits", "state/history"}
 STORES = {*STATE, "durability", "payloads", "jobs", "rows"}
@@ -65,7 +65,7 @@ ENTRY_POINTS = {
     "dormouse.spark.run", "dormouse.reading.sql.wanted", "dormouse.datasource.job",
 }  # fmt: skip
 OLD_NAMES = {"commits", "system"}
-"""Rooms of modules that moved, whose names other programs import."""
+"""Rooms with the old names of modules that moved, which other programs still import."""
 
 CODE = (
     "dormouse",
@@ -79,7 +79,7 @@ CODE = (
     "documentation",
 )
 FILE_LINES_MAX = 600
-"""One idea a file: a file is divided where it has two, not where it gets long."""
+"""The largest number of lines of a file. Divide a file where it has two subjects, not where it gets long."""
 FUNCTION_LINES_MAX = 70
 FUNCTION_LINES_MOSTLY = 30
 
@@ -98,7 +98,7 @@ MODULES = {module_name(path): path for path in python_files("dormouse")}
 
 @pytest.fixture(scope="module", autouse=True)
 def _trees_stay() -> Iterator[None]:
-    """The collector would walk all trees again and again, and free nothing."""
+    """Disables the garbage collector, which would walk all syntax trees repeatedly and free nothing."""
     gc.disable()
     yield
     tree.cache_clear()
@@ -113,7 +113,10 @@ def tree(path: Path) -> ast.Module:
 
 @cache
 def statements(path: Path) -> tuple[tuple[ast.AST, bool, bool], ...]:
-    """Each statement of a file, whether it runs only when a function is called, and whether never."""
+    """Returns each statement of a file with two flags.
+
+    The first says that it runs only when a function is called, the second that only type checkers read it.
+    """
     found = []
     pending: list[tuple[ast.AST, bool, bool]] = [(tree(path), False, False)]
     while pending:
@@ -131,7 +134,7 @@ def statements(path: Path) -> tuple[tuple[ast.AST, bool, bool], ...]:
 
 @cache
 def imports(path: Path, *, typing_too: bool = True) -> tuple[tuple[str, bool], ...]:
-    """What a file imports, as full dotted names, and whether only when a function is called."""
+    """Returns the full dotted names that a file imports, each with True if it is imported in a function."""
     found: list[tuple[str, bool]] = []
     for node, late, typing in statements(path):
         if typing and not typing_too:
@@ -153,7 +156,10 @@ def absolute(path: Path, node: ast.ImportFrom) -> str:
 
 
 def part(module: str) -> str | None:
-    """The room of a module: of `dormouse.state.files.store`, `state/files`; None for the package itself."""
+    """Returns the room of a module, such as `state/files` for `dormouse.state.files.store`.
+
+    It is None for the package itself and for modules of other packages.
+    """
     names = module.split(".")
     if names[0] != "dormouse" or f"dormouse.{names[1]}" not in MODULES:
         return None
@@ -175,7 +181,7 @@ def test_the_picture_shows_every_room_once() -> None:
     assert sorted(ROOMS) == sorted({found for path in MODULES.values() if (found := own_part(path))})
 
 
-def test_each_room_knows_only_those_that_are_drawn_below_it() -> None:
+def test_each_room_imports_only_rooms_that_are_drawn_below_it() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in MODULES.values()
@@ -186,8 +192,8 @@ def test_each_room_knows_only_those_that_are_drawn_below_it() -> None:
     assert wrong == []
 
 
-def test_no_modules_import_each_other() -> None:
-    """In a circle of any length, whenever it is closed: also when a function is called."""
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Counts imports inside functions, too."""
     graph = {
         module: {known for name, _ in imports(path) if (known := module_of(name)) and known != module}
         for module, path in MODULES.items()
@@ -195,15 +201,15 @@ def test_no_modules_import_each_other() -> None:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        pytest.fail(f"these import each other: {' → '.join(error.args[1])}")
+        pytest.fail(f"these modules import each other: {' → '.join(error.args[1])}")
 
 
 def module_of(name: str) -> str | None:
-    """The module of an imported name."""
+    """Returns the module of an imported name; None if it is not ours."""
     return next((known for known in (name, name.rpartition(".")[0]) if known in MODULES), None)
 
 
-def test_stacks_know_settings_and_errors_only() -> None:
+def test_stacks_import_only_settings_and_errors() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in (*python_files("stacks"), ROOT / "app.py")
@@ -213,7 +219,7 @@ def test_stacks_know_settings_and_errors_only() -> None:
     assert wrong == []
 
 
-def test_the_cdk_is_known_to_stacks_only() -> None:
+def test_only_stacks_import_the_cdk() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in python_files("dormouse", "lambdas", "emr", "benchmarks")
@@ -223,7 +229,7 @@ def test_the_cdk_is_known_to_stacks_only() -> None:
     assert wrong == []
 
 
-def test_each_outside_library_has_one_home() -> None:
+def test_outside_libraries_are_imported_only_in_their_homes() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in MODULES.values()
@@ -233,8 +239,8 @@ def test_each_outside_library_has_one_home() -> None:
     assert wrong == []
 
 
-def test_only_the_settings_and_what_starts_processes_read_the_environment() -> None:
-    """`settings` reads it; Spark and the embedded PostgreSQL hand it to the processes that they start."""
+def test_only_settings_and_rooms_that_start_processes_read_the_environment() -> None:
+    """Allows `settings`, and `spark` and `embedded`, which pass it to processes that they start."""
     readers = {
         own_part(path)
         for path in MODULES.values()
@@ -245,7 +251,7 @@ def test_only_the_settings_and_what_starts_processes_read_the_environment() -> N
 
 
 def test_the_core_loads_no_heavy_library() -> None:
-    """Every module of the core, so that whatever a lambda imports stays light."""
+    """Imports every module of the core, because lambdas import many of them and must start fast."""
     core = [name for name, path in MODULES.items() if own_part(path) in CORE]
     script = f"""
 import importlib, sys
@@ -259,8 +265,8 @@ print(*sorted(set({HEAVY!r}) & set(sys.modules)))
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
 
 
-def test_lambdas_load_without_what_their_packages_have_not() -> None:
-    """A module of each is imported where the others' libraries cannot be."""
+def test_lambdas_load_without_the_libraries_their_packages_lack() -> None:
+    """Imports the module of each lambda in a process that cannot import those libraries."""
     names = [
         path.stem
         for path in sorted((ROOT / "lambdas").glob("*.py"))
@@ -274,7 +280,7 @@ def test_lambdas_load_without_what_their_packages_have_not() -> None:
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
-def test_the_package_loads_its_parts_when_they_are_asked_for() -> None:
+def test_the_package_imports_its_parts_on_first_use() -> None:
     script = """
 import sys, dormouse
 print(*sorted({"psycopg", "pydantic", "msgspec", "dormouse.api.instance"} & set(sys.modules)))
@@ -301,7 +307,7 @@ def test_files_are_short() -> None:
 
 
 def test_functions_are_short() -> None:
-    """None is over 70 lines; in the package, nine in ten are under 30."""
+    """Allows at most 70 lines for each function, and under 30 for nine in ten of the package."""
     everywhere = python_files(*CODE)
     assert [where for path in everywhere for where in functions(path) if where[1] > FUNCTION_LINES_MAX] == []
     counts = [count for path in MODULES.values() for _, count in functions(path)]
@@ -310,7 +316,7 @@ def test_functions_are_short() -> None:
 
 
 def test_every_module_is_imported_by_another() -> None:
-    """Or is an entry point, or is started by its name; what only a test imports is dead."""
+    """Fails for a module that only tests import, unless it is an entry point or is started by its name."""
     named = {
         (path, f"{name}.")
         for path in (
@@ -326,17 +332,17 @@ def test_every_module_is_imported_by_another() -> None:
         for module, own in MODULES.items()
         if any(path != own and name.startswith(f"{module}.") for path, name in named)
     }
-    program = MODULES["dormouse.cli.program"]  # loads the modules of commands by their names
+    program = MODULES["dormouse.cli.program"]  # imports the modules of commands by name
     alive |= {f"dormouse.cli.{name}" for name in strings(program)}
-    entered = "dormouse.cli" in MODULES  # until there is a way in, nothing can be reached
+    entered = "dormouse.cli" in MODULES  # without the command line, no module can be reached
     old = {module for module, path in MODULES.items() if own_part(path) in OLD_NAMES}
     assert not entered or MODULES.keys() - alive - ENTRY_POINTS - old == set()
 
 
 def test_every_query_is_used() -> None:
-    """A `-- name:` of a `.sql` file stands as a string in some module, if need be as f"create_{strategy}".
+    """Fails for a query, named by `-- name:` in a `.sql` file, that no module and no other query names.
 
-    Or it is a part of another query, as `{name}`.
+    A module names it in a string or an f-string (f"create_{strategy}"), a query as `{name}`.
     """
     patterns = {pattern for path in MODULES.values() for pattern in names_in_strings(path)}
     queries = "".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.sql"))
@@ -361,7 +367,7 @@ def strings(path: Path) -> frozenset[str]:
 
 @cache
 def names_in_strings(path: Path) -> frozenset[str]:
-    """Patterns of the names in a file's strings; a part that an f-string fills in may be anything."""
+    """Returns patterns of the names in a file's strings; a variable part of an f-string matches any name."""
     patterns = {re.escape(text) for text in strings(path) if text.isidentifier()}
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.JoinedStr):
@@ -372,8 +378,8 @@ def names_in_strings(path: Path) -> frozenset[str]:
     return frozenset(patterns)
 
 
-def test_documents_name_files_that_there_are() -> None:
-    """Each `state/files/store.py` of a document is the end of a file's path; `x.py` stands for any."""
+def test_documents_name_only_files_that_exist() -> None:
+    """Requires a file whose path ends with the name in the document; `x.py` stands for any file."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     known = [f"/{name}" for name in listed.stdout.splitlines()]
     wrong = [

@@ -1,4 +1,4 @@
-"""Tables that were filled under an older schema, and tables that an older Dormouse still works on."""
+"""Tables that were filled under an older schema, and tables that an older version still works on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CAME_LATER = [
     ("file_count", "deletions_left", "bigint[]"),
     ("file_reference", "file_deletions_left", "bigint[]"),
 ]
-# the tree that is worked on is made and read by what is here now
+# columns that today's code needs while it makes the table under the older schema
 OF_TREES = [
     *(("partition", column, "bigint") for column in ("merged_epoch", "sealed_rows", "sealed_bytes")),
     ("partition", "merged_id", "text"),
@@ -74,7 +74,7 @@ drop table removal, deletion"""
 
 @pytest.fixture
 def old_instance(empty_dsn: str, tmp_path: Path) -> Iterator[Callable[..., TableContext]]:
-    """Makes an instance of the schema after so many migrations, with a table of four leaves."""
+    """A function that makes an instance with only the first migrations, and a table of four leaves."""
     with closing(ConnectionSupplier(empty_dsn)) as supplier:
 
         def create(version: int, layout: str = "file_table") -> TableContext:
@@ -99,7 +99,10 @@ def old_instance(empty_dsn: str, tmp_path: Path) -> Iterator[Callable[..., Table
 
 
 def fill_by_hand(table: TableContext) -> None:
-    """As the first Dormouse did: two files a leaf, one removed, two assigned, two above the leaves."""
+    """Fills the table as the first version did.
+
+    Each leaf has two files. One file is removed, two are assigned to a job, two are above the leaves.
+    """
     leaves = [leaf.partition_id for leaf in table.partitions.leaves()]
     for partition_id in leaves:
         for name in "ab":
@@ -142,7 +145,7 @@ def add_by_hand(table: TableContext, name: str, partition_id: str) -> None:
 
 
 def fill(table: TableContext) -> None:
-    """The same through the store of today, which also knows what came to a table later."""
+    """Fills the table alike with today's store, which needs columns and tables that came later."""
     for name, column, kind in CAME_LATER:
         query(table.supplier, f"alter table {name} add column {column} {kind}")
     query(table.supplier, LOG_OF_TODAY)
@@ -162,7 +165,7 @@ def fill(table: TableContext) -> None:
     ("version", "layout", "filling"),
     [(1, "file_table", fill_by_hand), *((3, layout, fill) for layout in LAYOUTS)],
 )
-def test_a_table_of_an_older_schema_is_worked_on(
+def test_a_table_of_an_older_schema_works_after_migration(
     old_instance: Callable[..., TableContext],
     version: int,
     layout: str,
@@ -187,7 +190,7 @@ def test_a_table_of_an_older_schema_is_worked_on(
     assert table.jobs.create() == 3
     report = table.garbage.collect()
     assert report.deleted_files == ("gone",)
-    # both files reach over everything: each goes down to the two sides of the root, then to the leaves
+    # the two files cover all keys: they are pushed down to both children of the root, then to the leaves
     for expected_above in (4, 0):
         store.split_file_references(list(partitions.references_above_leaves()))
         assert partitions.count_above_leaves() == expected_above
@@ -218,13 +221,13 @@ def days_pass(table: TableContext) -> None:
 
 
 def old_unassign(table: TableContext, job_id: str) -> None:
-    """As the Dormouse before watermarks frees the files of a job: it marks nothing."""
+    """Frees the files of a job as a version without watermarks does: it records no change."""
     own = table.store.own.layout.tables(key(table))["file_reference"]
     query(table.supplier, f"update {own} set job_id = null where job_id = %s", job_id)
     query(table.supplier, "delete from compaction_job where job_id = %s", job_id)
 
 
-def test_what_an_older_dormouse_frees_waits_for_a_day_at_most(new_table: NewTable) -> None:
+def test_files_freed_by_an_older_version_wait_at_most_a_day(new_table: NewTable) -> None:
     table = new_table(**PROPERTIES)
     table.store.add_files([ref("a"), ref("b")])
     assert table.jobs.create() == 1
@@ -244,8 +247,10 @@ def test_what_an_older_dormouse_frees_waits_for_a_day_at_most(new_table: NewTabl
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_an_older_dormouse_adds_and_claims_is_found_at_once(new_table: NewTable, layout: str) -> None:
-    """It writes references as ever: what was added is found by its transaction, and claims are seen."""
+def test_files_that_an_older_version_adds_and_assigns_are_seen_at_once(
+    new_table: NewTable, layout: str
+) -> None:
+    """Relies on references, which all versions write alike, with their transactions and jobs."""
     table = new_table(layout=layout, **PROPERTIES)
     table.store.add_files([ref("a"), ref("b")])
     assert table.jobs.create() == 1
@@ -258,8 +263,8 @@ def test_what_an_older_dormouse_adds_and_claims_is_found_at_once(new_table: NewT
 
 
 @pytest.mark.parametrize("layout", ["file_table", "dummy_reference"])
-def test_an_older_dormouse_logs_removals_and_reads_them(new_table: NewTable, layout: str) -> None:
-    """As it did when each reference had a row of the log: in one statement, and by table and transaction."""
+def test_an_older_version_can_write_and_read_the_removal_log(new_table: NewTable, layout: str) -> None:
+    """Runs the statements of a version that wrote a row of the log for each reference."""
     table = new_table(layout=layout, **PROPERTIES)
     own = table.store.own.layout.tables(key(table))["file_reference"]
     table.store.add_files([ref("a"), ref("b"), ref("c"), ref("d")])
@@ -295,8 +300,8 @@ def test_an_older_dormouse_logs_removals_and_reads_them(new_table: NewTable, lay
     assert set(table.garbage.collect().deleted_files) == set("abcd")
 
 
-def test_an_older_dormouse_leaves_the_days_of_the_log_to_others(new_table: NewTable) -> None:
-    """What it does for each day that the log does not have, as it seems; it goes on after this error."""
+def test_an_older_version_cannot_make_a_day_of_the_removal_log(new_table: NewTable) -> None:
+    """Runs the older version's steps for a day that seems to be missing; it continues after the error."""
     table = new_table(**PROPERTIES)
     assert query(table.supplier, "select distinct removed_at from removed_reference_default") == []
     steps = [
@@ -319,7 +324,7 @@ def test_an_older_dormouse_leaves_the_days_of_the_log_to_others(new_table: NewTa
 
 
 def old_clear(table: TableContext) -> None:
-    """As the Dormouse before watermarks forgets every file."""
+    """Clears a table as a version without watermarks does."""
     own = table.store.own.layout.tables(key(table))
     shared = ("compaction_job", "removed_reference")
     gone = [f"delete from {name}" for name in own.values()]
@@ -330,7 +335,7 @@ def old_clear(table: TableContext) -> None:
 
 @pytest.mark.parametrize("clear", [old_clear, lambda table: table.store.clear()], ids=["old", "new"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_totals_do_not_outlive_a_table_that_is_cleared(
+def test_clearing_a_table_resets_its_totals(
     new_table: NewTable, layout: str, clear: Callable[[TableContext], None]
 ) -> None:
     table, other = (new_table(layout=layout, **PROPERTIES) for _ in range(2))
@@ -347,7 +352,7 @@ def test_totals_do_not_outlive_a_table_that_is_cleared(
 
 @pytest.mark.parametrize("clear", [old_clear, lambda table: table.store.clear()], ids=["old", "new"])
 @pytest.mark.parametrize("counted_before", [False, True])
-def test_what_is_counted_while_a_table_is_cleared_is_not_remembered(
+def test_totals_counted_before_a_table_is_cleared_are_not_stored(
     new_table: NewTable, counted_before: bool, clear: Callable[[TableContext], None]
 ) -> None:
     table = new_table(**PROPERTIES)
@@ -360,8 +365,8 @@ def test_what_is_counted_while_a_table_is_cleared_is_not_remembered(
     assert table.store.totals.read().references == 0
 
 
-def test_what_an_older_dormouse_drops_of_the_log_is_told(new_table: NewTable) -> None:
-    """It keeps the log of removals for collection alone."""
+def test_log_rows_dropped_by_an_older_version_are_reported(new_table: NewTable) -> None:
+    """Drops log rows that only today's totals need; the older version keeps them only for collection."""
     table = new_table(**PROPERTIES)
     table.store.add_files([ref("a"), ref("b")])
     table.store.totals.bring_forward()

@@ -1,4 +1,4 @@
-"""Python without the extras: each call that needs one names it, and the others work."""
+"""Calls without the extras: each that needs an extra names it in its error, and the others work."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PROGRAM = (
     + """
 import dormouse as dm
 
-told = {}
+lines = {}
 def ask(name, call):
     try:
         call()
-        told[name] = None
+        lines[name] = None
     except dm.DormouseError as error:
-        told[name] = f"{type(error).__name__}: {error}"
+        lines[name] = f"{type(error).__name__}: {error}"
 
 with dm.connect(sys.argv[2], sys.argv[3]) as instance:
     schema = dm.Schema(row_keys=[dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
@@ -44,28 +44,28 @@ with dm.connect(sys.argv[2], sys.argv[3]) as instance:
     ask("status", table.status)
     ask("cut", table.history.record_cut)
     ask("collect", table.collect_garbage)
-print(json.dumps(told))
+print(json.dumps(lines))
 """
 )
 
 
 @pytest.mark.slow
-def test_what_is_missing_is_named_with_its_extra(dsn: str, tmp_path: Path) -> None:
+def test_a_call_that_needs_an_extra_names_it(dsn: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, json.dumps([*EXTRAS]), dsn, f"file://{tmp_path}/objects"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert [name for name, line in told.items() if line is None] == ["check", "status", "cut", "collect"]
-    for name, line in told.items():
+    lines = json.loads(done.stdout)
+    assert [name for name, line in lines.items() if line is None] == ["check", "status", "cut", "collect"]
+    for name, line in lines.items():
         if line is not None:
             extra = "sql" if name in {"count", "sql", "explain_sql", "duckdb"} else "query"
             assert line.startswith("DependencyMissing: "), (name, line)
             assert line.endswith(f" is not installed: pip install 'dormouse-lake[{extra}]'"), (name, line)
 
 
-def test_a_module_that_no_extra_brings_is_not_ours_to_name() -> None:
+def test_a_missing_module_of_no_extra_raises_module_not_found() -> None:
     @names_what_is_missing
-    class Asked:
+    class Caller:
         def ours(self) -> None:
             raise ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow.compute")
 
@@ -73,6 +73,6 @@ def test_a_module_that_no_extra_brings_is_not_ours_to_name() -> None:
             raise ModuleNotFoundError("No module named 'theirs'", name="theirs")
 
     with pytest.raises(DependencyMissing, match="pyarrow is not installed"):
-        Asked().ours()
+        Caller().ours()
     with pytest.raises(ModuleNotFoundError, match="theirs"):
-        Asked().theirs()
+        Caller().theirs()

@@ -1,4 +1,4 @@
-"""The workflows of CI, ours and the one that users are given: what they call is there."""
+"""The workflow of our CI and the one in the guide for users: the commands that they run exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def commands(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", [OURS, USERS])
-def test_what_they_make_can_be_made(path: Path) -> None:
+def test_the_make_targets_of_a_workflow_exist(path: Path) -> None:
     targets = {
         word
         for command in commands(path)
@@ -44,7 +44,7 @@ def test_what_they_make_can_be_made(path: Path) -> None:
     )
 
 
-def test_ours_runs_what_must_pass_and_both_pythons_and_both_databases() -> None:
+def test_our_ci_runs_all_tests_on_both_pythons_and_both_databases() -> None:
     assert {".ci/run", "make test-lambdas", "make test-postgres-17"} <= set(commands(OURS))
     steps = workflow(OURS)["jobs"]["lambdas"]["steps"]
     [pythons] = [
@@ -53,7 +53,7 @@ def test_ours_runs_what_must_pass_and_both_pythons_and_both_databases() -> None:
     assert LAMBDA.python in pythons
 
 
-def test_nobody_gets_more_rights_than_a_job_needs() -> None:
+def test_each_job_has_only_the_rights_it_needs() -> None:
     for path in (OURS, USERS):
         found = workflow(path)
         assert found["permissions"] == {"contents": "read"}
@@ -63,9 +63,9 @@ def test_nobody_gets_more_rights_than_a_job_needs() -> None:
             assert {right for right, kind in job.get("permissions", {}).items() if kind == "write"} == wanted
 
 
-def test_the_users_builds_all_and_asks_nothing_before_it_deploys() -> None:
+def test_the_workflow_of_users_builds_everything_and_deploys_without_a_question() -> None:
     run = commands(USERS)
     deploy = next(one for one in run if "cdk deploy" in one)
-    assert "--require-approval never" in deploy  # without a terminal, a question ends the deploy
+    assert "--require-approval never" in deploy  # without a terminal, a question would end the deploy
     assert "make lambdas emr-package query-image" in run
     assert any("cdk synth" in one for one in run) and any("cdk diff" in one for one in run)

@@ -1,4 +1,4 @@
-"""Synthesizes each configuration once in a test run, also when several processes run the tests."""
+"""Fixtures that synthesize each configuration once in a test run, even with several test processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ use_bundled_node()
 
 @pytest.fixture(scope="session")
 def synthesized(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Assembly]:
-    """The assembly of a configuration, by its name."""
+    """Returns a function that gives the assembly of a configuration by its name."""
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
@@ -41,5 +41,5 @@ def synthesized(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ass
 
 @pytest.fixture(params=list(CONFIGURATIONS))
 def assembly(request: pytest.FixtureRequest, synthesized: Callable[[str], Assembly]) -> Assembly:
-    """Of every configuration."""
+    """Returns the assembly of each configuration in turn."""
     return synthesized(request.param)

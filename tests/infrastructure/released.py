@@ -1,7 +1,8 @@
-"""What must stay of the last release's templates: `python -m tests.infrastructure.released` at each release.
+"""The properties of the last release's templates that must not change.
 
-`frozen/released.json` has, of each resource that holds something, the properties that CloudFormation cannot
-change without another resource in its place; and those of the resources that these refer to.
+`python -m tests.infrastructure.released` writes them into `frozen/released.json` at each release. They are
+the properties that CloudFormation cannot change without replacing the resource. The file has them for each
+resource that holds data, and for the resources that these properties refer to.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ CHANGED_IN_PLACE = {
         "PreferredMaintenanceWindow",
     }
 }
-"""What the schema calls a replacement on some conditions, of which none is ours: the cluster's instances."""
+"""Properties that the schema calls a replacement under conditions that our instances never meet."""
 
 CONFIGURATIONS = ("dev", "minimal", "prod", "copied")
-"""Of `copied`, only what backups, copies and the audit add."""
+"""Names of configurations. `copied` has only what backups, copies and the audit add."""
 
 FILE = Path(__file__).parent / "frozen/released.json"
 Held = dict[str, dict[str, Any]]
-"""By stack and logical id: its type, and the properties that must stay."""
+"""The type and the properties that must stay, by `stack/logical id`."""
 
 
 def held(templates: Mapping[str, Any]) -> Held:
-    """What a change of the templates must leave; not the facts, which each deploy reads anew."""
+    """Returns the properties that must not change, without facts that each deployment reads again."""
     found: Held = {}
     for stack, template in templates.items():
         resources = template.get("Resources", {})
@@ -66,8 +67,8 @@ def held(templates: Mapping[str, Any]) -> Held:
 
 
 def replaced(before: Held, after: Held) -> list[str]:
-    """A line for each resource that another takes the place of, or none."""
-    lines = [f"{name} is gone" for name in before.keys() - after.keys()]
+    """Returns a line for each resource that would be deleted or replaced."""
+    lines = [f"{name} is missing" for name in before.keys() - after.keys()]
     for name in before.keys() & after.keys():
         was, now = before[name], after[name]
         lines += [f"{name}: {key}" for key in was.keys() | now.keys() if was.get(key) != now.get(key)]
@@ -75,7 +76,7 @@ def replaced(before: Held, after: Held) -> list[str]:
 
 
 def _fixed(kind: str) -> set[str]:
-    """Properties whose change is a replacement, by AWS's schemas as cfn-lint has them."""
+    """Returns the properties whose change is a replacement, by AWS's schemas in cfn-lint."""
     from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
     if "::" not in kind or kind.startswith("Custom::"):

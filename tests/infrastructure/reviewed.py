@@ -34,13 +34,13 @@ from syrupy.extensions.json import JSONSnapshotExtension
 WHOLE = "prod"
 SNAPSHOTS = Path(__file__).parent / "__snapshots__"
 WIDTH_MAX = 140
-"""Of a line, in characters; longer collections have a line for each element."""
+"""The longest line, in characters; longer collections have a line for each element."""
 
 TEXT_MAX = 200
-"""Of text, in characters; longer text has several lines."""
+"""The longest text on one line, in characters; longer text has several lines."""
 
 SHARED_MIN = 60
-"""Of a collection, in characters; shorter ones are written again where they come again."""
+"""The shortest collection, in characters, that is shared by an alias; shorter ones are repeated."""
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 HASH_OF_ID = re.compile(r"[0-9A-F]{8,12}")
@@ -111,7 +111,7 @@ def _read(name: str) -> Any:
 
 
 def differences(before: Any, after: Any, path: str = "") -> dict[str, dict[str, Any]]:
-    """Returns what is removed, renamed, changed and added, by path."""
+    """Returns the removed, renamed, changed and added values, by path."""
     if isinstance(before, dict):
         found, inner = _of_objects(before, after)
     else:
@@ -160,7 +160,7 @@ def _of_lists(before: list[Any], after: list[Any]) -> tuple[dict[str, Any], list
 
 
 def applied(changes: Mapping[str, Mapping[str, Any]], before: Templates) -> Templates:
-    """Returns what the differences were found to."""
+    """Returns the result of applying the differences to `before`."""
     found = deepcopy(before)
     for path, change in sorted(changes.items()):
         place: Any = found
@@ -224,7 +224,7 @@ def _long(value: Any) -> Any:
 
 
 def _reference(value: Any) -> str:
-    """Returns what stands between guillemets; JSON if the function has no shorter form."""
+    """Returns the text between guillemets: a short form of the function, or else its JSON."""
     match value:
         case {"Ref": str(name)}:
             return name[1:-1] if name.startswith("<ssm ") else name
@@ -256,7 +256,7 @@ def _name(function: str) -> dict[str, Any]:
 
 
 def _parts(text: str) -> list[Any]:
-    """Returns the texts and references that a text is made of."""
+    """Splits a text into its plain texts and references."""
     texts = re.split("«(.*?)»", text)
     return [_referred(one) if number % 2 else one for number, one in enumerate(texts) if number % 2 or one]
 
@@ -280,7 +280,7 @@ def _referred(text: str) -> Any:
 
 
 class Yaml(JSONSnapshotExtension):
-    """A YAML file with as much on a line as fits, and an alias where a collection comes again."""
+    """A YAML file with full lines, and an alias in place of each repeated collection."""
 
     file_extension = "yaml"
 

@@ -1,4 +1,4 @@
-"""The host for access: nobody reaches it, it reaches the database only, and a pause ends it."""
+"""Tests of the host for access: nothing can connect to it, it reaches only the database, a pause ends it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-arm64"
 
 @pytest.fixture
 def own(synthesized: All) -> Assembly:
-    """In a VPC of its own, deployed paused."""
+    """Returns an instance in a VPC of its own that is deployed paused."""
     return synthesized("transient")
 
 
@@ -36,15 +36,15 @@ def test_its_template_is_as_reviewed(own: Assembly, snapshot: SnapshotAssertion)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dev", "prod", "minimal"])
-def test_it_is_off_unless_it_is_asked_for(name: str, synthesized: All) -> None:
+def test_there_is_no_host_unless_the_settings_have_one(name: str, synthesized: All) -> None:
     assert "access" not in synthesized(name).templates
     assert not list(synthesized(name).resources("AWS::EC2::Instance"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["steps", "transient"])
-def test_nobody_reaches_the_host(name: str, synthesized: All) -> None:
-    """There is no rule that lets in, no public address, and no key to log in with."""
+def test_nothing_can_connect_to_the_host(name: str, synthesized: All) -> None:
+    """The host has no inbound rule, no public address and no key to log in with."""
     found = synthesized(name)
     [host] = of(found, "AWS::EC2::Instance")
     assert "KeyName" not in host.properties
@@ -58,7 +58,7 @@ def test_nobody_reaches_the_host(name: str, synthesized: All) -> None:
 
 
 @pytest.mark.slow
-def test_the_host_is_as_closed_as_it_can_be(own: Assembly) -> None:
+def test_the_host_has_the_smallest_size_and_fewest_rights(own: Assembly) -> None:
     [host] = of(own, "AWS::EC2::Instance")
     assert host.properties["MetadataOptions"] == {"HttpTokens": "required", "HttpPutResponseHopLimit": 1}
     [disk] = host.properties["BlockDeviceMappings"]
@@ -77,8 +77,8 @@ def test_the_host_is_as_closed_as_it_can_be(own: Assembly) -> None:
     }
 
 
-def test_what_costs_is_there_while_it_runs(own: Assembly) -> None:
-    """The host and the endpoints; all else is free."""
+def test_a_pause_deletes_exactly_the_parts_that_cost_money(own: Assembly) -> None:
+    """Only the host and the endpoints cost money."""
     template = own.templates["access"]
     conditional = {
         one["Type"] for one in template["Resources"].values() if one.get("Condition") == "IsRunning"
@@ -99,25 +99,25 @@ def test_what_costs_is_there_while_it_runs(own: Assembly) -> None:
 
 
 @pytest.mark.slow
-def test_in_a_vpc_with_a_way_to_session_manager_there_are_no_endpoints(synthesized: All) -> None:
+def test_a_vpc_with_existing_endpoints_gets_none(synthesized: All) -> None:
     assert not of(synthesized("steps"), "AWS::EC2::VPCEndpoint")
 
 
-def test_its_switch_may_read_the_image_that_the_template_asks_for(own: Assembly) -> None:
-    """Which is AWS's, and of no account."""
+def test_the_switch_may_read_the_image_parameter_of_the_template(own: Assembly) -> None:
+    """The parameter of the image belongs to AWS, so its ARN has no account."""
     may = [
         where for action, where, _ in allowed(own, "access", "SwitchRole") if action == "ssm:GetParameters"
     ]
     assert f"arn:Partition:ssm:Region::parameter{IMAGE}" in may
     parameters = own.templates["access"]["Parameters"].values()
-    asked = {one["Default"] for one in parameters if one["Type"].startswith("AWS::SSM::Parameter::Value")}
-    assert asked <= {one.rpartition(":parameter")[2] for one in may} | {"/cdk-bootstrap/hnb659fds/version"}
+    read = {one["Default"] for one in parameters if one["Type"].startswith("AWS::SSM::Parameter::Value")}
+    assert read <= {one.rpartition(":parameter")[2] for one in may} | {"/cdk-bootstrap/hnb659fds/version"}
 
 
 @pytest.mark.slow
-def test_a_reader_may_forward_a_port_and_get_no_shell(tmp_path: Path) -> None:
-    asked = settings("minimal", access={}, iam={"policies": ["reader", "operator"]})
-    found = synthesize(asked, tmp_path / "assembly")
+def test_a_reader_may_forward_a_port_but_not_open_a_shell(tmp_path: Path) -> None:
+    configuration = settings("minimal", access={}, iam={"policies": ["reader", "operator"]})
+    found = synthesize(configuration, tmp_path / "assembly")
     assert found.findings == []
     (hosts, on), (document, checked) = sorted(rights(found, "Reader")["ssm:StartSession"])
     hosts, on, document, checked = (
@@ -130,4 +130,6 @@ def test_a_reader_may_forward_a_port_and_get_no_shell(tmp_path: Path) -> None:
     tags = {one["Key"]: one["Value"] for one in of(found, "AWS::EC2::Instance")[0].properties["Tags"]}
     assert tags["dormouse:access"] == "minimal"
     assert "ssm:StartSession" not in rights(found, "Operator")
-    assert len(rights(found, "Operator")["lambda:InvokeFunction"]) == 3  # the switch, and those for tables
+    assert (
+        len(rights(found, "Operator")["lambda:InvokeFunction"]) == 3
+    )  # the switch, and the two lambdas of tables

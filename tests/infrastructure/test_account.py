@@ -1,4 +1,4 @@
-"""What an organization demands or has already: bounded roles, names, keys, topics, a channel, a bootstrap."""
+"""Tests of an organization's demands and existing resources: bounded roles, names, keys, topics, channels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHANNELS = ("AWS::Chatbot::SlackChannelConfiguration", "AWS::Chatbot::MicrosoftT
 
 @pytest.fixture(scope="module")
 def bound(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
-    """With every demand, and clusters on EC2, which have the most roles."""
+    """Returns an instance with every demand, and with clusters on EC2, which have the most roles."""
     iam = {"permissions_boundary": BOUNDARY, "role_path": "/service/dormouse/", "role_prefix": "acme-" * 4}
     configuration = settings(
         "prod",
@@ -42,7 +42,7 @@ def bound(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
 
 @pytest.fixture(scope="module")
 def existing(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
-    """With keys and topics that are there already."""
+    """Returns an instance with keys and topics that exist already."""
     configuration = settings(
         "prod",
         storage={"key_arn": KEYS[0]},
@@ -53,7 +53,7 @@ def existing(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
 
 
 @pytest.mark.slow
-def test_all_roles_are_bounded(bound: Assembly) -> None:
+def test_all_roles_have_the_permissions_boundary(bound: Assembly) -> None:
     roles = list(bound.resources("AWS::IAM::Role"))
     assert roles
     assert {str(one): one.properties.get("PermissionsBoundary") for one in roles} == {
@@ -62,7 +62,7 @@ def test_all_roles_are_bounded(bound: Assembly) -> None:
 
 
 @pytest.mark.slow
-def test_all_roles_have_the_path_and_names_of_their_own_that_are_not_too_long(bound: Assembly) -> None:
+def test_all_roles_have_the_path_and_unique_short_names(bound: Assembly) -> None:
     for one in bound.resources("AWS::IAM::Role", "AWS::IAM::InstanceProfile"):
         assert one.properties["Path"] == "/service/dormouse/", str(one)
     names = [flat(one.properties["RoleName"]) for one in bound.resources("AWS::IAM::Role")]
@@ -73,8 +73,8 @@ def test_all_roles_have_the_path_and_names_of_their_own_that_are_not_too_long(bo
 
 
 @pytest.mark.slow
-def test_a_role_of_another_path_has_another_name(bound: Assembly, tmp_path: Path) -> None:
-    """It is made while the one of before still has its name."""
+def test_a_role_with_another_path_has_another_name(bound: Assembly, tmp_path: Path) -> None:
+    """CloudFormation creates the new role while the old one still has its name."""
     iam = {"role_path": "/other/", "role_prefix": "acme-" * 4}
     configuration = settings("minimal", id="a" * 20, iam=iam, compaction={"engine": "emr-ec2-steps"})
     other = synthesize(configuration, tmp_path / "assembly", checked=False)
@@ -85,18 +85,18 @@ def test_a_role_of_another_path_has_another_name(bound: Assembly, tmp_path: Path
     assert names and not names & others
 
 
-def test_the_bootstrap_is_the_one_that_is_named(bound: Assembly) -> None:
+def test_the_bootstrap_of_the_settings_is_used(bound: Assembly) -> None:
     for stack, template in bound.templates.items():
         assert template["Parameters"]["BootstrapVersion"]["Default"] == "/cdk-bootstrap/acme/version", stack
     assert "hnb659fds" not in json.dumps(bound.manifest) + json.dumps(bound.templates)
 
 
-def test_cdk_nag_finds_nothing_more(bound: Assembly) -> None:
+def test_cdk_nag_has_no_further_finding(bound: Assembly) -> None:
     assert bound.findings == []
 
 
 @pytest.mark.parametrize("kind", CHANNELS)
-def test_a_channel_is_told_and_may_do_nothing(bound: Assembly, kind: str) -> None:
+def test_a_channel_gets_alarms_and_has_no_other_rights(bound: Assembly, kind: str) -> None:
     [channel] = bound.resources(kind)
     [topic] = bound.resources("AWS::SNS::Topic")
     assert channel.properties["SnsTopicArns"] == [{"Ref": topic.name}]
@@ -106,8 +106,8 @@ def test_a_channel_is_told_and_may_do_nothing(bound: Assembly, kind: str) -> Non
     assert users == []
 
 
-def test_another_team_is_another_configuration(bound: Assembly) -> None:
-    """CloudFormation makes it before the one of before goes, and refuses two of one name."""
+def test_another_team_gets_a_configuration_with_another_name(bound: Assembly) -> None:
+    """CloudFormation creates the new configuration before it deletes the old one, and refuses equal names."""
     [channel] = bound.resources(CHANNELS[1])
     assert channel.properties["ConfigurationName"] == f"dormouse-{'a' * 20}-{TEAMS['teams_team']}"
     named = [channel.properties[f"Team{key}"] for key in ("sTenantId", "Id", "sChannelId")]
@@ -115,7 +115,7 @@ def test_another_team_is_another_configuration(bound: Assembly) -> None:
 
 
 @pytest.mark.slow
-def test_existing_keys_and_topics_are_used_and_none_is_made(existing: Assembly) -> None:
+def test_existing_keys_and_topics_are_used_and_none_is_created(existing: Assembly) -> None:
     assert not list(existing.resources("AWS::KMS::Key", "AWS::SNS::Topic", "AWS::SNS::TopicPolicy"))
     [cluster] = existing.resources("AWS::RDS::DBCluster")
     assert cluster.properties["KmsKeyId"] == cluster.properties["MasterUserSecret"]["KmsKeyId"] == KEYS[1]
@@ -128,7 +128,7 @@ def test_existing_keys_and_topics_are_used_and_none_is_made(existing: Assembly) 
 
 
 @pytest.mark.slow
-def test_alarms_that_can_wait_go_to_the_topic_for_them(existing: Assembly) -> None:
+def test_warnings_go_to_the_topic_for_warnings(existing: Assembly) -> None:
     alarms = [one.properties for one in existing.resources("AWS::CloudWatch::Alarm")]
     severities = {"Critical": TOPICS[0], "Warning": TOPICS[1]}
     for alarm in alarms:
@@ -156,9 +156,9 @@ def test_alarms_that_can_wait_go_to_the_topic_for_them(existing: Assembly) -> No
         ({"monitoring": {"teams_channel": TEAMS["teams_channel"]}}, ["monitoring.teams_channel = "]),
     ],
 )
-def test_what_cannot_be_is_said_at_once(changes: dict[str, Any], lines: list[str]) -> None:
+def test_invalid_settings_are_all_named_at_once(changes: dict[str, Any], lines: list[str]) -> None:
     with pytest.raises(InvalidInput) as error:
         settings("minimal", **changes)
-    said = [line.removeprefix("settings: ") for line in str(error.value).splitlines()]
-    assert len(said) == len(lines)
-    assert all(line.startswith(start) for line, start in zip(sorted(said), lines, strict=True))
+    messages = [line.removeprefix("settings: ") for line in str(error.value).splitlines()]
+    assert len(messages) == len(lines)
+    assert all(line.startswith(start) for line, start in zip(sorted(messages), lines, strict=True))

@@ -1,4 +1,4 @@
-"""`app.py`: the same bytes everywhere, and clear lines for mistakes."""
+"""Tests of `app.py`: equal output on all machines, and clear lines for mistakes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.assembly import ROOT
 RunHere = Callable[..., tuple[int, str]]
 PACKAGES = ("commit", "compaction", "garbage", "maintenance", "migrate", "pause", "runs", "tables")
 SAYS_WHERE = ".metadata.json"
-"""Traces of where in the CDK something was made, for its own messages; they have its temporary folder."""
+"""The suffix of files in which the CDK traces constructs for its messages, with its temporary folder."""
 
 
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
-    """A checkout with something in place of what is built."""
+    """Returns a checkout with dummies of the packages that are built."""
     root = tmp_path / "checkout"
     root.mkdir()
     for folder in ("dormouse", "stacks", "config"):
@@ -47,7 +47,7 @@ def built(tmp_path: Path) -> Path:
 def run(
     root: Path, cwd: Path, outdir: Path, config: str | None, *arguments: str, **environment: str
 ) -> tuple[int, str]:
-    """`python app.py`, as the CLI runs it: the exit code and the lines of stderr."""
+    """Runs `python app.py` like the CLI, and returns the exit code and the text of stderr."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("CDK_", "JSII_", "AWS_"))
     }
@@ -70,7 +70,10 @@ def run(
 def run_here(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> RunHere:
-    """`app.py` in this process, whose Node has loaded the CDK: the exit code and the lines of stderr."""
+    """Returns a function that runs `app.py` in this process, and gives the exit code and stderr.
+
+    That is faster than a new process, as Node has loaded the CDK already.
+    """
     from stacks.instance import new_app
 
     app = new_app(str(tmp_path / "out"))
@@ -93,7 +96,7 @@ def run_here(
 
 @pytest.mark.slow
 def test_two_synths_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
-    """In another time zone, for another user, in another folder, from another checkout."""
+    """The second synth has another time zone, user, folder and checkout."""
     other = tmp_path / "other" / "place"
     shutil.copytree(built, other, copy_function=shutil.copy, ignore=shutil.ignore_patterns("__pycache__"))
     one, two = tmp_path / "one", tmp_path / "two"
@@ -114,7 +117,7 @@ def test_two_synths_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
 NOT_BUILT = "placeholders stand in for files that are not built, so a deploy is refused: run "
 
 
-def test_what_is_not_built_has_a_placeholder_and_is_told_how_to_build_it(
+def test_a_missing_package_has_a_placeholder_and_a_hint_how_to_build_it(
     built: Path, tmp_path: Path, run_here: RunHere
 ) -> None:
     shutil.rmtree(built / "build/lambdas/commit-arm64")
@@ -123,17 +126,17 @@ def test_what_is_not_built_has_a_placeholder_and_is_told_how_to_build_it(
 
 
 @pytest.mark.slow
-def test_all_that_is_not_built_is_told_at_once_and_each_stack_refuses_to_be_deployed(
+def test_all_missing_packages_are_named_and_no_stack_that_needs_them_deploys(
     built: Path, tmp_path: Path, run_here: RunHere
 ) -> None:
-    """The CLI runs the command of such a file when it uploads, before the stack itself."""
+    """The CLI runs the command of a placeholder when it uploads the file, before it deploys the stack."""
     shutil.rmtree(built / "build")
     path = tmp_path / "intel.toml"
     path.write_text(
         'id = "intel"\narchitecture = "x86_64"\n[compaction]\nengine = "emr-serverless"\n[query]\n', "utf-8"
     )
-    said = f"{NOT_BUILT}make lambdas, make emr-package ARCHITECTURE=x86_64, make query-image\n"
-    assert run_here(str(path)) == (0, said)
+    output = f"{NOT_BUILT}make lambdas, make emr-package ARCHITECTURE=x86_64, make query-image\n"
+    assert run_here(str(path)) == (0, output)
     assets = sorted((tmp_path / "out").glob("*.assets.json"))
     assert len(assets) == 7
     for one in assets:
@@ -144,27 +147,25 @@ def test_all_that_is_not_built_is_told_at_once_and_each_stack_refuses_to_be_depl
             if "executable" in file["source"]
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (1, said)
+        assert (done.returncode, done.stderr) == (1, output)
         assert not content.get("dockerImages")
 
 
-def test_what_is_built_is_not_refused(built: Path, tmp_path: Path, run_here: RunHere) -> None:
+def test_built_packages_are_not_refused(built: Path, tmp_path: Path, run_here: RunHere) -> None:
     assert run_here("config/prod.toml") == (0, "")
     for one in (tmp_path / "out").glob("*.assets.json"):
         assert "executable" not in one.read_text("utf-8")
 
 
 @pytest.mark.slow
-def test_a_checkout_that_is_not_whole_is_one_line(built: Path, run_here: RunHere) -> None:
+def test_an_incomplete_checkout_is_one_line(built: Path, run_here: RunHere) -> None:
     (built / "dormouse").unlink()
     (built / "dormouse").mkdir()
     assert run_here("config/dev.toml") == (2, "dormouse/spark/run.py is missing: the checkout is not whole\n")
 
 
 @pytest.mark.slow
-def test_to_be_destroyed_an_instance_needs_nothing_built(
-    built: Path, tmp_path: Path, run_here: RunHere
-) -> None:
+def test_destroying_an_instance_needs_no_packages(built: Path, tmp_path: Path, run_here: RunHere) -> None:
     shutil.rmtree(built / "build")
     assert run_here("config/minimal.toml", packages="none") == (0, "")
     assert (tmp_path / "out" / "dormouse-minimal-commit.template.json").exists()
@@ -176,31 +177,31 @@ def test_to_be_destroyed_an_instance_needs_nothing_built(
 def test_the_default_file_is_that_of_the_checkout(
     built: Path, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever it is started."""
+    """The working directory does not matter."""
     monkeypatch.chdir(tmp_path)
     assert run_here(None) == (0, "")
     assert (tmp_path / "out/dormouse-dev-commit.template.json").exists()
 
 
 def test_an_argument_is_refused_and_not_ignored(built: Path, tmp_path: Path) -> None:
-    code, said = run(built, built, tmp_path / "out", None, "-c", "config=config/prod.toml")
-    assert (code, said) == (2, "app.py takes no arguments: use npx cdk synth -c config=…\n")
+    code, output = run(built, built, tmp_path / "out", None, "-c", "config=config/prod.toml")
+    assert (code, output) == (2, "app.py takes no arguments: use npx cdk synth -c config=…\n")
 
 
 def test_a_region_of_the_credentials_without_certificates_is_refused_by_name(
     run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CDK_DEFAULT_REGION", "il-central-1")
-    code, said = run_here("config/dev.toml")
+    code, output = run_here("config/dev.toml")
     assert code == 2
-    assert said.startswith("the certificates of Amazon RDS in il-central-1 are not in rds-ca-bundle.pem: ")
+    assert output.startswith("the certificates of Amazon RDS in il-central-1 are not in rds-ca-bundle.pem: ")
 
 
 @pytest.mark.slow
-def test_what_a_region_does_not_have_is_no_traceback(
+def test_a_resource_that_a_region_lacks_is_an_error_without_traceback(
     tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The CLI says what is wrong, from the report."""
+    """The CLI prints the reason from the report."""
     monkeypatch.setattr("dormouse.settings.section._regions", lambda _: {"us-gov-west-1"})
     path = tmp_path / "government.toml"
     where = 'account = "123456789012"\nregion = "us-gov-west-1"'
@@ -209,25 +210,25 @@ def test_what_a_region_does_not_have_is_no_traceback(
     assert "AWS::Budgets::Budget" in (tmp_path / "out/validation-report.json").read_text("utf-8")
 
 
-def test_all_mistakes_in_the_settings_are_told_at_once(tmp_path: Path, run_here: RunHere) -> None:
+def test_all_mistakes_in_the_settings_are_reported_at_once(tmp_path: Path, run_here: RunHere) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text('id = "Dev"\n[database]\nkind = "serverless"\nmin_acu = 0.3\n[comit]\n', "utf-8")
-    code, said = run_here(str(path))
+    code, output = run_here(str(path))
     assert code == 2
-    assert {line.partition(" ")[0] for line in said.splitlines()} == {f"{path}:"}
+    assert {line.partition(" ")[0] for line in output.splitlines()} == {f"{path}:"}
     for part in ("id", "min_acu", "did you mean commit?"):
-        assert part in said
-    assert "Traceback" not in said
+        assert part in output
+    assert "Traceback" not in output
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_a_missing_file_is_one_line(run_here: RunHere) -> None:
-    code, said = run_here("config/pord.toml")
-    assert (code, said) == (2, "there is no file config/pord.toml; did you mean config/prod.toml?\n")
+    code, output = run_here("config/pord.toml")
+    assert (code, output) == (2, "there is no file config/pord.toml; did you mean config/prod.toml?\n")
 
 
 def test_the_lock_names_no_host() -> None:
-    """And pins the version that package.json has."""
+    """It pins the version in package.json, too."""
     lock = (ROOT / "package-lock.json").read_text("utf-8")
     version = json.loads((ROOT / "package.json").read_text("utf-8"))["devDependencies"]["aws-cdk"]
     assert "resolved" not in lock or "https://registry.npmjs.org/" in lock
@@ -235,7 +236,7 @@ def test_the_lock_names_no_host() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_reads_its_context_from_the_environment(built: Path, tmp_path: Path) -> None:
+def test_a_separate_process_reads_its_context_from_the_environment(built: Path, tmp_path: Path) -> None:
     shutil.rmtree(built / "build")
     context = json.dumps({"config": "config/minimal.toml", "packages": "none"})
     assert run(built, built, tmp_path / "out", None, CDK_CONTEXT_JSON=context) == (0, "")

@@ -1,4 +1,4 @@
-"""What is kept beside an instance: backups, a copy in another region, a log of who wrote what."""
+"""Tests of backups, of a copy in another region and of a log of writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def made(folder: Path, **changes: Any) -> Assembly:
 
 
 def plans(assembly: Assembly) -> dict[str, dict[str, Any]]:
-    """The one rule of each plan, by its name."""
+    """Returns the only rule of each backup plan, by name."""
     found = [
         one.properties["BackupPlan"]["BackupPlanRule"]
         for one in assembly.resources("AWS::Backup::BackupPlan")
@@ -37,15 +37,15 @@ def plans(assembly: Assembly) -> dict[str, dict[str, Any]]:
 
 
 def test_the_templates_are_as_reviewed(copied: Assembly, snapshot: SnapshotAssertion) -> None:
-    shown = {name: copied.templates[name] for name in ("audit", "backup", "copy")}
+    stacks = {name: copied.templates[name] for name in ("audit", "backup", "copy")}
     storage = copied.templates["storage"]["Resources"]
     replication = {name: one for name, one in storage.items() if "Replica" in json.dumps(one)}
-    found = shortened({**shown, "storage": {"Resources": replication}}, copied.id)
+    found = shortened({**stacks, "storage": {"Resources": replication}}, copied.id)
     assert found == snapshot(extension_class=Yaml)
 
 
-def test_the_database_has_daily_snapshots_and_the_bucket_is_backed_up_at_any_moment(copied: Assembly) -> None:
-    """A continuous backup of Aurora would take over how long it keeps its own."""
+def test_the_database_has_daily_snapshots_and_the_bucket_a_continuous_backup(copied: Assembly) -> None:
+    """A continuous backup of Aurora would change the retention of Aurora's own backups."""
     found = plans(copied)
     assert {name: rule["EnableContinuousBackup"] for name, rule in found.items()} == {
         "Database": False,
@@ -73,7 +73,7 @@ def test_without_objects_the_role_may_not_read_buckets(tmp_path: Path) -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("is_protected", [True, False])
-def test_vaults_outlive_their_stacks_and_those_of_a_protected_instance_keep_all(
+def test_vaults_outlive_their_stacks_and_protected_ones_refuse_deletions(
     is_protected: bool, tmp_path: Path
 ) -> None:
     found = made(tmp_path, **ACCOUNT, protected=is_protected, backup={"copy_region": "eu-west-1"})
@@ -89,11 +89,13 @@ def test_vaults_outlive_their_stacks_and_those_of_a_protected_instance_keep_all(
         wanted = KEPT if is_protected or one.stack == "copy" else DELETED
         assert policies(one) == wanted, str(one)
     keys = {one.stack: policies(one) for one in found.resources("AWS::KMS::Key")}
-    assert keys == dict.fromkeys(("storage", "database", "copy"), KEPT), "without them, no backup is restored"
+    assert keys == dict.fromkeys(("storage", "database", "copy"), KEPT), (
+        "no backup can be restored without its key"
+    )
 
 
-def test_a_vault_has_a_name_that_none_had_before(copied: Assembly) -> None:
-    """An instance of the same id may come again, and the vault is still there."""
+def test_a_vault_has_a_name_that_is_never_reused(copied: Assembly) -> None:
+    """A new instance may have the same id while the old vault still exists."""
     [name] = [
         one.properties["BackupVaultName"]
         for one in copied.resources("AWS::Backup::BackupVault")
@@ -102,7 +104,7 @@ def test_a_vault_has_a_name_that_none_had_before(copied: Assembly) -> None:
     assert "AWS::StackId" in json.dumps(name)
 
 
-def test_each_object_goes_to_the_other_region_and_so_does_its_deletion(copied: Assembly) -> None:
+def test_objects_and_their_deletions_are_replicated_to_the_other_region(copied: Assembly) -> None:
     [data] = [one for one in copied.resources("AWS::S3::Bucket") if one.name.startswith("Data")]
     replication = data.properties["ReplicationConfiguration"]
     [rule] = replication["Rules"]
@@ -120,7 +122,7 @@ def test_each_object_goes_to_the_other_region_and_so_does_its_deletion(copied: A
     assert bucket.properties["VersioningConfiguration"] == {"Status": "Enabled"}
 
 
-def test_who_replicates_may_do_nothing_else(copied: Assembly) -> None:
+def test_the_replication_role_has_no_other_rights(copied: Assembly) -> None:
     may = {(action, where) for action, where, _ in allowed(copied, "storage", "ReplicationRole")}
     assert {action: flat(where) for action, where in may} == {
         "s3:GetReplicationConfiguration": "Data666C94C7Arn",
@@ -148,15 +150,15 @@ def test_who_replicates_may_do_nothing_else(copied: Assembly) -> None:
     ]
 
 
-def test_the_copy_is_there_before_anything_goes_to_it(copied: Assembly) -> None:
+def test_the_copy_is_deployed_before_the_stacks_that_use_it(copied: Assembly) -> None:
     copy = next(name for name in copied.manifest if name.endswith("-copy"))
     for name in ("storage", "backup"):
         assert copy in copied.stack(name)["dependencies"]
     assert copied.stack("copy")["environment"] == "aws://123456789012/eu-west-1"
 
 
-def test_each_snapshot_that_is_there_finds_its_objects_there(copied: Assembly) -> None:
-    """Those that were deleted after it stay longer than it does."""
+def test_each_copied_snapshot_finds_its_objects_in_the_copy(copied: Assembly) -> None:
+    """Objects that are deleted after a snapshot are kept longer than the snapshot."""
     [action] = plans(copied)["Database"]["CopyActions"]
     [vault] = [one for one in copied.resources("AWS::Backup::BackupVault") if one.stack == "copy"]
     where = action["DestinationBackupVaultArn"]

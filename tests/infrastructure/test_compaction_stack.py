@@ -1,4 +1,4 @@
-"""Spark on EMR: what it may do, what submits to it, and that EMR would take the requests."""
+"""Tests of Spark on EMR: its rights, the lambdas that submit to it, and the requests that EMR must accept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ All = Callable[[str], Assembly]
 
 @pytest.fixture(params=list(ENGINES))
 def name(request: pytest.FixtureRequest) -> str:
-    """Of a configuration for each engine."""
+    """Returns the name of a configuration for each engine."""
     return str(request.param)
 
 
@@ -35,7 +35,9 @@ def environment(name: str, synthesized: All, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.few(1)
-def test_runs_know_where_to_run_what(name: str, environment: RunsEnvironment) -> None:
+def test_the_environment_names_the_engine_database_and_objects(
+    name: str, environment: RunsEnvironment
+) -> None:
     assert environment.engine == ENGINES[name]
     assert environment.instance_id == name
     assert environment.dsn.startswith("rds-iam://dormouse_run@")
@@ -44,15 +46,15 @@ def test_runs_know_where_to_run_what(name: str, environment: RunsEnvironment) ->
 
 
 @pytest.mark.few(1)
-def test_spark_unpacks_the_archive_by_its_name(environment: RunsEnvironment) -> None:
-    """Of a name that ends in .tar.gz an asset keeps .gz, which is no archive to Spark."""
+def test_the_archive_has_an_ending_that_spark_unpacks(environment: RunsEnvironment) -> None:
+    """The CDK would shorten the ending .tar.gz of an asset to .gz, which Spark does not unpack."""
     assert environment.archive.startswith("s3://cdk-")
     assert environment.archive.endswith(".tgz")
     assert environment.entry.endswith(".py")
 
 
 @pytest.mark.parametrize("name", ON_EC2)
-def test_emr_would_take_the_request_for_a_cluster(name: str, environment: RunsEnvironment) -> None:
+def test_the_request_for_a_cluster_is_valid_for_emr(name: str, environment: RunsEnvironment) -> None:
     template = environment.cluster_template or {}
     request = {**template, "Name": environment.cluster_name, "Steps": []}
     service = botocore.session.get_session().get_service_model("emr")
@@ -70,7 +72,7 @@ def test_emr_would_take_the_request_for_a_cluster(name: str, environment: RunsEn
 
 
 @pytest.mark.parametrize("name", ON_EC2)
-def test_only_a_cluster_for_steps_waits_for_more(name: str, environment: RunsEnvironment) -> None:
+def test_only_a_cluster_for_steps_stays_alive_without_steps(name: str, environment: RunsEnvironment) -> None:
     template = environment.cluster_template or {}
     settings = CONFIGURATIONS[name]().compaction
     assert template["Instances"]["KeepJobFlowAliveWhenNoSteps"] is (name == "steps")
@@ -93,25 +95,25 @@ def test_clusters_are_encrypted(name: str, environment: RunsEnvironment, synthes
     [spark] = template["Configurations"]
     for key in ("spark.authenticate", "spark.network.crypto.enabled", "spark.io.encryption.enabled"):
         assert spark["Properties"][key] == "true"
-    # of the nodes, it would refuse executors that must prove who they are
+    # The shuffle service of the nodes would refuse executors that must authenticate.
     assert spark["Properties"]["spark.shuffle.service.enabled"] == "false"
 
 
-def test_clusters_reach_the_buckets_that_they_start_from(synthesized: All) -> None:
+def test_clusters_reach_the_buckets_that_their_start_needs(synthesized: All) -> None:
     for name, engine in ENGINES.items():
         endpoints = synthesized(name).resources("AWS::EC2::VPCEndpoint")
         reached = "".join(map(flat, (one.properties["PolicyDocument"] for one in endpoints)))
         assert ("aws157-instance-data-0-prod-" in reached) is (engine != "emr-serverless"), name
 
 
-def test_no_cluster_is_made_by_the_deploy(synthesized: All) -> None:
-    """One that ended when idle could not come back."""
+def test_the_deploy_creates_no_cluster(synthesized: All) -> None:
+    """A cluster of the stack that ended when idle could not be started again."""
     assert not [one for name in ENGINES for one in synthesized(name).resources("AWS::EMR::Cluster")]
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["dev", "prod"])
-def test_the_application_starts_and_stops_by_itself_within_limits(name: str, synthesized: All) -> None:
+def test_the_application_starts_and_stops_automatically_within_limits(name: str, synthesized: All) -> None:
     [application] = synthesized(name).resources("AWS::EMRServerless::Application")
     settings = CONFIGURATIONS[name]()
     compaction = settings.compaction
@@ -132,7 +134,7 @@ def test_the_application_starts_and_stops_by_itself_within_limits(name: str, syn
     assert flat(logs["S3MonitoringConfiguration"]["LogUri"]).endswith("/logs/emr/")
 
 
-def test_only_our_runs_have_the_rights_of_spark(synthesized: All) -> None:
+def test_only_the_emr_application_may_assume_the_role_of_spark(synthesized: All) -> None:
     role = roles(synthesized("dev"))["EmrRole"]
     [trust] = role["AssumeRolePolicyDocument"]["Statement"]
     assert flat(trust["Condition"]["StringEquals"]["aws:SourceAccount"]) == "AccountId"
@@ -141,7 +143,7 @@ def test_only_our_runs_have_the_rights_of_spark(synthesized: All) -> None:
     assert "*" not in source
 
 
-def test_spark_has_the_data_its_logs_and_its_archive(name: str, synthesized: All) -> None:
+def test_spark_may_use_the_data_its_archive_and_the_database(name: str, synthesized: All) -> None:
     rights = {
         action: resources for action, resources, _ in allowed(synthesized(name), "compaction", "EmrRole")
     }
@@ -166,7 +168,7 @@ def test_spark_has_the_data_its_logs_and_its_archive(name: str, synthesized: All
     assert all("*" not in where or where.endswith("/data/*") for where in read)
 
 
-def test_who_calls_emr_serverless_may_do_no_more(synthesized: All) -> None:
+def test_lambdas_that_call_emr_serverless_have_no_other_rights(synthesized: All) -> None:
     wanted = {
         "Submit": {"emr-serverless:StartJobRun", "iam:PassRole"},
         "Follow": {"emr-serverless:GetJobRun"},
@@ -177,7 +179,9 @@ def test_who_calls_emr_serverless_may_do_no_more(synthesized: All) -> None:
 
 
 @pytest.mark.parametrize("name", ON_EC2)
-def test_who_calls_emr_on_ec2_may_touch_our_clusters_only(name: str, synthesized: All) -> None:
+def test_lambdas_that_call_emr_on_ec2_may_change_only_clusters_of_the_instance(
+    name: str, synthesized: All
+) -> None:
     of_clusters = {
         "Submit": {"AddJobFlowSteps", "CancelSteps", "ListSteps", "TerminateJobFlows", "AddTags",
                    "PutAutoTerminationPolicy", "PutManagedScalingPolicy"},
@@ -201,7 +205,7 @@ def test_who_calls_emr_on_ec2_may_touch_our_clusters_only(name: str, synthesized
                 assert condition == {"StringEquals": {"elasticmapreduce:RequestTag/dormouse:instance": name}}
 
 
-def test_roles_are_passed_by_name_and_to_emr_only(name: str, synthesized: All) -> None:
+def test_roles_are_passed_by_name_and_only_to_emr(name: str, synthesized: All) -> None:
     passed = {
         (where, condition["StringEquals"]["iam:PassedToService"])
         for action, where, condition in allowed(synthesized(name), "compaction", "SubmitRole")
@@ -217,8 +221,8 @@ def test_roles_are_passed_by_name_and_to_emr_only(name: str, synthesized: All) -
 
 
 @pytest.mark.parametrize("name", ON_EC2)
-def test_emr_changes_what_is_tagged_or_named_only(name: str, synthesized: All) -> None:
-    """But what it must use to make a machine, and has no tag yet: images, fleets, and interfaces."""
+def test_emr_changes_only_resources_that_are_tagged_or_named(name: str, synthesized: All) -> None:
+    """Exceptions are images, fleets and interfaces, which launch a machine and have no tag yet."""
     free = set()
     for action, where, condition in allowed(synthesized(name), "compaction", "EmrServiceRole"):
         tags = {key for one in condition.values() for key in one}
@@ -237,7 +241,7 @@ def test_emr_changes_what_is_tagged_or_named_only(name: str, synthesized: All) -
 
 
 @pytest.mark.parametrize("stack", ["compaction", "maintenance"])
-def test_the_state_machine_calls_its_lambdas_only(stack: str, synthesized: All) -> None:
+def test_the_state_machine_calls_only_its_lambdas(stack: str, synthesized: All) -> None:
     called = {
         where
         for action, where, _ in allowed(synthesized("dev"), stack, "RunsRole")
@@ -247,21 +251,21 @@ def test_the_state_machine_calls_its_lambdas_only(stack: str, synthesized: All) 
     assert not any("*" in where for where in called)
 
 
-def test_commands_learn_what_is_deployed(name: str, synthesized: All) -> None:
-    [told] = [
+def test_a_parameter_records_the_deployed_resources(name: str, synthesized: All) -> None:
+    [recorded] = [
         RunResources.model_validate_json(flat(one.properties["Value"]))
         for one in synthesized(name).resources("AWS::SSM::Parameter")
         if one.stack == "compaction" and one.properties["Name"].endswith("/resources/compaction")
     ]
-    assert told.engine == ENGINES[name]
-    assert told.state_machine and told.state_machine.startswith("RunsStateMachine")
-    assert (told.application is None, told.cluster_name) == (
+    assert recorded.engine == ENGINES[name]
+    assert recorded.state_machine and recorded.state_machine.startswith("RunsStateMachine")
+    assert (recorded.application is None, recorded.cluster_name) == (
         (False, None) if name == "dev" else (True, f"dormouse-{name}")
     )
-    assert len(told.rules) == 1
+    assert len(recorded.rules) == 1
 
 
-def test_logs_of_runs_end(name: str, synthesized: All) -> None:
+def test_logs_of_runs_expire(name: str, synthesized: All) -> None:
     [data] = [one for one in synthesized(name).resources("AWS::S3::Bucket") if one.name.startswith("Data")]
     rules = data.properties["LifecycleConfiguration"]["Rules"]
     [logs] = [rule for rule in rules if rule.get("Prefix") == "logs/emr/"]
@@ -269,7 +273,7 @@ def test_logs_of_runs_end(name: str, synthesized: All) -> None:
 
 
 def runs_environment(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> RunsEnvironment:
-    """As the lambdas read it."""
+    """Loads the environment of the lambdas for runs, as these lambdas do."""
     functions = [
         one
         for one in assembly.resources("AWS::Lambda::Function")
@@ -283,7 +287,7 @@ def runs_environment(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> Run
 
 
 def roles(assembly: Assembly) -> dict[str, Any]:
-    """Of the stack, by their names without the hash."""
+    """Returns the roles of the stack, by logical id without the hash."""
     found = assembly.resources("AWS::IAM::Role")
     return {one.name[:-8]: one.properties for one in found if one.stack == "compaction"}
 
@@ -295,7 +299,7 @@ def beyond_logs(assembly: Assembly, function: str) -> set[str]:
 
 
 def flat_partition(arn: str) -> str:
-    """The same whether account and region are given by the settings or not."""
+    """Replaces partition, region and account, so that ARNs do not depend on the settings."""
     return (
         arn.replace("arn:aws:", "arn:Partition:")
         .replace("eu-central-1", "Region")

@@ -1,4 +1,4 @@
-"""Who may connect to the database: those whom the settings name, beside the lambdas."""
+"""Tests of the clients, besides the lambdas, that the settings allow to connect to the database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROXY_PORT, PORT = 5432, 5433
 
 
 def rules(assembly: Assembly) -> list[tuple[str, int, int]]:
-    """Whom the rules of clients let in, and from which port to which."""
+    """Returns the source, first port and last port of each rule for clients."""
     found: list[tuple[str, int, int]] = []
     for one in assembly.resources("AWS::EC2::SecurityGroup", "AWS::EC2::SecurityGroupIngress"):
         if one.stack == "database":
@@ -28,7 +28,7 @@ def rules(assembly: Assembly) -> list[tuple[str, int, int]]:
     return sorted(found)
 
 
-def test_clients_that_are_named_come_in_and_no_others(synthesized: All) -> None:
+def test_only_clients_of_the_settings_may_connect(synthesized: All) -> None:
     settings = CONFIGURATIONS["steps"]().database
     named = [*settings.client_cidrs, *settings.client_security_groups]
     assert rules(synthesized("steps")) == sorted((one, PROXY_PORT, PROXY_PORT) for one in named) != []
@@ -36,12 +36,15 @@ def test_clients_that_are_named_come_in_and_no_others(synthesized: All) -> None:
 
 
 @pytest.mark.slow
-def test_past_a_proxy_they_come_to_the_clusters_of_rows_which_have_none(tmp_path: Path) -> None:
-    """The host for access and the query service, too; with one rule each, as a group has 60 at most."""
+def test_clients_of_a_proxy_may_also_connect_to_the_clusters_of_row_tables(tmp_path: Path) -> None:
+    """Clusters of rows have no proxy. The host for access and the query service may connect to them, too.
+
+    Each client has one rule for both ports, as a security group has at most 60 rules.
+    """
     database = {"kind": "serverless", "min_acu": 1, "proxy": True, "client_cidrs": ["10.30.0.0/16"]}
     rows = {"databases": 1, "own_clusters": True}
-    asked = settings("minimal", database=database, rows=rows, access={}, query={})
-    found = synthesize(asked, tmp_path / "assembly", checked=False)
+    configuration = settings("minimal", database=database, rows=rows, access={}, query={})
+    found = synthesize(configuration, tmp_path / "assembly", checked=False)
     assert rules(found) == [("10.30.0.0/16", PROXY_PORT, PORT)]
     for kind in ("AWS::EC2::SecurityGroupIngress", "AWS::EC2::SecurityGroupEgress"):
         ways = {
@@ -62,7 +65,7 @@ def test_past_a_proxy_they_come_to_the_clusters_of_rows_which_have_none(tmp_path
         ({"client_cidrs": [f"10.{one}.0.0/16" for one in range(41)]}, "there are 41 clients"),
     ],
 )
-def test_networks_that_cannot_be_are_one_line(database: dict[str, Any], line: str) -> None:
+def test_invalid_networks_are_one_line(database: dict[str, Any], line: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         parse({"id": "dev", "database": {"kind": "serverless", **database}})
     assert line in str(refused.value) and "\n" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""What stands before the database in its stack: a change of anything is the guard's first."""
+"""Tests of the custom resource that is updated before the database, and refuses while it is stopped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WHOLE = {"id": "dev", "database": {"kind": "serverless"}}
 
 
 def guarded(folder: Path, **more: Any) -> Any:
-    """The properties of the guard."""
+    """Returns the properties of the guard."""
     assembly = synthesize(parse(WHOLE | more), folder / "assembly", checked=False)
     [found] = [one for one in assembly.resources() if one.type == RESOURCE_TYPE]
     return found.properties
@@ -39,31 +39,31 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ],
     ids="".join,
 )
-def test_it_changes_with_the_database_and_with_tags(
+def test_the_guard_changes_with_the_database_and_with_tags(
     change: dict[str, Any], before: Any, tmp_path: Path
 ) -> None:
-    """Whose tags CloudFormation gives to the cluster: it modifies that, though no template differs."""
+    """CloudFormation passes a stack's tags to the cluster, which modifies it though no template differs."""
     assert before["Changes"] != guarded(tmp_path, **change)["Changes"]
 
 
 @pytest.mark.slow
-def test_it_does_not_change_with_anything_else(before: Any, tmp_path: Path) -> None:
+def test_the_guard_does_not_change_with_other_settings(before: Any, tmp_path: Path) -> None:
     assert before["Changes"] == guarded(tmp_path, garbage={})["Changes"]
 
 
-def test_the_database_waits_for_the_guard(assembly: Assembly) -> None:
+def test_the_database_depends_on_the_guard(assembly: Assembly) -> None:
     of_database = [one for one in assembly.resources() if one.stack == "database"]
     [guard] = [one for one in of_database if one.type == RESOURCE_TYPE]
     kinds = {f"AWS::RDS::{kind}" for kind in ("DBCluster", "DBInstance", "DBClusterParameterGroup")}
     guarded = [one for one in of_database if one.type in kinds]
-    guarded = [one for one in guarded if not one.name.startswith("Rows")]  # which no pause stops
+    guarded = [one for one in guarded if not one.name.startswith("Rows")]  # a pause does not stop these
     assert {one.type for one in guarded} == kinds
     for one in guarded:
         depends = assembly.templates["database"]["Resources"][one.name]["DependsOn"]
         assert guard.name in ([depends] if isinstance(depends, str) else depends)
 
 
-def test_the_guard_may_only_look(assembly: Assembly) -> None:
+def test_the_guard_may_only_read(assembly: Assembly) -> None:
     rights = {action: where for action, where, _ in allowed(assembly, "database", "GuardRole")}
     assert rights.keys() == {
         "cloudformation:DescribeStacks", "logs:CreateLogStream", "logs:PutLogEvents", "ssm:GetParameter",

@@ -1,4 +1,4 @@
-"""What holds in every configuration: reachability, rights, encryption, protection, and the queues."""
+"""Rules that hold in every configuration: reachability, rights, encryption, protection and queues."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ KEEPING = {"AWS::KMS::Key", "AWS::RDS::DBCluster", "AWS::RDS::DBInstance", "AWS:
 TRIES_MIN = 5
 
 
-def test_nothing_lets_in_an_address(assembly: Assembly) -> None:
-    """Only security groups by name."""
+def test_inbound_rules_allow_security_groups_and_no_addresses(assembly: Assembly) -> None:
+    """Inbound rules name security groups as sources, except for clients of the settings."""
     found = 0
     for resource in assembly.resources("AWS::EC2::SecurityGroupIngress", "AWS::EC2::SecurityGroup"):
         for rule in resource.properties.get("SecurityGroupIngress", [resource.properties]):
@@ -32,9 +32,9 @@ def test_nothing_lets_in_an_address(assembly: Assembly) -> None:
                 continue
             found += 1
             if resource.stack == "query" and resource.name.startswith("BalancerGroup"):
-                continue  # those whom the settings name: test_query_stack.py
+                continue  # the clients that the settings name: see test_query_stack.py
             if resource.stack == "database" and rule.get("Description") == "clients":
-                continue  # those, too: test_database_clients.py
+                continue  # the clients that the settings name: see test_database_clients.py
             assert not {"CidrIp", "CidrIpv6", "SourcePrefixListId"} & rule.keys(), str(resource)
             assert rule.get("SourceSecurityGroupId"), str(resource)
             if resource.stack != "compaction":  # within a cluster of EMR, any port may be used
@@ -51,7 +51,7 @@ def test_nothing_is_public(assembly: Assembly) -> None:
         assert instance.properties["PubliclyAccessible"] is False
 
 
-def test_nothing_goes_out_but_to_s3_and_named_groups(assembly: Assembly) -> None:
+def test_outbound_rules_allow_only_https_and_named_groups(assembly: Assembly) -> None:
     for group in assembly.resources("AWS::EC2::SecurityGroup"):
         rules = group.properties.get("SecurityGroupEgress", [])
         assert rules, f"{group} has the default rule, which lets all out"
@@ -68,16 +68,16 @@ def test_no_allowed_action_is_a_wildcard(assembly: Assembly) -> None:
             assert [action for action in listed(statement["Action"]) if "*" in action] == [], where
 
 
-def test_key_policies_only_hand_over_to_iam(assembly: Assembly) -> None:
-    """The one `kms:*` is of the account itself: without it, nobody could ever change the key."""
+def test_key_policies_delegate_only_to_iam(assembly: Assembly) -> None:
+    """Only the account itself has `kms:*`: without that, no principal could ever change the key."""
     for key in assembly.resources("AWS::KMS::Key"):
         for statement in key.properties["KeyPolicy"]["Statement"]:
             if any("*" in action for action in listed(statement["Action"])):
                 assert ":root" in json.dumps(statement["Principal"]), str(key)
 
 
-def test_keys_are_used_by_the_services_that_keep_what_they_encrypt(assembly: Assembly) -> None:
-    """Not by whoever has the role; EMR needs the key itself for the volumes of clusters on EC2."""
+def test_keys_are_used_only_through_the_services_that_store_the_data(assembly: Assembly) -> None:
+    """Roles use keys only through these services. EMR also needs keys for volumes of clusters."""
     services = {
         json.dumps(statement.get("Condition", {}).get("StringEquals", {}).get("kms:ViaService"))
         for where, statement in statements(assembly)
@@ -88,7 +88,7 @@ def test_keys_are_used_by_the_services_that_keep_what_they_encrypt(assembly: Ass
     assert {one.partition(".")[0].rpartition('"')[2] for one in services} == {"s3", "secretsmanager"}
 
 
-# These know no resources, or not before the fact.
+# These actions know no resources, or their resources do not exist before the call.
 ANY_RESOURCE = {
     "ecr:GetAuthorizationToken",
     "ec2:AssignPrivateIpAddresses",
@@ -125,19 +125,21 @@ def test_each_lambda_has_a_role_and_a_log_group_of_its_own(assembly: Assembly) -
         assert max(used.values()) == 1, keys
         assert sum(used.values()) == len(lambdas) or keys[0] == "VpcConfig", keys
     managed = [one for one in assembly.resources("AWS::IAM::Role") if "ManagedPolicyArns" in one.properties]
-    assert [role for role in managed if role.stack != "backup"] == []  # AWS Backup's, as it says itself
+    assert [
+        role for role in managed if role.stack != "backup"
+    ] == []  # the role of AWS Backup has the managed policies of AWS Backup
 
 
 def test_lambdas_are_in_the_vpc_if_they_know_the_database(assembly: Assembly) -> None:
-    """No other is, as it could not reach what it calls."""
+    """Other lambdas are outside: from the VPC they could not reach the services that they call."""
     for one in assembly.resources("AWS::Lambda::Function"):
         handler = one.properties["Handler"]
         knows = handler.split(".")[1] in DATABASE_PACKAGES and handler != GETS_THE_LOGIN
         assert ("VpcConfig" in one.properties) == knows, str(one)
 
 
-def test_code_in_the_vpc_may_not_touch_network_interfaces(assembly: Assembly) -> None:
-    """Of any function: CloudFormation cuts the names of those whose stack has a long one."""
+def test_code_in_the_vpc_may_not_change_network_interfaces(assembly: Assembly) -> None:
+    """The rule names `function:*`, as CloudFormation shortens the names of functions of some stacks."""
     refused = [
         flat(statement["Condition"]["ArnLike"]["lambda:SourceFunctionArn"])
         for policy in assembly.resources("AWS::IAM::Policy")
@@ -169,7 +171,11 @@ def test_database_lambdas_may_log_in_as_one_role(assembly: Assembly) -> None:
         assert not any("*" in arn for arn in arns), str(policy)
         roles = {arn.rpartition("/")[2] for arn in arns}
         assert len(roles) <= (3 if policy.stack == "database" else 1), str(policy)
-        if policy.stack not in ("database", "query", "migrate"):  # which index rows, or make what does
+        if policy.stack not in (
+            "database",
+            "query",
+            "migrate",
+        ):  # these stacks index row tables, or deploy lambdas for them
             assert len(arns) <= 1, str(policy)
 
 
@@ -181,7 +187,7 @@ def test_lambdas_are_traced_and_connect_in_time(assembly: Assembly) -> None:
             assert one.properties["Timeout"] > 30, str(one)
 
 
-def test_all_is_encrypted(assembly: Assembly) -> None:
+def test_all_data_is_encrypted(assembly: Assembly) -> None:
     for bucket in assembly.resources("AWS::S3::Bucket"):
         rule = bucket.properties["BucketEncryption"]["ServerSideEncryptionConfiguration"][0]
         algorithm = rule["ServerSideEncryptionByDefault"]["SSEAlgorithm"]
@@ -198,7 +204,7 @@ def test_all_is_encrypted(assembly: Assembly) -> None:
         assert key.properties["EnableKeyRotation"] is True
 
 
-def test_only_tls_is_spoken(assembly: Assembly) -> None:
+def test_only_tls_connections_are_allowed(assembly: Assembly) -> None:
     for type_, policy_type, key in (
         ("AWS::S3::Bucket", "AWS::S3::BucketPolicy", "Bucket"),
         ("AWS::SQS::Queue", "AWS::SQS::QueuePolicy", "Queues"),
@@ -224,9 +230,11 @@ def test_buckets_block_public_access_and_log_accesses(assembly: Assembly) -> Non
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_deleted_objects_outlive_what_can_be_restored(name: str, synthesized: Any) -> None:
-    """Or a database that is restored to a point in time would refer to what is no more. Not by much: they are
-    paid for."""
+def test_deleted_objects_are_kept_as_long_as_a_database_can_be_restored(name: str, synthesized: Any) -> None:
+    """A database that is restored to a point in time refers to objects that were deleted since.
+
+    They are kept one day longer than needed and no more, as they cost money.
+    """
     settings, assembly = CONFIGURATIONS[name](), synthesized(name)
     buckets = {one.name[:4]: one.properties for one in assembly.resources("AWS::S3::Bucket")}
     rules = [rule for rule in buckets["Data"]["LifecycleConfiguration"]["Rules"] if "Prefix" not in rule]
@@ -245,9 +253,11 @@ def test_deleted_objects_outlive_what_can_be_restored(name: str, synthesized: An
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_only_a_protected_instance_keeps_what_it_holds(name: str, synthesized: Any) -> None:
-    """But for a deploy that fails at first: what it made would cost unseen, in no stack; so would a reader
-    that the settings have no more."""
+def test_only_a_protected_instance_keeps_its_data(name: str, synthesized: Any) -> None:
+    """Exceptions are parts that can be created again, such as readers, and parts of a failed first deploy.
+
+    A kept part that belongs to no stack would cost money unnoticed.
+    """
     settings, assembly = CONFIGURATIONS[name](), synthesized(name)
     wanted = KEPT if settings.protected else DELETED
     for one in assembly.resources(*KEEPING):
@@ -274,7 +284,7 @@ def test_all_stacks_are_tagged(name: str, synthesized: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_mappings_do_not_overrun_the_database(name: str, synthesized: Any) -> None:
+def test_mappings_limit_their_concurrency(name: str, synthesized: Any) -> None:
     settings, assembly = CONFIGURATIONS[name](), synthesized(name)
     assert settings.commit is not None
     mappings = [one for one in assembly.resources("AWS::Lambda::EventSourceMapping") if one.stack == "commit"]
@@ -307,14 +317,15 @@ def test_queues_have_dead_letters_and_wait_long_enough(assembly: Assembly) -> No
     assert read >= 1
 
 
-def test_logs_end(assembly: Assembly) -> None:
+def test_logs_expire(assembly: Assembly) -> None:
     for group in assembly.resources("AWS::Logs::LogGroup"):
         assert group.properties["RetentionInDays"] <= 365, str(group)
 
 
 def test_no_resource_has_a_physical_name(assembly: Assembly) -> None:
-    """But parameters, which commands look for, the log group that RDS names, and what a copy is called, which
-    another region must know."""
+    """Exceptions are parameters, which commands look up, the log group that RDS names, and the bucket of a
+    copy, whose name the other region must know.
+    """
     named = {
         str(one)
         for one in assembly.resources()
@@ -334,7 +345,7 @@ def test_no_resource_has_a_physical_name(assembly: Assembly) -> None:
 
 
 def statements(assembly: Assembly) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Of every policy document, with where it is."""
+    """Yields each statement of each policy document, with the document's place."""
     for resource in assembly.resources():
         yield from documents(str(resource), resource.properties)
 

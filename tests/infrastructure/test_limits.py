@@ -1,4 +1,4 @@
-"""What AWS limits, with the longest settings that are allowed."""
+"""Tests that the longest allowed settings stay within limits of AWS."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LONGEST = {
     "ServiceAccess": "sg-0123456789abcdef0",
     "": "x" * 110,
 }
-"""What a reference may become, by a part of its name; others are names, of buckets and hosts."""
+"""The longest value of a reference, by a part of its name. The last is for names of buckets and hosts."""
 
 
 def resolved(value: Any) -> str:
-    """A text of a template, as long as it may be when it is deployed."""
+    """Returns a text of a template with the longest values that it may have when it is deployed."""
     if isinstance(value, str):
         return value
     if "Fn::Join" in value:
@@ -36,7 +36,7 @@ def resolved(value: Any) -> str:
     return next(longest for part, longest in LONGEST.items() if part in text)
 
 
-def test_the_environment_of_a_lambda_that_makes_clusters_fits(tmp_path: Path) -> None:
+def test_the_environment_of_a_lambda_that_creates_clusters_fits(tmp_path: Path) -> None:
     subnets = [f"subnet-0123456789abcde{number:02x}" for number in range(SUBNETS_MAX)]
     network = {
         "vpc_id": "vpc-0123456789abcdef0",

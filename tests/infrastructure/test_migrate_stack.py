@@ -1,4 +1,4 @@
-"""The stack of migrations: who may log in as the master user, and how often an event comes."""
+"""Tests of the stack of migrations: the rights to log in as the master user, and retries of events."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.template import allowed
 
 
 def test_custom_resources_have_no_secrets(assembly: Assembly) -> None:
-    """CloudFormation resolves none for them: the lambda would get the reference itself as the password."""
+    """CloudFormation does not resolve secrets for them: the lambda would get the reference itself."""
     customs = [one for one in assembly.resources() if one.type.startswith("Custom::")]
     assert customs
     for one in customs:
         assert "{{resolve:" not in json.dumps(one.properties), str(one)
 
 
-def test_who_reads_the_login_of_the_master_user_may_do_nothing_else_but_make_the_state(
+def test_the_lambda_that_reads_the_master_login_may_otherwise_only_write_the_state(
     assembly: Assembly,
 ) -> None:
     rights = {action: where for action, where, _ in allowed(assembly, "migrate", "BeginRole")}
@@ -35,8 +35,8 @@ def test_who_reads_the_login_of_the_master_user_may_do_nothing_else_but_make_the
     assert ["kms:ViaService" in json.dumps(one) for one in decrypting] == [True]
 
 
-def test_a_migration_is_not_tried_again_behind_the_back_of_cloudformation(assembly: Assembly) -> None:
-    """Neither of the two lambdas that its event comes to."""
+def test_a_failed_migration_is_not_retried_without_cloudformation(assembly: Assembly) -> None:
+    """This holds for both lambdas that get the event."""
     configs = [one for one in assembly.resources("AWS::Lambda::EventInvokeConfig") if one.stack == "migrate"]
     [queued] = {one.properties["MaximumEventAgeInSeconds"] for one in configs}
     functions = [one for one in assembly.resources("AWS::Lambda::Function") if one.stack == "migrate"]
@@ -51,7 +51,7 @@ def test_a_migration_is_not_tried_again_behind_the_back_of_cloudformation(assemb
 
 
 def test_migrations_may_log_in_as_the_master_user_with_a_token(assembly: Assembly) -> None:
-    """Whose password RDS may refuse once there are members of rds_iam: test_migrate_login.py."""
+    """RDS may refuse its password once rds_iam has members: see test_migrate_login.py."""
     users = [
         where
         for action, where, _ in allowed(assembly, "migrate", "MigrateRole")

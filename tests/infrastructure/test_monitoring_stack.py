@@ -1,4 +1,4 @@
-"""Alarms: what raises them, what does not, and where they go."""
+"""Tests of alarms: the conditions that raise them, those that do not, and their topics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METRICS = {value for key, value in vars(metrics).items() if key.isupper() and is
 
 
 def alarms(assembly: Assembly) -> dict[str, Any]:
-    """By their names, without that of the instance."""
+    """Returns the alarms by name, without the prefix of the instance."""
     return {
         one.properties["AlarmName"].removeprefix(f"dormouse-{assembly.id}-"): one.properties
         for one in assembly.resources("AWS::CloudWatch::Alarm")
@@ -27,7 +27,7 @@ def alarms(assembly: Assembly) -> dict[str, Any]:
 
 
 def used(alarm: Any) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Namespace, name and dimensions of each metric of an alarm."""
+    """Yields the namespace, name and dimensions of each metric of an alarm."""
     for one in alarm.get("Metrics", [{"MetricStat": {"Metric": alarm}}]):
         if "MetricStat" in one:
             metric = one["MetricStat"]["Metric"]
@@ -40,7 +40,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_all_that_can_go_wrong_raises_an_alarm(name: str, synthesized: All) -> None:
+def test_there_is_an_alarm_for_every_known_failure(name: str, synthesized: All) -> None:
     commit = CONFIGURATIONS[name]().commit
     assert commit is not None
     queues = [f"Commits-{number}" for number in range(1, commit.queues + 1)]
@@ -67,8 +67,8 @@ def test_all_that_can_go_wrong_raises_an_alarm(name: str, synthesized: All) -> N
     }
 
 
-def test_alarms_come_and_go_by_the_topic_and_missing_data_raises_none(name: str, synthesized: All) -> None:
-    """A paused instance tells nothing of itself."""
+def test_alarms_use_the_topic_and_missing_data_raises_none(name: str, synthesized: All) -> None:
+    """A paused instance sends no metrics."""
     [topic] = synthesized(name).resources("AWS::SNS::Topic")
     for alarm in alarms(synthesized(name)).values():
         assert alarm["ActionsEnabled"] is True
@@ -77,7 +77,7 @@ def test_alarms_come_and_go_by_the_topic_and_missing_data_raises_none(name: str,
         assert alarm["AlarmDescription"]
 
 
-def test_limits_are_those_of_the_settings(name: str, synthesized: All) -> None:
+def test_alarms_have_the_limits_of_the_settings(name: str, synthesized: All) -> None:
     limits, found = CONFIGURATIONS[name]().monitoring, alarms(synthesized(name))
     assert limits is not None
     assert found["Commits-1-oldest-message-Alarm"]["Threshold"] == limits.oldest_message_seconds_max
@@ -87,7 +87,7 @@ def test_limits_are_those_of_the_settings(name: str, synthesized: All) -> None:
     assert found["Commits-1-DLQ-Queue-Message-Count-Max-Alarm"]["Threshold"] == 0
 
 
-def test_metrics_of_our_own_are_those_that_lambdas_write(name: str, synthesized: All) -> None:
+def test_alarms_watch_the_metrics_that_lambdas_write(name: str, synthesized: All) -> None:
     ours = [
         (metric, dimensions)
         for alarm in alarms(synthesized(name)).values()
@@ -102,8 +102,8 @@ def test_metrics_of_our_own_are_those_that_lambdas_write(name: str, synthesized:
 
 
 @pytest.mark.parametrize("what", ["Orphaned-objects", "Failing-rounds", "Payload-backlog"])
-def test_what_a_round_tells_is_believed_until_told_anew(synthesized: All, what: str) -> None:
-    """It is looked for every so often, or once a day: between there is no data."""
+def test_a_metric_of_rounds_keeps_its_state_until_the_next_value(synthesized: All, what: str) -> None:
+    """The lambdas send such a metric seldom, or once a day. There is no data in between."""
     alarm = alarms(synthesized("prod"))[f"{what}-Alarm"]
     assert (alarm["TreatMissingData"], alarm["EvaluationPeriods"]) == ("ignore", 1)
 
@@ -118,8 +118,8 @@ def test_messages_that_wait_for_a_paused_database_raise_no_alarm(synthesized: Al
     }
 
 
-def test_starting_and_stopping_again_has_its_time(synthesized: All) -> None:
-    """The lambda looks every nine minutes: so each period has a look, and an hour of them is too long."""
+def test_the_alarm_for_running_while_paused_waits_an_hour(synthesized: All) -> None:
+    """The lambda checks every nine minutes, so each period has a value. Values of an hour raise the alarm."""
     alarm = alarms(synthesized("dev"))["Running-while-paused-Alarm"]
     [period] = {one["MetricStat"]["Period"] for one in alarm["Metrics"]}
     assert period >= 540
@@ -141,7 +141,7 @@ def test_only_cloudwatch_and_budgets_of_this_account_may_publish(name: str, synt
     assert grant["Principal"]["Service"] == services
 
 
-def test_a_budget_only_if_there_is_one_to_keep(synthesized: All) -> None:
+def test_there_is_a_budget_only_if_the_settings_have_one(synthesized: All) -> None:
     assert not list(synthesized("dev").resources("AWS::Budgets::Budget"))
     [budget] = synthesized("prod").resources("AWS::Budgets::Budget")
     has = budget.properties["Budget"]
@@ -151,13 +151,13 @@ def test_a_budget_only_if_there_is_one_to_keep(synthesized: All) -> None:
     assert [one["Notification"]["NotificationType"] for one in notices] == ["ACTUAL", "FORECASTED"]
 
 
-def test_nobody_uses_an_export_of_what_is_watched(name: str, synthesized: All) -> None:
-    """It could not be removed: a deploy with fewer queues would fail."""
+def test_the_stack_imports_nothing_from_watched_stacks(name: str, synthesized: All) -> None:
+    """An export in use cannot be removed: a deployment with fewer queues would fail."""
     assert "Fn::ImportValue" not in json.dumps(synthesized(name).templates["monitoring"])
 
 
 @pytest.mark.slow
-def test_an_address_subscribes_and_what_is_not_there_is_not_watched(tmp_path: Path) -> None:
+def test_an_address_is_subscribed_and_missing_parts_are_not_watched(tmp_path: Path) -> None:
     configuration = settings("minimal", monitoring={"email": "people@example.org"})
     assembly = synthesize(configuration, tmp_path / "assembly", checked=False)
     [subscription] = assembly.resources("AWS::SNS::Subscription")
@@ -169,7 +169,7 @@ def test_an_address_subscribes_and_what_is_not_there_is_not_watched(tmp_path: Pa
     }  # fmt: skip
 
 
-def test_the_dashboard_shows_metrics_that_there_are(name: str, synthesized: All) -> None:
+def test_the_dashboard_shows_existing_metrics(name: str, synthesized: All) -> None:
     [dashboard] = synthesized(name).resources("AWS::CloudWatch::Dashboard")
     body = flat(dashboard.properties["DashboardBody"])
     shown = {one for one in METRICS if f'"{metrics.NAMESPACE}","{one}"' in body}
@@ -177,14 +177,14 @@ def test_the_dashboard_shows_metrics_that_there_are(name: str, synthesized: All)
     assert body.count(f'"{metrics.NAMESPACE}","') == len(shown)
 
 
-def test_an_instance_of_the_same_id_in_another_region_has_a_dashboard_of_its_own(synthesized: All) -> None:
-    """As one that is restored there: an account has its dashboards in common to all regions."""
+def test_an_instance_with_the_same_id_in_another_region_has_its_own_dashboard(synthesized: All) -> None:
+    """Dashboards of all regions share their names, and an instance may be restored in another region."""
     [dashboard] = synthesized("prod").resources("AWS::CloudWatch::Dashboard")
     assert flat(dashboard.properties["DashboardName"]) == "dormouse-prod-Region"
 
 
-def test_an_alarm_rings_days_before_messages_are_lost_also_while_paused(synthesized: All) -> None:
-    """By their age alone: that of waiting for too long is silent while the database tells of nothing."""
+def test_an_alarm_is_raised_days_before_messages_expire_even_while_paused(synthesized: All) -> None:
+    """The alarm depends only on the age of messages; the one for long waits needs database metrics."""
     alarm = alarms(synthesized("prod"))["Commits-1-loss-Alarm"]
     assert {metric for _, metric, _ in used(alarm)} == {"ApproximateAgeOfOldestMessage"}
     settings = CONFIGURATIONS["prod"]().commit
@@ -195,7 +195,7 @@ def test_an_alarm_rings_days_before_messages_are_lost_also_while_paused(synthesi
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["Garbage", "Maintenance"])
 def test_two_failures_among_three_calls_of_a_schedule_raise_an_alarm(what: str, tmp_path: Path) -> None:
-    """However seldom it calls: nothing else tries again."""
+    """The interval of the schedule does not matter, as no other part retries."""
     rare = {"every_minutes": 1_440}
     given: Any = {"garbage": rare, "maintenance": rare, "compaction": None}
     found = synthesize(settings("dev", **given), tmp_path / "assembly", checked=False)
@@ -206,7 +206,7 @@ def test_two_failures_among_three_calls_of_a_schedule_raise_an_alarm(what: str, 
 
 
 @pytest.mark.slow
-def test_a_scheduled_lambda_is_not_called_again_when_a_pause_no_longer_waits(tmp_path: Path) -> None:
+def test_a_scheduled_lambda_is_not_retried_after_a_pause_stopped_waiting(tmp_path: Path) -> None:
     found = synthesize(settings("dev", compaction=None), tmp_path / "assembly", checked=False)
     once = [one for one in found.resources("AWS::Lambda::EventInvokeConfig") if one.stack != "migrate"]
     assert {one.stack for one in once} == {"garbage", "maintenance"}
@@ -218,8 +218,8 @@ def test_a_scheduled_lambda_is_not_called_again_when_a_pause_no_longer_waits(tmp
             assert target["RetryPolicy"]["MaximumEventAgeInSeconds"] == 60
 
 
-def test_dead_letters_say_what_to_do_about_them(name: str, synthesized: All) -> None:
-    """The command knows those of the commit queues only."""
+def test_alarms_for_dead_letters_name_the_command(name: str, synthesized: All) -> None:
+    """The command handles the dead letters of commit queues only."""
     for alarm, found in alarms(synthesized(name)).items():
         if "DLQ" in alarm:
             assert ("dormouse dead-letters" in found["AlarmDescription"]) == alarm.startswith("Commits")

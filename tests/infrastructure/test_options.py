@@ -1,4 +1,4 @@
-"""What a change of the settings leaves as it is."""
+"""Tests of the resources that a change of the settings must leave unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Changed = Callable[..., Assembly]
 
 @pytest.fixture
 def changed(tmp_path: Path) -> Changed:
-    """The assembly of an instance with other tables."""
+    """Returns a function that synthesizes an instance with changed tables of its settings."""
 
     def made(name: str = "prod", **changes: Any) -> Assembly:
         return synthesize(settings(name, **changes), tmp_path / "assembly", checked=False)
@@ -38,13 +38,17 @@ def changed(tmp_path: Path) -> Changed:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("option", OPTIONS)
-def test_an_option_that_is_off_leaves_nothing_and_changes_no_other(
+def test_a_disabled_option_has_no_resources_and_changes_no_other_stack(
     option: str, changed: Changed, synthesized: Callable[[str], Assembly]
 ) -> None:
-    """Not even an export, which cannot be taken away while the stack that used it is there.
+    """No export is left either, because one in use cannot be removed.
 
-    What others read of a stack may be more or less, how long logs are kept, what the way to S3 leads to, and
-    whether the balancer is protected.
+    These differences in other stacks are allowed:
+
+    - facts in parameters
+    - how long logs are kept
+    - the buckets that the endpoint of S3 allows
+    - the protection of the load balancer
     """
     off, whole = changed(**{option: None}), synthesized("prod")
     assert option not in off.templates
@@ -83,16 +87,16 @@ def test_a_setting_that_needs_a_deploy_replaces_nothing_that_holds_data(
 ) -> None:
     before, after = synthesized("prod"), changed(**changes)
     found = replaced(held(before.templates), held(after.templates))
-    assert [one for one in found if not one.endswith("is gone")] == []
+    assert [one for one in found if not one.endswith("is missing")] == []
     for kind in ("AWS::RDS::DBCluster", "AWS::S3::Bucket", "AWS::EC2::VPC", "AWS::KMS::Key"):
         assert {str(one) for one in before.resources(kind)} == {str(one) for one in after.resources(kind)}
 
 
 @pytest.mark.slow
-def test_a_vpc_that_has_all_that_is_needed_gets_nothing(
+def test_a_vpc_with_all_endpoints_gets_no_resources(
     changed: Changed, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And is told of nothing: no stack may be empty, and no route table is needed."""
+    """There is no warning either. Its stack has only a placeholder, and no route table is needed."""
     network = {key: value for key, value in EXISTING_VPC.items() if key != "route_table_ids"}
     found = changed(network={**network, "s3_endpoint": "existing"}, query={"endpoints": "existing"})
     assert {one.type for one in found.resources() if one.stack == "network"} == {
@@ -102,10 +106,10 @@ def test_a_vpc_that_has_all_that_is_needed_gets_nothing(
 
 
 @pytest.mark.slow
-def test_an_own_vpc_is_in_the_zones_that_are_named(
+def test_an_own_vpc_uses_the_named_zones(
     changed: Changed, synthesized: Callable[[str], Assembly], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And in nothing else than those is it another."""
+    """The zones are the only difference from a VPC without named zones."""
     given = ["us-east-1a", "us-east-1f"]
     named = changed("minimal", network={"availability_zones": given})
     assert "WARNING" not in capfd.readouterr().err
@@ -120,8 +124,8 @@ def test_an_own_vpc_is_in_the_zones_that_are_named(
     ] == []
 
 
-def test_a_pinned_account_is_asked_nothing(changed: Changed) -> None:
-    """So that it is synthesized without credentials, and leaves no file with what was asked."""
+def test_a_pinned_account_is_not_queried(changed: Changed) -> None:
+    """The synth needs no credentials, and writes no file with answers of the account."""
     found = changed("minimal", account="123456789012", region="eu-west-1")
     manifest = json.loads((found.folder / "manifest.json").read_text("utf-8"))
     assert "missing" not in manifest
@@ -132,7 +136,7 @@ def test_a_pinned_account_is_asked_nothing(changed: Changed) -> None:
 def test_a_cluster_from_a_snapshot_changes_nothing_else(
     changed: Changed, synthesized: Callable[[str], Assembly]
 ) -> None:
-    """Other stacks read where it is when they are deployed next."""
+    """Other stacks read the new address at their next deploy."""
     whole = synthesized("prod")
     settings_of = {"kind": "fixed", "instance_class": "r8g.xlarge", "readers": 1, "backup_days": 35}
     restored = changed(database={**settings_of, "log_days": 90, "snapshot": SNAPSHOT})
@@ -147,9 +151,9 @@ def test_a_cluster_from_a_snapshot_changes_nothing_else(
     assert all(one.startswith(paths) for one in found)
 
 
-def differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Where two templates differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        keys = sorted(one.keys() | other.keys())
-        return [found for key in keys for found in differences(one.get(key), other.get(key), f"{path}/{key}")]
-    return [] if one == other else [path]
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Returns the paths where two templates differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        return [inner for key in keys for inner in differences(old.get(key), new.get(key), f"{path}/{key}")]
+    return [] if old == new else [path]

@@ -1,4 +1,4 @@
-"""Dormouse in somebody's own CDK app: `dormouse_cdk`, as the wheel has it, and the example."""
+"""Tests of Dormouse in another CDK app: the package `dormouse_cdk` of the wheel, and the example."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ All = Callable[[str], Assembly]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the wheel has."""
+    """Returns a folder with the contents of the wheel."""
     target = tmp_path_factory.mktemp("site")
     make_cdk(target)
     shutil.copytree(ROOT / "dormouse", target / "dormouse", ignore=shutil.ignore_patterns("__pycache__"))
@@ -38,9 +38,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(site: Path, cwd: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """In a process that has the libraries and what is in `site`, and nothing of the checkout."""
+    """Runs Python with the libraries and the packages in `site`, and without the checkout."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("CDK_", "AWS_"))}
-    path = os.pathsep.join((str(site), str(SITE)))  # without -S, site-packages would lead to the checkout
+    path = os.pathsep.join((str(site), str(SITE)))  # -S, because site-packages would lead to the checkout
     return subprocess.run(
         [sys.executable, "-S", "-B", *arguments],
         cwd=cwd,
@@ -53,7 +53,7 @@ def python(site: Path, cwd: Path, *arguments: str, **environment: str) -> subpro
 
 
 def stacks_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """The templates of a folder, by the names of their stacks, which its manifest has."""
+    """Returns the templates of a folder, by the names of their stacks in its manifest."""
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))["artifacts"]
     return {
         one.get("properties", {}).get("stackName", name): json.loads(
@@ -65,8 +65,10 @@ def stacks_of(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def named_apart_from_places(templates: dict[str, Any]) -> dict[str, Any]:
-    """Logical ids in one stack that have the path of something in another are without its hash here, which
-    says where in the app both are."""
+    """Removes the parts that depend on the place in the app, so that templates can be compared.
+
+    A logical id with the path of a resource in another stack ends in a hash of both places.
+    """
     text = json.dumps(templates).replace("sales", "minimal").replace("test/lake/", "")
     text = text.replace('"Stands in for what is built."', '"<hash>"')
     text = re.sub(
@@ -79,7 +81,7 @@ def named_apart_from_places(templates: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_the_wheel_has_no_folder_of_a_name_that_others_use(site: Path) -> None:
+def test_the_wheel_has_no_folder_with_a_common_name(site: Path) -> None:
     assert sorted(path.name for path in site.iterdir()) == ["dormouse", NAME, "dormouse_command.py"]
     for path in (site / NAME).rglob("*.py"):
         if "sources" in path.parts:
@@ -91,8 +93,8 @@ def test_the_wheel_has_no_folder_of_a_name_that_others_use(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_makes_what_our_own_app_makes_beside_its_own_stack(site: Path, tmp_path: Path) -> None:
-    """In another folder, with nothing of the checkout in reach, in a Stage, and without our cdk.json."""
+def test_the_example_creates_the_same_stacks_as_our_app_and_its_own(site: Path, tmp_path: Path) -> None:
+    """It runs in another folder without the checkout, in a Stage, and without our cdk.json."""
     example = tmp_path / "app"
     shutil.copytree(EXAMPLE, example)
     out = tmp_path / "out"
@@ -107,23 +109,23 @@ def test_the_example_makes_what_our_own_app_makes_beside_its_own_stack(site: Pat
     assert as_minimal.keys() == as_reviewed.keys()
     for name, template in as_reviewed.items():
         for resources in (as_minimal[name]["Resources"], template["Resources"]):
-            # a digest of names and tags, which differ
+            # a digest of names and tags, which differ between the apps
             resources.get("Guarded", {}).get("Properties", {}).pop("Changes", None)
         assert as_minimal[name]["Resources"] == template["Resources"], name
     assert report["Outputs"].keys() == {"Data", "Database", "Queue1", "DeadLetters1"}
     kinds = sorted(body["Type"] for body in report["Resources"].values())
     assert "AWS::EC2::SecurityGroupIngress" in kinds
     [function] = [one for one in report["Resources"].values() if one["Type"] == "AWS::Lambda::Function"]
-    told = function["Properties"]["Environment"]["Variables"]
-    assert set(told) == {"DORMOUSE_DSN", "DORMOUSE_OBJECTS"}
-    assert "rds-iam://dormouse_read@" in json.dumps(told)
+    variables = function["Properties"]["Environment"]["Variables"]
+    assert set(variables) == {"DORMOUSE_DSN", "DORMOUSE_OBJECTS"}
+    assert "rds-iam://dormouse_read@" in json.dumps(variables)
     [policy] = [one for one in report["Resources"].values() if one["Type"] == "AWS::IAM::Policy"]
     actions = [one["Action"] for one in policy["Properties"]["PolicyDocument"]["Statement"]]
     assert sorted(actions) == ["kms:Decrypt", "rds-db:connect", "s3:GetObject", "s3:ListBucket"]
 
 
 @pytest.mark.slow
-def test_what_the_example_lacks_to_be_deployed_is_said_and_refused(site: Path, tmp_path: Path) -> None:
+def test_the_example_without_packages_refuses_to_be_deployed(site: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = python(site, tmp_path, str(EXAMPLE / "app.py"), CDK_OUTDIR=str(out))
     assert done.returncode == 0, done.stderr
@@ -137,7 +139,7 @@ def test_what_the_example_lacks_to_be_deployed_is_said_and_refused(site: Path, t
     assert line in "".join(path.read_text("utf-8") for path in stage.glob("*.json"))
 
 
-def test_a_mistake_in_the_settings_ends_an_own_app_with_its_lines() -> None:
+def test_mistakes_in_the_settings_end_an_own_app_with_one_line_each() -> None:
     import aws_cdk as cdk
 
     from stacks import Dormouse
@@ -153,8 +155,10 @@ def test_a_mistake_in_the_settings_ends_an_own_app_with_its_lines() -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["prod", "steps"])
 def test_feature_flags_of_an_app_change_nothing(name: str, synthesized: All, tmp_path: Path) -> None:
-    """With all options, in an app that has none of ours, and the opposite of some; the CDK leaves a construct
-    of the name `Default` out of all names, so that an instance can move into an own app."""
+    """The app has none of our flags, and the opposite of some.
+
+    The construct is called `Default`, which the CDK leaves out of all names. So an instance can change apps.
+    """
     import aws_cdk as cdk
 
     from stacks import Dormouse
@@ -165,8 +169,8 @@ def test_feature_flags_of_an_app_change_nothing(name: str, synthesized: All, tmp
     Dormouse(app, "Default", CONFIGURATIONS[name](), assets=StubAssets(Path(f"{tmp_path}.stubs")))
     app.synth()
     found = {key.rpartition("-")[2]: one for key, one in stacks_of(tmp_path).items()}
-    shown = json.dumps(reviewable(found)).replace('"Default/', '"')  # in the names that the console shows
-    assert json.loads(shown) == reviewable(synthesized(name).templates)
+    text = json.dumps(reviewable(found)).replace('"Default/', '"')  # in the names that the console shows
+    assert json.loads(text) == reviewable(synthesized(name).templates)
 
 
 @pytest.mark.slow
@@ -190,7 +194,7 @@ def test_names_of_roles_stay_when_an_instance_moves_into_an_own_app(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_what_runs_and_owns_gets_queues_too() -> None:
+def test_a_role_that_may_log_in_as_run_gets_the_queues() -> None:
     import aws_cdk as cdk
     from aws_cdk import assertions
     from aws_cdk import aws_ec2 as ec2
@@ -203,9 +207,9 @@ def test_what_runs_and_owns_gets_queues_too() -> None:
     stack = cdk.Stack(app, "Own")
     group = ec2.SecurityGroup(stack, "Group", vpc=lake.vpc)
     role = iam.Role(stack, "Role", assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"))
-    told = lake.let_in(role, group, login="dormouse_run")
-    assert told["DORMOUSE_QUEUES"] == "2"
-    assert stack.resolve(told["DORMOUSE_COMMIT_QUEUE"])["Fn::Join"][0] == ""
+    variables = lake.let_in(role, group, login="dormouse_run")
+    assert variables["DORMOUSE_QUEUES"] == "2"
+    assert stack.resolve(variables["DORMOUSE_COMMIT_QUEUE"])["Fn::Join"][0] == ""
     template = assertions.Template.from_stack(stack).to_json()
     [policy] = [one for one in template["Resources"].values() if one["Type"] == "AWS::IAM::Policy"]
     sent = [
@@ -220,7 +224,7 @@ def test_what_runs_and_owns_gets_queues_too() -> None:
 @pytest.mark.parametrize(
     ("rows", "count"), [({"databases": 2}, 2), ({"own_clusters": True, "databases": 1}, 1), (None, 0)]
 )
-def test_who_is_let_in_knows_where_row_tables_are_indexed(
+def test_a_role_that_may_log_in_gets_the_addresses_of_row_indexes(
     rows: dict[str, int | bool] | None, count: int
 ) -> None:
     import aws_cdk as cdk
@@ -234,12 +238,12 @@ def test_who_is_let_in_knows_where_row_tables_are_indexed(
     stack = cdk.Stack(app, "Own")
     group = ec2.SecurityGroup(stack, "Group", vpc=lake.vpc)
     role = iam.Role(stack, "Role", assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"))
-    told = lake.let_in(role, group, login="dormouse_run")
-    assert told.get("DORMOUSE_ROW_INDEXES", "").count("rds-iam://dormouse_run@") == count
+    variables = lake.let_in(role, group, login="dormouse_run")
+    assert variables.get("DORMOUSE_ROW_INDEXES", "").count("rds-iam://dormouse_run@") == count
 
 
 @pytest.mark.slow
-def test_an_instance_needs_a_place_of_its_own() -> None:
+def test_an_instance_id_is_unique_in_its_region() -> None:
     import aws_cdk as cdk
 
     from stacks import Dormouse
@@ -262,8 +266,8 @@ def test_a_part_that_cannot_be_built_is_one_line(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
-def test_what_is_installed_builds_what_a_deploy_uploads(site: Path, tmp_path: Path) -> None:
-    """Of the same bytes as the checkout's, which its own tests look at; then nothing is refused any more."""
+def test_the_installed_wheel_builds_the_packages_of_a_deploy(site: Path, tmp_path: Path) -> None:
+    """The packages equal those that the checkout builds. With them, a deployment is no longer refused."""
     done = python(site, tmp_path, "-m", "dormouse_cdk.build", "lambdas", "query-image")
     assert done.returncode == 0, done.stderr
     assert build_main(["lambdas", "query-image", "--into", str(tmp_path / "ours")]) == 0
@@ -276,8 +280,8 @@ def test_what_is_installed_builds_what_a_deploy_uploads(site: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_pip_installs_it_as_tested_here(site: Path, tmp_path: Path) -> None:
-    """The wheel that pip makes of the sdist."""
+def test_pip_installs_the_same_files_as_tested_here(site: Path, tmp_path: Path) -> None:
+    """Compares the wheel that pip builds from the sdist."""
     source, tools, target = tmp_path / "source", tmp_path / "tools", tmp_path / "target"
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

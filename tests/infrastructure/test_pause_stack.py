@@ -1,4 +1,4 @@
-"""The way of an event of RDS, and of each hour, to the lambda that keeps the instance as it is wanted."""
+"""Tests of the keeper's stack: events of RDS and an hourly event reach the lambda through a queue."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def only(assembly: Assembly, kind: str, begins: str = "") -> Resource:
 def event(
     event_id: str, cluster: str = CLUSTER, kind: str = "RDS DB Cluster Event", source: str = "aws.rds"
 ) -> Any:
-    """As RDS sends it."""
+    """Returns an event in the form in which RDS sends it."""
     return {
         "version": "0",
         "detail-type": kind,
@@ -52,7 +52,7 @@ def event(
 
 @pytest.fixture
 def pattern(synthesized: All) -> EventPattern:
-    """Of the rule, with the cluster in place of its parameter."""
+    """Returns the event pattern of the rule, with the ARN of the cluster in place of its parameter."""
     rule = only(synthesized("steps"), "AWS::Events::Rule").properties["EventPattern"]
     [arn] = rule["detail"]["SourceArn"]
     assert flat(arn).startswith("arn:aws:rds:eu-central-1:123456789012:cluster:SsmParameter")
@@ -61,7 +61,7 @@ def pattern(synthesized: All) -> EventPattern:
 
 
 @pytest.mark.parametrize("event_id", ["RDS-EVENT-0151", "RDS-EVENT-0153"])
-def test_a_start_of_the_cluster_is_an_event(event_id: str, pattern: EventPattern) -> None:
+def test_a_start_of_the_cluster_matches_the_pattern(event_id: str, pattern: EventPattern) -> None:
     assert pattern.matches_event(event(event_id))
 
 
@@ -74,44 +74,44 @@ def test_a_start_of_the_cluster_is_an_event(event_id: str, pattern: EventPattern
         pytest.param(event("RDS-EVENT-0153", source="our.own"), id="other source"),
     ],
 )
-def test_no_other_event_is_for_us(other: Any, pattern: EventPattern) -> None:
+def test_other_events_do_not_match_the_pattern(other: Any, pattern: EventPattern) -> None:
     assert not pattern.matches_event(other)
 
 
 @pytest.mark.parametrize("name", ["dev", "prod", "steps", "transient"])
-def test_the_rule_is_on_whether_the_instance_is_paused_or_not(name: str, synthesized: All) -> None:
-    """It is while the instance is paused that it has to do something."""
+def test_the_rule_is_enabled_whether_the_instance_is_paused_or_not(name: str, synthesized: All) -> None:
+    """The keeper has work mainly while the instance is paused."""
     rule = only(synthesized(name), "AWS::Events::Rule").properties
     mapping = only(synthesized(name), "AWS::Lambda::EventSourceMapping").properties
     assert rule["State"] == "ENABLED"
     assert mapping.get("Enabled", True) is True
 
 
-def test_every_hour_brings_a_message_too(synthesized: All) -> None:
-    """Events of RDS may be lost, and commands interrupted."""
+def test_the_rule_sends_a_message_every_hour_too(synthesized: All) -> None:
+    """The hourly event finds lost events of RDS and interrupted commands."""
     assert only(synthesized("dev"), "AWS::Events::Rule").properties["ScheduleExpression"] == "rate(1 hour)"
 
 
-def test_a_message_comes_back_for_a_day_and_is_a_dead_letter_then(synthesized: All) -> None:
+def test_a_message_is_redelivered_for_a_day_and_then_becomes_a_dead_letter(synthesized: All) -> None:
     queue = only(synthesized("dev"), "AWS::SQS::Queue", "StartsQueue").properties
     function = only(synthesized("dev"), "AWS::Lambda::Function").properties
     assert queue["VisibilityTimeout"] == LOOK_SECONDS
     assert queue["RedrivePolicy"]["maxReceiveCount"] == DAY_SECONDS / LOOK_SECONDS
-    assert queue["MessageRetentionPeriod"] == 2 * DAY_SECONDS, "SQS must not forget it before"
+    assert queue["MessageRetentionPeriod"] == 2 * DAY_SECONDS, "SQS must not delete it before"
     assert 6 * function["Timeout"] <= LOOK_SECONDS
     mapping = only(synthesized("dev"), "AWS::Lambda::EventSourceMapping").properties
     assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
     assert mapping["BatchSize"] == 1
 
 
-def test_only_our_rule_may_send(synthesized: All) -> None:
+def test_only_the_rule_may_send_to_the_queue(synthesized: All) -> None:
     policy = only(synthesized("dev"), "AWS::SQS::QueuePolicy", "StartsQueue").properties["PolicyDocument"]
     [allow] = [one for one in policy["Statement"] if one["Effect"] == "Allow"]
     assert allow["Principal"] == {"Service": "events.amazonaws.com"}
     assert flat(allow["Condition"]["ArnEquals"]["aws:SourceArn"]).startswith("Rule")
 
 
-def test_it_may_read_and_switch_exactly_what_is_this_instances(synthesized: All) -> None:
+def test_the_keeper_may_read_and_switch_only_parts_of_its_instance(synthesized: All) -> None:
     rights: dict[str, set[str]] = {}
     for action, where, _ in allowed(synthesized("prod"), "pause", "PauseRole"):
         rights.setdefault(action, set()).add(where)
@@ -121,7 +121,7 @@ def test_it_may_read_and_switch_exactly_what_is_this_instances(synthesized: All)
     assert state in rights["ssm:GetParameter"]
     assert len(rights["ssm:GetParameter"]) == len(Resources.model_fields) + 1
     rules, disabled = rights["events:DescribeRule"], rights["events:DisableRule"]
-    assert len(disabled) == 3 and disabled < rules and len(rules) == 4, "its own rule it only looks at"
+    assert len(disabled) == 3 and disabled < rules and len(rules) == 4, "the lambda only reads its own rule"
     settings = CONFIGURATIONS["prod"]().commit
     assert settings is not None
     assert len(rights["lambda:UpdateEventSourceMapping"]) == settings.queues
@@ -142,7 +142,7 @@ def test_it_may_read_and_switch_exactly_what_is_this_instances(synthesized: All)
         "rds:StartDBCluster", "rds:StopDBCluster",
     }  # fmt: skip
     [switch] = rights["lambda:InvokeFunction"]
-    assert "queryswitch" in switch, "which may update the stack that the lambda may not"
+    assert "queryswitch" in switch, "only the switch may update that stack"
 
 
 def test_the_lambda_knows_the_instance(synthesized: All, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,16 +153,18 @@ def test_the_lambda_knows_the_instance(synthesized: All, monkeypatch: pytest.Mon
     assert "VpcConfig" not in function
 
 
-def test_commands_learn_what_is_deployed(synthesized: All) -> None:
+def test_a_parameter_records_the_deployed_resources(synthesized: All) -> None:
     parameter = only(synthesized("dev"), "AWS::SSM::Parameter", "Resources")
-    told = PauseResources.model_validate_json(flat(parameter.properties["Value"]))
-    assert told.rule.startswith("Rule")
-    assert told.drain_seconds == 900
+    recorded = PauseResources.model_validate_json(flat(parameter.properties["Value"]))
+    assert recorded.rule.startswith("Rule")
+    assert recorded.drain_seconds == 900
 
 
 def test_a_deploy_leaves_a_paused_instance_paused(assembly: Assembly) -> None:
-    """CloudFormation reads the state anew each time, so that a change of tags, which makes it write all rules
-    and mappings, switches none on. It is there by then: migrate makes it.
+    """CloudFormation reads the desired state again at each deploy.
+
+    So a change of tags, which rewrites all rules and mappings, enables none. The stack `migrate` has written
+    the state before.
     """
     rules = [one for one in assembly.resources("AWS::Events::Rule") if "ScheduleExpression" in one.properties]
     scheduled = [one for one in rules if one.stack != "pause"]
@@ -185,10 +187,10 @@ def test_a_deploy_leaves_a_paused_instance_paused(assembly: Assembly) -> None:
 
 
 @pytest.mark.parametrize("stack", ["query", "access"])
-def test_one_that_is_new_on_a_paused_instance_sleeps(
+def test_a_part_added_to_a_paused_instance_starts_stopped(
     stack: str, synthesized: Callable[[str], Assembly]
 ) -> None:
-    """Whatever its parameter begins with; the desired state is there before it."""
+    """The desired state, which is written first, wins over the default of the parameter `Running`."""
     template = synthesized("steps").templates[stack]
     state = template["Conditions"]["IsAwake"]["Fn::Equals"][0]["Ref"]
     assert template["Parameters"][state]["Default"] == state_parameter("steps")

@@ -1,4 +1,4 @@
-"""Managed policies for people: made when asked for, and no more than what commands need."""
+"""Tests of the managed policies for people: created on request, with only the rights that commands need."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.assembly import ROOT, Assembly, settings, synthesize
 from tests.template import allowed, flat
 
 AWS_CHARACTERS_MAX = 6_144
-"""Of a managed policy, spaces apart."""
+"""The limit for a managed policy, without spaces."""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
-    """With as many queues as there can be, and checked by cdk-nag."""
-    asked = {"policies": ["operator", "reader"]}
+    """Returns an instance with the most queues that are allowed, checked by cdk-nag."""
+    iam = {"policies": ["operator", "reader"]}
     folder = tmp_path_factory.mktemp("policies") / "assembly"
-    return synthesize(settings("prod", iam=asked, commit={"queues": 16}), folder)
+    return synthesize(settings("prod", iam=iam, commit={"queues": 16}), folder)
 
 
 def rights(assembly: Assembly, name: str) -> dict[str, list[tuple[str, Any]]]:
-    """Of each action: on what, on which condition."""
+    """Returns the resources and conditions of each allowed action."""
     [policy] = [one for one in assembly.resources("AWS::IAM::ManagedPolicy") if one.name.startswith(name)]
     found: dict[str, list[tuple[str, Any]]] = {}
     for statement in policy.properties["PolicyDocument"]["Statement"]:
@@ -40,25 +40,25 @@ def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def test_there_are_none_unless_they_are_asked_for(assembly: Assembly) -> None:
+def test_there_are_no_policies_by_default(assembly: Assembly) -> None:
     assert "policies" not in assembly.templates
     assert not list(assembly.resources("AWS::IAM::ManagedPolicy"))
 
 
 @pytest.mark.slow
-def test_one_may_be_asked_for_alone(tmp_path: Path) -> None:
-    """Also of an instance with hardly anything."""
+def test_a_single_policy_may_be_requested(tmp_path: Path) -> None:
+    """This works for the smallest instance, too."""
     found = synthesize(settings("minimal", iam={"policies": ["operator"]}), tmp_path / "a", checked=False)
     assert len(list(found.resources("AWS::IAM::ManagedPolicy"))) == 1
     called = [where for where, _ in rights(found, "Operator")["lambda:InvokeFunction"]]
     assert ["tableschange" in one or "tablesshow" in one for one in called] == [True, True]
 
 
-def test_cdk_nag_has_nothing_open(made: Assembly) -> None:
+def test_cdk_nag_finds_nothing(made: Assembly) -> None:
     assert made.findings == []
 
 
-def test_an_operator_may_change_only_what_a_pause_changes(made: Assembly) -> None:
+def test_an_operator_may_change_only_the_parts_that_a_pause_changes(made: Assembly) -> None:
     may = rights(made, "Operator")
     changing = {action: places for action, places in may.items() if ("*", None) not in places}
     assert changing.keys() == {
@@ -78,7 +78,7 @@ def test_an_operator_may_change_only_what_a_pause_changes(made: Assembly) -> Non
     [(runs, _)] = may["emr-serverless:CancelJobRun"]
     assert "dormouseprodcompactionapplication" in runs and runs.endswith("/jobruns/*")
     [(events, _)] = may["cloudformation:DescribeStackEvents"]
-    assert events.endswith(":stack/dormouse-prod-query/*"), "the command asks by the name of the stack"
+    assert events.endswith(":stack/dormouse-prod-query/*"), "the command names the stack, not its ARN"
     [(_, condition)] = may["sqs:DeleteMessage"]
     assert condition == {"StringEquals": {"aws:ResourceTag/dormouse:instance": "prod"}}
 
@@ -86,18 +86,18 @@ def test_an_operator_may_change_only_what_a_pause_changes(made: Assembly) -> Non
 @pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ["emr-serverless", "emr-ec2-transient"])
-def test_nobody_has_a_right_that_the_docs_give_to_no_command(engine: str, tmp_path: Path) -> None:
-    asked = settings(
+def test_every_right_is_documented_for_a_command(engine: str, tmp_path: Path) -> None:
+    configuration = settings(
         "prod", iam={"policies": ["operator", "reader"]}, compaction={"engine": engine}, access={}
     )
-    found = synthesize(asked, tmp_path / "a", checked=False)
+    found = synthesize(configuration, tmp_path / "a", checked=False)
     documented = documented_rights((ROOT / "docs" / "security.md").read_text("utf-8"))
     for name in ("Operator", "Reader"):
         assert rights(found, name).keys() - documented == set()
 
 
 def documented_rights(text: str) -> set[str]:
-    """Of the table of what people need: `sqs:SendMessage` and `GetQueueAttributes`, of the service before."""
+    """Returns the actions in the table "What people need". A bare name belongs to the service before it."""
     found, service = set(), ""
     table = text.partition("### What people need")[2].partition("`iam.policies =")[0]
     for prefix, name, alone in re.findall(r"`(?:([a-z0-9-]+:)([A-Za-z]+)|([A-Z][A-Za-z]+))`", table):
@@ -107,7 +107,7 @@ def documented_rights(text: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_clusters_on_ec2_are_ended_by_their_tag(tmp_path: Path) -> None:
+def test_an_operator_may_end_only_clusters_with_the_tag_of_the_instance(tmp_path: Path) -> None:
     configuration = settings(
         "dev", iam={"policies": ["operator"]}, compaction={"engine": "emr-ec2-transient"}
     )
@@ -117,8 +117,8 @@ def test_clusters_on_ec2_are_ended_by_their_tag(tmp_path: Path) -> None:
     assert "emr-serverless:StopApplication" not in found
 
 
-def test_nobody_who_pauses_may_update_a_stack(made: Assembly) -> None:
-    """That is the right to do whatever CloudFormation may; the lambda of the stack has it, of this one."""
+def test_an_operator_may_not_update_a_stack(made: Assembly) -> None:
+    """The right to update a stack includes all rights of CloudFormation. Only its own lambda has it."""
     assert "cloudformation:UpdateStack" not in rights(made, "Operator")
     updating = [
         (policy.stack, flat(statement["Resource"]))
@@ -129,20 +129,20 @@ def test_nobody_who_pauses_may_update_a_stack(made: Assembly) -> None:
     assert updating == [("query", "StackId")]
 
 
-def test_the_lambda_that_updates_the_stack_may_read_all_that_its_template_asks_for(made: Assembly) -> None:
-    """Which CloudFormation reads with the rights of whoever updates it."""
+def test_the_switch_may_read_all_parameters_of_the_template(made: Assembly) -> None:
+    """CloudFormation reads parameters with the rights of the caller that updates the stack."""
     parameters = made.templates["query"]["Parameters"].values()
-    asked = {one["Default"] for one in parameters if one["Type"].startswith("AWS::SSM::Parameter::Value")}
-    assert "/dormouse/prod/database/host" in asked
+    read = {one["Default"] for one in parameters if one["Type"].startswith("AWS::SSM::Parameter::Value")}
+    assert "/dormouse/prod/database/host" in read
     may = {
         where.rpartition(":parameter")[2]
         for action, where, _ in allowed(made, "query", "SwitchRole")
         if action == "ssm:GetParameters"
     }
-    assert {one for one in asked if not one.startswith("/cdk-bootstrap/")} | {"/cdk-bootstrap/*"} == may
+    assert {one for one in read if not one.startswith("/cdk-bootstrap/")} | {"/cdk-bootstrap/*"} == may
 
 
-def test_a_reader_reads(made: Assembly) -> None:
+def test_a_reader_may_only_read(made: Assembly) -> None:
     may = rights(made, "Reader")
     assert may.keys() == {
         "kms:Decrypt", "lambda:InvokeFunction", "rds-db:connect", "s3:GetObject",
@@ -158,8 +158,8 @@ def test_a_reader_reads(made: Assembly) -> None:
 
 @pytest.fixture(scope="module")
 def with_rows(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
-    """With as many clusters of rows as there can be, behind a proxy that they do not have."""
-    asked = settings(
+    """Returns an instance with a proxy and the most clusters of rows that are allowed."""
+    configuration = settings(
         "minimal",
         iam={"policies": ["operator", "reader"]},
         database={"kind": "serverless", "min_acu": 1, "proxy": True},
@@ -167,15 +167,15 @@ def with_rows(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
         query={},
         access={},
     )
-    return synthesize(asked, tmp_path_factory.mktemp("rows") / "assembly")
+    return synthesize(configuration, tmp_path_factory.mktemp("rows") / "assembly")
 
 
 @pytest.mark.slow
-def test_a_reader_logs_in_to_the_clusters_of_rows_as_to_the_instance_s(with_rows: Assembly) -> None:
-    asked = {name: one["Default"] for name, one in with_rows.templates["policies"]["Parameters"].items()}
+def test_a_reader_may_log_in_to_the_clusters_of_row_tables_too(with_rows: Assembly) -> None:
+    defaults = {name: one["Default"] for name, one in with_rows.templates["policies"]["Parameters"].items()}
     users = [where for where, _ in rights(with_rows, "Reader")["rds-db:connect"]]
     assert all(one.endswith("/dormouse_read") for one in users)
-    facts = [asked[one.split(":dbuser:")[1].split("/")[0]] for one in users]
+    facts = [defaults[one.split(":dbuser:")[1].split("/")[0]] for one in users]
     own = [f"rows/{number}/resource" for number in range(1, DATABASES_MAX + 1)]
     assert sorted(facts) == sorted(f"/dormouse/minimal/database/{one}" for one in ["login", *own])
     assert "rds-db:connect" not in rights(with_rows, "Operator")
@@ -185,7 +185,7 @@ def test_a_reader_logs_in_to_the_clusters_of_rows_as_to_the_instance_s(with_rows
 @pytest.mark.few(1)
 @pytest.mark.parametrize("instance", ["made", "with_rows"])
 def test_policies_are_not_too_long(instance: str, request: pytest.FixtureRequest) -> None:
-    """Each reference as long as an ARN may be."""
+    """Counts each reference as the longest ARN that it may hold."""
     for policy in request.getfixturevalue(instance).resources("AWS::IAM::ManagedPolicy"):
         statements = policy.properties["PolicyDocument"]["Statement"]
         size = sum(
@@ -199,12 +199,12 @@ def test_policies_are_not_too_long(instance: str, request: pytest.FixtureRequest
 
 
 def length(where: Any) -> int:
-    """An ARN that is read from a parameter has 110 characters at most: that of a mapping 95."""
+    """Returns the greatest length of a resource. An ARN read from a parameter has at most 110 characters."""
     return 110 if isinstance(where, dict) and "Ref" in where else len(flat(where))
 
 
-def test_the_lambda_that_updates_the_stack_names_it_as_its_right_does(made: Assembly) -> None:
-    """By the ARN: of a name, IAM need not know which stack it is."""
+def test_the_switch_names_the_stack_by_its_arn(made: Assembly) -> None:
+    """The lambda uses the ARN, because its right names the ARN and IAM may not resolve a stack's name."""
     functions = {one.name[:-8]: one.properties for one in made.resources("AWS::Lambda::Function")}
     variables = functions["SwitchFunction"]["Environment"]["Variables"]
     assert variables["DORMOUSE_STACK"] == {"Ref": "AWS::StackId"}

@@ -1,4 +1,4 @@
-"""What is kept of a protected instance, whom roles trust, and what keeps itself up to date."""
+"""Tests of resources that a protected instance keeps, trust of roles, and automatic upgrades."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from tests.assembly import CONFIGURATIONS, Assembly, settings, synthesize
 from tests.template import DELETED, KEPT, flat, policies
 
-NOT_TELLING = {"ec2.amazonaws.com", "lambda.amazonaws.com", "rds.amazonaws.com"}
-"""Services that do not say for which account they assume a role, as far as AWS documents it."""
+WITHOUT_ACCOUNT = {"ec2.amazonaws.com", "lambda.amazonaws.com", "rds.amazonaws.com"}
+"""Services that, according to AWS's documentation, do not name the account for which they assume a role."""
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_logs_are_kept_as_what_they_tell_of(name: str, synthesized: Callable[[str], Assembly]) -> None:
+def test_only_a_protected_instance_keeps_its_logs(name: str, synthesized: Callable[[str], Assembly]) -> None:
     wanted = KEPT if CONFIGURATIONS[name]().protected else DELETED
     groups = list(synthesized(name).resources("AWS::Logs::LogGroup"))
     assert groups
@@ -25,10 +25,10 @@ def test_logs_are_kept_as_what_they_tell_of(name: str, synthesized: Callable[[st
 
 
 @pytest.mark.slow
-def test_what_comes_and_goes_in_a_stack_that_stays_keeps_no_name(
+def test_an_optional_part_of_a_permanent_stack_keeps_no_name(
     synthesized: Callable[[str], Assembly], tmp_path: Path
 ) -> None:
-    """It would be there already when it comes back, and the deploy be rolled back."""
+    """A kept name would already exist when the option returns, and the deploy would be rolled back."""
     whole = synthesized("prod")
     less = synthesize(settings("prod", compaction=None), tmp_path / "assembly", checked=False)
     names = {"AliasName", "BackupVaultName", "BucketName", "LogGroupName", "Name", "QueueName"}
@@ -49,13 +49,13 @@ def test_roles_trust_services_for_this_account_only(assembly: Assembly) -> None:
         for statement in role.properties["AssumeRolePolicyDocument"]["Statement"]:
             found = statement.get("Condition", {})
             condition = found.get("StringEquals", found.get("StringEqualsIfExists", {}))
-            if statement["Principal"]["Service"] not in NOT_TELLING:
+            if statement["Principal"]["Service"] not in WITHOUT_ACCOUNT:
                 assert flat(condition.get("aws:SourceAccount")) == "AccountId" or "1234" in str(condition), (
                     str(role)
                 )
 
 
-def test_nothing_becomes_a_request_by_being_a_dead_letter_of_another_queue(assembly: Assembly) -> None:
+def test_no_other_queue_may_send_its_dead_letters_to_commit_queues(assembly: Assembly) -> None:
     queues = {f"{one.stack}/{one.name}": one.properties for one in assembly.resources("AWS::SQS::Queue")}
     sources = {name: one for name, one in queues.items() if "RedrivePolicy" in one}
     assert sources
@@ -63,8 +63,8 @@ def test_nothing_becomes_a_request_by_being_a_dead_letter_of_another_queue(assem
         assert one.get("RedriveAllowPolicy") == {"redrivePermission": "denyAll"}, name
 
 
-def test_logs_of_state_machines_need_no_policy_each(assembly: Assembly) -> None:
-    """A policy of CloudWatch that lists them would be full after some; and no two stacks share a name."""
+def test_logs_of_state_machines_need_no_policies_of_their_own(assembly: Assembly) -> None:
+    """A policy of CloudWatch that lists the logs has a size limit. The names differ between stacks."""
     names = {
         f"{one.stack}/{one.name}": flat(one.properties.get("LogGroupName"))
         for one in assembly.resources("AWS::Logs::LogGroup")
@@ -76,10 +76,10 @@ def test_logs_of_state_machines_need_no_policy_each(assembly: Assembly) -> None:
 
 
 @pytest.mark.slow
-def test_a_pause_can_take_the_balancer_away_also_of_a_protected_instance(tmp_path: Path) -> None:
-    """Each instance can be paused, with [pause] or without; what is protected would stay, and cost."""
-    asked = settings("minimal", protected=True, query={})
-    found = synthesize(asked, tmp_path / "assembly", checked=False)
+def test_a_pause_can_delete_the_load_balancer_of_a_protected_instance(tmp_path: Path) -> None:
+    """A protected load balancer would stay during a pause and cost money. Every instance can be paused."""
+    configuration = settings("minimal", protected=True, query={})
+    found = synthesize(configuration, tmp_path / "assembly", checked=False)
     [balancer] = found.resources("AWS::ElasticLoadBalancingV2::LoadBalancer")
     attributes = {one["Key"]: one["Value"] for one in balancer.properties["LoadBalancerAttributes"]}
     assert attributes["deletion_protection.enabled"] == "false"
@@ -87,21 +87,21 @@ def test_a_pause_can_take_the_balancer_away_also_of_a_protected_instance(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("protected", "wanted"), [(True, KEPT), (False, DELETED)])
-def test_queues_of_a_protected_instance_stay_when_there_are_to_be_fewer(
+def test_a_protected_instance_keeps_queues_that_the_settings_remove(
     protected: bool, wanted: Any, tmp_path: Path
 ) -> None:
-    """With the messages and dead letters that are in them."""
-    asked = settings("minimal", protected=protected, commit={"queues": 2}, pause={})
-    found = synthesize(asked, tmp_path / "assembly", checked=False)
+    """The removed queues keep their messages and dead letters."""
+    configuration = settings("minimal", protected=protected, commit={"queues": 2}, pause={})
+    found = synthesize(configuration, tmp_path / "assembly", checked=False)
     queues = {one.name: policies(one) for one in found.resources("AWS::SQS::Queue") if one.stack == "commit"}
     assert len(queues) == 4 and set(queues.values()) == {wanted}
     starts = [policies(one) for one in found.resources("AWS::SQS::Queue") if one.stack == "pause"]
-    assert starts == [DELETED] * 2, "which hold nothing that an hour does not bring again"
+    assert starts == [DELETED] * 2, "the next hourly event replaces their messages"
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("given", "wanted"), [({}, True), ({"minor_upgrades": False}, False)])
-def test_minor_versions_of_the_engine_are_upgraded_unless_the_settings_say_no(
+def test_minor_versions_are_upgraded_unless_the_settings_refuse_it(
     given: dict[str, Any], wanted: bool, tmp_path: Path
 ) -> None:
     database = {"kind": "serverless", "readers": 1, **given}

@@ -1,4 +1,4 @@
-"""The query service: what sleeps with it, who may call it, what its tasks may do, and how they are made."""
+"""Tests of the query service: pause and resume, its clients, and the rights and settings of its tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAID = {
     "AWS::ElasticLoadBalancingV2::LoadBalancer",
     "AWS::Route53::RecordSet",
 }
-"""What costs by the hour, and what cannot be without it."""
+"""The resources that cost money by the hour, and those that cannot exist without them."""
 
 ENDPOINTS = {".ecr.api", ".ecr.dkr", ".logs", ".secretsmanager"}
 All = Callable[[str], Assembly]
@@ -68,7 +68,7 @@ def attributes(resource: Resource, key: str) -> dict[str, str]:
 
 
 def references(value: Any) -> Iterator[str]:
-    """The names of resources that a value refers to."""
+    """Yields the names of resources that a value refers to."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if key == "Ref" or key == "Fn::GetAtt":
@@ -80,18 +80,18 @@ def references(value: Any) -> Iterator[str]:
             yield from references(inner)
 
 
-# --- sleep
+# --- pause and resume
 
 
-def test_what_costs_by_the_hour_is_there_while_it_runs_and_nothing_else(name: str, synthesized: All) -> None:
+def test_a_pause_deletes_exactly_the_parts_charged_by_the_hour(name: str, synthesized: All) -> None:
     found = several(synthesized(name))
     asleep = {one.type for one in found if one.body.get("Condition") == "IsRunning"}
     assert asleep == (PAID if query_of(name).endpoints != "existing" else PAID - {"AWS::EC2::VPCEndpoint"})
     assert not {one.type for one in found if "Condition" not in one.body} & PAID
 
 
-def test_what_stays_refers_to_nothing_that_goes(name: str, synthesized: All) -> None:
-    """CloudFormation would refuse to let it sleep."""
+def test_permanent_parts_do_not_refer_to_parts_that_a_pause_deletes(name: str, synthesized: All) -> None:
+    """CloudFormation refuses to delete a resource that another refers to, so a pause would fail."""
     found = several(synthesized(name))
     goes = {one.name for one in found if "Condition" in one.body}
     for one in found:
@@ -101,15 +101,15 @@ def test_what_stays_refers_to_nothing_that_goes(name: str, synthesized: All) -> 
     assert not goes & set(references(template.get("Outputs", {})))
 
 
-def test_the_parameter_lets_it_run_unless_a_pause_has_changed_it(name: str, synthesized: All) -> None:
-    """A deploy keeps the value that it has, as the CLI of the CDK does unless it is told otherwise."""
+def test_the_service_runs_unless_a_pause_has_changed_the_parameter(name: str, synthesized: All) -> None:
+    """A deploy by the CDK's CLI keeps the current value of the parameter."""
     parameter = synthesized(name).templates["query"]["Parameters"][RUNNING_PARAMETER]
     assert parameter["Default"] == "true"
     assert parameter["AllowedValues"] == ["true", "false"]
 
 
-def test_tasks_start_when_all_ways_are_there_and_end_before(name: str, synthesized: All) -> None:
-    """CloudFormation takes away in the reverse order: first the tasks, then what they need to end well."""
+def test_tasks_start_after_their_endpoints_and_end_before_them(name: str, synthesized: All) -> None:
+    """CloudFormation deletes in reverse order: first the tasks, then the parts that they need to end well."""
     assembly = synthesized(name)
     needed = {one.name for one in several(assembly, "AWS::EC2::VPCEndpoint")}
     needed |= {one.name for one in several(assembly, "AWS::IAM::Policy") if "Task" in one.name[:4]}
@@ -120,23 +120,27 @@ def test_tasks_start_when_all_ways_are_there_and_end_before(name: str, synthesiz
     assert needed <= set(only(assembly, "AWS::ECS::Service").body["DependsOn"])
 
 
-def test_commands_learn_what_is_deployed(name: str, synthesized: All) -> None:
+def test_a_parameter_records_the_deployed_resources(name: str, synthesized: All) -> None:
     parameter = only(synthesized(name), "AWS::SSM::Parameter", "Resources")
-    told = QueryResources.model_validate_json(flat(parameter.properties["Value"]))
+    recorded = QueryResources.model_validate_json(flat(parameter.properties["Value"]))
     query = query_of(name)
-    assert told.stack == f"dormouse-{name}-query"
-    assert told.url == (
+    assert recorded.stack == f"dormouse-{name}-query"
+    assert recorded.url == (
         "https://query.example.org" if name == "steps" else f"http://query.{name}.dormouse.internal"
     )
-    assert told.service == only(synthesized(name), "AWS::ECS::Service").properties["ServiceName"]
-    assert (told.tasks_min, told.cpu, told.memory_mb) == (query.tasks_min, query.cpu, query.memory_mb)
-    assert told.endpoints == len(several(synthesized(name), "AWS::EC2::VPCEndpoint"))
+    assert recorded.service == only(synthesized(name), "AWS::ECS::Service").properties["ServiceName"]
+    assert (recorded.tasks_min, recorded.cpu, recorded.memory_mb) == (
+        query.tasks_min,
+        query.cpu,
+        query.memory_mb,
+    )
+    assert recorded.endpoints == len(several(synthesized(name), "AWS::EC2::VPCEndpoint"))
 
 
-# --- who may call whom
+# --- allowed connections
 
 
-def test_only_clients_that_are_named_come_in(name: str, synthesized: All) -> None:
+def test_only_clients_of_the_settings_reach_the_load_balancer(name: str, synthesized: All) -> None:
     query, port = query_of(name), 443 if name == "steps" else 80
     group = only(synthesized(name), "AWS::EC2::SecurityGroup", "BalancerGroup")
     inline = group.properties.get("SecurityGroupIngress", [])
@@ -151,7 +155,7 @@ def test_only_clients_that_are_named_come_in(name: str, synthesized: All) -> Non
     assert (name == "steps") == bool(let_in)
 
 
-def test_only_the_load_balancer_reaches_the_tasks_and_only_they_the_endpoints(synthesized: All) -> None:
+def test_only_the_load_balancer_reaches_tasks_and_only_tasks_reach_the_endpoints(synthesized: All) -> None:
     groups = {
         one.properties["GroupDescription"].rpartition(": ")[2]: one.name
         for one in several(synthesized("prod"), "AWS::EC2::SecurityGroup")
@@ -172,13 +176,13 @@ def test_only_the_load_balancer_reaches_the_tasks_and_only_they_the_endpoints(sy
     assert [(one["FromPort"], one["ToPort"]) for one in leads_to_database] == [(5433, 5433)]
 
 
-def test_the_load_balancer_is_internal_and_logs_and_can_go(name: str, synthesized: All) -> None:
+def test_the_load_balancer_is_internal_writes_logs_and_can_be_deleted(name: str, synthesized: All) -> None:
     query, balancer = query_of(name), only(synthesized(name), "AWS::ElasticLoadBalancingV2::LoadBalancer")
     assert balancer.properties["Scheme"] == "internal"
     has = attributes(balancer, "LoadBalancerAttributes")
     assert has["deletion_protection.enabled"] == "false"
     assert has["routing.http.drop_invalid_header_fields.enabled"] == has["access_logs.s3.enabled"] == "true"
-    # the first row may come last
+    # the first row may come only at the end of a query
     assert query.seconds_max < int(has["idle_timeout.timeout_seconds"]) <= 4_000
     [policy] = [
         one
@@ -194,25 +198,25 @@ def test_the_load_balancer_is_internal_and_logs_and_can_go(name: str, synthesize
     assert where.endswith(f"/{has['access_logs.s3.prefix']}/AWSLogs/{account}/*")
 
 
-def test_with_a_certificate_it_speaks_tls_of_today_and_nothing_else(synthesized: All) -> None:
+def test_a_service_with_a_certificate_accepts_only_modern_tls(synthesized: All) -> None:
     [listener] = several(synthesized("steps"), "AWS::ElasticLoadBalancingV2::Listener")
     assert (listener.properties["Port"], listener.properties["Protocol"]) == (443, "HTTPS")
     assert listener.properties["SslPolicy"] == "ELBSecurityPolicy-TLS13-1-2-Res-2021-06"
     assert listener.properties["Certificates"] == [{"CertificateArn": query_of("steps").certificate_arn}]
 
 
-def test_clients_call_it_by_a_name_that_stays(name: str, synthesized: All) -> None:
+def test_the_name_of_the_service_is_permanent(name: str, synthesized: All) -> None:
     zone = only(synthesized(name), "AWS::Route53::HostedZone")
     record = only(synthesized(name), "AWS::Route53::RecordSet").properties
     assert zone.properties["Name"] == record["Name"] == f"{query_of(name).host_of(name)}."
-    assert zone.properties["VPCs"], "it is a private one"
+    assert zone.properties["VPCs"], "the zone is private"
     assert "Condition" not in zone.body
 
 
 # --- endpoints
 
 
-def test_endpoints_are_those_that_tasks_need_each_in_one_zone(synthesized: All) -> None:
+def test_there_are_only_the_endpoints_that_tasks_need_each_in_one_zone(synthesized: All) -> None:
     found = several(synthesized("prod"), "AWS::EC2::VPCEndpoint")
     assert {flat(one.properties["ServiceName"]).partition("Region")[2] for one in found} == ENDPOINTS
     for one in found:
@@ -222,11 +226,11 @@ def test_endpoints_are_those_that_tasks_need_each_in_one_zone(synthesized: All) 
         assert statement["Condition"] == {"StringEquals": {"aws:PrincipalAccount": {"Ref": "AWS::AccountId"}}}
 
 
-def test_a_vpc_that_has_a_way_gets_none(synthesized: All) -> None:
+def test_a_vpc_with_existing_endpoints_gets_no_others(synthesized: All) -> None:
     assert several(synthesized("steps"), "AWS::EC2::VPCEndpoint") == []
 
 
-def test_images_come_through_the_way_to_s3(name: str, synthesized: All) -> None:
+def test_the_endpoint_of_s3_allows_layers_of_images(name: str, synthesized: All) -> None:
     [endpoint] = [
         one for one in synthesized(name).resources("AWS::EC2::VPCEndpoint") if one.stack == "network"
     ]
@@ -246,7 +250,7 @@ def role_of(name: str) -> str:
     return "dormouse_run" if CONFIGURATIONS[name]().rows else "dormouse_read"
 
 
-def test_a_task_only_reads_unless_it_takes_changes_of_rows(name: str, synthesized: All) -> None:
+def test_a_task_may_only_read_unless_it_changes_row_tables(name: str, synthesized: All) -> None:
     found = list(allowed(synthesized(name), "query", "TaskRole"))
     rights = {action: where for action, where, _ in found}
     reads = {"kms:Decrypt", "rds-db:connect", "s3:GetObject", "s3:ListBucket"}
@@ -254,18 +258,18 @@ def test_a_task_only_reads_unless_it_takes_changes_of_rows(name: str, synthesize
     assert rights.keys() == reads | (writes if CONFIGURATIONS[name]().rows else set())
     users = [where for action, where, _ in found if action == "rds-db:connect"]
     assert all(one.endswith(f"/{role_of(name)}") for one in users)
-    assert len(users) == (2 if name == "transient" else 1)  # it has a cluster of its own for rows
+    assert len(users) == (2 if name == "transient" else 1)  # it has a separate cluster for row tables
     assert rights["s3:GetObject"].endswith("/data/*")
 
 
-def test_who_starts_tasks_gets_image_log_and_token_only(name: str, synthesized: All) -> None:
+def test_the_role_that_starts_tasks_may_only_get_image_log_and_token(name: str, synthesized: All) -> None:
     rights = {action: where for action, where, _ in allowed(synthesized(name), "query", "TaskExecutionRole")}
     assert {action.partition(":")[0] for action in rights} == {"ecr", "logs", "secretsmanager"}
     assert ":repository/" in rights["ecr:BatchGetImage"] and "*" not in rights["ecr:BatchGetImage"]
     assert rights["secretsmanager:GetSecretValue"].startswith("TaskToken")
 
 
-def test_only_tasks_of_this_account_have_the_roles(name: str, synthesized: All) -> None:
+def test_only_tasks_of_this_account_may_assume_the_roles(name: str, synthesized: All) -> None:
     roles = [one for one in several(synthesized(name), "AWS::IAM::Role") if "Task" in one.name[:4]]
     assert len(roles) == 2
     for role in roles:
@@ -274,19 +278,19 @@ def test_only_tasks_of_this_account_have_the_roles(name: str, synthesized: All) 
         assert trust["Condition"].keys() == {"StringEquals", "ArnLike"}
 
 
-def test_a_task_is_locked_in(name: str, synthesized: All) -> None:
+def test_a_task_has_no_privileges_and_a_read_only_disk(name: str, synthesized: All) -> None:
     assembly = synthesized(name)
-    it, service = container(assembly), only(assembly, "AWS::ECS::Service").properties
-    assert it["ReadonlyRootFilesystem"] is True
-    assert it["User"] == "10001:10001"
-    assert it["LinuxParameters"]["Capabilities"] == {"Drop": ["ALL"]}
-    assert [(one["ContainerPath"], one["ReadOnly"]) for one in it["MountPoints"]] == [("/tmp", False)]  # noqa: S108
-    assert "Privileged" not in it
+    task, service = container(assembly), only(assembly, "AWS::ECS::Service").properties
+    assert task["ReadonlyRootFilesystem"] is True
+    assert task["User"] == "10001:10001"
+    assert task["LinuxParameters"]["Capabilities"] == {"Drop": ["ALL"]}
+    assert [(one["ContainerPath"], one["ReadOnly"]) for one in task["MountPoints"]] == [("/tmp", False)]  # noqa: S108
+    assert "Privileged" not in task
     assert service["EnableExecuteCommand"] is False
     assert service["NetworkConfiguration"]["AwsvpcConfiguration"]["AssignPublicIp"] == "DISABLED"
 
 
-def test_the_token_is_a_secret_and_in_no_environment(name: str, synthesized: All) -> None:
+def test_the_token_is_a_secret_and_not_in_the_environment(name: str, synthesized: All) -> None:
     assembly = synthesized(name)
     token = only(assembly, "AWS::SecretsManager::Secret")
     assert token.properties["GenerateSecretString"] == {"ExcludePunctuation": True, "PasswordLength": 43}
@@ -323,7 +327,7 @@ def test_the_service_understands_its_environment(
     assert load_settings().connection_wait_seconds_max > CONNECT_SECONDS_MAX
 
 
-def test_health_is_asked_without_the_database_and_answers_end_first(name: str, synthesized: All) -> None:
+def test_the_health_check_needs_no_database_and_answers_may_finish(name: str, synthesized: All) -> None:
     targets = only(synthesized(name), "AWS::ElasticLoadBalancingV2::TargetGroup")
     assert targets.properties["HealthCheckPath"] == "/health"
     has = attributes(targets, "TargetGroupAttributes")
@@ -331,7 +335,7 @@ def test_health_is_asked_without_the_database_and_answers_end_first(name: str, s
     assert has["load_balancing.algorithm.type"] == "least_outstanding_requests"
 
 
-def test_tasks_come_and_go_and_a_bad_release_is_taken_back(name: str, synthesized: All) -> None:
+def test_tasks_scale_and_a_bad_release_is_rolled_back(name: str, synthesized: All) -> None:
     query, assembly = query_of(name), synthesized(name)
     deployment = only(assembly, "AWS::ECS::Service").properties["DeploymentConfiguration"]
     assert deployment["DeploymentCircuitBreaker"] == {"Enable": True, "Rollback": True}
@@ -351,7 +355,7 @@ def test_tasks_come_and_go_and_a_bad_release_is_taken_back(name: str, synthesize
     }
 
 
-def test_size_disk_and_processor_are_those_of_the_settings(name: str, synthesized: All) -> None:
+def test_tasks_have_the_size_disk_and_processor_of_the_settings(name: str, synthesized: All) -> None:
     query, task = query_of(name), only(synthesized(name), "AWS::ECS::TaskDefinition").properties
     assert (task["Cpu"], task["Memory"]) == (str(query.cpu), str(query.memory_mb))
     wanted = {"SizeInGiB": query.disk_gb} if query.disk_gb > 20 else None
@@ -360,14 +364,14 @@ def test_size_disk_and_processor_are_those_of_the_settings(name: str, synthesize
     assert task["RuntimePlatform"]["CpuArchitecture"] == architecture
 
 
-def test_an_image_of_the_settings_is_taken_as_it_is(synthesized: All) -> None:
+def test_an_image_of_the_settings_is_used_unchanged(synthesized: All) -> None:
     found = flat(container(synthesized("steps"))["Image"])
     assert found.startswith("123456789012.dkr.ecr.eu-central-1.") and found.endswith("/tools/dormouse:1.0")
     assert "cdk-" in flat(container(synthesized("prod"))["Image"])
 
 
-def test_alarms_go_by_what_stays(synthesized: All) -> None:
-    """Each resume makes another load balancer: an alarm on that would watch the old one."""
+def test_alarms_watch_the_permanent_target_group(synthesized: All) -> None:
+    """Each resume creates another load balancer, so an alarm on the load balancer would watch the old one."""
     targets = flat(
         {"Fn::GetAtt": [only(synthesized("prod"), "AWS::ElasticLoadBalancingV2::TargetGroup").name, ""]}
     )
@@ -388,7 +392,7 @@ def test_alarms_go_by_what_stays(synthesized: All) -> None:
         text = flat(found["Expression"])
         assert text.startswith("SELECT ") and f"({metric})" in text
         assert "WHERE TargetGroup = 'SsmParameterValue" in text and targets
-    # No task at all is neither unhealthy nor sends errors, so only this alarm tells of it.
+    # No task at all is neither unhealthy nor sends errors, so only this alarm detects it.
     found = alarms["no-healthy-task"]
     assert (found["ComparisonOperator"], found["Threshold"]) == ("LessThanThreshold", 1)
     facts = {

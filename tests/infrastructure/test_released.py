@@ -1,4 +1,4 @@
-"""An upgrade from the last release keeps every resource that holds something."""
+"""Tests that an upgrade from the last release keeps every resource that holds data."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.infrastructure.released import CONFIGURATIONS, FILE, STATEFUL, held, 
 def test_an_upgrade_replaces_nothing_that_holds_data(
     name: str, synthesized: Callable[[str], Assembly]
 ) -> None:
-    """What must be replaced all the same is said in CHANGELOG.md, and mended in the file by hand."""
+    """An intended replacement is described in CHANGELOG.md, and `frozen/released.json` is edited by hand."""
     before = json.loads(FILE.read_text("utf-8"))[name]
     assert replaced(before, held(synthesized(name).templates)) == []
 
 
-def test_the_last_release_is_known_of_every_kind_that_holds_something() -> None:
+def test_the_last_release_is_recorded_for_every_kind_that_holds_data() -> None:
     configurations = json.loads(FILE.read_text("utf-8"))
     assert configurations.keys() == set(CONFIGURATIONS)
     assert {one["Type"] for found in configurations.values() for one in found.values()} >= STATEFUL
 
 
 @pytest.mark.parametrize(
-    ("stack", "kind", "change", "found"),
+    ("stack", "kind", "change", "fixed"),
     [
         ("network", "AWS::EC2::VPC", {"CidrBlock": "10.0.0.0/16"}, ["CidrBlock"]),
         ("database", "AWS::RDS::DBCluster", {"DatabaseName": "other", "Port": 1}, ["DatabaseName"]),
@@ -44,19 +44,19 @@ def test_the_last_release_is_known_of_every_kind_that_holds_something() -> None:
         ("commit", "AWS::Logs::LogGroup", {"LogGroupName": "named", "RetentionInDays": 1}, ["LogGroupName"]),
     ],
 )
-def test_a_replacement_is_found(
-    stack: str, kind: str, change: dict[str, Any], found: list[str], synthesized: Callable[[str], Assembly]
+def test_a_replacement_is_reported(
+    stack: str, kind: str, change: dict[str, Any], fixed: list[str], synthesized: Callable[[str], Assembly]
 ) -> None:
-    """Also of what a cluster refers to by a property that cannot be changed."""
+    """This includes resources that a cluster refers to by a property that cannot be changed."""
     templates = json.loads(json.dumps(synthesized("copied").templates))
     before = held(templates)
     resources = templates[stack]["Resources"]
     name = next(name for name, body in resources.items() if body["Type"] == kind)
     resources[name]["Properties"] |= change
-    assert replaced(before, held(templates)) == [f"{stack}/{name}: {key}" for key in found]
+    assert replaced(before, held(templates)) == [f"{stack}/{name}: {key}" for key in fixed]
 
 
-def test_what_is_gone_or_of_another_type_is_found(synthesized: Callable[[str], Assembly]) -> None:
+def test_a_missing_resource_and_another_type_are_reported(synthesized: Callable[[str], Assembly]) -> None:
     templates = json.loads(json.dumps(synthesized("minimal").templates))
     before = held(templates)
     keys = [
@@ -65,4 +65,4 @@ def test_what_is_gone_or_of_another_type_is_found(synthesized: Callable[[str], A
     templates["storage"]["Resources"][f"{keys[0]}2"] = templates["storage"]["Resources"].pop(keys[0])
     queues = [name for name in before if before[name]["Type"] == "AWS::SQS::Queue"]
     templates["commit"]["Resources"][queues[0].removeprefix("commit/")]["Type"] = "AWS::SNS::Topic"
-    assert replaced(before, held(templates)) == [f"{queues[0]}: Type", f"storage/{keys[0]} is gone"]
+    assert replaced(before, held(templates)) == [f"{queues[0]}: Type", f"storage/{keys[0]} is missing"]

@@ -1,4 +1,4 @@
-"""Runs of Spark, from the schedule to the report, as the state machine of each configuration has them."""
+"""Tests of the state machine that runs Spark, from the schedule to the report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EVENTS_A_LOOK = 11
 
 
 class Lambdas:
-    """Stands in for those of a run: `looks` are the states that following finds, the last one for ever."""
+    """A stand-in for the lambdas of a run. `looks` are the states that Follow returns; the last repeats."""
 
     def __init__(self, looks: list[str], created: Any = None, broken: tuple[str, ...] = ()) -> None:
         self.calls: list[tuple[str, Any]] = []
@@ -35,7 +35,7 @@ class Lambdas:
             "Cancel": lambda: {},
             "Report": lambda: {"released": 0},
         }
-        self._looks = self._for_ever(looks)
+        self._looks = self._repeating_last(looks)
         self._broken = broken
 
     def __getitem__(self, name: str) -> Callable[[Any], Any]:
@@ -48,7 +48,7 @@ class Lambdas:
         return call
 
     @staticmethod
-    def _for_ever(looks: list[str]) -> Iterator[str]:
+    def _repeating_last(looks: list[str]) -> Iterator[str]:
         yield from looks
         while True:
             yield looks[-1]
@@ -57,7 +57,7 @@ class Lambdas:
         return execute(machine, self)  # type: ignore[arg-type]
 
     def reported(self) -> Any:
-        """What the report was called with, once."""
+        """Returns the event of Report, which must have been called once."""
         [event] = [event for name, event in self.calls if name == "Report"]
         return event
 
@@ -92,7 +92,7 @@ def test_a_run_that_failed_is_reported_and_fails_the_execution(machine: Any, sta
     assert json.loads(done.cause or "") == {"state": state, "reason": "as AWS says"}
 
 
-def test_what_could_not_be_submitted_is_reported(machine: Any) -> None:
+def test_a_failed_submission_is_reported(machine: Any) -> None:
     lambdas = Lambdas(["SUCCEEDED"], broken=("Submit",))
     assert lambdas.run(machine).status == "FAILED"
     assert lambdas.reported() == {
@@ -120,18 +120,18 @@ def test_a_run_that_takes_too_long_is_cancelled_and_reported(machine: Any, broke
     }
 
 
-def test_a_run_that_ends_at_the_last_look_has_not_taken_too_long(machine: Any) -> None:
+def test_a_run_that_ends_at_the_last_check_is_in_time(machine: Any) -> None:
     lambdas = Lambdas(["RUNNING"] * 719 + ["SUCCEEDED"])
     assert lambdas.run(machine).status == "SUCCEEDED"
 
 
-def test_only_a_report_that_fails_is_not_reported(machine: Any) -> None:
+def test_a_failed_report_fails_the_execution(machine: Any) -> None:
     done = Lambdas(["SUCCEEDED"], broken=("Report",)).run(machine)
     assert (done.status, done.last) == ("FAILED", "Report")
 
 
-def test_every_task_is_tried_again_whatever_the_error(machine: Any) -> None:
-    """All are the same for the same execution; only making the work is not asked for so often."""
+def test_every_task_is_retried_after_any_error(machine: Any) -> None:
+    """A repeated task has the same effect in one execution. The task Create has fewer retries."""
     retried = {
         name: {error: retry["MaxAttempts"] for retry in state["Retry"] for error in retry["ErrorEquals"]}
         for name, state in machine["States"].items()
@@ -154,5 +154,5 @@ def test_the_longest_run_fits_the_history_of_an_execution(minutes: int) -> None:
 
 
 def test_parameters_are_objects(machine: Any) -> None:
-    """A path in their place would be handed on as it is written."""
+    """A path as a string would be passed on literally."""
     assert all(isinstance(state.get("Parameters", {}), dict) for state in machine["States"].values())

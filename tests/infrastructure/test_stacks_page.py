@@ -1,4 +1,4 @@
-"""The page of the stacks shows the stacks that there are."""
+"""Tests that the page of the stacks shows every stack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONAL = set(re.findall(r"class ([\w,]+) optional", PAGE)[0].split(","))
 
 def stacks(assembly: Assembly) -> set[str]:
     names = {name.removeprefix(f"dormouse-{assembly.id}-") for name in assembly.templates}
-    return names - {"copy"}  # which is told of in the row of `backup`
+    return names - {"copy"}  # the row of `backup` describes it
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -25,7 +25,7 @@ def test_every_stack_is_drawn(synthesized: Callable[[str], Assembly], name: str)
     assert DRAWN - OPTIONAL <= stacks(synthesized(name)) <= DRAWN
 
 
-def test_what_is_drawn_is_explained_and_there_in_some_configuration(
+def test_every_drawn_stack_is_explained_and_exists_in_some_configuration(
     synthesized: Callable[[str], Assembly],
 ) -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == DRAWN

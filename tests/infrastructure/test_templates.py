@@ -1,4 +1,4 @@
-"""The templates of every configuration: snapshots, cdk-nag, cfn-lint, and what is frozen."""
+"""Tests of the templates of every configuration: snapshots, cdk-nag, cfn-lint and frozen ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ All = Callable[[str], Assembly]
 def test_the_templates_are_as_reviewed(
     name: str, synthesized: All, snapshot: SnapshotAssertion, request: pytest.FixtureRequest
 ) -> None:
-    """When a change is meant: `pytest tests/infrastructure --snapshot-update`, and review the difference."""
+    """After an intended change, run `pytest tests/infrastructure --snapshot-update` and review the diff."""
     found = shortened(synthesized(name).templates, name)
     if name != WHOLE:
         is_renewed = request.config.getoption("update_snapshots")
@@ -34,7 +34,7 @@ def test_the_templates_are_as_reviewed(
 
 
 def test_differences_are_as_strict_as_whole_templates() -> None:
-    """Also where Python's values are equal, in lists, and where keys have slashes."""
+    """They distinguish values that are equal in Python, and handle lists and keys with slashes."""
     before = {"a": {"x/~y": [1, {"b": 1}, 3], "c": "«t»"}, "RoleAAAAAAAA": {"d": [True]}, "e": 1}
     for after in (
         {"a": {"x/~y": [1, {"b": 1.0}, 3], "c": "«t»"}, "RoleAAAAAAAA": {"d": [1]}, "e": True},
@@ -51,7 +51,7 @@ def test_cdk_nag_has_no_open_finding(assembly: Assembly) -> None:
     assert assembly.findings == []
 
 
-def test_cdk_nag_looks_at_all(tmp_path: Path) -> None:
+def test_cdk_nag_reports_an_insecure_bucket(tmp_path: Path) -> None:
     import aws_cdk as cdk
     from aws_cdk import aws_s3 as s3
 
@@ -65,7 +65,7 @@ def test_cdk_nag_looks_at_all(tmp_path: Path) -> None:
 
 
 def test_acknowledged_findings_are_frozen(synthesized: All) -> None:
-    """Each with its reason at its scope; a new one is reviewed here."""
+    """Each acknowledgement has a reason at its scope. Reviewers see a new one in the frozen file."""
     found = {
         "  ".join(part.replace(f"dormouse-{assembly.id}-", "") for part in acknowledgement)
         for assembly in map(synthesized, CONFIGURATIONS)
@@ -76,7 +76,7 @@ def test_acknowledged_findings_are_frozen(synthesized: All) -> None:
 
 
 def test_logical_ids_of_stateful_resources_are_frozen(synthesized: All) -> None:
-    """Another logical id is another resource: what the old one holds would be lost."""
+    """A changed logical id makes another resource, and the data of the old one would be lost."""
     found = {
         str(resource): resource.type
         for assembly in map(synthesized, CONFIGURATIONS)
@@ -91,7 +91,7 @@ def test_cfn_lint_finds_nothing(assembly: Assembly) -> None:
     from cfnlint.api import lint
     from cfnlint.config import ManualArgs
 
-    # W3005: dependencies that are there anyway, which the CDK writes down.
+    # W3005: redundant dependencies, which the CDK writes.
     options = ManualArgs(regions=["eu-central-1"], ignore_checks=["W3005"])
     found = [
         f"{stack}: {match}"
@@ -102,7 +102,7 @@ def test_cfn_lint_finds_nothing(assembly: Assembly) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_only_the_stacks_of_the_settings_are_there(name: str, synthesized: All) -> None:
+def test_there_are_only_the_stacks_of_the_settings(name: str, synthesized: All) -> None:
     options = ("commit", "garbage", "compaction", "maintenance", "query", "access", "pause", "monitoring")
     options += ("backup", "audit")
     always = {"network", "storage", "database", "migrate", "tables"}

@@ -1,4 +1,4 @@
-"""The statements of workers, one after another: claims, notifications, and lost claims."""
+"""The SQL statements of workers: claims, notifications, and lost claims."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def jobs(supplier: ConnectionSupplier, tmp_path: Path) -> JobStore:
 
 
 class Hand:
-    """A worker of one kind, moved by the test."""
+    """A worker of one kind whose steps the test calls."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ def lease_seconds(supplier: ConnectionSupplier, worker_id: UUID) -> float:
 
 @contextmanager
 def notified(supplier: ConnectionSupplier, expected: str | int) -> Iterator[None]:
-    """Checks the notification that a sleeping worker gets while the block runs."""
+    """Checks that the first notification of sleeping workers during the block is the expected one."""
     with supplier.connection() as conn:
         conn.execute("listen dormouse_jobs")
         yield
@@ -87,10 +87,8 @@ def notified(supplier: ConnectionSupplier, expected: str | int) -> Iterator[None
     assert first.payload == str(expected)
 
 
-def test_a_claim_that_was_given_back_is_good_for_nothing(
-    jobs: JobStore, supplier: ConnectionSupplier
-) -> None:
-    """Neither while the job waits, nor when the same worker has claimed it again, nor when it has ended."""
+def test_a_released_claim_ends_no_job(jobs: JobStore, supplier: ConnectionSupplier) -> None:
+    """The claim ends no job: not a waiting one, one that the worker claimed again, or one that has ended."""
     job_id, me = jobs.start("work", None), Hand(jobs, supplier)
     [first] = me.claim()
     me.claims.give_back(me.id, [me.kind])
@@ -106,10 +104,10 @@ def test_a_claim_that_was_given_back_is_good_for_nothing(
 
 
 @pytest.mark.parametrize("kept_characters_max", [0, 1_000])
-def test_a_claim_that_the_database_has_lost_replaces_no_result(
+def test_a_claim_that_the_database_lost_replaces_no_result(
     jobs: JobStore, supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch, kept_characters_max: int
 ) -> None:
-    """A server that lost its last transactions counts the same token again."""
+    """A server that lost its last transactions issues the same token again."""
     monkeypatch.setattr(claims, "_KEPT_CHARACTERS_MAX", kept_characters_max)
     job_id, one, other = jobs.start("work", None), Hand(jobs, supplier), Hand(jobs, supplier)
     [lost] = one.claim()
@@ -122,8 +120,8 @@ def test_a_claim_that_the_database_has_lost_replaces_no_result(
     assert jobs.result(job_id) == 1
 
 
-def test_a_worker_that_works_is_soon_found_dead(jobs: JobStore, supplier: ConnectionSupplier) -> None:
-    """A worker that sleeps has a lease for as long as it sleeps."""
+def test_a_working_worker_has_a_short_lease(jobs: JobStore, supplier: ConnectionSupplier) -> None:
+    """Only the lease of a sleeping worker is as long as its sleep."""
     me = Hand(jobs, supplier)
     assert me.claims.look(me.id, [me.kind], 90.0, 60.0).is_alive
     assert 80 < me.lease_seconds() <= 90
@@ -131,10 +129,10 @@ def test_a_worker_that_works_is_soon_found_dead(jobs: JobStore, supplier: Connec
     assert 20 < me.lease_seconds() <= 30
 
 
-def test_a_worker_that_has_jobs_is_soon_found_dead_though_it_sleeps(
+def test_a_sleeping_worker_with_jobs_has_a_short_lease(
     jobs: JobStore, supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After its jobs have ended it has a lease for as long as it sleeps."""
+    """The lease is as long as the sleep once the worker's jobs have ended."""
     look, looked, gate = Claims.look, queue.SimpleQueue[None](), threading.Event()
 
     def unheard(*given: Any) -> Any:
@@ -145,7 +143,7 @@ def test_a_worker_that_has_jobs_is_soon_found_dead_though_it_sleeps(
     monkeypatch.setattr(Claims, "look", unheard)
     jobs.start("work", None)
     with Working(jobs.worker({"work": lambda *_: gate.wait()}, threads=2, lease_seconds=30.0)) as worker:
-        for _ in range(2):  # before it claims, and when it has nothing else to do
+        for _ in range(2):  # before the worker claims, and when it has no other work
             looked.get(timeout=PATIENCE_SECONDS)
         left = lease_seconds(supplier, worker._worker_id)
         gate.set()
@@ -154,8 +152,10 @@ def test_a_worker_that_has_jobs_is_soon_found_dead_though_it_sleeps(
         assert lease_seconds(supplier, worker._worker_id) > 80
 
 
-def test_a_worker_that_has_jobs_is_not_forgotten(jobs: JobStore, supplier: ConnectionSupplier) -> None:
-    """Otherwise no worker would take over its jobs."""
+def test_a_worker_that_leaves_with_jobs_stays_registered(
+    jobs: JobStore, supplier: ConnectionSupplier
+) -> None:
+    """No other worker would take over its jobs if its row were deleted."""
     job_id, me, other = jobs.start("work", None), Hand(jobs, supplier), Hand(jobs, supplier)
     assert len(me.claim()) == 1
     me.claims.leave(me.id)
@@ -164,7 +164,7 @@ def test_a_worker_that_has_jobs_is_not_forgotten(jobs: JobStore, supplier: Conne
     assert jobs.status(job_id).is_waiting
 
 
-def test_others_are_told_of_jobs_that_wait_again(jobs: JobStore, supplier: ConnectionSupplier) -> None:
+def test_sleeping_workers_are_notified_of_released_jobs(jobs: JobStore, supplier: ConnectionSupplier) -> None:
     jobs.start("work", None)
     me, other = Hand(jobs, supplier), Hand(jobs, supplier)
     me.claim()
@@ -176,7 +176,7 @@ def test_others_are_told_of_jobs_that_wait_again(jobs: JobStore, supplier: Conne
         assert other.claims.take_over() == 1
 
 
-def test_others_are_told_of_a_place_that_a_dead_worker_had(
+def test_sleeping_workers_are_notified_when_a_dead_workers_place_is_free(
     jobs: JobStore, supplier: ConnectionSupplier
 ) -> None:
     jobs.limit("work", 1)
@@ -188,7 +188,7 @@ def test_others_are_told_of_a_place_that_a_dead_worker_had(
         assert other.claims.take_over() == 1
 
 
-def test_one_that_sleeps_is_told_when_a_limit_allows_more(
+def test_a_sleeping_worker_is_notified_when_a_limit_allows_more_jobs(
     jobs: JobStore, supplier: ConnectionSupplier
 ) -> None:
     for _ in range(2):
@@ -228,7 +228,7 @@ def test_a_worker_that_is_stopped_takes_no_more_jobs(jobs: JobStore) -> None:
 def test_a_request_that_cannot_be_read_now_is_read_later(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The object store throttles: the job is given back, and has not failed."""
+    """The object store throttles: the worker releases the job, which does not count as failed."""
     read, failures = read_requests, iter(range(2))
 
     def requests(payloads: Any, claims: Any) -> Mapping[Claim, Any]:
@@ -264,7 +264,7 @@ def test_a_request_that_can_never_be_read_holds_up_no_kind_with_a_limit(
 def test_a_claim_whose_answer_is_lost_is_made_again(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch, limited: bool
 ) -> None:
-    """The database has this worker as the job's: no other would take it as long as this one lives."""
+    """The database records this worker as the job's holder, so no other would take the job while it lives."""
     claim, losses = Claims.claim, iter(range(1))
 
     def lose(*given: Any, **more: Any) -> list[Claim]:
@@ -284,7 +284,7 @@ def test_a_claim_whose_answer_is_lost_is_made_again(
 @pytest.mark.parametrize(
     ("lock_ms", "frozen_ms", "ends"), [(50, 60_000, ["free"]), (60_000, 100, ["free", "few"])]
 )
-def test_one_that_is_frozen_amid_its_claim_holds_up_no_worker(
+def test_a_worker_frozen_during_a_claim_does_not_block_others(
     jobs: JobStore,
     supplier: ConnectionSupplier,
     monkeypatch: pytest.MonkeyPatch,
@@ -292,7 +292,7 @@ def test_one_that_is_frozen_amid_its_claim_holds_up_no_worker(
     frozen_ms: int,
     ends: list[str],
 ) -> None:
-    """A frozen claim holds up kinds with a limit until the server ends it, and other kinds not at all."""
+    """A frozen claim blocks kinds with a limit until the server ends it, and never blocks other kinds."""
     frozen, gate = threading.Event(), threading.Event()
     run = claims.run_transaction
 
@@ -324,7 +324,7 @@ def test_one_that_is_frozen_amid_its_claim_holds_up_no_worker(
             freezer.join()
 
 
-def test_one_that_is_frozen_while_it_ends_jobs_is_found_dead(
+def test_a_worker_frozen_while_it_ends_jobs_is_found_dead(
     jobs: JobStore, supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen, gate = threading.Event(), threading.Event()
@@ -344,7 +344,7 @@ def test_one_that_is_frozen_while_it_ends_jobs_is_found_dead(
     freezer.start()
     try:
         assert frozen.wait(PATIENCE_SECONDS)
-        hand.dies()  # once the server has ended its session
+        hand.dies()  # as when the server has ended the worker's session
         until(lambda: hand.claims.take_over() == 1, 20)
         assert jobs.status(job_id).is_waiting
     finally:
@@ -370,7 +370,7 @@ def test_a_worker_that_cannot_register_yet_tries_again(
     assert jobs.result(job_id) == 7
 
 
-def test_a_worker_looks_everywhere_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_regularly_searches_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     sight = Sight()
     assert sight.since() == {}
     sight.saw([(1, 50), (1, 40), (2, 7)])
@@ -382,8 +382,8 @@ def test_a_worker_looks_everywhere_now_and_then(monkeypatch: pytest.MonkeyPatch)
     assert sight.since() == {}
 
 
-def test_the_end_of_a_job_is_told_to_its_function_whatever_it_is() -> None:
-    """Cancelled or lost: what it calls raises, as does what it checks by."""
+def test_the_progress_of_a_cancelled_or_lost_job_raises() -> None:
+    """After a cancellation or a loss, reporting progress raises, and so does checking."""
     for error in (JobCancelled("over"), JobLost("over")):
         progress = Progress("id")
         progress.end(error)

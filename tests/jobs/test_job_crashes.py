@@ -1,4 +1,4 @@
-"""Workers that are killed, stopped or cut off at any step: each job ends once, and nothing is lost."""
+"""Workers killed, stopped or disconnected at any step: each job ends once, and no job is lost."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ where datname = current_database() and backend_type = 'client backend' and state
 
 
 def end_leases(supplier: ConnectionSupplier) -> None:
-    """Ends the leases of all workers, as if they had said nothing for too long.
+    """Ends the leases of all workers, as if they had not renewed them for too long.
 
-    Waits for statements that a stopped worker had sent: a renewal would come after the end.
+    Waits for running statements of stopped workers first, because a renewal could come after the end.
     """
     with supplier.connection() as conn:
         until(lambda: not conn.execute(ACTIVE).fetchall())
@@ -50,7 +50,7 @@ def count_ended(supplier: ConnectionSupplier) -> int:
 
 
 def holding(jobs: JobStore, file: Path) -> str:
-    """Starts a job that runs until the file is deleted; returns when it runs."""
+    """Starts a job that runs until the file is deleted, and waits until it runs."""
     job_id = jobs.start("hold", {"file": str(file)})
     until(file.exists)
     return job_id
@@ -74,10 +74,10 @@ def test_the_job_of_a_killed_worker_is_run_by_another(
 
 
 @pytest.mark.slow
-def test_a_worker_that_was_stopped_past_its_lease_finishes_nothing(
+def test_a_worker_stopped_for_longer_than_its_lease_finishes_no_job(
     jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
 ) -> None:
-    """Another has run its job meanwhile: the first one's result replaces nothing."""
+    """Another worker has run the job meanwhile; the first worker's result does not replace the second's."""
     with job_worker(dsn, tmp_path / "objects") as first:
         job_id = holding(jobs, tmp_path / "held")
         first.send_signal(signal.SIGSTOP)
@@ -87,19 +87,19 @@ def test_a_worker_that_was_stopped_past_its_lease_finishes_nothing(
         (tmp_path / "held").unlink()
         first.send_signal(signal.SIGCONT)
         first.terminate()
-        told = first.stdout.read()  # type: ignore[union-attr]
-    assert "complete=0" in told
-    assert "lost=1" in told
+        reported = first.stdout.read()  # type: ignore[union-attr]
+    assert "complete=0" in reported
+    assert "lost=1" in reported
     assert jobs.result(job_id) == "second"
     assert jobs.status(job_id).attempts == 2
     assert count_ended(supplier) == 1
 
 
 @pytest.mark.slow
-def test_a_worker_that_goes_on_before_another_took_its_job_keeps_it(
+def test_a_worker_that_continues_before_its_job_is_taken_keeps_it(
     jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
 ) -> None:
-    """Its lease was over, and it renews it."""
+    """The worker renews its expired lease."""
     with job_worker(dsn, tmp_path / "objects") as worker:
         job_id = holding(jobs, tmp_path / "held")
         worker.send_signal(signal.SIGSTOP)
@@ -109,16 +109,16 @@ def test_a_worker_that_goes_on_before_another_took_its_job_keeps_it(
         until(lambda: jobs.status(job_id).has_ended)
         assert jobs.status(job_id).attempts == 1
         worker.terminate()
-        told = worker.stdout.read()  # type: ignore[union-attr]
-    assert ("complete=1" in told, "lost=0" in told) == (True, True)
+        reported = worker.stdout.read()  # type: ignore[union-attr]
+    assert ("complete=1" in reported, "lost=0" in reported) == (True, True)
     assert count_ended(supplier) == 1
 
 
 @pytest.mark.slow
-def test_a_worker_whose_function_tells_nothing_keeps_its_jobs(
+def test_a_worker_whose_function_reports_nothing_keeps_its_jobs(
     jobs: JobStore, supplier: ConnectionSupplier
 ) -> None:
-    """The outage is longer than its lease was when it claimed them."""
+    """The worker renews its lease even if the job's function never reports progress."""
     gate = threading.Event()
 
     def lease() -> Any:
@@ -138,7 +138,7 @@ def test_a_worker_whose_function_tells_nothing_keeps_its_jobs(
 
 
 @pytest.mark.slow
-def test_a_job_that_its_processes_die_of_fails(
+def test_a_job_that_kills_its_processes_fails(
     jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
 ) -> None:
     job_id = jobs.start("die", None)
@@ -169,8 +169,8 @@ def test_a_cancelled_job_whose_worker_dies_is_cancelled(
     assert jobs.status(job_id).state == "CANCELLED"
 
 
-def test_a_cancelled_job_that_is_given_back_is_cancelled(jobs: JobStore) -> None:
-    """The worker is stopped before its function asks."""
+def test_a_cancelled_job_that_is_released_is_cancelled(jobs: JobStore) -> None:
+    """The worker is stopped before its function checks for a cancellation."""
     started, gate = threading.Event(), threading.Event()
 
     def work(request: Any, progress: Progress) -> None:
@@ -190,14 +190,14 @@ def test_a_cancelled_job_that_is_given_back_is_cancelled(jobs: JobStore) -> None
 
 
 @pytest.mark.slow
-def test_a_limit_holds_for_all_workers_and_when_they_die(
+def test_a_limit_covers_all_workers_and_survives_their_death(
     jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
 ) -> None:
     jobs.limit("hold", 1)
     with job_worker(dsn, tmp_path / "objects") as first:
         holding(jobs, tmp_path / "first")
         second = jobs.start("hold", {"file": str(tmp_path / "second")})
-        # a worker with free threads finds nothing that it may run
+        # a worker with free threads finds no job that it may run
         assert jobs.worker({"hold": hold}).run(drain=True).complete == 0
         assert jobs.status(second).is_waiting
         first.kill()
@@ -234,7 +234,7 @@ def test_a_limit_holds_while_many_claim_at_once(jobs: JobStore) -> None:
     assert all(jobs.status(job_id).state == "COMPLETE" for job_id in ids)
 
 
-def test_a_limit_that_is_raised_or_gone_lets_more_run(jobs: JobStore) -> None:
+def test_raising_or_removing_a_limit_lets_more_jobs_run(jobs: JobStore) -> None:
     gate = threading.Event()
     jobs.limit("work", 1)
     for number in range(4):
@@ -262,7 +262,7 @@ STEPS = ("register", "look", "claim", "awake", "finish", "take_over", "leave")
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("nth", [1, 2])
-def test_killed_at_any_step_each_job_ends_once(
+def test_each_job_ends_once_if_a_worker_is_killed_at_any_step(
     jobs: JobStore,
     supplier: ConnectionSupplier,
     monkeypatch: pytest.MonkeyPatch,
@@ -303,7 +303,7 @@ def _kill_at(monkeypatch: pytest.MonkeyPatch, step: str, when: str, nth: int) ->
     monkeypatch.setattr(Claims, step, fatal)
 
 
-def test_a_worker_that_is_interrupted_gives_its_jobs_back(jobs: JobStore) -> None:
+def test_an_interrupted_worker_releases_its_jobs(jobs: JobStore) -> None:
     began, seen = threading.Event(), []
 
     def work(request: Any, progress: Progress) -> None:
@@ -328,10 +328,8 @@ def test_a_worker_that_is_interrupted_gives_its_jobs_back(jobs: JobStore) -> Non
     assert jobs.result(job_id) == "again"
 
 
-def test_a_database_that_goes_away_for_a_while_loses_no_job(
-    jobs: JobStore, supplier: ConnectionSupplier
-) -> None:
-    """All sessions are ended again and again while jobs run."""
+def test_lost_connections_lose_no_job(jobs: JobStore, supplier: ConnectionSupplier) -> None:
+    """All sessions are ended repeatedly while jobs run."""
     with Working(jobs.worker({"work": lambda request, progress: request}, lease_seconds=LEASE_SECONDS)):
         ids = []
         for number in range(20):
@@ -346,7 +344,7 @@ def test_a_database_that_goes_away_for_a_while_loses_no_job(
     assert count_ended(supplier) == 20
 
 
-def test_a_worker_drains_kinds_that_others_have_for_the_moment(
+def test_draining_waits_for_kinds_that_other_workers_have_locked(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim, busy = Claims.claim, iter(range(2))

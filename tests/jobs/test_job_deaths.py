@@ -1,4 +1,4 @@
-"""The death of workers: when one is taken for dead, and that an outage of the database is no death."""
+"""The death of workers: when a worker counts as dead. An outage of the database does not count."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def jobs(supplier: ConnectionSupplier, tmp_path: Path) -> JobStore:
 
 
 class Hand:
-    """A worker of one kind that the test moves."""
+    """A worker of one kind whose steps the test calls."""
 
     def __init__(self, jobs: JobStore, supplier: ConnectionSupplier) -> None:
         self.claims, self.id, self.kind = Claims(supplier), uuid4(), jobs._kind_id("work")
@@ -61,17 +61,17 @@ class Hand:
         )
 
     def dies(self) -> None:
-        """Waits until another worker has its job."""
+        """Ends the worker's lease and grace period, and lets another worker take its job over."""
         self.lease_ends()
         self.claims.take_over()
         self.grace_ends()
         assert self.claims.take_over() == 1
 
 
-def test_a_lease_that_is_over_is_renewed_while_others_do_not_have_the_jobs(
+def test_an_expired_lease_is_renewed_while_no_other_worker_has_the_jobs(
     jobs: JobStore, supplier: ConnectionSupplier
 ) -> None:
-    """A job that ends in that time counts, too."""
+    """A job that ends after the lease has expired counts, too."""
     first, second = jobs.start("work", 1), jobs.start("work", 2)
     hand = Hand(jobs, supplier)
     claim = hand.claim()
@@ -85,32 +85,34 @@ def test_a_lease_that_is_over_is_renewed_while_others_do_not_have_the_jobs(
     assert jobs.status(second).attempts == 1
 
 
-def test_a_worker_has_time_to_renew_its_lease_after_it_was_found_to_be_over(
+def test_a_worker_has_time_to_renew_a_lease_that_was_found_expired(
     jobs: JobStore, supplier: ConnectionSupplier
 ) -> None:
-    """The database may have been out of reach while the lease ended."""
+    """The database may have been unreachable when the lease expired."""
     job_id, hand = jobs.start("work", 1), Hand(jobs, supplier)
     hand.claim()
     hand.lease_ends()
     assert hand.claims.take_over() == 0
-    assert hand.claims.take_over() == 0, "its time to renew it is not over"
+    assert hand.claims.take_over() == 0, "the worker still has time to renew its lease"
     assert hand.pulse()
     hand.lease_ends()
-    assert hand.claims.take_over() == 0, "what was found before it was renewed tells nothing"
+    assert hand.claims.take_over() == 0, "a renewal resets the time"
     hand.grace_ends()
     assert hand.claims.take_over() == 1
     assert not hand.pulse()
     assert jobs.status(job_id).is_waiting
 
 
-def test_a_death_of_a_worker_that_lives_is_not_counted(jobs: JobStore, supplier: ConnectionSupplier) -> None:
+def test_the_supposed_death_of_a_live_worker_is_not_counted(
+    jobs: JobStore, supplier: ConnectionSupplier
+) -> None:
     job_id = jobs.start("work", 1)
     for _ in range(2 * DEATHS_MAX):
         hand = Hand(jobs, supplier)
         claim = hand.claim()
         hand.dies()
         hand.claims.lives(hand.id, [claim.job_key])
-        hand.claims.lives(hand.id, [claim.job_key])  # its answer may have been lost
+        hand.claims.lives(hand.id, [claim.job_key])  # a repetition, as after a lost answer
     for _ in range(DEATHS_MAX):
         assert not jobs.status(job_id).has_ended
         hand = Hand(jobs, supplier)
@@ -121,10 +123,10 @@ def test_a_death_of_a_worker_that_lives_is_not_counted(jobs: JobStore, supplier:
     assert (job.error or "").startswith(f"the processes of {DEATHS_MAX} workers that ran it died")
 
 
-def test_a_worker_that_was_found_dead_says_that_it_lives(
+def test_a_live_worker_that_was_found_dead_reports_that_it_is_alive(
     jobs: JobStore, supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gives them up as soon as it learns of it, and runs jobs again."""
+    """The worker gives up its jobs as soon as it learns of its death, and then runs jobs again."""
     monkeypatch.setattr(pulses, "NEWS_SECONDS", 0.01)
     job_id = jobs.start("work", None)
     gate, runs = threading.Event(), []
@@ -139,7 +141,7 @@ def test_a_worker_that_was_found_dead_says_that_it_lives(
     with Working(worker):
         for number in range(DEATHS_MAX + 1):
             until(lambda number=number: len(runs) > number)  # type: ignore[misc]
-            # in one transaction, so that no renewal comes between
+            # in one transaction, so that the worker cannot renew its lease in between
             take_over_now(supplier, worker._worker_id)
             until(lambda: query(supplier, "select deaths, cardinality(dead_workers) from job") == [(0, 0)])
         gate.set()
@@ -148,7 +150,7 @@ def test_a_worker_that_was_found_dead_says_that_it_lives(
 
 
 def take_over_now(supplier: ConnectionSupplier, worker_id: UUID) -> None:
-    """The job of a live worker is taken, as when it could not reach the database and others could."""
+    """Takes over the job of a live worker, as when only that worker could not reach the database."""
     with supplier.connection() as conn, conn.transaction():
         conn.execute(
             "update job_worker set lease_until = clock_timestamp() - interval '20 minutes', "
@@ -164,10 +166,10 @@ def take_over_now(supplier: ConnectionSupplier, worker_id: UUID) -> None:
         assert (again, gone) == (1, 0)
 
 
-def test_a_worker_without_a_connection_is_gone_when_it_does_not_come_for_a_job(
+def test_a_sleeping_worker_that_does_not_come_for_a_job_no_longer_counts(
     jobs: JobStore, supplier: ConnectionSupplier
 ) -> None:
-    """It comes within a minute after a start; one that died counts no longer."""
+    """A live worker comes for a job within a minute of the job's start; later it no longer counts."""
     hand = Hand(jobs, supplier)
     hand.claims.sleep(hand.id, 86_400.0 + 30.0)
     job_id = jobs.start("work", 1)
@@ -184,13 +186,13 @@ def test_a_worker_without_a_connection_is_gone_when_it_does_not_come_for_a_job(
     hand.claims.awake(hand.id, 30.0)
     assert counted() == (True, 1)
     hand.claims.sleep(hand.id, 86_400.0)
-    assert counted() == (True, 1), "it fell asleep after the start, so another may run it"
+    assert counted() == (True, 1), "a worker that fell asleep after the start counts"
 
 
-def test_a_worker_beside_a_folder_that_dies_asleep_is_gone_when_its_lease_is_over(
+def test_a_sleeping_worker_beside_a_folder_has_a_short_lease(
     jobs: JobStore, supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lease is no longer than it takes until it asks again."""
+    """The lease of a sleeping worker is no longer than the time until it next asks for work."""
     left: list[float] = []
 
     def may_have_work(*_: object) -> bool:
@@ -225,8 +227,8 @@ with dm.local(folder) as instance:
 
 
 @pytest.mark.slow
-def test_an_outage_of_the_database_is_no_death(tmp_path: Path) -> None:
-    """The server stands still for longer than a lease, again and again: the first run of the job goes on."""
+def test_an_outage_of_the_database_does_not_count_as_a_death(tmp_path: Path) -> None:
+    """The server is suspended repeatedly for longer than a lease; the first run of the job continues."""
     with local_lake() as folder, dm.local(folder) as instance, ExitStack() as stack:
         gate, runs = tmp_path / "gate", tmp_path / "runs"
         command = [sys.executable, "-c", WORKER, str(folder), str(runs)]
@@ -240,7 +242,7 @@ def test_an_outage_of_the_database_is_no_death(tmp_path: Path) -> None:
             before = lease_of(instance)
             for process_ in server:
                 process_.suspend()
-            # as long as the freeze lasts is what is tested, so here a time must pass
+            # the freeze itself is tested, so the test must wait here
             threading.Event().wait(5.0)
             for process_ in server:
                 process_.resume()
@@ -260,7 +262,7 @@ def lease_of(instance: Any) -> datetime:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """The server of a folder: its postmaster and all that it started."""
+    """Returns the processes of a folder's server: its postmaster and all descendants."""
     pid = int((folder / "postgres" / "postmaster.pid").read_text().split()[0])
     first = psutil.Process(pid)
     return [first, *first.children(recursive=True)]

@@ -1,4 +1,4 @@
-"""Jobs: started, run, looked at, cancelled; what is wrong with them is one clear answer."""
+"""Jobs: they are started, run, inspected and cancelled, and each error is one clear answer."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_any_json_value_is_a_request_and_a_result(jobs: JobStore, value: Any) ->
 
 
 @pytest.mark.parametrize("job_id", ["mine", UUID, UUID.upper(), f" {UUID}"])
-def test_the_same_job_started_again_is_one_job(jobs: JobStore, job_id: str) -> None:
+def test_starting_the_same_job_again_returns_the_same_job(jobs: JobStore, job_id: str) -> None:
     ran, request = [], {"n": 0, "of": [1.5, None, "x"]}
     for again in (request, dict(reversed(request.items()))):
         assert jobs.start("work", again, job_id=job_id) == job_id
@@ -78,8 +78,8 @@ def test_the_same_job_started_again_is_one_job(jobs: JobStore, job_id: str) -> N
     assert [job.job_id for job in jobs.list()] == [job_id]
 
 
-def test_starts_at_once_with_one_id_are_one_job(jobs: JobStore) -> None:
-    """This holds while the job ends and is moved from one table to another, too."""
+def test_simultaneous_starts_with_one_id_make_one_job(jobs: JobStore) -> None:
+    """This holds even while the job ends and its row moves from one table to another."""
     ran: list[int] = []
     gate = threading.Barrier(4)
 
@@ -125,7 +125,7 @@ def test_a_function_that_raises_fails_its_job(jobs: JobStore) -> None:
         jobs.result(job_id)
 
 
-def test_a_traceback_is_not_for_owners(jobs: JobStore) -> None:
+def test_owners_do_not_see_tracebacks(jobs: JobStore) -> None:
     job_id = jobs.start("work", None, "ada")
     drain(jobs, lambda request, progress: 1 / 0)
     assert jobs.status(job_id).traceback is not None
@@ -134,7 +134,7 @@ def test_a_traceback_is_not_for_owners(jobs: JobStore) -> None:
     assert [job.traceback for job in jobs.list(owner="ada")] == [None]
 
 
-def test_an_owner_sees_no_job_of_others(jobs: JobStore) -> None:
+def test_an_owner_does_not_see_other_owners_jobs(jobs: JobStore) -> None:
     hers, theirs = jobs.start("work", 1, "ada"), jobs.start("work", 1)
     for ask in (jobs.status, jobs.result, jobs.cancel, jobs.request):
         with pytest.raises(JobNotFound):
@@ -150,7 +150,7 @@ def test_an_owner_sees_no_job_of_others(jobs: JobStore) -> None:
 
 
 @pytest.mark.parametrize("result", [{1, 2}, float("nan"), "\ud800", "nul\0", {1: 2}, object()])
-def test_a_result_that_is_no_json_fails_its_job_alone(jobs: JobStore, result: Any) -> None:
+def test_a_result_that_is_no_json_fails_only_its_job(jobs: JobStore, result: Any) -> None:
     bad, good = jobs.start("work", "bad"), jobs.start("work", "good")
     drain(jobs, lambda request, progress: result if request == "bad" else "fine")
     assert jobs.status(bad).state == "FAILED"
@@ -165,10 +165,10 @@ def test_a_result_that_is_too_large_fails_its_job(jobs: JobStore, monkeypatch: p
     assert "1,002 bytes of JSON; the limit is 1,000" in (jobs.status(job_id).error or "")
 
 
-def test_what_the_database_refuses_of_one_result_keeps_no_other_from_its_end(
+def test_a_result_that_the_database_refuses_fails_only_its_job(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text that is no JSON to PostgreSQL stands for whatever a check here lets through."""
+    """A text that PostgreSQL does not accept as JSON stands for any value that passes the checks here."""
     ended = Run.ended
 
     def broken(self: Run, request: Any, encode: Any) -> Any:
@@ -226,7 +226,7 @@ def test_jobs_of_a_kind_are_taken_in_the_order_of_start(jobs: JobStore) -> None:
     assert ran == {"a": list(range(0, 30, 2)), "b": list(range(1, 30, 2))}
 
 
-def test_a_request_that_is_gone_fails_its_job(jobs: JobStore, supplier: ConnectionSupplier) -> None:
+def test_a_lost_request_fails_its_job(jobs: JobStore, supplier: ConnectionSupplier) -> None:
     lost, kept = jobs.start("work", 1), jobs.start("work", 2)
     with supplier.connection() as conn:
         conn.execute("delete from payload where id = %s", [lost])
@@ -264,7 +264,7 @@ def test_a_running_job_is_cancelled_by_its_next_report(jobs: JobStore) -> None:
     assert jobs.status(job_id).state == "CANCELLED"
 
 
-def test_a_wrapped_cancellation_is_one(jobs: JobStore) -> None:
+def test_a_wrapped_cancellation_counts_as_a_cancellation(jobs: JobStore) -> None:
     reached = threading.Event()
 
     def work(request: Any, progress: Progress) -> None:
@@ -284,7 +284,7 @@ def test_a_wrapped_cancellation_is_one(jobs: JobStore) -> None:
     assert jobs.status(job_id).state == "CANCELLED"
 
 
-def test_a_function_that_does_not_ask_completes_its_cancelled_job(jobs: JobStore) -> None:
+def test_a_function_that_does_not_check_completes_its_cancelled_job(jobs: JobStore) -> None:
     began, gate = threading.Event(), threading.Event()
 
     def work(request: Any, progress: Progress) -> str:
@@ -302,7 +302,7 @@ def test_a_function_that_does_not_ask_completes_its_cancelled_job(jobs: JobStore
 
 
 @pytest.mark.slow
-def test_progress_is_seen_while_a_job_runs(jobs: JobStore) -> None:
+def test_progress_is_visible_while_a_job_runs(jobs: JobStore) -> None:
     gate = threading.Event()
 
     def work(request: Any, progress: Progress) -> None:
@@ -319,7 +319,7 @@ def test_progress_is_seen_while_a_job_runs(jobs: JobStore) -> None:
         gate.set()
 
 
-def test_a_kind_that_no_worker_has_is_seen(jobs: JobStore) -> None:
+def test_a_kind_without_workers_is_shown(jobs: JobStore) -> None:
     job_id = jobs.start("nobody", None)
     with Working(jobs.worker({"work": echo})):
         until(lambda: any(kind.workers for kind in jobs.kinds()))
@@ -329,7 +329,7 @@ def test_a_kind_that_no_worker_has_is_seen(jobs: JobStore) -> None:
     assert [kind.workers for kind in jobs.kinds()] == [0, 0]
 
 
-def test_a_list_has_what_runs_first_and_then_what_ended_last(jobs: JobStore) -> None:
+def test_a_list_begins_with_running_jobs_and_then_has_the_newest_ended_ones(jobs: JobStore) -> None:
     first = [jobs.start("work", number, "ada") for number in range(3)]
     drain(jobs, threads=1)
     failed = jobs.start("other", None)
@@ -368,7 +368,7 @@ def test_a_list_has_what_runs_first_and_then_what_ended_last(jobs: JobStore) -> 
         (lambda jobs: jobs.worker({"work": echo}, seconds_max=float("nan")), "seconds_max must be"),
     ],
 )
-def test_what_cannot_be_asked_is_said_in_a_line(
+def test_invalid_arguments_are_refused_in_one_line(
     jobs: JobStore, ask: Callable[[JobStore], Any], said: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
@@ -386,17 +386,17 @@ def test_a_request_that_is_no_json_starts_nothing(jobs: JobStore, request_: Any)
 
 
 @pytest.mark.parametrize("values", [(-1,), (1.5,), (1 << 63,), (True,), (1, 2, 3)])
-def test_progress_is_whole_numbers_and_a_text(values: tuple[Any, ...]) -> None:
+def test_progress_takes_whole_numbers_and_a_text(values: tuple[Any, ...]) -> None:
     with pytest.raises(InvalidInput):
         Progress("id")(*values)
 
 
-def test_a_job_that_is_not_there_is_said(jobs: JobStore) -> None:
+def test_an_unknown_job_is_reported(jobs: JobStore) -> None:
     for ask in (jobs.status, jobs.result, jobs.cancel, jobs.request):
         with pytest.raises(JobNotFound, match="no job 'none'"):
             ask("none")
 
 
-def test_errors_are_of_the_tree() -> None:
+def test_job_errors_are_subclasses_of_the_public_base_classes() -> None:
     assert issubclass(errors.JobNotFound, errors.JobError)
     assert issubclass(errors.JobError, errors.DormouseError)

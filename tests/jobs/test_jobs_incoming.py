@@ -1,4 +1,4 @@
-"""Jobs that ingest from the folder for incoming objects: no link is followed, no path is disclosed."""
+"""Jobs that ingest from the folder of incoming objects: they follow no links and disclose no paths."""
 
 from __future__ import annotations
 
@@ -83,9 +83,7 @@ def folder(incoming: Path, secret: Path) -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("put", [link_to_a_file, folder_that_is_a_link, fifo, unix_socket, folder])
-def test_what_is_no_regular_file_is_not_read(
-    client: Client, incoming: Path, tmp_path: Path, put: Any
-) -> None:
+def test_only_regular_files_are_read(client: Client, incoming: Path, tmp_path: Path, put: Any) -> None:
     put(incoming, tmp_path / "secret")
     name = "incoming/a/x.csv" if put is folder_that_is_a_link else "incoming/x.csv"
     job = ingested(client, name)
@@ -94,7 +92,7 @@ def test_what_is_no_regular_file_is_not_read(
     assert SECRET not in f"{job}" and str(tmp_path) not in f"{job}"
 
 
-def test_a_file_that_becomes_a_link_meanwhile_is_not_read(
+def test_a_file_that_becomes_a_link_before_it_is_opened_is_not_read(
     instance: Instance, incoming: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (incoming / "x.csv").write_text(GOOD)
@@ -176,13 +174,14 @@ def test_no_answer_of_the_service_has_a_path_of_its_machine(
     answer = tmp_path / "objects" / result["object"]
     assert answer.is_file()
     answer.unlink()
-    told = http_get(f"{client._http.url}/v1/jobs/{job_id}/answer").json()["detail"]
-    assert told == f"Object {result['object']!r} does not exist in the object store"
-    with pytest.raises(ObjectStoreError, match=f"{tmp_path}"):  # in Python, here
+    reported = http_get(f"{client._http.url}/v1/jobs/{job_id}/answer").json()["detail"]
+    assert reported == f"Object {result['object']!r} does not exist in the object store"
+    # in the same process, the error names the path
+    with pytest.raises(ObjectStoreError, match=f"{tmp_path}"):
         instance.objects.get(result["object"])
 
 
-def test_paths_of_folders_are_taken_out_of_texts(tmp_path: Path) -> None:
+def test_paths_of_folders_are_removed_from_texts(tmp_path: Path) -> None:
     root = tmp_path / "a b" / "objects"
     hide = hiding(open_store(root).url)
     for given, left in [
@@ -197,7 +196,7 @@ def test_paths_of_folders_are_taken_out_of_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_adds_columns_if_that_is_asked_for(incoming: Path, client: Client, instance: Instance) -> None:
+def test_a_job_adds_columns_on_request(incoming: Path, client: Client, instance: Instance) -> None:
     (incoming / "more.jsonl").write_text('{"k": 1, "v": "a", "n": 7}')
     asked = {"table": "t", "objects": ["incoming/more.jsonl"]}
     states = []

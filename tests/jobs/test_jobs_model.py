@@ -1,4 +1,4 @@
-"""A model of jobs: starts, claims, ends, deaths and cancellations in any order, beside a dictionary."""
+"""A stateful model of jobs: starts, claims, ends, deaths and cancellations, compared with a dictionary."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LONG_SECONDS = 3_600.0
 
 @dataclass
 class Known:
-    """A job as it must be."""
+    """The expected state of a job."""
 
     kind: str
     number: int
@@ -47,7 +47,7 @@ class Known:
 
 @dataclass
 class Hand:
-    """A worker, and the claims that it believes to have."""
+    """A worker, and the claims that it believes it has."""
 
     worker_id: UUID
     is_over: bool = False
@@ -118,7 +118,7 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(hand=workers, state=st.sampled_from(["COMPLETE", "FAILED", "CANCELLED"]), count=st.integers(1, 4))
     def finish(self, hand: Hand, state: str, count: int) -> None:
-        """Finishes jobs, also by dead workers, and jobs that another worker has or that ended."""
+        """Finishes jobs, including those of dead workers, those that another worker has, and ended ones."""
         mine, hand.claims = hand.claims[:count], hand.claims[count:]
         if not mine:
             return
@@ -149,7 +149,7 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(hand=workers)
     def falls_silent(self, hand: Hand) -> None:
-        """Its lease is over for longer than it has to renew it; nothing has come of that yet."""
+        """Ends a worker's lease and the time to renew it. No other worker has acted on that yet."""
         with self.supplier.connection() as conn:
             conn.execute(
                 "update job_worker set lease_until = clock_timestamp() - interval '10 minutes', "
@@ -216,7 +216,7 @@ class Jobs(RuleBasedStateMachine):
         self.hands.remove(hand)
 
     @invariant()
-    def all_is_as_it_must_be(self) -> None:
+    def every_job_matches_the_model(self) -> None:
         found = {job.job_id: job for job in self.store.list(limit=10_000)}
         assert found.keys() == self.jobs.keys()
         for job_id, known in self.jobs.items():
@@ -234,7 +234,7 @@ class Jobs(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-def test_jobs_are_what_the_model_says(supplier: ConnectionSupplier, tmp_path: object) -> None:
+def test_jobs_match_the_model(supplier: ConnectionSupplier, tmp_path: object) -> None:
     machine = type(
         "OfThisTest",
         (Jobs,),
@@ -244,7 +244,7 @@ def test_jobs_are_what_the_model_says(supplier: ConnectionSupplier, tmp_path: ob
 
 
 @pytest.mark.slow
-def test_jobs_are_what_the_model_says_for_long(supplier: ConnectionSupplier, tmp_path: object) -> None:
+def test_jobs_match_the_model_in_long_runs(supplier: ConnectionSupplier, tmp_path: object) -> None:
     machine = type(
         "OfThisTest",
         (Jobs,),

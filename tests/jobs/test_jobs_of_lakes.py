@@ -1,4 +1,4 @@
-"""Jobs of an instance: rounds that tell of themselves, days that expire, idle workers, the command line."""
+"""Jobs of an instance: recorded rounds, expired days, idle workers, and the command line."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def rounds(instance: Instance, kind: str) -> list[Job]:
     return instance.jobs.list(f"round:{kind}")
 
 
-def test_rounds_are_seen_among_the_jobs(instance: Instance) -> None:
+def test_rounds_are_listed_among_the_jobs(instance: Instance) -> None:
     properties = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)
     table = instance.create_table("t", SCHEMA, properties=properties)
     for number in range(2):
         table.ingest(rows(number))
     table.compact()
-    table.compact()  # finds nothing to do, and is not listed
+    table.compact()  # a round without work is not listed
     with pytest.raises(InvalidData):
         table.ingest(pa.table({"other": [1]}))
     instance._tables.reports.close()
@@ -62,7 +62,7 @@ def test_rounds_are_seen_among_the_jobs(instance: Instance) -> None:
     assert instance.jobs.status(compaction.job_id) == compaction
 
 
-def test_ingests_are_told_of_together_and_by_no_transaction_of_their_own(
+def test_ingests_are_recorded_together_in_one_transaction(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(round_reports, "WAIT_SECONDS", 3_600.0)
@@ -77,7 +77,7 @@ def test_ingests_are_told_of_together_and_by_no_transaction_of_their_own(
     assert found == [(1,)]
 
 
-def test_an_ingest_does_not_fail_for_what_cannot_be_told(
+def test_an_ingest_succeeds_even_if_it_cannot_be_recorded(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = instance.create_table("t", SCHEMA)
@@ -92,14 +92,14 @@ def test_an_ingest_does_not_fail_for_what_cannot_be_told(
 
 
 def age(instance: Instance, days: int) -> None:
-    """Makes all jobs that ended older by so many days."""
+    """Makes all ended jobs older by a number of days."""
     with instance._supplier.connection() as conn:
         conn.execute("update ended_job set ended_at = ended_at - make_interval(days => %s)", [days])
     roll(instance._supplier)
 
 
 @pytest.mark.slow
-def test_days_of_jobs_expire_with_all_that_is_theirs(instance: Instance) -> None:
+def test_days_of_jobs_expire_with_their_payloads_and_answers(instance: Instance) -> None:
     jobs = instance.jobs
 
     def answer(request: Any, progress: Any) -> Any:
@@ -127,14 +127,14 @@ def test_days_of_jobs_expire_with_all_that_is_theirs(instance: Instance) -> None
     for kind, payload_id in [("request", "old"), ("result", "old/2")]:
         with pytest.raises(PayloadNotFound):
             instance.payloads.get("dormouse", payload_id, before.started_at, f"dormouse.job.{kind}")
-    # its id is free again
+    # the id can be used again
     jobs.start("work", "another", job_id="old")
     jobs.worker({"work": lambda request, _: request}).run(drain=True)
     assert jobs.result("old") == "another"
 
 
-def test_after_an_adoption_objects_of_jobs_stay(instance: Instance) -> None:
-    """Objects of unknown jobs may be another timeline's; the others are held."""
+def test_an_adoption_keeps_objects_of_jobs(instance: Instance) -> None:
+    """Objects of unknown jobs may belong to another timeline; the adoption holds the others."""
     theirs, mine = answer_name("theirs", 1), answer_name("mine", 1)
     for name in (theirs, mine):
         instance.objects.put(name, b"rows")
@@ -164,7 +164,8 @@ def test_a_day_whose_partition_is_missing_loses_nothing(instance: Instance) -> N
     job_id = instance.jobs.start("work", 1)
     instance.jobs.worker({"work": lambda request, _: request}).run(drain=True)
     assert instance.jobs.result(job_id) == 1
-    roll(instance._supplier)  # today's is made by others while rows stand in its place, or later
+    # today's partition is made by other processes, perhaps after rows came into the default one
+    roll(instance._supplier)
     age(instance, 1)
     with instance._supplier.connection() as conn:
         assert conn.execute("select count(*) from ended_job_default").fetchall() == [(0,)]
@@ -172,7 +173,7 @@ def test_a_day_whose_partition_is_missing_loses_nothing(instance: Instance) -> N
 
 
 @pytest.mark.parametrize("days", [0, -1, 1.5, True, None])
-def test_a_retention_that_cannot_be_is_refused(instance: Instance, days: Any) -> None:
+def test_an_invalid_retention_is_refused(instance: Instance, days: Any) -> None:
     with pytest.raises(InvalidInput, match="retention_days must be"):
         instance.jobs.expire(days)
 
@@ -186,10 +187,10 @@ def test_maintenance_expires_jobs(instance: Instance) -> None:
     assert "jobs" in {one.kind for one in instance.rounds()}
 
 
-def test_scheduled_upkeep_expires_jobs_in_its_time(
+def test_scheduled_upkeep_expires_jobs_within_its_time_limit(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A page at least, and goes on with the next: also with a day that is too large for a round."""
+    """Each call expires one page at least, and the next call continues, so a large day needs several."""
     monkeypatch.setattr(claims, "PAGE_JOBS", 1)
     for number in range(3):
         instance.jobs.start("work", number)
@@ -234,7 +235,7 @@ def store(supplier: ConnectionSupplier, objects: ObjectStore) -> JobStore:
 def test_an_idle_worker_costs_one_connection_and_is_woken_by_a_notification(
     instance: Instance, of_worker: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would not look by itself for an hour."""
+    """The worker's own next look would be in an hour."""
     monkeypatch.setattr(worker, "FIRST_WAIT_SECONDS", 3_600.0)
     monkeypatch.setattr(worker, "LOOK_SECONDS_MAX", 7_200.0)
     jobs = store(of_worker, instance.objects)
@@ -247,8 +248,8 @@ def test_an_idle_worker_costs_one_connection_and_is_woken_by_a_notification(
     until(lambda: connections(instance._supplier) == 0)
 
 
-def test_no_one_is_notified_while_no_worker_of_the_kind_sleeps(instance: Instance) -> None:
-    """A notification is a lock that all commits wait for."""
+def test_a_start_notifies_only_sleeping_workers_of_its_kind(instance: Instance) -> None:
+    """A notification takes a lock that all commits wait for."""
     with instance._supplier.connection() as conn:
         conn.execute("listen dormouse_jobs")
         instance.jobs.start("work", 1)
@@ -256,7 +257,7 @@ def test_no_one_is_notified_while_no_worker_of_the_kind_sleeps(instance: Instanc
             until(lambda: is_announced(instance._supplier))
             instance.jobs.start("work", 2)
             job_id = instance.jobs.start("other", 3)
-            # they come in the order of their commits
+            # notifications arrive in the order of their commits
             [first] = conn.notifies(timeout=PATIENCE_SECONDS, stop_after=1)
             kind_ids = dict(conn.execute("select name, kind_id::text from job_kind").fetchall())
             assert first.payload == kind_ids["other"]
@@ -269,11 +270,11 @@ def is_announced(supplier: ConnectionSupplier) -> bool:
         return found.fetchall() == [(1,)]
 
 
-def test_an_idle_worker_lets_its_connection_go_and_asks_the_store(
+def test_an_idle_worker_closes_its_connection_and_watches_the_store(
     dsn: str, s3_store: ObjectStore, of_worker: ConnectionSupplier, supplier: ConnectionSupplier,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Nothing was noted for long, so it is not looked; what is noted later is found."""
+    """The worker does not query the database while the store has no note of activity. A note wakes it."""
     noted = threading.Event()
     asked = []
 
@@ -298,7 +299,9 @@ def test_an_idle_worker_lets_its_connection_go_and_asks_the_store(
         until(lambda: jobs.status(job_id).has_ended)
 
 
-def test_a_start_is_noted_for_workers_that_sleep(s3_store: ObjectStore, supplier: ConnectionSupplier) -> None:
+def test_a_start_leaves_a_note_of_activity_for_sleeping_workers(
+    s3_store: ObjectStore, supplier: ConnectionSupplier
+) -> None:
     from dormouse.objects.store import is_noted_since
 
     before = datetime.now(UTC) + timedelta(minutes=1)

@@ -1,4 +1,4 @@
-"""Long work over HTTP: queries whose answers become objects, ingests of objects, rounds; permissions."""
+"""Jobs over HTTP: queries whose answers become objects, ingests of objects, rounds, and permissions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def ended(client: Client, job_id: str) -> Any:
 
 
 @pytest.mark.slow
-def test_the_answer_of_a_statement_is_an_object_and_a_stream(
+def test_the_answer_of_a_statement_is_an_object_that_clients_download(
     instance: Instance, client: Client, tmp_path: Path
 ) -> None:
     job_id = client.jobs.start("query", {"statement": STATEMENT, "parameters": [500]})
@@ -69,7 +69,7 @@ def test_the_answer_of_a_statement_is_an_object_and_a_stream(
     saved = client.jobs.save_answer(job_id, tmp_path / "answer.parquet")
     assert pq.read_table(saved).to_pylist() == [{"n": 500, "v": "v999"}]
     assert pq.read_table(instance.objects.uri(result["object"])).to_pylist() == [{"n": 500, "v": "v999"}]
-    for which in (job_id, "none"):  # before it is asked for
+    for which in (job_id, "none"):  # the path is checked before the answer is requested
         with pytest.raises(InvalidInput, match=r"answer\.parquet' is there already"):
             client.jobs.save_answer(which, saved)
     with pytest.raises(InvalidInput, match=r"cannot write .*: No such file or directory"):
@@ -78,10 +78,10 @@ def test_the_answer_of_a_statement_is_an_object_and_a_stream(
 
 
 @pytest.mark.slow
-def test_an_answer_of_a_claim_that_the_database_has_lost_stays_beside_the_answer(
+def test_an_answer_of_a_lost_claim_does_not_replace_the_new_answer(
     instance: Instance, client: Client
 ) -> None:
-    """A server that lost its last transactions counts the same attempt again."""
+    """A server that lost its last transactions issues the same attempt again."""
     instance.objects.put(answer_name("lost", 1), b"of the same attempt")
     job_id = client.jobs.start("query", {"statement": STATEMENT, "parameters": [500]}, job_id="lost")
     result = ended(client, job_id)
@@ -91,9 +91,7 @@ def test_an_answer_of_a_claim_that_the_database_has_lost_stays_beside_the_answer
 
 
 @pytest.mark.slow
-def test_a_service_whose_worker_ends_gets_another(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_replaces_a_worker_that_ended(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     """Covers a database that was read-only for a moment."""
     look, failures = Claims.look, iter(range(1))
     ended_once = threading.Event()
@@ -114,7 +112,7 @@ def test_a_service_whose_worker_ends_gets_another(
 
 
 @pytest.mark.slow
-def test_the_rows_of_a_table_are_an_object(client: Client, tmp_path: Path) -> None:
+def test_a_query_of_a_table_writes_its_rows_to_an_object(client: Client, tmp_path: Path) -> None:
     asked = {"table": "t", "where": {"k": {"min": 10, "max": 20}}, "columns": ["v"], "limit": 5}
     job_id = client.jobs.start("query", asked)
     assert ended(client, job_id)["rows"] == 5
@@ -123,8 +121,10 @@ def test_the_rows_of_a_table_are_an_object(client: Client, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_rows_are_those_that_a_query_would_give(instance: Instance, client: Client, tmp_path: Path) -> None:
-    """The query uses the columns of the moment that it reads, which had other names."""
+def test_a_query_job_gives_the_same_rows_as_a_query(
+    instance: Instance, client: Client, tmp_path: Path
+) -> None:
+    """The query uses the column names of the moment that it reads."""
     table = instance.table("t")
     then = str(table.history.record_cut("before").name)
     table.rename_column("v", "w")
@@ -188,8 +188,8 @@ def test_rounds_are_run_as_jobs(instance: Instance, client: Client) -> None:
 
 
 @pytest.mark.slow
-def test_a_query_that_fails_says_why(client: Client) -> None:
-    """A fault that only the values show."""
+def test_a_failed_query_reports_the_reason(client: Client) -> None:
+    """The fault shows only in the values."""
     job_id = client.jobs.start("query", {"statement": "select 'nothing'::varchar::integer from t"})
     until(lambda: client.jobs.status(job_id).has_ended)
     with pytest.raises(JobFailed, match="nothing"):
@@ -199,7 +199,7 @@ def test_a_query_that_fails_says_why(client: Client) -> None:
 
 @pytest.mark.slow
 def test_a_query_is_cancelled(instance: Instance, client: Client) -> None:
-    """It is cancelled also while DuckDB computes and reports no progress."""
+    """The query is cancelled even while DuckDB computes and reports no progress."""
     slow = "select count(*) from range(100000000) a, range(100000) b where hash(a.range + b.range) = 7"
     job_id = client.jobs.start("query", {"statement": slow})
     until(lambda: not client.jobs.status(job_id).is_waiting)
@@ -233,7 +233,7 @@ def test_a_query_is_cancelled(instance: Instance, client: Client) -> None:
         ("split", {"tabel": "t"}, InvalidInput),
     ],
 )
-def test_what_cannot_be_done_is_refused_when_it_is_asked(
+def test_invalid_requests_are_refused_at_the_start(
     instance: Instance, client: Client, kind: str, request_: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error) as caught:
@@ -243,7 +243,7 @@ def test_what_cannot_be_done_is_refused_when_it_is_asked(
 
 
 @pytest.mark.slow
-def test_an_object_that_is_not_there_fails_its_job(client: Client) -> None:
+def test_a_missing_object_fails_its_job(client: Client) -> None:
     job_id = client.jobs.start("ingest", {"table": "t", "objects": ["incoming/none.parquet"]})
     until(lambda: client.jobs.status(job_id).has_ended)
     assert client.jobs.status(job_id).error == (
@@ -252,8 +252,8 @@ def test_an_object_that_is_not_there_fails_its_job(client: Client) -> None:
 
 
 @pytest.mark.slow
-def test_a_service_of_its_own_jobs_alone_runs_none(instance: Instance, tmp_path: Path) -> None:
-    """Other services run the jobs of a service with 0 threads; a job that has not ended has no result."""
+def test_a_service_without_job_threads_runs_no_jobs(instance: Instance, tmp_path: Path) -> None:
+    """Other services run the jobs of a service with 0 threads. A job that has not ended has no result."""
     with serving(instance, job_threads=0) as url, connect(url) as client:
         job_id = client.jobs.start("query", {"statement": "select 1 as n"})
         assert (client.jobs.status(job_id).is_waiting, client.jobs.status(job_id).has_workers) == (
@@ -267,13 +267,15 @@ def test_a_service_of_its_own_jobs_alone_runs_none(instance: Instance, tmp_path:
         assert not (tmp_path / "x").exists()
 
 
-def test_without_threads_there_are_no_paths_of_jobs(instance: Instance) -> None:
+def test_a_service_without_the_setting_has_no_routes_of_jobs(instance: Instance) -> None:
     with serving(instance) as url, connect(url) as client, pytest.raises(dm.DormouseError, match="Not Found"):
         client.jobs.start("query", {"statement": "select 1"})
 
 
 @pytest.mark.slow
-def test_tokens_say_who_may_start_what(instance: Instance, tmp_path: Path) -> None:
+def test_tokens_limit_the_kinds_of_jobs_and_the_jobs_that_are_visible(
+    instance: Instance, tmp_path: Path
+) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("# permissions\netl ingest,compact etl-token\n\nana query,split ana-token  # she\n")
     tokens.chmod(0o600)
@@ -305,7 +307,7 @@ def test_tokens_say_who_may_start_what(instance: Instance, tmp_path: Path) -> No
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("line", ["etl ingest", "etl ingest tok en", "etl ingest t\u00f6ken", "a * t\nb * t"])
-def test_a_file_of_tokens_that_is_wrong_names_its_line(instance: Instance, tmp_path: Path, line: str) -> None:
+def test_an_error_of_the_tokens_file_names_the_line(instance: Instance, tmp_path: Path, line: str) -> None:
     (tmp_path / "tokens").write_text(f"# tokens\n{line}\n", "utf-8")
     (tmp_path / "tokens").chmod(0o600)
     with (

@@ -1,4 +1,4 @@
-"""More workers than the server has connections: each waits its turn, within a bound."""
+"""More workers than server connections: each waits for a connection, within a bound."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.embedded import EmbeddedPostgres
 
 Restartable = tuple[str, Callable[[], None], Callable[[], str]]
 WAIT_SECONDS_MAX = 120.0
-"""Far more than it takes: the machine may be busy."""
+"""Far longer than needed, because the machine may be busy."""
 
 WORKER_PROCESSES = """
 import os, sys, threading
@@ -68,7 +68,7 @@ OTHERS = """select count(*) from pg_stat_activity
 
 @pytest.fixture(scope="module")
 def small_server() -> Iterator[str]:
-    """A server of a hundred connections, three of them reserved for its superuser, and a worker's role."""
+    """Yields a worker's DSN of a server with a hundred connections, three of them for superusers."""
     folder = Path(tempfile.mkdtemp(prefix="dormouse-many-"))
     options = {"fsync": "off", "max_connections": "100"}
     try:
@@ -113,14 +113,14 @@ def take_all(dsn: str, stack: ExitStack) -> None:
             stack.enter_context(psycopg.connect(dsn, autocommit=True))
 
 
-def test_500_threads_with_a_pool_of_8(crowded_dsn: str) -> None:
+def test_500_threads_share_a_pool_of_8_connections(crowded_dsn: str) -> None:
     with closing(ConnectionSupplier(crowded_dsn, wait_seconds_max=WAIT_SECONDS_MAX)) as supplier:
         do_at_once([supplier] * 500)
     assert done(crowded_dsn) == 500
 
 
 @pytest.mark.slow
-def test_300_threads_with_a_pool_each_of_which_none_is_closed_before_all_are_served(crowded_dsn: str) -> None:
+def test_300_threads_with_open_pools_of_their_own_are_all_served(crowded_dsn: str) -> None:
     """A pool keeps a connection for later only while the server has others to spare."""
     suppliers = [
         ConnectionSupplier(crowded_dsn, connections_max=1, wait_seconds_max=WAIT_SECONDS_MAX)
@@ -134,7 +134,7 @@ def test_300_threads_with_a_pool_each_of_which_none_is_closed_before_all_are_ser
 
 
 @pytest.mark.slow
-def test_20_processes_of_25_threads_with_a_pool_of_8_each(crowded_dsn: str) -> None:
+def test_20_processes_of_25_threads_share_the_connections_of_the_server(crowded_dsn: str) -> None:
     command = [sys.executable, "-c", WORKER_PROCESSES, crowded_dsn]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=2 * WAIT_SECONDS_MAX, check=False)
     assert (ended.stdout, ended.stderr) == ("500\n", "")
@@ -142,7 +142,7 @@ def test_20_processes_of_25_threads_with_a_pool_of_8_each(crowded_dsn: str) -> N
 
 
 @pytest.mark.slow
-def test_a_full_server_is_waited_for(crowded_dsn: str) -> None:
+def test_a_borrower_waits_for_a_full_server(crowded_dsn: str) -> None:
     with (
         closing(ConnectionSupplier(crowded_dsn, wait_seconds_max=WAIT_SECONDS_MAX)) as supplier,
         ExitStack() as stack,
@@ -158,7 +158,7 @@ def test_a_full_server_is_waited_for(crowded_dsn: str) -> None:
 
 
 @pytest.mark.slow
-def test_when_the_bound_passes_it_is_one_clear_error_and_nothing_is_done(crowded_dsn: str) -> None:
+def test_an_expired_wait_raises_one_clear_error_and_does_nothing(crowded_dsn: str) -> None:
     with closing(ConnectionSupplier(crowded_dsn, wait_seconds_max=0.3)) as supplier:
         with ExitStack() as stack:
             take_all(crowded_dsn, stack)
@@ -172,7 +172,7 @@ def test_when_the_bound_passes_it_is_one_clear_error_and_nothing_is_done(crowded
 
 
 @pytest.mark.slow
-def test_who_cannot_open_one_takes_the_next_that_comes_back(crowded_dsn: str) -> None:
+def test_a_borrower_takes_a_returned_connection_if_it_cannot_open_one(crowded_dsn: str) -> None:
     with (
         closing(ConnectionSupplier(crowded_dsn, wait_seconds_max=WAIT_SECONDS_MAX)) as supplier,
         ExitStack() as stack,
@@ -209,7 +209,7 @@ def test_borrowers_are_served_in_the_order_in_which_they_came(crowded_dsn: str) 
     assert served == list(range(10))
 
 
-def test_a_wait_that_was_interrupted_takes_nothing_from_the_others(crowded_dsn: str) -> None:
+def test_an_interrupted_wait_loses_no_connection(crowded_dsn: str) -> None:
     with closing(ConnectionSupplier(crowded_dsn, connections_max=1)) as supplier:
         with supplier.connection():
             pool = supplier._pool
@@ -222,7 +222,7 @@ def test_a_wait_that_was_interrupted_takes_nothing_from_the_others(crowded_dsn: 
         waiter.called = Interrupting()
         with pool._lock:
             pool._waiters.remove(waiter)
-        waiter.conn = pool._idle.pop()  # handed over at the instant of the interrupt
+        waiter.conn = pool._idle.pop()  # a connection that was handed over at the instant of the interrupt
         with pytest.raises(KeyboardInterrupt):
             pool._wait(waiter, time.monotonic() + 10)
         do(supplier, 1)
@@ -234,7 +234,7 @@ class Interrupting(threading.Event):
 
 
 @pytest.mark.slow
-def test_no_connection_is_kept_of_the_server_s_last_quarter(crowded_dsn: str) -> None:
+def test_no_idle_connection_is_kept_when_the_server_is_nearly_full(crowded_dsn: str) -> None:
     with closing(ConnectionSupplier(crowded_dsn)) as supplier, ExitStack() as stack:
         for _ in range(80):
             stack.enter_context(psycopg.connect(crowded_dsn, autocommit=True))
@@ -257,7 +257,7 @@ def test_an_old_connection_is_not_kept(crowded_dsn: str, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def restartable(server_folder: Path) -> Iterator[Restartable]:
-    """A server that was reached before: its DSN, how to stop it, how to start it again."""
+    """Yields a server that was reached before: its DSN, how to stop it, and how to start it again."""
     with ExitStack() as stack:
 
         def start() -> str:
@@ -275,7 +275,7 @@ def restartable(server_folder: Path) -> Iterator[Restartable]:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_restarted_is_waited_for_once_it_was_reached(restartable: Restartable) -> None:
+def test_a_supplier_waits_for_a_restarted_server_that_it_has_reached_before(restartable: Restartable) -> None:
     dsn, stop, start = restartable
     patient, hasty, stranger = (
         ConnectionSupplier(dsn, wait_seconds_max=seconds)

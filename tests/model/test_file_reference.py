@@ -1,4 +1,4 @@
-"""Values of the file reference store; the conformance suite tests the invalid ones."""
+"""The values of the file reference store; the conformance suite tests invalid ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_references_are_grouped_by_file_in_the_order_in_which_they_come() -> Non
     assert group_by_file([]) == []
 
 
-def test_a_file_has_references_to_itself_only() -> None:
+def test_a_file_accepts_only_references_to_itself() -> None:
     with pytest.raises(InvalidInput, match="'a' has a reference to 'b'"):
         file("a", ref("b"))
 
@@ -93,12 +93,12 @@ def test_values_are_frozen_and_can_be_pickled() -> None:
         (None, False),
     ],
 )
-def test_what_postgresql_can_hold(value: object, possible: bool) -> None:
+def test_texts_that_postgresql_can_store_are_recognised(value: object, possible: bool) -> None:
     assert is_text(value) is possible
 
 
 @given(st.lists(st.text() | st.sampled_from(["a", "é" * 5, "x" * 10, "", "x" * 11, "\0", "\ud800", 7, None])))
-def test_texts_are_checked_together_as_one_by_one(values: list[object]) -> None:
+def test_checking_texts_together_gives_the_same_error_as_one_by_one(values: list[object]) -> None:
     def refusal(check: Callable[[], None]) -> str:
         try:
             check()

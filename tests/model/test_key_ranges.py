@@ -19,7 +19,9 @@ SCHEMA = Schema([Field("k", LONG)], values=[Field("v", DOUBLE, True)])
 
 
 @given(st.lists(RANGES, max_size=8), RANGES, st.integers(0, 12))
-def test_ranges_within_limits_are_what_both_have(items: list[Range], limits: Range, point: int) -> None:
+def test_clipping_and_parting_ranges_intersects_each_of_them(
+    items: list[Range], limits: Range, point: int
+) -> None:
     ranges = KeyRanges({"k": items})
     both = tuple(part for item in ranges["k"] if (part := item.intersect(limits)))
     assert ranges.clipped("k", limits)["k"] == both
@@ -30,13 +32,13 @@ def test_ranges_within_limits_are_what_both_have(items: list[Range], limits: Ran
         assert (() if found is None else found["k"]) == inside
 
 
-def test_a_key_that_is_not_named_is_clipped_to_the_limits() -> None:
+def test_an_unrestricted_key_is_clipped_to_the_limits() -> None:
     assert KeyRanges().clipped("k", Range(1, 2)) == KeyRanges({"k": [Range(1, 2)]})
 
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Range]]:
-    """The ranges that were intersected with another."""
+    """Yields the ranges that were intersected with another range so far."""
     found: list[Range] = []
     intersect = Range.intersect
 
@@ -48,7 +50,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Range]]:
     yield found
 
 
-def test_only_the_outermost_of_many_ranges_are_cut(looks: list[Range]) -> None:
+def test_only_the_outermost_of_many_ranges_are_intersected(looks: list[Range]) -> None:
     ranges = KeyRanges({"k": [Range.exactly(2 * n) for n in range(10_000)]})
     assert len(ranges.clipped("k", Range(100, 19_000))["k"]) == 9_450
     assert ranges.overlaps("k", Range(101, 103))

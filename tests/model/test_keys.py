@@ -38,7 +38,7 @@ TYPES = st.sampled_from(list(VALUES))
 
 @st.composite
 def two_keys(draw: st.DrawFn) -> tuple[list[Field], tuple[Any, ...], tuple[Any, ...]]:
-    """Two keys that often have a common beginning."""
+    """Draws two keys that often have a common beginning; returns their fields and both keys."""
     types = draw(st.lists(TYPES, min_size=1, max_size=4))
     one = tuple(draw(VALUES[t]) for t in types)
     same = draw(st.integers(0, len(types) - 1))
@@ -60,7 +60,7 @@ def test_the_order_of_encoded_values_is_the_order_of_the_values(data: st.DataObj
 
 
 @given(two_keys())
-def test_keys_and_values_come_back(keys: Any) -> None:
+def test_keys_and_values_survive_a_round_trip(keys: Any) -> None:
     fields, one, _ = keys
     assert decode_key(fields, encode_key(fields, one)) == one
     for field, value in zip(fields, one, strict=True):
@@ -88,7 +88,7 @@ def test_a_prefix_of_the_fields_is_a_prefix_of_the_key(keys: Any, length: int) -
     ],
 )
 def test_the_format_is_fixed(type_: DataType, value: Any, encoded: str) -> None:
-    """It is in the databases of users."""
+    """Databases of users contain keys in this format."""
     assert encode_value(type_, value).hex() == encoded
 
 

@@ -1,4 +1,4 @@
-"""Items that are made in threads come in order, in bounded numbers, and end with the consumer."""
+"""Items made in threads: they come in order and in bounded numbers, and the threads end with the consumer."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_all_items_come_in_their_order() -> None:
     assert list(mapped_ahead(str, range(100), 3)) == list(map(str, range(100)))
 
 
-def test_an_error_is_raised_in_its_turn() -> None:
-    """A later stream has failed long before."""
+def test_an_error_is_raised_in_the_order_of_the_items() -> None:
+    """A later stream fails long before an earlier one."""
     found = []
     with pytest.raises(InvalidData, match="item 2 is bad"):
         for item in chained_ahead([iter(range(50)), failing_after(2), failing_after(0)], 2, 2):
@@ -39,7 +39,7 @@ def test_an_error_is_raised_in_its_turn() -> None:
     assert found[:50] == list(range(50))
 
 
-def test_few_unread_items_are_made_ahead() -> None:
+def test_only_a_few_unread_items_are_made_ahead() -> None:
     made: list[int] = []
 
     def counted(number: int) -> Iterator[int]:
@@ -51,7 +51,7 @@ def test_few_unread_items_are_made_ahead() -> None:
     assert [next(stream) for _ in range(6)] == [0] * 6
     stream.close()
     assert threads() == 0
-    assert len(made) <= 3 * 4 + 3  # three that have begun, and the next items of the first
+    assert len(made) <= 3 * 4 + 3  # three streams that have begun, and the next items of the first
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_many_small_files_are_read_as_few_batches() -> None:
 
 
 def test_tries_end_after_the_last_and_pause_between_them() -> None:
-    """A caller may lengthen the pause after its try; after the last try there is none."""
+    """A caller may lengthen the pause after a try. No pause follows the last try."""
     slept: list[float] = []
     numbers = []
     for this in tries(tries_max=4, pause=lambda number: number / 10, sleep=slept.append):
@@ -81,7 +81,7 @@ def test_tries_end_after_the_last_and_pause_between_them() -> None:
     assert (numbers, slept) == ([1, 2, 3, 4], [0.1, 7, pytest.approx(0.3)])
 
 
-def test_no_try_begins_after_the_time_and_the_last_pause_ends_with_it() -> None:
+def test_no_try_begins_after_the_time_limit_and_no_pause_exceeds_it() -> None:
     slept: list[float] = []
     for this in tries(60, pause=100, sleep=slept.append):
         assert 0 < this.seconds_left <= 60

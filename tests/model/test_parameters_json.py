@@ -64,7 +64,7 @@ def test_a_wrong_value_is_reported_with_the_expected_form(value: Any, must: str)
         [UUID(int=0), None],
     ],
 )
-def test_parameters_come_back_unchanged(value: Any) -> None:
+def test_parameters_survive_a_round_trip(value: Any) -> None:
     sent = json.dumps(parameters_json(checked([value])))
     [found] = parse_parameters(json.loads(sent)) or []
     assert (found, type(found)) == (value, type(value))
@@ -79,7 +79,7 @@ def test_values_that_are_nested_too_deeply_are_refused() -> None:
             use([deep])
 
 
-def test_json_that_is_written_is_compact_and_has_only_what_json_has() -> None:
+def test_written_json_is_compact_and_valid() -> None:
     assert json_text({"a": [1, 2.5, "ü", None]}) == '{"a":[1,2.5,"ü",null]}'
     with pytest.raises(ValueError, match="not JSON compliant"):
         json_text(float("nan"))

@@ -30,7 +30,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert (found.commit, found.isolation, found.compression) == ("async", "read committed", "zstd")
 
 
-def test_they_come_back_from_json_and_from_a_pickle() -> None:
+def test_properties_survive_json_and_a_pickle() -> None:
     given = TableProperties(gc_delay_seconds=0.5, aggregate="sum(a)", split_threshold_rows=2**40)
     assert TableProperties(**json.loads(json.dumps(given.model_dump(exclude_defaults=True)))) == given
     assert pickle.loads(pickle.dumps(given)) == given  # noqa: S301
@@ -73,11 +73,11 @@ def test_every_mistake_is_named() -> None:
         TableProperties(size_ratio=-1, nope=2)
 
 
-def test_history_is_kept_at_least_as_long_as_garbage() -> None:
+def test_history_retention_must_not_be_shorter_than_the_delay_of_collection() -> None:
     with pytest.raises(InvalidProperties, match="at least gc_delay_seconds"):
         TableProperties(gc_delay_seconds=100, history_retention_seconds=99)
 
 
-def test_they_are_frozen() -> None:
+def test_properties_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         TableProperties().size_ratio = 5  # type: ignore[misc]

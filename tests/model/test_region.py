@@ -23,12 +23,12 @@ def inside(item: Range) -> set[int]:
 
 
 @given(RANGES)
-def test_a_range_of_one_number_is_known(item: Range) -> None:
+def test_a_range_of_one_number_is_recognised(item: Range) -> None:
     is_bounded = item.min is not None and item.max is not None
     assert item.has_one_value(SCHEMA.field("a")) == (is_bounded and len(inside(item)) == 1)
 
 
-def test_a_range_of_one_text_has_its_ends_in_it() -> None:
+def test_a_range_of_one_text_includes_both_ends() -> None:
     assert Range.exactly("a").has_one_value(SCHEMA.field("s"))
     assert not Range("a", "a\x00").has_one_value(SCHEMA.field("s"))
 
@@ -38,12 +38,12 @@ def points(region: Region) -> set[tuple[int, int]]:
 
 
 @given(RANGES)
-def test_a_range_contains_what_lies_between_its_ends(item: Range) -> None:
+def test_a_range_contains_the_values_between_its_ends(item: Range) -> None:
     assert {p for p in POINTS if item.contains(p)} == inside(item)
 
 
 @given(RANGES, RANGES)
-def test_an_intersection_has_what_both_have(first: Range, second: Range) -> None:
+def test_an_intersection_contains_the_values_of_both_ranges(first: Range, second: Range) -> None:
     both = first.intersect(second)
     assert (inside(both) if both else set()) == inside(first) & inside(second)
     assert both == second.intersect(first)
@@ -58,7 +58,7 @@ def test_a_split_loses_nothing_and_doubles_nothing(point: int) -> None:
     assert left.range("x").intersect(right.range("x")) is None
 
 
-def test_open_ends_have_one_form() -> None:
+def test_equivalent_ends_are_equal() -> None:
     assert Range(None, 5, min_inclusive=False) == Range(None, 5)
     assert Range(5, None, max_inclusive=True) == Range(5)
     assert Region(a=7) == Region(a=Range(7, 7, max_inclusive=True))
@@ -80,7 +80,7 @@ def test_ends_of_another_type_are_refused(ends: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 1.5, [1], True, {}])
-def test_what_is_neither_value_nor_range_is_refused(value: Any) -> None:
+def test_only_values_and_ranges_are_accepted_for_a_key(value: Any) -> None:
     with pytest.raises(InvalidQuery, match="'a'"):
         Region(a=value)
 

@@ -1,4 +1,4 @@
-"""Schemas: their parts, and refused ones."""
+"""Schemas: their fields and names, and invalid schemas."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCHEMA = Schema(
 )
 
 
-def test_its_parts_by_name_and_in_order() -> None:
+def test_a_schema_gives_its_fields_by_name_and_in_order() -> None:
     assert SCHEMA.names == ("carrier", "flight", "time", "delay", "tags")
     assert SCHEMA.key_names == ("carrier", "flight", "time")
     assert SCHEMA.row_key_names == ("carrier", "flight")
@@ -42,7 +42,7 @@ def test_its_parts_by_name_and_in_order() -> None:
     assert "nope" not in SCHEMA
 
 
-def test_it_comes_back_from_json_and_from_a_pickle() -> None:
+def test_a_schema_survives_json_and_a_pickle() -> None:
     assert Schema.from_json(json.loads(json.dumps(SCHEMA.to_json()))) == SCHEMA
     assert pickle.loads(pickle.dumps(SCHEMA)) == SCHEMA  # noqa: S301
     assert hash(Schema.from_json(SCHEMA.to_json())) == hash(SCHEMA)
@@ -94,7 +94,7 @@ def test_doubled_names_are_refused_and_case_does_not_count(first: str, second: s
         7,
     ],
 )
-def test_odd_field_names_are_refused(name: Any) -> None:
+def test_invalid_field_names_are_refused(name: Any) -> None:
     with pytest.raises(InvalidSchema, match="field name"):
         Field(name, INT)
 
@@ -135,7 +135,7 @@ def test_values_that_are_not_fields_are_refused(fields: Any) -> None:
         Schema(fields)
 
 
-def test_a_schema_has_a_limit() -> None:
+def test_the_number_of_fields_is_limited() -> None:
     with pytest.raises(InvalidSchema, match="at most"):
         Schema(Field(f"f{n}", INT) for n in range(FIELDS_MAX + 1))
 

@@ -48,20 +48,20 @@ ANY = st.recursive(
 
 
 @given(ANY)
-def test_a_type_comes_back_from_json_and_from_a_pickle(type_: DataType) -> None:
+def test_a_type_survives_json_and_a_pickle(type_: DataType) -> None:
     assert DataType.from_json(json.loads(json.dumps(type_.to_json()))) == type_
     assert pickle.loads(pickle.dumps(type_)) == type_  # noqa: S301
     assert parse_type(str(type_)) == type_
     assert data_type(arrow_type(type_)) == type_
 
 
-def test_some_types_are_for_keys() -> None:
+def test_only_some_types_are_key_types() -> None:
     assert [
         t for t in [*PRIMITIVES, LIST(INT), MAP(INT, INT), STRUCT([Field("a", INT)])] if t.is_key_type
     ] == KEY_TYPES
 
 
-def test_types_are_written_as_people_read_them() -> None:
+def test_types_have_a_readable_text_form() -> None:
     assert str(MAP(STRING, LIST(LONG))) == "map<string,list<long>>"
     parts = [Field("x", DECIMAL(15, 2), nullable=True), Field("y", DATE)]
     assert str(STRUCT(parts)) == "struct<x:decimal(15,2)?,y:date>"
@@ -78,7 +78,7 @@ def test_decimals_have_at_most_38_digits(precision: Any, scale: Any) -> None:
 @pytest.mark.parametrize(
     "parts", [[], None, "ab", [INT], [("a", INT)], [Field("a", INT), Field("A", INT)], 7, Field("a", INT)]
 )
-def test_a_structs_parts_are_fields_of_different_names(parts: Any) -> None:
+def test_a_struct_needs_fields_with_different_names(parts: Any) -> None:
     with pytest.raises(InvalidSchema, match="struct"):
         STRUCT(parts)
 
@@ -86,7 +86,7 @@ def test_a_structs_parts_are_fields_of_different_names(parts: Any) -> None:
 @pytest.mark.parametrize(
     "text", ["decimal", "decimal(5)", "decimal(5,2", "decimal(a,b)", "struct<>", "list<int,int>", "map<int>"]
 )
-def test_types_that_are_written_wrong_are_refused(text: str) -> None:
+def test_invalid_texts_of_types_are_refused(text: str) -> None:
     with pytest.raises(InvalidSchema):
         parse_type(text)
 
@@ -100,7 +100,7 @@ def test_a_maps_key_must_be_of_a_key_type(key: Any) -> None:
 
 
 @pytest.mark.parametrize("inner", ["string", None, int, LIST])
-def test_what_is_no_type_cannot_be_inside_one(inner: Any) -> None:
+def test_only_types_can_be_nested_in_a_type(inner: Any) -> None:
     with pytest.raises(InvalidSchema, match="element"):
         LIST(inner)
     with pytest.raises(InvalidSchema, match="value"):

@@ -1,4 +1,4 @@
-"""Values in JSON, CSV and text: all writers follow one rule, and written values are read again."""
+"""Values in JSON, CSV and text: all writers follow one rule, and readers accept the written values."""
 
 from __future__ import annotations
 
@@ -131,10 +131,10 @@ def cells(table: pa.Table) -> list[str]:
 
 
 @named(PLAIN)
-def test_values_written_in_json_are_read_by_where(
+def test_where_reads_values_written_in_json(
     kind: DataType, value: Any, in_json: Any, in_csv: str, shown: str
 ) -> None:
-    """The service, the command line and the client do so."""
+    """Covers the formats of the service, the command line and the client."""
     schema = schema_of(kind)
     wanted = {"v": [value]} if value is None else {"v": value}
     asked = question(schema, wanted, None, None)
@@ -148,7 +148,7 @@ def test_values_written_in_json_are_read_by_where(
 
 
 @named([case for case in PLAIN if case[1] is not None])
-def test_shown_values_are_read_by_where(
+def test_where_reads_values_as_the_terminal_shows_them(
     kind: DataType, value: Any, in_json: Any, in_csv: str, shown: str
 ) -> None:
     escaped = shown.replace(":", "\\:")
@@ -170,7 +170,7 @@ def test_bytes_in_csv_that_are_not_base64_are_refused(tmp_path: Path) -> None:
         list(read_file(find_files(tmp_path / "v.csv")[0], schema_of(BYTES)))
 
 
-def test_where_takes_objects_of_json_beside_columns() -> None:
+def test_where_accepts_json_objects_beside_columns() -> None:
     schema = Schema([Field("k", INT)], [], [Field("v", LONG), Field("w", STRING, nullable=True)])
     found = where_of_texts(schema, ['{"k": {"min": 1, "max": 5}, "w": ["a"]}', "w=b", "v=7"])
     assert found == {"k": dm.Range(1, 5), "w": ["a", "b"], "v": 7}
@@ -179,7 +179,7 @@ def test_where_takes_objects_of_json_beside_columns() -> None:
             where_of_texts(schema, [text])
 
 
-def test_values_that_only_sql_gives_are_written() -> None:
+def test_values_of_types_that_only_sql_returns_are_written() -> None:
     columns = {
         "decimal": (pa.array([Decimal("1.50"), None]), "1.50"),
         "date": (pa.array([date(2026, 1, 31), None]), "2026-01-31"),
@@ -198,7 +198,7 @@ def test_values_that_only_sql_gives_are_written() -> None:
     assert nulls == [""] * len(columns)
 
 
-def test_rows_of_any_batches_are_one_array() -> None:
+def test_rows_of_several_batches_are_one_json_array() -> None:
     table = pa.table({"n": list(range(50))})
     for rows in (1, 7, 50, 100):
         assert json.loads(exported(table, "json", rows)) == table.to_pylist()
@@ -210,7 +210,7 @@ def test_rows_of_any_batches_are_one_array() -> None:
     assert exported(table.slice(0, 0), "json") == b"[]\n"
 
 
-def test_an_answer_is_an_object_with_its_nested_values() -> None:
+def test_an_answer_is_a_json_object_with_nested_values() -> None:
     @dataclass
     class Inner:
         at: datetime
@@ -236,7 +236,7 @@ def test_an_answer_is_an_object_with_its_nested_values() -> None:
         ]
     ),
 )  # fmt: skip
-def test_few_rows_are_the_json_that_many_are(data: st.DataObject, kind: pa.DataType) -> None:
+def test_few_rows_give_the_same_json_as_many(data: st.DataObject, kind: pa.DataType) -> None:
     values = data.draw(st.lists(values_of(kind), min_size=1, max_size=5))
     column = pa.array(values, kind.value_type if pa.types.is_dictionary(kind) else kind)
     column = column.dictionary_encode() if pa.types.is_dictionary(kind) else column
@@ -265,15 +265,15 @@ def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
 
 @given(st.lists(st.integers(-(2**31) + 2, 2**31 - 2), min_size=1, max_size=5), st.sampled_from(["d", "us"]))
 def test_times_of_any_year_are_written(days: list[int], unit: str) -> None:
-    """Python's times are of the years 1 to 9999, and Arrow's texts of those that fit 16 bits."""
+    """Python's times cover the years 1 to 9999, and Arrow's texts only years that fit 16 bits."""
     if unit == "d":
         column = pa.array(days, pa.int32()).cast(pa.date32())
     else:
-        days = [day // 40 for day in days]  # as many as there are microseconds
+        days = [day // 40 for day in days]  # microseconds cover fewer days
         seconds = [day * 86_400 + 7 for day in days]
         column = pa.array(seconds, pa.timestamp("s", "UTC")).cast(pa.timestamp(unit, "UTC"))
     texts = np.datetime_as_string(np.array(days, "datetime64[D]")).tolist()
-    expected = [re.sub(r"^-(\d{3}-)", r"-0\1", text) for text in texts]  # ISO 8601 has four digits
+    expected = [re.sub(r"^-(\d{3}-)", r"-0\1", text) for text in texts]  # ISO 8601 writes four digits
     if unit != "d":
         expected = [f"{text}T00:00:07.000000Z" for text in expected]
     table = pa.table({"v": column})
@@ -287,8 +287,8 @@ def test_times_of_any_year_are_written(days: list[int], unit: str) -> None:
     assert json.loads(cells(nested)[0]) == expected[:1]
 
 
-def test_times_without_end_are_written() -> None:
-    """They are written as DuckDB writes them; Arrow's own texts have other years, or none."""
+def test_infinite_times_are_written() -> None:
+    """Infinite times are written like DuckDB writes them; Arrow's texts have other years, or fail."""
     words = ["infinity", "-infinity", None]
     for kind in ("date", "timestamp", "timestamptz", "timestamp_s", "timestamp_ns"):
         with duckdb.connect() as connection:
@@ -297,7 +297,7 @@ def test_times_without_end_are_written() -> None:
             ).to_arrow_table()
         assert [row["v"] for row in json.loads(exported(found, "json"))] == words
         assert exported(found, "csv").decode() == '"v"\n"infinity"\n"-infinity"\n\n'
-        if kind != "timestamp_ns":  # Python's times end there
+        if kind != "timestamp_ns":  # Python's times have no nanoseconds
             assert cells(found) == [word or "" for word in words]
 
 

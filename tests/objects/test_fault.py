@@ -38,9 +38,7 @@ def store(tmp_path: Path) -> ObjectStore:
 
 @pytest.mark.parametrize("digest", [OURS, STRANGERS, None], ids=["xxh3", "sha256", "none"])
 @pytest.mark.parametrize("deep", [False, True])
-def test_an_object_as_it_was_written_has_no_fault(
-    store: ObjectStore, digest: bytes | None, deep: bool
-) -> None:
+def test_an_unchanged_object_has_no_fault(store: ObjectStore, digest: bytes | None, deep: bool) -> None:
     assert fault_of(store, WrittenObject("a/b", len(DATA), digest), deep=deep) is None
     assert fault_of(store, WrittenObject("a/b", None, digest), deep=deep) is None
     assert read_back(store, WrittenObject("a/b", len(DATA), digest)) == (DATA, None)
@@ -48,7 +46,7 @@ def test_an_object_as_it_was_written_has_no_fault(
 
 @pytest.mark.parametrize("digest", [OURS, STRANGERS], ids=["xxh3", "sha256"])
 @pytest.mark.parametrize("deep", [False, True])
-def test_an_object_that_is_not_there_or_of_another_size_is_found(
+def test_a_missing_object_and_an_object_of_another_size_are_found(
     store: ObjectStore, digest: bytes, deep: bool
 ) -> None:
     assert fault_of(store, WrittenObject("a/c", 7, digest), deep=deep) is MISSING
@@ -59,7 +57,7 @@ def test_an_object_that_is_not_there_or_of_another_size_is_found(
 
 
 @pytest.mark.parametrize("digest", [OURS, STRANGERS], ids=["xxh3", "sha256"])
-def test_one_other_byte_is_found_by_either_digest(tmp_path: Path, digest: bytes) -> None:
+def test_one_changed_byte_is_found_by_either_digest(tmp_path: Path, digest: bytes) -> None:
     other = b"1" + DATA[1:]
     store = open_store(tmp_path / "objects")
     store.put("a/b", other)
@@ -80,7 +78,7 @@ def test_digests_of_two_kinds_are_not_compared() -> None:
     assert compared(written, None) is MISSING
 
 
-def test_a_failing_store_is_no_fault_of_the_object(
+def test_a_failing_store_is_not_reported_as_a_fault_of_the_object(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: FolderStore, name: str) -> int:

@@ -119,7 +119,7 @@ print("hangs")
 
 
 @pytest.mark.slow
-def test_a_child_that_is_forked_while_a_thread_loads_names_has_them_too() -> None:
+def test_a_child_forked_while_a_thread_loads_names_can_use_them() -> None:
     command = [sys.executable, "-c", LOADING]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=180)
     assert done.stdout == "loaded\n"
@@ -147,7 +147,7 @@ for thread in threads: thread.join()
 
 
 @pytest.mark.slow
-def test_threads_whose_first_uses_of_a_table_are_at_once_load_it_whole() -> None:
-    # a submodule of DataFusion first: Python may give the other thread a half-loaded module
+def test_simultaneous_first_uses_of_a_table_load_it_completely() -> None:
+    # imports a submodule of DataFusion first: Python may give the other thread a half-loaded module
     done = subprocess.run([sys.executable, "-c", TOGETHER], capture_output=True, text=True, check=True)
     assert done.stdout == ""

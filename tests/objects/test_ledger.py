@@ -18,7 +18,7 @@ from tests.support.objects import ObjectStore, open_store
 
 @dataclass
 class Memory:
-    """A ledger without a database."""
+    """A ledger in memory, without a database."""
 
     rows: dict[str, LedgerObject] = field(default_factory=dict)
     prefix: str = "kind"
@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def ledger(store: ObjectStore) -> Memory:
-    """A ledger of ten objects; those with even numbers are needed."""
+    """Returns a ledger of ten objects; those with even numbers are needed."""
     made = Memory()
     for number in range(10):
         name, data = f"kind/{number}", bytes([number]) * (number + 1)
@@ -76,7 +76,7 @@ def test_needed_objects_that_differ_are_found(store: ObjectStore, ledger: Memory
     assert len(faults(store, ledger, 1)) == 1
 
 
-def test_an_object_that_is_no_longer_needed_is_no_fault(
+def test_a_missing_object_that_is_no_longer_needed_is_no_fault(
     store: ObjectStore, ledger: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Collection makes an object unneeded long before it deletes it."""
@@ -100,18 +100,18 @@ def test_an_object_written_after_the_listing_is_no_fault(
 
 
 def test_a_sweep_deletes_objects_then_rows_page_by_page(store: ObjectStore, ledger: Memory) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     forgotten: list[list[str]] = []
 
     def forget(gone: list[str]) -> None:
-        assert names(store).isdisjoint(gone), "the objects go first"
+        assert names(store).isdisjoint(gone), "objects are deleted before their rows"
         forgotten.append(gone)
         ledger.forget(gone)
 
-    done = sweep(store, ledger.expired(2), forget, lambda count, total: told.append(count))
+    done = sweep(store, ledger.expired(2), forget, lambda count, total: reported.append(count))
     assert (done.objects, done.deleted, done.bytes, done.failures) == (5, 5, 2 + 4 + 6 + 8 + 10, 0)
     assert [len(page) for page in forgotten] == [2, 2, 1]
-    assert told == [2, 4, 5]
+    assert reported == [2, 4, 5]
     assert names(store) == set(ledger.rows) == {f"kind/{number}" for number in range(0, 10, 2)}
 
 
@@ -131,7 +131,7 @@ def test_an_object_that_cannot_be_deleted_keeps_its_row_and_is_reported(
     assert "kind/3 is no longer needed but could not be deleted: no right to it" in caplog.text
     assert "kind/3" in ledger.rows and "kind/1" not in ledger.rows
     monkeypatch.undo()
-    # the crash between the two: the object is deleted, and its row is retried
+    # as after a crash between the two deletions: the object is deleted, and its row is retried
     store.delete(["kind/3"])
     assert sweep(store, ledger.expired(10), ledger.forget).objects == 1
     assert "kind/3" not in ledger.rows
@@ -146,7 +146,7 @@ def test_unknown_objects_are_listed_by_pages(store: ObjectStore, ledger: Memory)
     assert [len(page) for page in pages] == [0, 0, 2, 3]
 
 
-def test_a_write_that_the_store_tries_again_is_no_conflict(store: ObjectStore) -> None:
+def test_a_retried_write_of_the_same_bytes_is_no_conflict(store: ObjectStore) -> None:
     put_new(store, "a", b"1")
     put_new(store, "a", b"1")
     with pytest.raises(ObjectAlreadyExists):

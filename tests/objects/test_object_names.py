@@ -44,12 +44,12 @@ def test_files_may_have_the_names_that_callers_choose(name: str) -> None:
         f"data/{'ab' * 16}/x", f"data/{'7' * 32}",
     ],
 )  # fmt: skip
-def test_no_table_has_a_file_of_another_table(name: str) -> None:
+def test_file_names_of_other_tables_are_refused(name: str) -> None:
     with pytest.raises(InvalidName, match="File name"):
         check_file_name(name, OWN)
 
 
-def test_a_prefix_is_a_name_or_nothing_with_or_without_its_slash() -> None:
+def test_a_prefix_is_a_name_or_empty_and_may_end_with_a_slash() -> None:
     assert [check_prefix(prefix) for prefix in ("", "a/b", "a/b/")] == ["", "a/b", "a/b"]
     with pytest.raises(InvalidName):
         check_prefix("../a")
@@ -62,7 +62,7 @@ def test_a_prefix_is_a_name_or_nothing_with_or_without_its_slash() -> None:
         "http://host/x", "file://host/path", "file://relative", "file:///", "file:///x?y", "", "  ", "a\0b",
     ],
 )  # fmt: skip
-def test_a_bad_url_is_one_clear_line_that_names_it(url: str) -> None:
+def test_a_bad_url_is_reported_in_one_line_that_names_it(url: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         open_store(url)
     assert repr(url) in str(caught.value)

@@ -19,7 +19,7 @@ from dormouse.data.object_access import open_parquet, register
 from dormouse.errors import InvalidName, ObjectAlreadyExists, ObjectNotFound, ObjectStoreError
 from tests.support.objects import ObjectStore, open_store
 
-# processes of a fork server, which has imported their modules and has never opened a store
+# processes of a fork server that has imported these modules and has never opened a store
 SERVED = multiprocessing.get_context("forkserver")
 SERVED.set_forkserver_preload(
     ["datafusion", "pytest", "dormouse.data.datafusion_session", "dormouse.objects"]
@@ -35,7 +35,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 
 def staged_files(store: ObjectStore, tmp_path: Path) -> list[Path]:
-    """The files in the staging area of either store."""
+    """Returns the files in the staging area of either store."""
     area = Path(store.options["staging_dir"]) if store.options else tmp_path / "objects" / ".staging"
     return [path for path in area.rglob("*") if path.is_file()]
 
@@ -57,7 +57,7 @@ def test_an_object_is_read_back_as_it_was_put(store: ObjectStore) -> None:
     assert (store.get("empty"), store.size("empty")) == (b"", 0)
 
 
-def test_a_range_is_so_many_bytes_or_an_error(store: ObjectStore) -> None:
+def test_a_range_has_exactly_the_requested_bytes_or_raises(store: ObjectStore) -> None:
     store.put("a/b", b"0123456789")
     assert store.get_range("a/b", 0, 10) == b"0123456789"
     assert store.get_range("a/b", 3, 4) == b"3456"
@@ -68,7 +68,7 @@ def test_a_range_is_so_many_bytes_or_an_error(store: ObjectStore) -> None:
         store.get_range("a/c", 0, 1)
 
 
-def test_a_name_is_never_given_twice(store: ObjectStore) -> None:
+def test_a_name_is_never_used_twice(store: ObjectStore) -> None:
     store.put("a/b", b"first")
     with pytest.raises(ObjectAlreadyExists, match="'a/b'"):
         store.put("a/b", b"second")
@@ -151,7 +151,7 @@ def test_delete_removes_existing_objects_and_returns_failures(store: ObjectStore
     assert store.delete([]) == []
 
 
-def test_a_prefix_lists_whole_segments(store: ObjectStore) -> None:
+def test_a_prefix_matches_whole_segments(store: ObjectStore) -> None:
     sizes = {"data/t1/a": 1, "data/t1/b/c": 2, "data/t10/a": 3, "data/t1.x": 4}
     for name, size in sizes.items():
         store.put(name, b"x" * size)
@@ -229,7 +229,7 @@ def test_a_killed_writer_leaves_nothing_visible_and_is_swept(store: ObjectStore,
     writer = SERVED.Process(target=stage_forever, args=(store, staged))
     writer.start()
     assert staged.wait(WAIT_SECONDS)
-    assert store.sweep_staging() == 0  # its writer is alive
+    assert store.sweep_staging() == 0  # the writer is still alive
     writer.kill()
     writer.join(WAIT_SECONDS)
     assert list(store.list()) == []
@@ -246,7 +246,7 @@ def test_sweeping_an_unused_store_does_nothing(store: ObjectStore) -> None:
 
 
 @pytest.mark.slow
-def test_sweeps_and_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_concurrent_sweeps_and_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
     store = open_store(tmp_path / "objects")
     with repeating(store.sweep_staging):
         for number in range(150):
@@ -255,7 +255,7 @@ def test_sweeps_and_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
 
 
 class repeating:  # noqa: N801
-    """Calls a function repeatedly in a thread; raises its exception at the end."""
+    """A thread that calls a function repeatedly, and raises its exception at the end."""
 
     def __init__(self, call: object) -> None:
         self.call, self.stop, self.error = call, threading.Event(), None

@@ -1,4 +1,4 @@
-"""The behaviour of folders alone: full disks, permissions, folders, durability."""
+"""Stores in a folder: full disks, permissions, folders, durability."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEBIBYTE = 2**20
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder with room for a MiB: its own file system, or else a limit on the size of files."""
+    """Yields a folder with room for a MiB: its own file system, or else a limit on the size of files."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
@@ -36,7 +36,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def refuses_for_want_of_space(store: ObjectStore) -> None:
+def check_refused_without_space(store: ObjectStore) -> None:
     with (
         pytest.raises(
             ObjectStoreError, match=r"Cannot write object 'a/big' in .*: (No space|File too)"
@@ -47,25 +47,25 @@ def refuses_for_want_of_space(store: ObjectStore) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_full_disk_is_one_clear_line_and_leaves_nothing(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_in_one_line_and_leaves_nothing(small_disk: Path) -> None:
     store = open_store(small_disk / "objects")
     with pytest.raises(ObjectStoreError, match=r"Cannot write object 'a/big' in .*: (No space|File too)"):
         store.put("a/big", b"x" * 2 * MEBIBYTE)
-    refuses_for_want_of_space(store)
+    check_refused_without_space(store)
     assert [path for path in small_disk.rglob("*") if path.is_file()] == []
     store.put("a/small", b"x" * (MEBIBYTE // 2))
     assert list(store.list()) == [("a/small", MEBIBYTE // 2)]
 
 
-def test_a_full_staging_disk_of_an_s3_store_is_one_clear_line(
+def test_a_full_staging_disk_of_an_s3_store_is_reported_in_one_line(
     small_disk: Path, s3_options: dict[str, str]
 ) -> None:
     store = open_store("s3://dormouse-test/full", **s3_options | {"staging_dir": str(small_disk)})
-    refuses_for_want_of_space(store)
+    check_refused_without_space(store)
     assert [path for path in small_disk.rglob("*") if path.is_file()] == []
 
 
-def test_a_folder_without_rights_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_folder_without_rights_is_reported_in_one_line(tmp_path: Path) -> None:
     store = open_store(tmp_path / "objects")
     store.put("a/1", b"x")
     with as_a_user_without_rights(tmp_path):
@@ -93,7 +93,7 @@ def test_folders_that_a_deletion_empties_are_deleted_and_others_stay(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == [".staging"]
 
 
-def test_publishing_makes_its_folder_again_when_a_deletion_takes_it_away(
+def test_publishing_makes_a_folder_again_that_a_deletion_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link, taken = Path.hardlink_to, []
@@ -172,7 +172,7 @@ def test_a_folder_is_made_durable_again_only_when_it_has_changed(
     store, synced = open_store(tmp_path), list[str]()
     store.put("x/y/a", b"1")
     for folder in (tmp_path / "x", tmp_path):
-        os.utime(folder, ns=(0, 1_000_000_000))  # long ago
+        os.utime(folder, ns=(0, 1_000_000_000))  # a modification time of long ago
     monkeypatch.setattr(
         os, "fsync", lambda found: synced.append(Path(f"/proc/self/fd/{found}").readlink().name)
     )
@@ -204,7 +204,7 @@ def test_an_object_whose_name_cannot_be_made_durable_is_withdrawn(
     assert list(store.list()) == []
 
 
-def test_a_long_deletion_checks_its_right_repeatedly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_deletion_checks_ownership_repeatedly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "ASKED_EVERY", 2)
     store, asked = open_store(tmp_path), list[int]()
     names = [f"a/{number}" for number in range(6)]

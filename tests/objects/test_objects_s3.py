@@ -1,4 +1,4 @@
-"""The behaviour of S3 alone: uploads in parts, bulk deletion, endpoints that are down or wrong."""
+"""Stores in S3: uploads in parts, bulk deletion, endpoints that are down or wrong."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_large_file_is_uploaded_whole_and_only_once(s3_store: ObjectStore) -> 
         write(path, 1)
 
 
-def test_a_large_file_does_not_take_a_name_that_was_given_meanwhile(s3_store: ObjectStore) -> None:
+def test_a_large_file_does_not_replace_an_object_written_meanwhile(s3_store: ObjectStore) -> None:
     with pytest.raises(ObjectAlreadyExists), s3_store.staged("big") as path:
         write(path, SINGLE_PUT_BYTES_MAX // MEBIBYTE + 1)
         s3_store.put("big", b"fast")
@@ -48,7 +48,7 @@ def test_a_large_file_does_not_take_a_name_that_was_given_meanwhile(s3_store: Ob
 
 
 def peak_mebibytes() -> int:
-    """The peak memory of this process since exec; getrusage also counts its parent before the fork."""
+    """Returns the peak memory of this process since exec; getrusage would count its parent, too."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024
 
 
@@ -98,7 +98,7 @@ def test_missing_options_come_from_the_aws_variables(
         lambda store: store.get("a/b"),
     ],
 )
-def test_a_missing_bucket_is_one_clear_line(
+def test_a_missing_bucket_is_reported_in_one_line(
     s3_options: dict[str, str], action: Callable[[ObjectStore], object]
 ) -> None:
     store = open_store("s3://no-such-bucket/x", **s3_options)
@@ -107,7 +107,7 @@ def test_a_missing_bucket_is_one_clear_line(
 
 
 @pytest.mark.slow
-def test_missing_credentials_are_one_clear_line(
+def test_missing_credentials_are_reported_in_one_line(
     s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
@@ -124,7 +124,7 @@ def raise_first(failed: Sequence[tuple[str, Exception]]) -> None:
     raise failed[0][1]
 
 
-def test_an_endpoint_that_is_down_is_one_clear_line(
+def test_an_endpoint_that_is_down_is_reported_in_one_line(
     s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3, "RETRIES_MAX", 1)

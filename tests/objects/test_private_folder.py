@@ -1,4 +1,4 @@
-"""Folders for temporary files: one that another user made first is not used."""
+"""Private folders for temporary files: a folder that another user made first is not used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAME = "dormouse-test"
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for the temporary files of all users."""
+    """Yields a folder that serves as the folder for temporary files of all users."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     folder.chmod(0o1777)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -71,7 +71,7 @@ def test_no_other_module_names_a_file_in_the_folder_for_temporary_files() -> Non
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_it_is_its_user_s_alone_whatever_the_umask(shared: Path, umask: int) -> None:
+def test_a_private_folder_admits_only_its_user_with_any_umask(shared: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         folder = private_folder(NAME)
@@ -106,8 +106,8 @@ def test_a_private_folder_of_another_user_is_not_used(shared: Path) -> None:
     assert private_folder(NAME) not in {own, random}
 
 
-def test_the_owner_is_checked(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same without root: the folder belongs to this process, which now runs as another user."""
+def test_a_folder_of_another_owner_is_not_private(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This test needs no root: the folder belongs to this process, which then seems to be another user."""
     own = private_folder(NAME)
     monkeypatch.setattr(private_folders_module.os, "geteuid", lambda: os.getuid() + 1)
     assert not private_folders_module.is_private(own)
@@ -120,7 +120,7 @@ def test_every_private_folder_is_swept(shared: Path) -> None:
     store = open_store("s3://bucket/prefix", region="us-east-1")
     assert isinstance(store, S3Store)
     slot = store._area().claim()
-    os.close(slot.lock)  # as its writer's death does
+    os.close(slot.lock)  # as when the writer dies
     own.unlink()
     other = store._area().claim()
     os.close(other.lock)
@@ -130,7 +130,7 @@ def test_every_private_folder_is_swept(shared: Path) -> None:
     assert not slot.folder.exists()
 
 
-def test_a_folder_that_others_can_replace_is_warned_of(
+def test_a_parent_folder_that_others_can_write_to_causes_a_warning(
     shared: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     private_folder(NAME)
@@ -142,7 +142,7 @@ def test_a_folder_that_others_can_replace_is_warned_of(
     assert f"another user can replace folders in {loose}: set TMPDIR" in caplog.text
 
 
-def test_a_staged_file_of_another_folder_in_its_place_is_not_published(tmp_path: Path) -> None:
+def test_a_staged_file_of_a_replaced_folder_is_not_published(tmp_path: Path) -> None:
     slot = StagingArea(tmp_path).claim()
     slot.path("0.parquet").write_bytes(b"written")
     assert slot.written("0.parquet").read_bytes() == b"written"
@@ -153,7 +153,7 @@ def test_a_staged_file_of_another_folder_in_its_place_is_not_published(tmp_path:
         slot.written("0.parquet")
 
 
-def test_a_lock_that_is_a_link_makes_no_file_elsewhere(tmp_path: Path) -> None:
+def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     area = tmp_path / "area"
     (area / "x").mkdir(parents=True)
     (area / "x" / "owner.lock").symlink_to(tmp_path / "made")
@@ -205,7 +205,7 @@ def test_a_backup_respects_the_umask_and_admits_no_other_user(
     assert mode(root / writer.name / "database.tar.gz") == file_mode
 
 
-def test_a_backup_changes_no_rights_of_a_folder_that_is_there(tmp_path: Path) -> None:
+def test_a_backup_changes_no_permissions_of_an_existing_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     BackupWriter(open_store(tmp_path), "instance", None)
     assert mode(tmp_path) == 0o755

@@ -67,11 +67,11 @@ def test_a_changed_byte_of_a_frame_or_the_index_is_detected(at: int) -> None:
     made = packed(ROWS)
     at %= len(made.data)
     data = made.data[:at] + bytes([made.data[at] ^ 4]) + made.data[at + 1 :]
-    told = 0
+    reported = 0
     try:
         index = Index(data[index_start(data) :])
     except Damaged:
-        told += 1
+        reported += 1
     else:
         assert list(index) == made.entries
     for entry, row in zip(made.entries, ROWS, strict=True):
@@ -81,8 +81,8 @@ def test_a_changed_byte_of_a_frame_or_the_index_is_detected(at: int) -> None:
                 == row.content
             )
         except Damaged:
-            told += 1
-    assert told == (1 if at >= 8 else 0)  # except the magic at the beginning
+            reported += 1
+    assert reported == (1 if at >= 8 else 0)  # except the magic at the beginning
 
 
 @pytest.mark.parametrize("kept", [0, 1, 8, 23, 24, 25, 100, -1])

@@ -77,7 +77,7 @@ def test_put_replaces_and_delete_deletes(payloads: PayloadStore) -> None:
         payloads.get("t", "i", DAY - timedelta(days=400), "k")
 
 
-def test_many_over_days_and_zones(payloads: PayloadStore) -> None:
+def test_put_many_and_get_many_span_days_and_time_zones(payloads: PayloadStore) -> None:
     east = timezone(timedelta(hours=14))
     items = [("t", str(n), DAY + timedelta(days=n % 5), "k", n) for n in range(50)]
     payloads.put_many([*items, ("t", "0", DAY, "k", "the last")])
@@ -165,7 +165,7 @@ def test_an_invalid_payload_is_refused_and_no_batch_is_half_stored(
     assert isinstance(payloads.get_many([("t", "a", DAY, "k")])["t", "a", DAY, "k"], PayloadNotFound)
 
 
-def test_the_large_and_the_deepest_are_kept(payloads: PayloadStore) -> None:
+def test_large_and_deeply_nested_contents_are_stored(payloads: PayloadStore) -> None:
     contents = ["x" * 2**20, nested(NESTING_MAX), "\\u0000", ["\\", "\\\\u0000"], (1, (2,))]
     payloads.put_many(("t", str(n), DAY, "k", content) for n, content in enumerate(contents))
     found = payloads.get_many([("t", str(n), DAY, "k") for n in range(len(contents))])
@@ -173,7 +173,7 @@ def test_the_large_and_the_deepest_are_kept(payloads: PayloadStore) -> None:
 
 
 @pytest.mark.slow
-def test_the_largest_is_kept(payloads: PayloadStore) -> None:
+def test_the_largest_content_is_stored(payloads: PayloadStore) -> None:
     payloads.put("t", "i", DAY, "k", "x" * (CONTENT_BYTES_MAX - 2))
     assert len(payloads.get("t", "i", DAY, "k")) == CONTENT_BYTES_MAX - 2
 
@@ -195,7 +195,7 @@ def test_the_largest_is_kept(payloads: PayloadStore) -> None:
         (("t", "i", DAY), r"a payload's key is \(tenant, id, inserted_at, kind\)"),
     ],
 )
-def test_keys_that_cannot_be_are_refused(payloads: PayloadStore, key: Any, why: str) -> None:
+def test_invalid_keys_are_refused(payloads: PayloadStore, key: Any, why: str) -> None:
     with pytest.raises(InvalidPayload, match=why):
         payloads.get_many([("t", "i", DAY, "k"), key])
     with pytest.raises(InvalidPayload):
@@ -215,13 +215,13 @@ def test_the_largest_keys_fit_an_index_entry(payloads: PayloadStore) -> None:
     assert payloads.get(long[0], long[1], DAY, long[2]) == 1
 
 
-def test_days_of_any_year_can_be_kept(payloads: PayloadStore) -> None:
+def test_payloads_of_any_year_are_stored(payloads: PayloadStore) -> None:
     for day in (datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)):
         payloads.put("t", "i", day, "k", day.year)
         assert payloads.get("t", "i", day, "k") == day.year
 
 
-def test_a_role_that_may_only_write_rows_makes_days_too(instance: Instance) -> None:
+def test_a_role_that_may_only_write_rows_can_make_days(instance: Instance) -> None:
     """Uses the roles of a deployment."""
     query(instance._supplier, "drop role if exists writes_rows; create role writes_rows")
     query(instance._supplier, "grant usage on schema dormouse to writes_rows")

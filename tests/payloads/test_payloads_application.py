@@ -30,20 +30,20 @@ from tests.support.jobs import PayloadStore
 
 @pytest.fixture
 def application(instance: Instance, dsn: str) -> Iterator[str]:
-    """The DSN of an application that owns a table, and has of Dormouse what the documentation grants."""
+    """Yields the DSN of an application's role, which owns a table and has the documented grants."""
     with application_of(dsn) as own:
         yield own
 
 
 @pytest.mark.slow
-def test_a_payload_is_kept_with_the_applications_row_or_neither_is(
+def test_a_payload_and_the_applications_row_are_stored_together_or_not_at_all(
     instance: Instance, application: str
 ) -> None:
     payloads = instance.payloads
     with psycopg.connect(application) as conn:
         conn.execute("insert into app.request values ('1')")
         payloads.put("t", "1", AT, "k", {"n": 1}, conn=conn)
-        with pytest.raises(PayloadNotFound):  # until it commits
+        with pytest.raises(PayloadNotFound):  # not visible to other connections before the commit
             payloads.get("t", "1", AT, "k")
         conn.rollback()
         with pytest.raises(PayloadNotFound):
@@ -57,7 +57,7 @@ def test_a_payload_is_kept_with_the_applications_row_or_neither_is(
     assert all(payloads.get(*one[:4]) == one[4] for one in given[1:])
 
 
-def test_sql_keeps_what_python_reads(instance: Instance, application: str) -> None:
+def test_payloads_stored_by_sql_are_read_by_python(instance: Instance, application: str) -> None:
     at = AT + timedelta(days=40)  # a day without a partition
     with psycopg.connect(application) as conn:
         conn.execute("set timezone = 'Asia/Tokyo'; set datestyle = 'German'; set search_path = app")
@@ -170,7 +170,7 @@ def test_the_kind_of_cursors_and_rows_of_the_connection_does_not_matter(
 
 
 @pytest.mark.slow
-def test_a_dropped_day_takes_nothing(instance: Instance, application: str) -> None:
+def test_a_put_into_a_dropped_day_is_refused(instance: Instance, application: str) -> None:
     old = datetime(2020, 1, 1, tzinfo=UTC)
     instance.payloads.put("t", "1", old, "k", 1)
     with psycopg.connect(application) as conn:  # the connection has put into the day before
@@ -180,9 +180,9 @@ def test_a_dropped_day_takes_nothing(instance: Instance, application: str) -> No
         with pytest.raises(PayloadExpired):
             instance.payloads.put("t", "2", old, "k", 1, conn=conn)
         conn.rollback()
-        with pytest.raises(psycopg.DatabaseError, match="2020-01-01 are past their retention") as told:
+        with pytest.raises(psycopg.DatabaseError, match="2020-01-01 are past their retention") as reported:
             conn.execute(PUT, ["t", "2", old, "k", "1"])
-    assert told.value.sqlstate == "DM002"
+    assert reported.value.sqlstate == "DM002"
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ def open_put(application: str, model: Model, name: str) -> Iterator[None]:
 
 
 def put_both(conn: psycopg.Connection[Any], model: Model, name: str) -> dict[PayloadKey, Any]:
-    """Puts a payload by each of the two ways."""
+    """Puts one payload from Python and another from SQL; returns both."""
     one, other = key(name), key(f"{name}-sql")
     model.payloads.put(*one, {"by": "python"}, conn=conn)
     conn.execute(PUT, [*other, '{"by": "sql"}'])
@@ -228,12 +228,12 @@ WORKS: dict[str, tuple[Work, tuple[str, ...]]] = {
             (
                 "prepared",
                 "page",
-            ),  # the worker that copies waits for it when it adds the pointer of the same key
+            ),  # the copying worker waits for it, to add the pointer of the same key
         ]
         if begins in steps and commits in steps
     ],
 )
-def test_what_an_application_puts_at_any_step_of_a_day_stays(
+def test_a_put_of_an_application_at_any_step_of_a_day_is_kept(
     instance: Instance, application: str, work: str, begins: str, commits: str
 ) -> None:
     model = Model.filled(instance, 20)
@@ -276,7 +276,7 @@ def test_what_an_application_puts_at_any_step_of_a_day_stays(
 
 
 @pytest.mark.slow
-def test_an_exchange_waits_for_an_application_that_has_put(instance: Instance, application: str) -> None:
+def test_an_exchange_waits_for_the_open_put_of_an_application(instance: Instance, application: str) -> None:
     model = Model.filled(instance, 4)
     tried = threading.Event()
     reached: list[str] = []
@@ -290,7 +290,7 @@ def test_an_exchange_waits_for_an_application_that_has_put(instance: Instance, a
         offload = threading.Thread(target=lambda: cooling.offload(tools(instance, step), None, False))
         offload.start()
         assert not tried.wait(0.7)  # the mirror's trigger cannot be made while a writer is active
-        model.put(key("b0009"))  # it delays no other writer
+        model.put(key("b0009"))  # other writers are not delayed
     offload.join(60)
     assert "finished" in reached
     model.check()

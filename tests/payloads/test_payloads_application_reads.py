@@ -1,4 +1,4 @@
-"""Payloads that an application reads and deletes in its own transaction, also during an exchange."""
+"""Payloads that an application reads and deletes in its own transaction, even during an exchange."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FUNCTIONS = "dormouse.put_payload, dormouse.put_payloads, dormouse.find_payloads
 
 @pytest.fixture
 def application(instance: Instance, dsn: str) -> Iterator[str]:
-    """The DSN of a role that has what the documentation grants."""
+    """Yields the DSN of a role with the documented grants."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(f"create role {ROLE} login; grant usage on schema dormouse to {ROLE}")
         conn.execute(f"grant execute on function {FUNCTIONS} to {ROLE}")
@@ -37,7 +37,7 @@ def application(instance: Instance, dsn: str) -> Iterator[str]:
 
 
 def cooled(instance: Instance, state: str) -> Model:
-    """Makes a day of ten payloads in a state."""
+    """Fills a day with ten payloads and brings it to `state`: open, offloaded or folded."""
     model = Model.filled(instance, 10)
     if state != "open":
         assert cooling.offload(tools(instance), None, False).errors == ()
@@ -96,7 +96,7 @@ def test_a_delete_is_committed_or_rolled_back_with_the_transaction(
 @pytest.mark.parametrize(
     ("work", "at"), [*(("offload", step) for step in STEPS), *(("fold", step) for step in FOLD_STEPS)]
 )
-def test_a_delete_at_any_step_of_a_day_holds(
+def test_a_delete_at_any_step_of_a_day_is_kept(
     instance: Instance, application: str, work: str, at: str, commits: bool
 ) -> None:
     model = cooled(instance, "open" if work == "offload" else "offloaded")
@@ -116,7 +116,7 @@ def test_a_delete_at_any_step_of_a_day_holds(
     def step(name: str) -> None:
         first, reached[len(reached) :] = name not in reached, [name]
         if name == at and first:
-            # within the exchange's own transaction it waits for the end of that
+            # within the exchange's transaction, the delete waits for its end
             thread = threading.Thread(target=delete)
             thread.start()
             threads.append(thread)
@@ -176,9 +176,9 @@ def test_a_put_may_end_while_the_exchange_waits_for_its_lock(
 
 
 def wait_for_exchange(dsn: str) -> None:
-    """Returns when a session waits for a lock by which a day is exchanged.
+    """Waits until a session waits for the lock with which a day is exchanged.
 
-    A write to a partition looks at the bounds of its parent, and so may have a lock on that, too.
+    The lock may be the parent's: a write to a partition reads the bounds of its parent and may lock it.
     """
     waits = (
         "select from pg_locks where not granted and mode = 'AccessExclusiveLock'"
@@ -201,7 +201,7 @@ def test_the_error_of_a_role_names_the_missing_grants(instance: Instance, applic
 
 
 @pytest.mark.slow
-def test_kinds_of_jobs_and_impossible_keys_are_refused(instance: Instance, application: str) -> None:
+def test_reserved_kinds_and_invalid_keys_are_refused(instance: Instance, application: str) -> None:
     for call in (instance.payloads.get, instance.payloads.delete):
         with (
             psycopg.connect(application) as conn,

@@ -63,7 +63,7 @@ def test_a_day_that_is_made_again_expires_again(
     instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert instance.payloads.expire(DAY + timedelta(1)) == ([DAY], [])
-    # a put checked the day before
+    # as a put that checked the day before it expired
     with monkeypatch.context() as patched, pytest.raises(PayloadExpired):
         patched.setattr(rows, "is_expired", lambda *_: False)
         model.put(key("a1"))
@@ -227,15 +227,15 @@ def test_verification_names_the_faults(instance: Instance, model: Model) -> None
     paths[2].write_bytes(paths[2].read_bytes()[:-3])  # type: ignore[union-attr]
     query(instance._supplier, "update payload set byte_start = 1 where id = 'b0039'")
     found = instance.payloads.verify(DAY)
-    told = {(one.object_key, one.key and one.key.id, one.detail) for one in found.problems}
+    reported = {(one.object_key, one.key and one.key.id, one.detail) for one in found.problems}
     assert any(
         name == first and "it does not have the bytes that were written: " in detail
-        for name, _, detail in told
+        for name, _, detail in reported
     )
-    assert any(name == first and id_ == "a0000" for name, id_, _ in told)
-    assert any(name == second and "it is not there, and" in detail for name, _, detail in told)
-    assert (third, None, "it does not end as an object of payloads does") in told
-    assert any(id_ == "b0039" and "names another place" in why for _, id_, why in told)
+    assert any(name == first and id_ == "a0000" for name, id_, _ in reported)
+    assert any(name == second and "it is not there, and" in detail for name, _, detail in reported)
+    assert (third, None, "it does not end as an object of payloads does") in reported
+    assert any(id_ == "b0039" and "names another place" in why for _, id_, why in reported)
 
 
 @pytest.mark.few(2)

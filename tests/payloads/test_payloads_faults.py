@@ -369,7 +369,7 @@ def test_a_stopped_worker_that_lost_its_lease_commits_nothing(
         _, said = frozen.communicate(timeout=120)
     finally:
         frozen.kill()
-    assert frozen.returncode == 0, said  # with many days it would go on with other days
+    assert frozen.returncode == 0, said  # a lost day is no failure: with more days, the run would continue
     assert query(instance._supplier, "select count(*), sum(hashtext(p::text)) from payload p") == before
     model.check()
     assert leftovers(instance) == []

@@ -26,7 +26,7 @@ GIVEN = st.lists(st.sampled_from(KEYS), min_size=1, max_size=6, unique=True)
 
 
 class Stops(BaseException):
-    """The end of a worker, as if it were killed: the work cleans up nothing."""
+    """An exception that ends a worker as if it were killed: no clean-up runs."""
 
 
 class Payloads(RuleBasedStateMachine):
@@ -86,7 +86,7 @@ class Payloads(RuleBasedStateMachine):
         assert self.instance.payloads.verify(DAY).problems == ()
 
     def _work(self, work: str, step: str | None, times: int, keys: list[Any], rows: int) -> None:
-        """Writes at the step, and ends the worker there at the last of its times."""
+        """Runs the work: writes payloads when it reaches `step`, and stops it there the last of `times`."""
         left = Counter({step: times})
         writes = 0
 
@@ -128,7 +128,7 @@ class Payloads(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-def test_payloads_are_as_a_dictionary(databases: Databases) -> None:
+def test_payloads_match_a_dictionary(databases: Databases) -> None:
     Payloads.databases = databases
     run_state_machine_as_test(
         Payloads, settings=settings(max_examples=8, stateful_step_count=12, deadline=None)
@@ -136,7 +136,7 @@ def test_payloads_are_as_a_dictionary(databases: Databases) -> None:
 
 
 @pytest.mark.slow
-def test_payloads_are_as_a_dictionary_for_long(databases: Databases) -> None:
+def test_payloads_match_a_dictionary_in_long_runs(databases: Databases) -> None:
     Payloads.databases = databases
     run_state_machine_as_test(
         Payloads, settings=settings(max_examples=60, stateful_step_count=30, deadline=None)

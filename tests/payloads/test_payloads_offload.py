@@ -141,7 +141,7 @@ def test_a_backlog_drains_oldest_first_and_a_failing_day_does_not_hold_up_others
     model.check()
 
 
-def test_a_run_ends_in_time_and_the_next_goes_on(instance: Instance, model: Model) -> None:
+def test_a_run_ends_in_time_and_the_next_one_continues(instance: Instance, model: Model) -> None:
     slices = 0
     while (report := cooling.offload(tools(instance, is_over=lambda: True), None, False)).days_left:
         assert report.errors == ()
@@ -149,7 +149,7 @@ def test_a_run_ends_in_time_and_the_next_goes_on(instance: Instance, model: Mode
         model.put(key(f"a{slices}"), content=slices)
         model.check()
         assert slices < 60
-        # the phases that wait need a run that is not over at once
+        # the waiting phases need a run that does not end at once
         if query(instance._supplier, "select phase from payload_day") == [("verify",)]:
             break
     assert slices > 2
@@ -167,7 +167,7 @@ def test_a_run_ends_in_time_and_the_next_goes_on(instance: Instance, model: Mode
         ("2026-03-05", "a day must be a datetime.date"),
     ],
 )
-def test_days_that_cannot_be_offloaded(instance: Instance, day: Any, why: str) -> None:
+def test_invalid_and_current_days_are_not_offloaded(instance: Instance, day: Any, why: str) -> None:
     today = datetime.now(UTC)
     instance.payloads.put("t", "i", today, "k", 1)
     with pytest.raises(InvalidInput, match=why):
@@ -203,7 +203,7 @@ def test_a_worker_that_lost_its_lease_commits_nothing(instance: Instance, model:
             done.append(instance.payloads.offload())
 
     work = tools(instance, lose, lease_seconds=10_000, uploads=1)
-    # the session by which it reads is ended, too
+    # the session with which the worker reads is ended, too
     with pytest.raises((LeaseLost, InstanceError), match=r"has taken the day over|terminating connection"):
         cooling.OFFLOAD.run(work, DAY)
     assert done[0].days_left == 0
@@ -308,7 +308,7 @@ def test_a_reader_that_never_ends_is_named(
         conn.execute("select 1")
         holder.execute(
             "select pg_advisory_xact_lock(1)"
-        )  # it sees nothing: processes that maintain the instance hold such transactions
+        )  # a transaction without a snapshot, like those of processes that maintain the instance
         with pytest.raises(PayloadDayBusy, match=f"processes {conn.info.backend_pid}; the day is unchanged"):
             instance.payloads.offload(DAY)
         model.check()
@@ -391,7 +391,7 @@ def test_objects_have_sizes_within_the_limits(instance: Instance) -> None:
     [done] = cooling.offload(made, None, False).days
     found = [one.byte_count for one in made.known.of_day(DAY, "live")]
     assert len(found) == done.objects > 10
-    # each ends with the portion that fills it, at twice the minimum
+    # an object ends with the portion that fills it, at twice the minimum
     assert min(found[:-1]) >= 16_000
     assert (
         max(found) <= 16_000 + 4_000 + 5_000 + 2_000

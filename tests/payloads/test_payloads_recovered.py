@@ -44,10 +44,10 @@ def put_back(home: Path, snapshot: Path) -> None:
 
 
 def lake(tmp_path: Path, hours: int) -> dict[PayloadKey, object]:
-    """Restores and adopts an instance as it was before its days were folded, so many hours ago.
+    """Restores an instance to its state `hours` ago, before its days were folded, and returns its payloads.
 
-    One day was offloaded then, the other folded. Since then one payload of each was deleted, one replaced and
-    one added.
+    One day was offloaded then, the other folded. Since then, one payload of each day was deleted, one
+    replaced and one added.
     """
     home = tmp_path / "lake"
     with dm.local(home) as instance:
@@ -70,23 +70,23 @@ def lake(tmp_path: Path, hours: int) -> dict[PayloadKey, object]:
 def test_payloads_folded_in_the_last_day_are_read_by_a_restored_database(tmp_path: Path) -> None:
     assert TableProperties().history_retention_seconds == KEPT_SECONDS
     expected = lake(tmp_path, 23)
-    told: list[str] = []
+    reported: list[str] = []
     with dm.local(tmp_path / "lake") as instance:
-        instance.adopt(tell=told.append)
+        instance.adopt(tell=reported.append)
         assert instance.payloads.get_many(expected) == expected
-        assert (instance.check(deep=True).problems, told) == ((), [])
+        assert (instance.check(deep=True).problems, reported) == ((), [])
         hours_pass(instance, 25)
-        assert instance.payloads.collect().deleted == 0, "an adoption holds what both know"
+        assert instance.payloads.collect().deleted == 0, "an adoption holds objects that both databases know"
 
 
 @pytest.mark.slow
 def test_payloads_of_lost_objects_are_found_in_others_or_reported(tmp_path: Path) -> None:
     expected = lake(tmp_path, 25)
-    told: list[str] = []
+    reported: list[str] = []
     with dm.local(tmp_path / "lake") as instance:
-        instance.adopt(tell=told.append)
-        assert [line.split(":")[0] for line in told] == [f"payloads of {FOLDED}", f"payloads of {DAY}"]
-        assert "not all: see 'dormouse payloads verify" in told[1]
+        instance.adopt(tell=reported.append)
+        assert [line.split(":")[0] for line in reported] == [f"payloads of {FOLDED}", f"payloads of {DAY}"]
+        assert "not all: see 'dormouse payloads verify" in reported[1]
         lost = {key("a0004"), key("a0006")}
 
         def of_day() -> dict[PayloadKey, object]:
@@ -95,14 +95,14 @@ def test_payloads_of_lost_objects_are_found_in_others_or_reported(tmp_path: Path
         found = of_day()
         assert {one for one, content in found.items() if isinstance(content, PayloadCorrupt)} == lost
         assert all(found[one] == expected[one] for one in found.keys() - lost)
-        with pytest.raises(PayloadNotFound):  # the other database added it
+        with pytest.raises(PayloadNotFound):  # only the other database added it
             instance.payloads.get(*key("a0007"))
-        # the report has only objects that were rebuilt
+        # the report lists only objects that were rebuilt
         verified = instance.payloads.verify(DAY, rebuild=True)
         assert (verified.rebuilt, verified.recovered) == (0, 0)
         assert sum(int(one.detail.split(", and ")[1].split()[0]) for one in verified.problems) == len(lost)
         assert of_day().keys() == found.keys()
-        # until it is marked as dead
+        # until a caller deletes the lost payloads
         instance.payloads.delete_many(lost)
         assert instance.payloads.verify(DAY, rebuild=True).problems == ()
         assert instance.payloads.verify(DAY).problems == ()
@@ -203,7 +203,7 @@ def test_one_setting_has_the_time_that_unneeded_objects_are_kept(
 def test_objects_may_be_deleted_sooner_on_demand(instance: Instance, model: Model) -> None:
     cooling.offload(tools(instance), None, False)
     instance.payloads.expire(DAY + timedelta(1))
-    assert instance.payloads.collect(0).deleted == 0, "readers have a quarter of an hour"
+    assert instance.payloads.collect(0).deleted == 0, "objects are kept for readers for 15 minutes"
     hours_pass(instance, 1)
     assert instance.payloads.collect().deleted == 0
     assert instance.payloads.collect(0).deleted > 0

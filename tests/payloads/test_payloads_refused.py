@@ -1,4 +1,4 @@
-"""Payloads that are refused in the transaction of an application, which goes on."""
+"""Payloads refused in the transaction of an application, which can continue the transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.api import Instance
 
 @pytest.fixture
 def application(instance: Instance, dsn: str) -> Iterator[str]:
-    """The DSN of an application that owns a table, and has of Dormouse what the documentation grants."""
+    """Yields the DSN of an application's role, which owns a table and has the documented grants."""
     with application_of(dsn) as own:
         yield own
 
@@ -86,14 +86,12 @@ def test_kinds_of_dormouse_are_refused_without_a_connection_too(instance: Instan
 def test_text_that_is_not_jsonb_raises_the_error_of_postgresql(
     application: str, text: str, sqlstate: str
 ) -> None:
-    with psycopg.connect(application) as conn, pytest.raises(psycopg.DatabaseError) as told:
+    with psycopg.connect(application) as conn, pytest.raises(psycopg.DatabaseError) as reported:
         conn.execute(PUT, ["t", "1", AT, "k", text])
-    assert told.value.sqlstate == sqlstate
+    assert reported.value.sqlstate == sqlstate
 
 
-def test_the_grants_of_an_application_are_those_of_two_owners(
-    instance: Instance, application: str, dsn: str
-) -> None:
+def test_the_error_names_the_grants_of_each_owner(instance: Instance, application: str, dsn: str) -> None:
     """An administrator owns the schema, and the role that Dormouse connects as owns the functions."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(
@@ -114,11 +112,11 @@ def test_the_grants_of_an_application_are_those_of_two_owners(
                 conn.execute(f"alter function dormouse.{function} owner to {ROLE}_owner")
             usage = f"grant usage on schema dormouse to {ROLE}"
             execute = f"grant execute on function dormouse.put_payload, dormouse.put_payloads to {ROLE}"
-            told = f"as the owner of the schema: {usage}; as the owner of the functions, .*: {execute}"
-            with psycopg.connect(application) as own, pytest.raises(InstanceForbidden, match=told):
+            reported = f"as the owner of the schema: {usage}; as the owner of the functions, .*: {execute}"
+            with psycopg.connect(application) as own, pytest.raises(InstanceForbidden, match=reported):
                 instance.payloads.put("t", "1", AT, "k", 1, conn=own)
             conn.execute(f"set role {ROLE}_owner")
-            conn.execute(usage)  # PostgreSQL only warns that it grants nothing
+            conn.execute(usage)  # PostgreSQL only warns that this grant has no effect
             conn.execute(execute)
             with (
                 psycopg.connect(application) as own,

@@ -1,4 +1,4 @@
-"""Payloads over HTTP: put, read and deleted by their keys, with tokens that grant it."""
+"""Payloads over HTTP: they are put, read and deleted by key, with tokens that grant the rights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY = {"tenant": "acme", "id": "17/a", "inserted_at": "2026-03-05T12:00:00Z", "k
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("content", ["null", '{"a": [1, 2.5, "é", 12345678901234567890]}', "[]", '"x"'])
-def test_what_is_put_is_got_and_deleted(instance: Instance, content: str) -> None:
+def test_a_payload_is_put_read_and_deleted(instance: Instance, content: str) -> None:
     json = {"content-type": "application/json"}
     with serving(instance, job_threads=0) as url, httpx.Client(base_url=url) as http:
         assert http.put(PATH, content=content, headers=json).status_code == 204
@@ -40,7 +40,7 @@ def test_what_is_put_is_got_and_deleted(instance: Instance, content: str) -> Non
 
 
 @pytest.mark.slow
-def test_many_at_once_with_an_error_in_place_of_a_payload(instance: Instance) -> None:
+def test_many_payloads_are_read_with_an_error_in_place_of_a_missing_one(instance: Instance) -> None:
     given = [{**KEY, "id": f"{n}", "content": n or None} for n in range(3)]
     with serving(instance, job_threads=0) as url, httpx.Client(base_url=url) as http:
         assert http.post("/v1/payloads", json={"payloads": given}).json() == {"kept": 3}
@@ -124,7 +124,7 @@ def test_a_damaged_payload_is_counted(instance: Instance) -> None:
         ("/v1/payloads/dormouse/i/2026-03-05T12:00:00Z/dormouse.job.request", "are for jobs of Dormouse"),
     ],
 )
-def test_keys_that_cannot_be_are_refused(instance: Instance, path: str, why: str) -> None:
+def test_invalid_keys_are_refused(instance: Instance, path: str, why: str) -> None:
     with serving(instance, job_threads=0) as url, httpx.Client(base_url=url) as http:
         for answer in (http.get(path), http.put(path, json=1), http.delete(path)):
             assert answer.status_code == 400

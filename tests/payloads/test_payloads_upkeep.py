@@ -39,14 +39,14 @@ def model(instance: Instance) -> Model:
     return made
 
 
-def test_a_round_does_all_that_is_due(instance: Instance, model: Model) -> None:
+def test_a_round_does_all_due_work(instance: Instance, model: Model) -> None:
     yesterday = datetime.now(UTC) - timedelta(days=1)
     model.put(key("a", yesterday))
     eager = PayloadStore(instance._supplier, instance._objects, options=PayloadOptions(hot_seconds=0))
     done = eager.maintain()
     assert (done.days_done, done.days_left, done.payloads, done.errors) == (3, 0, 21, ())
     states = {one.day: one.state for one in instance.payloads.days()}
-    assert states[DAY] == "folded"  # the day has been cold for long
+    assert states[DAY] == "folded"  # the day was over long ago
     assert states[yesterday.date()] == "offloaded"
     today = DAYS.today(instance._supplier)
     assert [day for day in DAYS.days(instance._supplier) if day >= today] == [
@@ -84,10 +84,10 @@ def test_a_day_stays_hot_for_a_while_after_its_end(
     midnight = datetime.combine(today, datetime.min.time(), UTC)
     assert done.cools_at == midnight + timedelta(seconds=86_400)
     assert states() == {0: "open", 1: "open", 2: "offloaded"}
-    assert [one.day for one in kept.offload(before[1]).days] == [before[1]], "a day that is named"
+    assert [one.day for one in kept.offload(before[1]).days] == [before[1]], "a day that the caller names"
     assert states()[1] == "offloaded"
     hot = midnight + timedelta(days=1, seconds=25_200)
-    assert instance.payloads.maintain().cools_at == hot, "today, by the default"
+    assert instance.payloads.maintain().cools_at == hot, "the default is seven hours after the end of the day"
     assert instance.payloads._options.hot_seconds == 25_200
     monkeypatch.setenv("DORMOUSE_PAYLOADS_HOT_SECONDS", "0")
     with dm.connect(dsn, instance._objects.url) as other:
@@ -224,7 +224,7 @@ def test_the_lambda_offloads_payloads_and_reports_the_backlog(
     handler({}, Context())
     [record] = [name for name, _ in instance._objects.list("work/maintenance")]
     due_at = json.loads(instance._objects.get(record))["due_at"]
-    assert due_at == f"{today + timedelta(days=1)}T01:00:00+00:00", "a sleeping database is woken for it"
+    assert due_at == f"{today + timedelta(days=1)}T01:00:00+00:00", "the lambda wakes a sleeping database"
 
 
 @pytest.mark.slow
@@ -296,7 +296,7 @@ def test_a_backup_has_the_objects_of_payloads(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_the_database_copies_its_days_again(instance: Instance, model: Model, dsn: str) -> None:
-    """The list of writes has ids of transactions of another cluster."""
+    """The list of writes has transaction ids of the original cluster."""
     with pytest.raises(KeyboardInterrupt):
         cooling.offload(tools(instance, stop), DAY, False)
     assert query(instance._supplier, "select phase from payload_day") == [("verify",)]
@@ -316,7 +316,7 @@ def stop(step: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands(
+def test_the_commands_print_results_and_errors_in_one_line(
     cli: Cli, instance: Instance, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
@@ -348,7 +348,7 @@ def test_the_commands(
     ]
     days = cli("payloads", "days")[1]
     assert "2026-03-05" in days
-    assert "being done" not in days, "no day is worked on: a column without a value is left out"
+    assert "being done" not in days, "a column without values is left out, as no day has a worker"
     assert json.loads(cli("payloads", "status", "--json")[1])["backlog_days"] == 0
     shown = cli("payloads", "status")[1]
     figures = [line.strip("│┃ ").split("│") for line in shown.splitlines() if "│" in line]

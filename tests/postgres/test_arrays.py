@@ -1,4 +1,4 @@
-"""Arrays that are sent as parameters arrive unchanged."""
+"""Arrays sent as parameters arrive unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TEXTS: list[list[str]] = [
         ),
     ],
 )
-def test_arrays_arrive_as_they_were(supplier: Supplier, kind: str, sent: Any, expected: list[Any]) -> None:
+def test_arrays_arrive_unchanged(supplier: Supplier, kind: str, sent: Any, expected: list[Any]) -> None:
     with supplier.connection() as conn:
         found = conn.execute(f"select %s::{kind}[]", [sent]).fetchall()
         assert found == [(expected,)]

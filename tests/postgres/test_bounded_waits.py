@@ -70,7 +70,7 @@ QUICK = {"deletion"}
 
 
 def milliseconds(conn: psycopg.Connection) -> dict[str, int]:
-    """The limits of a session, or of the transaction that it is in."""
+    """Returns the limits of the session, or of its transaction, in milliseconds."""
     text = "select (1000 * extract(epoch from current_setting(%s)::interval))::integer"
     return {name: conn.execute(text, [name]).fetchone()[0] for name in NAMES}
 
@@ -94,7 +94,7 @@ def test_each_kind_of_work_has_its_limits(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [SHORT, COMMIT, ALONE, LONG, PAGED, KEPT])
-def test_no_kind_is_without_a_bound_for_a_process_that_is_frozen(kind: session.Limits) -> None:
+def test_every_kind_of_work_bounds_a_frozen_process(kind: session.Limits) -> None:
     assert 0 < kind[IDLE] <= 600_000 and 0 < kind[LOCK] <= 600_000
     assert {kind[IDLE] for kind in (SHORT, COMMIT, ALONE)} == {15_000}
 
@@ -150,7 +150,7 @@ def test_transactions_begin_only_where_they_are_bounded() -> None:
         ("dormouse/postgres/transaction.py", "conn.transaction"),
         ("dormouse/postgres/session.py", "Connection.connect"),
         ("dormouse/payloads/rows.py", "conn.transaction"),  # a savepoint
-        ("dormouse/payloads/store.py", "conn.transaction"),  # a savepoint of the application's
+        ("dormouse/payloads/store.py", "conn.transaction"),  # a savepoint in the application's transaction
     }
 
 
@@ -192,7 +192,7 @@ def test_a_row_change_waits_no_longer_than_its_limit(instance: Instance, dsn: st
     "change",
     [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CHANGES],
 )
-def test_others_go_on_while_a_process_is_frozen_before_any_commit(
+def test_other_processes_continue_while_one_is_frozen_before_any_commit(
     dsn: str, tmp_path: Path, change: str
 ) -> None:
     objects = (tmp_path / "objects").as_uri()
@@ -272,9 +272,7 @@ except dm.errors.InstanceError as error:
     assert frozen.said and "migration 0001" in frozen.said[0]
 
 
-def test_a_lock_of_the_migration_is_waited_for_within_bounds(
-    empty_dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_the_migration_lock_is_bounded(empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHORT, LOCK, 50)
     with psycopg.connect(empty_dsn, autocommit=True) as other:
         other.execute("select pg_advisory_lock(7236154098213001)")

@@ -26,7 +26,7 @@ def backend_pid(supplier: Supplier) -> int:
 
 
 def open_connections(dsn: str) -> int:
-    """The number of other connections to the database."""
+    """Returns the number of other connections to the database."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         query = """select count(*) from pg_stat_activity
                    where datname = current_database() and pid <> pg_backend_pid()"""
@@ -100,7 +100,7 @@ def test_the_dsn_s_own_options_are_kept(dsn: str) -> None:
         assert conn.execute("show application_name").fetchone() == ("mine",)
 
 
-def test_nothing_is_opened_before_it_is_asked_for(dsn: str) -> None:
+def test_no_connection_is_opened_before_the_first_use(dsn: str) -> None:
     with closing(ConnectionSupplier(dsn)):
         assert open_connections(dsn) == 0
 
@@ -152,7 +152,7 @@ def test_a_server_that_accepts_and_never_answers_is_reported_as_such() -> None:
             pass
 
 
-def test_waiting_past_the_bound_is_one_clear_error(dsn: str) -> None:
+def test_waiting_past_the_bound_raises_one_clear_error(dsn: str) -> None:
     with closing(ConnectionSupplier(dsn, connections_max=1, wait_seconds_max=0.1)) as supplier:
         with (
             supplier.connection(),
@@ -201,7 +201,7 @@ def test_only_an_idle_connection_is_checked_before_it_is_lent(
     assert asked == [False, False, False, True]
 
 
-def test_a_notice_that_waits_to_be_read_is_no_death(dsn: str, supplier: ConnectionSupplier) -> None:
+def test_an_unread_notice_does_not_mark_a_connection_as_dead(dsn: str, supplier: ConnectionSupplier) -> None:
     with supplier.connection() as conn:
         conn.execute("listen news")
         pid = conn.info.backend_pid
@@ -238,7 +238,7 @@ def test_a_forked_child_leaves_its_parent_s_connections_alone(supplier: Connecti
 
 def test_a_child_forked_while_a_thread_opens_the_pool_is_not_stuck(dsn: str) -> None:
     with closing(ConnectionSupplier(dsn)) as supplier:
-        supplier._lock.acquire()  # as the other thread would, at the moment of the fork
+        supplier._lock.acquire()  # as if another thread held the lock at the moment of the fork
         child = os.fork()
         if child == 0:
             os._exit(0 if backend_pid(supplier) else 1)
@@ -246,7 +246,7 @@ def test_a_child_forked_while_a_thread_opens_the_pool_is_not_stuck(dsn: str) -> 
         assert ends_well(child)
 
 
-def test_a_closed_supplier_lends_no_more(dsn: str) -> None:
+def test_a_closed_supplier_lends_no_connections(dsn: str) -> None:
     supplier = ConnectionSupplier(dsn)
     backend_pid(supplier)
     supplier.close()

@@ -1,6 +1,7 @@
-"""The bounds of leases, each tested once on the common code; the users of leases have tests of their own SQL.
+"""The bounds of leases, each tested once on the common code.
 
 The clock jumps, a holder is frozen or killed, its session ends, its database is restored or does not answer.
+The users of leases have tests of their own SQL.
 """
 
 from __future__ import annotations
@@ -80,15 +81,15 @@ select exists (
 
 
 @pytest.fixture
-def there(supplier: ConnectionSupplier) -> ConnectionSupplier:
-    """A database with something to lease."""
+def leasable(supplier: ConnectionSupplier) -> ConnectionSupplier:
+    """Returns the supplier of a database with something to lease."""
     query(supplier, QUERIES["create"].text)
     return supplier
 
 
 @contextmanager
 def another_holder(dsn: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that has a lease of one second, and checks for its end."""
+    """Yields a process that has a lease of one second and checks for its loss."""
     command = [sys.executable, "-c", HOLDER, dsn]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -112,31 +113,33 @@ def token(supplier: ConnectionSupplier) -> Any:
     return found
 
 
-# the thread that renews, the wait
+# the renewing thread, and waits
 
 
-def test_a_lease_lasts_for_as_long_as_its_holder_lives(there: ConnectionSupplier) -> None:
-    with held(there, SECONDS) as (lease, _):
-        renewed = query(there, "select leased_until from leased")
+def test_a_lease_lasts_for_as_long_as_its_holder_lives(leasable: ConnectionSupplier) -> None:
+    with held(leasable, SECONDS) as (lease, _):
+        renewed = query(leasable, "select leased_until from leased")
         until(
-            lambda: query(there, f"select leased_until > clock_timestamp() + '{SECONDS / 2} s' from leased")
+            lambda: query(
+                leasable, f"select leased_until > clock_timestamp() + '{SECONDS / 2} s' from leased"
+            )
         )
-        until(lambda: query(there, "select leased_until from leased") > renewed)
+        until(lambda: query(leasable, "select leased_until from leased") > renewed)
         refusal = (
             rf"^worker .+:{os.getpid()} has the work, until \d\d:\d\d:\d\d UTC or longer; try again later$"
         )
-        with pytest.raises(TableBusy, match=refusal), held(there, SECONDS, wait_seconds=1.5 * SECONDS):
+        with pytest.raises(TableBusy, match=refusal), held(leasable, SECONDS, wait_seconds=1.5 * SECONDS):
             pass
         fence(lease)
-    assert query(there, "select count(*) from leased") == [(0,)]
+    assert query(leasable, "select count(*) from leased") == [(0,)]
 
 
-def test_a_lease_that_is_given_back_is_given_to_the_process_that_waits(there: ConnectionSupplier) -> None:
+def test_a_released_lease_goes_to_the_waiting_process(leasable: ConnectionSupplier) -> None:
     with ExitStack() as first:
-        first.enter_context(held(there))
+        first.enter_context(held(leasable))
         giving = threading.Timer(0.1, first.close)
         giving.start()
-        with held(there, wait_seconds=60) as (lease, _):
+        with held(leasable, wait_seconds=60) as (lease, _):
             giving.join()
             fence(lease)
 
@@ -152,7 +155,7 @@ def test_a_wait_ends_with_the_last_refusal() -> None:
     assert wait_for(lambda left: left, 0.0) <= 0
 
 
-def test_work_of_a_pulse_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_work_of_a_pulse_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     failures, worked = [dm.InstanceError("away"), dm.InstanceError("away")], threading.Event()
 
     def work() -> None:
@@ -166,7 +169,7 @@ def test_work_of_a_pulse_that_fails_is_tried_again(caplog: pytest.LogCaptureFixt
     assert caplog.text.count("pulse failed and is retried: away") == 2
 
 
-def test_a_pulse_does_its_work_at_once_when_it_is_asked_and_ends_at_a_loss() -> None:
+def test_a_pulse_works_at_once_on_request_and_ends_when_the_lease_is_lost() -> None:
     holds_it, done, lost = [True, True, False], threading.Event(), threading.Event()
 
     def work() -> bool:
@@ -198,7 +201,7 @@ def test_the_end_of_a_pulse_waits_for_its_work() -> None:
 
 
 def test_a_lease_whose_release_was_not_answered_is_released_again(
-    there: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
+    leasable: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute, failures = Lease.execute, [CommitOutcomeUnknown("lost")]
 
@@ -207,50 +210,54 @@ def test_a_lease_whose_release_was_not_answered_is_released_again(
             raise failures.pop()
         return execute(self, name, **values)
 
-    with held(there):
+    with held(leasable):
         monkeypatch.setattr(Lease, "execute", lossy)
-    assert query(there, "select count(*) from leased") == [(0,)]
+    assert query(leasable, "select count(*) from leased") == [(0,)]
 
 
-# the bounds
+# the bounds of leases
 
 
-def test_a_clock_that_jumps_ahead_takes_no_lease_from_a_holder_that_lives(there: ConnectionSupplier) -> None:
-    """All leases are over at once; the holder renews its lease before another holder takes it."""
-    with held(there, SECONDS) as (lease, pulse):
-        query(there, "update leased set leased_until = clock_timestamp() - interval '5 days'")
-        until(lambda: query(there, "select leased_until > clock_timestamp() from leased") == [(True,)])
+def test_a_clock_that_jumps_ahead_takes_no_lease_from_a_holder_that_lives(
+    leasable: ConnectionSupplier,
+) -> None:
+    """All leases expire at once; the holder renews its lease before another process takes it."""
+    with held(leasable, SECONDS) as (lease, pulse):
+        query(leasable, "update leased set leased_until = clock_timestamp() - interval '5 days'")
+        until(lambda: query(leasable, "select leased_until > clock_timestamp() from leased") == [(True,)])
         assert not pulse.is_lost
         fence(lease)
 
 
-def test_a_clock_that_jumps_back_makes_no_lease_longer(there: ConnectionSupplier, instance: Instance) -> None:
-    """The lease was given while the clock was five days ahead."""
+def test_a_clock_that_jumps_back_makes_no_lease_longer(
+    leasable: ConnectionSupplier, instance: Instance
+) -> None:
+    """The lease was granted while the clock was five days ahead."""
     instance.create_row_table("r", [dm.Column("n", "INTEGER")])
     query(
-        there,
+        leasable,
         "insert into row_lock select table_id, gen_random_uuid(), 'write', 'dead:1', "
         "clock_timestamp() + interval '5 days' from row_table",
     )
-    jump = restart_leases(there)
+    jump = restart_leases(leasable)
     assert jump is not None and (jump.leases, jump.times) == (1, 0)
     assert jump.seconds == pytest.approx(5 * 86_400, abs=600)
     [(left,)] = query(
-        there, "select extract(epoch from leased_until - clock_timestamp())::float8 from row_lock"
+        leasable, "select extract(epoch from leased_until - clock_timestamp())::float8 from row_lock"
     )
     assert 0 < left <= ROW_LOCK_SECONDS
-    assert restart_leases(there) is None
-    assert clock_jumps(there) == [jump]
+    assert restart_leases(leasable) is None
+    assert clock_jumps(leasable) == [jump]
 
 
 @pytest.mark.slow
 def test_a_holder_that_was_frozen_has_lost_its_lease_and_commits_nothing(
-    there: ConnectionSupplier, dsn: str
+    leasable: ConnectionSupplier, dsn: str
 ) -> None:
     with another_holder(dsn) as frozen:
         frozen.send_signal(signal.SIGSTOP)
         began = time.monotonic()
-        with held(there, wait_seconds=60) as (lease, _):
+        with held(leasable, wait_seconds=60) as (lease, _):
             assert time.monotonic() - began > 0.3
             frozen.send_signal(signal.SIGCONT)
             assert said(frozen) == "lost True"
@@ -258,12 +265,12 @@ def test_a_holder_that_was_frozen_has_lost_its_lease_and_commits_nothing(
 
 
 @pytest.mark.slow
-def test_the_lease_of_a_holder_that_was_killed_ends_by_itself(there: ConnectionSupplier, dsn: str) -> None:
+def test_the_lease_of_a_holder_that_was_killed_ends_by_itself(leasable: ConnectionSupplier, dsn: str) -> None:
     with another_holder(dsn) as killed:
         killed.kill()
-        with pytest.raises(TableBusy, match=rf":{killed.pid} has the work"), held(there):
+        with pytest.raises(TableBusy, match=rf":{killed.pid} has the work"), held(leasable):
             pass
-        with held(there, wait_seconds=60) as (lease, _):
+        with held(leasable, wait_seconds=60) as (lease, _):
             fence(lease)
 
 
@@ -284,25 +291,25 @@ def test_a_holder_whose_session_was_ended_has_lost_its_lock(supplier: Connection
         with pytest.raises(RowLockLost):
             first.check()
         second.release()
-        first.check()  # no other session has it: it is taken again
+        first.check()  # no other session has the lock, so the check takes it again
         assert first.is_held()
 
 
-def test_a_holder_whose_database_was_restored_has_lost_its_lease(there: ConnectionSupplier) -> None:
-    """The database is restored to an earlier time, when another holder had the lease."""
-    with held(there, 60.0):
-        before = token(there)
-    with held(there, SECONDS) as (lease, pulse):
-        query(there, f"update leased set token = '{before}'")
+def test_a_holder_whose_database_was_restored_has_lost_its_lease(leasable: ConnectionSupplier) -> None:
+    """The database is restored to a time at which another holder had the lease."""
+    with held(leasable, 60.0):
+        before = token(leasable)
+    with held(leasable, SECONDS) as (lease, pulse):
+        query(leasable, f"update leased set token = '{before}'")
         pulse.join(60)
         assert pulse.is_lost
         with pytest.raises(RowLockLost, match="another worker has the work"):
             fence(lease)
-    assert token(there) == before
+    assert token(leasable) == before
 
 
 def test_an_outage_loses_no_lease(
-    there: ConnectionSupplier, dsn: str, caplog: pytest.LogCaptureFixture
+    leasable: ConnectionSupplier, dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The database does not answer for longer than the lease, as at a restart; then the holder renews it."""
     is_away = threading.Event()
@@ -313,21 +320,21 @@ def test_an_outage_loses_no_lease(
         held(away, SECONDS) as (lease, pulse),
     ):
         is_away.set()
-        until(lambda: query(there, "select leased_until < clock_timestamp() from leased") == [(True,)])
+        until(lambda: query(leasable, "select leased_until < clock_timestamp() from leased") == [(True,)])
         until(lambda: "test of the work failed and is retried" in caplog.text)
         assert not pulse.is_lost
         is_away.clear()
-        until(lambda: query(there, "select leased_until > clock_timestamp() from leased") == [(True,)])
+        until(lambda: query(leasable, "select leased_until > clock_timestamp() from leased") == [(True,)])
         assert not pulse.is_lost
         fence(lease)
 
 
-def test_a_fence_fails_if_no_holder_has_the_lease(there: ConnectionSupplier) -> None:
+def test_a_fence_fails_if_no_holder_has_the_lease(leasable: ConnectionSupplier) -> None:
     with pytest.raises(RowLockLost):
-        fence(lease_of(there, 1.0))
+        fence(lease_of(leasable, 1.0))
 
 
-# its users
+# the users of leases
 
 YESTERDAY = (datetime.now(UTC) - timedelta(days=1)).date()
 
@@ -375,7 +382,9 @@ USERS: dict[str, Callable[[Instance, Table], Any]] = {
 
 
 @pytest.mark.parametrize("name", USERS)
-def test_each_user_of_leases_renews_by_the_one_thread(instance: Instance, table_t: Table, name: str) -> None:
+def test_each_user_of_leases_renews_with_the_common_thread_class(
+    instance: Instance, table_t: Table, name: str
+) -> None:
     begin = re.sub(" of numbers$", "", name)
     others = {*threading.enumerate()}
     with USERS[name](instance, table_t):

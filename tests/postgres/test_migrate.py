@@ -17,7 +17,7 @@ from dormouse.postgres.migrate import read_migrations
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two migrations; the first has two statements, and signs that psycopg could take for parameters."""
+    """Makes two migrations; the first has two statements, and characters that psycopg could misread."""
     write(
         tmp_path,
         "0001_animals.sql",
@@ -45,7 +45,7 @@ def test_migrations_are_applied_in_order_and_recorded(empty_dsn: str, folder: Pa
     assert recorded == [(1, "animals", 64, True), (2, "legs", 64, True)]
 
 
-def test_only_what_is_new_is_applied(empty_dsn: str, folder: Path) -> None:
+def test_only_new_migrations_are_applied(empty_dsn: str, folder: Path) -> None:
     migrate(empty_dsn, folder)
     write(folder, "0003_tails.sql", "alter table animal add tail boolean")
     assert [str(one) for one in migrate(empty_dsn, folder)] == ["0003_tails"]
@@ -120,7 +120,7 @@ def test_two_migrations_must_not_share_a_number(folder: Path) -> None:
         read_migrations(folder)
 
 
-def test_a_schema_of_our_name_that_is_not_ours_is_left_alone(empty_dsn: str, folder: Path) -> None:
+def test_a_foreign_schema_named_dormouse_is_left_alone(empty_dsn: str, folder: Path) -> None:
     with psycopg.connect(empty_dsn) as conn:
         conn.execute("create schema dormouse; create table dormouse.nest ()")
     with pytest.raises(NotAnInstance, match="holds 'nest'"):
@@ -207,7 +207,7 @@ migrate(sys.argv[1], pathlib.Path(sys.argv[2]))
     assert [str(one) for one in migrate(empty_dsn, folder)] == ["0003_slow"]
 
 
-def test_a_session_that_ends_while_it_waits_is_one_clear_line(empty_dsn: str, folder: Path) -> None:
+def test_a_session_that_ends_while_it_waits_is_reported_in_one_line(empty_dsn: str, folder: Path) -> None:
     waits = "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and not granted"
     with ThreadPoolExecutor(1) as pool, psycopg.connect(empty_dsn, autocommit=True) as other:
         other.execute("select pg_advisory_lock(7236154098213001)")

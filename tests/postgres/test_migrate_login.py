@@ -29,7 +29,9 @@ host tokens all 127.0.0.1/32 reject
 host all {members} 127.0.0.1/32 reject
 host all all 127.0.0.1/32 scram-sha-256
 """
-"""The database `tokens` admits members without a password, after the front has seen a token; no other does.
+"""The rules of pg_hba.conf. Only the database `tokens` admits members without a password.
+
+The front connects to it for a user with the right token.
 """
 
 ANSWERS = {
@@ -75,7 +77,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[str]:
-    """The DSN of a server for superusers."""
+    """Yields the superuser's DSN of a server."""
     with EmbeddedPostgres(folder / "instance", options={"fsync": "off", **on_tcp()}) as running:
         with psycopg.connect(running.dsn, autocommit=True) as conn:
             conn.execute("create role rds_iam")
@@ -87,7 +89,7 @@ def server(folder: Path) -> Iterator[str]:
 
 @pytest.fixture
 def front(server: str, folder: Path) -> Iterator[Front]:
-    """A front with an empty database that the master user owns, and none of our roles."""
+    """Yields a front for a server with an empty database of the master user, without Dormouse's roles."""
     authority = CertificateAuthority(folder)
     with psycopg.connect(server, autocommit=True) as conn:
         conn.execute("create database dormouse owner master")
@@ -114,7 +116,7 @@ def cloudformation(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 
 
 def rule(server: str, folder: Path, members: str) -> None:
-    """Refuses passwords of these users once the server has read the new rule."""
+    """Makes pg_hba.conf refuse passwords of `members`, and waits until the server has read it."""
     with psycopg.connect(server, autocommit=True) as conn:
         [(before,)] = conn.execute("select pg_conf_load_time()").fetchall()
         (folder / "instance/postgres/pg_hba.conf").write_text(RULES.format(members=members), "utf-8")
@@ -128,7 +130,7 @@ def rule(server: str, folder: Path, members: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_deployments_migrate_whatever_the_rule_makes_of_the_master_user(
+def test_deployments_migrate_with_each_form_of_the_rule(
     answer: str, server: str, folder: Path, front: Front, cloudformation: CloudFormation
 ) -> None:
     rule(server, folder, ANSWERS[answer])

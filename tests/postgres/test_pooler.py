@@ -1,4 +1,4 @@
-"""Connections through a transaction pooler: they behave as our own sessions, or are refused in one line."""
+"""Connections through a transaction pooler: they work like direct ones, or are refused in one line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def role_settings(dsn: str) -> Iterator[None]:
 
 @contextmanager
 def _role_settings(dsn: str) -> Iterator[None]:
-    """Our session settings as the settings of the role in this database."""
+    """Makes our session settings the defaults of the role in this database, until the test ends."""
     given = conninfo_to_dict(dsn)
     role, database = (sql.Identifier(str(given[name])) for name in ("user", "dbname"))
     alter = sql.SQL("alter role {} in database {} ").format(role, database)
@@ -68,7 +68,7 @@ def test_a_pooler_that_drops_settings_is_refused_in_one_line(dsn: str, tmp_path:
 @with_pgbouncer
 @pytest.mark.usefixtures("role_settings")
 @pytest.mark.parametrize("is_rds_proxy", [False, True])
-def test_a_session_through_another_process_proves_nothing_about_the_server(
+def test_a_session_through_a_proxy_does_not_prove_that_the_server_was_open(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_rds_proxy: bool
 ) -> None:
     monkeypatch.setattr(connection, "is_by_rds_proxy", lambda _: is_rds_proxy)
@@ -81,14 +81,14 @@ def test_a_session_through_another_process_proves_nothing_about_the_server(
 @pytest.mark.slow
 @with_pgbouncer
 @pytest.mark.usefixtures("role_settings")
-def test_statements_are_our_own_beside_others_with_the_same_names(dsn: str, tmp_path: Path) -> None:
+def test_foreign_prepared_statements_with_the_same_names_do_no_harm(dsn: str, tmp_path: Path) -> None:
     objects = (tmp_path / "objects").as_uri()
     with pgbouncer(dsn, tmp_path) as pooled, psycopg.connect(pooled, autocommit=True) as other:
         other.prepare_threshold = 0
 
         def disturb() -> None:
             for number in range(200):
-                # prepared under psycopg's names, in any of the sessions
+                # prepared under the names that psycopg uses, in any session of the server
                 name = sql.Identifier(f"_pg3_{number % 40}")
                 with suppress(psycopg.Error):
                     other.execute(sql.SQL("prepare {} as select 666, 666, 666").format(name), prepare=False)
@@ -130,7 +130,7 @@ def test_maintenance_through_a_pooler_is_exclusive_until_its_end(dsn: str, tmp_p
     with pgbouncer(dsn, tmp_path, server_round_robin=1) as pooled:
         with psycopg.connect(pooled) as one, psycopg.connect(pooled) as other:
             for conn in (one, other):
-                conn.execute("select")  # each has a session of the server
+                conn.execute("select")  # opens a session of the server for each
         with closing(ConnectionSupplier(pooled)) as through, closing(ConnectionSupplier(dsn)) as direct:
             with (
                 InstanceRounds(through).alone(),

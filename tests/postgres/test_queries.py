@@ -36,7 +36,7 @@ def test_identifiers_are_quoted_and_may_be_qualified() -> None:
     assert text == 'select * from "dormouse"."file_17", "a""; drop table b"'
 
 
-def test_other_braces_are_the_query_s_own() -> None:
+def test_other_braces_are_kept() -> None:
     assert (
         rendered("select '{}'::int[], '{1,2}', '{\"a\": 1}'") == "select '{}'::int[], '{1,2}', '{\"a\": 1}'"
     )
@@ -52,7 +52,7 @@ def test_other_braces_are_the_query_s_own() -> None:
         ("select %(x)b, %(y)t", "select %(x)b, %(y)t"),
     ],
 )
-def test_a_percent_sign_is_one_with_and_without_values(written: str, executed: str) -> None:
+def test_a_percent_sign_stays_single_with_and_without_values(written: str, executed: str) -> None:
     assert rendered(written) == executed
 
 
@@ -89,7 +89,7 @@ def test_a_mistake_in_a_file_is_reported_when_it_is_loaded(text: str, reason: st
         parse(text, source="x.sql")
 
 
-def test_an_unknown_query_is_reported_with_those_there_are() -> None:
+def test_an_unknown_query_is_reported_with_the_known_names() -> None:
     with pytest.raises(KeyError, match=r"files\.sql has no query named 'nope'; it has add_files, list_files"):
         parse(TEXT, source="files.sql")["nope"]
 

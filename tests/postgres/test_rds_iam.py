@@ -37,7 +37,7 @@ def authority() -> Iterator[CertificateAuthority]:
 
 @pytest.fixture(scope="module")
 def port(authority: CertificateAuthority) -> Iterator[int]:
-    """The port of a server behind TLS, where the token is the password of the role `app`."""
+    """Yields the port of a TLS server at which the token is the password of the role `app`."""
     folder = Path(tempfile.mkdtemp(prefix="dormouse-tls-"))
     try:
         with EmbeddedPostgres(folder, options={"fsync": "off", **on_tcp()}) as server:
@@ -130,12 +130,12 @@ def test_each_connection_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch)
         "rds-iam://user@/db?region=eu-west-1",
     ],
 )
-def test_a_missing_part_of_a_dsn_is_one_clear_line(dsn: str) -> None:
+def test_a_missing_part_of_a_dsn_is_reported_in_one_line(dsn: str) -> None:
     with pytest.raises(InvalidInput, match="rds-iam://user@host:5432/database"):
         ConnectionSupplier(dsn)
 
 
-def test_no_credentials_are_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_credentials_are_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -167,7 +167,7 @@ def test_the_token_is_the_password_over_tls(
 def test_another_server_gets_no_token(
     bundle: str, port: int, authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The certificate is for another host, or was signed by an unknown authority."""
+    """The certificate is for another host, or an unknown authority signed it."""
     monkeypatch.setattr(session, "_token", lambda *_: PASSWORD)
     host, more = ("localhost", "") if bundle == "amazon" else ("127.0.0.1", "")
     if bundle == "ours":

@@ -82,7 +82,7 @@ def database(rds: None, server_dsn: str, databases: Databases) -> Iterator[str]:
 def deployed(
     rds: None, server_dsn: str, databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Deployment]:
-    """A deployment whose owner has left temporary tables to all roles, for other applications."""
+    """Yields a deployment whose owner lets all roles create temporary tables, for other applications."""
     with (
         database_of_administrator(server_dsn, databases) as dsn,
         deployment(dsn, tmp_path_factory.mktemp("lake")) as made,
@@ -111,14 +111,14 @@ def unsafe(dsn: str) -> list[str]:
     return [name for name, is_safe in functions(dsn).items() if not is_safe]
 
 
-def test_functions_have_a_safe_path_and_are_not_for_all(deployed: Deployment) -> None:
-    """This covers functions of migrations, and those made later, at run time."""
+def test_functions_have_a_safe_search_path_and_are_not_public(deployed: Deployment) -> None:
+    """This covers functions of migrations, and functions that are made at run time."""
     found = functions(deployed.dsn)
     assert {f"dormouse.{deployed.mirror}()", "dormouse.add_day(text,date)"} <= found.keys()
     assert unsafe(deployed.dsn) == unsafe(deployed.index_dsn) == []
 
 
-def test_functions_of_an_instance_without_roles_keep_the_same_rule(instance: Instance, dsn: str) -> None:
+def test_functions_of_an_instance_without_roles_obey_the_same_rule(instance: Instance, dsn: str) -> None:
     assert len(functions(dsn)) > 10
     assert unsafe(dsn) == []
 
@@ -132,7 +132,7 @@ def test_a_function_that_breaks_the_rule_is_found(deployed: Deployment, made: st
         execute(deployed.of(OWNER_ROLE), "drop function dormouse.f")
 
 
-def test_days_are_made_for_the_tables_that_have_days(deployed: Deployment) -> None:
+def test_a_role_can_add_days_to_tables_that_have_days(deployed: Deployment) -> None:
     with psycopg.connect(deployed.of(RUN_ROLE)) as conn:
         for days in (removal_log.DAYS, claims.ENDED_DAYS, rows.DAYS):
             made = "select dormouse.add_day(%s, '2999-02-01')"
@@ -143,7 +143,7 @@ def test_days_are_made_for_the_tables_that_have_days(deployed: Deployment) -> No
 @pytest.mark.parametrize(
     "parent", ["p", "tables", "file_reference", "payload_20260305", "pg_class", 'a"b', ""]
 )
-def test_no_day_is_made_for_another_table(deployed: Deployment, parent: str) -> None:
+def test_adding_a_day_to_another_table_is_refused(deployed: Deployment, parent: str) -> None:
     """`p` is a temporary table of the caller."""
     with psycopg.connect(deployed.of(RUN_ROLE), autocommit=True) as conn:
         conn.execute("create temp table p (ts timestamptz) partition by range (ts)")
@@ -152,7 +152,7 @@ def test_no_day_is_made_for_another_table(deployed: Deployment, parent: str) -> 
 
 
 @pytest.mark.parametrize("table", ["removal", "payload"])
-def test_temporary_tables_of_the_same_name_are_no_parents(deployed: Deployment, table: str) -> None:
+def test_adding_a_day_ignores_temporary_tables_of_the_same_name(deployed: Deployment, table: str) -> None:
     """Neither the caller's table nor its trigger takes part in work with the owner's rights."""
     day = "29990301" if table == "removal" else "29990302"
     heard = execute(
@@ -174,7 +174,7 @@ def test_temporary_tables_of_the_same_name_are_no_parents(deployed: Deployment, 
 
 
 @pytest.mark.parametrize("role", [RUN_ROLE, READ_ROLE])
-def test_a_mirror_serves_no_trigger_of_another_role(deployed: Deployment, role: str) -> None:
+def test_a_mirror_cannot_be_used_by_a_trigger_of_another_role(deployed: Deployment, role: str) -> None:
     mirror, written = deployed.mirror, deployed.mirror.replace("mirror", "written")
     copy = deployed.mirror.replace("mirror", "copy")
     prepare = (
@@ -190,7 +190,7 @@ def test_a_mirror_serves_no_trigger_of_another_role(deployed: Deployment, role: 
     write = "insert into t values ('a', 'b', 'c', now(), 'inline', '1')"
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match=f"function dormouse.{mirror}"):
         execute(deployed.of(role), *prepare, attach)
-    # nor after its owner has allowed the role to execute it
+    # the same after the owner has allowed the role to execute the function
     execute(deployed.of(OWNER_ROLE), f"grant execute on function dormouse.{mirror} to {role}")
     try:
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="only a day of payloads"):
@@ -223,7 +223,7 @@ def test_a_write_to_a_day_is_mirrored_into_its_copy_and_no_temporary_table(deplo
     assert after[0][0] == before[0][0] + 2
 
 
-def test_the_lock_of_a_reader_keeps_no_day_hot(deployed: Deployment) -> None:
+def test_a_lock_of_any_role_does_not_prevent_an_offload(deployed: Deployment) -> None:
     """Any role can take the lock by which a worker shows that it reads the day."""
     day = date(2026, 3, 6)
     with (
@@ -237,7 +237,7 @@ def test_the_lock_of_a_reader_keeps_no_day_hot(deployed: Deployment) -> None:
 
 
 def test_the_administrator_runs_no_code_of_the_owner_of_indexes(deployed: Deployment) -> None:
-    """Functions and operators whose types fit better than PostgreSQL's own are preferred to them."""
+    """PostgreSQL prefers functions and operators with better fitting types to its own."""
     code = "insert into public.ran values (current_user)"
     evil = [
         f"create function dormouse.{name} language plpgsql as $$ begin {code}; return {value}; end $$"
@@ -269,7 +269,7 @@ def test_the_administrator_runs_no_code_of_the_owner_of_indexes(deployed: Deploy
 
 @pytest.mark.slow
 def test_an_older_database_is_repaired(database: str, server_dsn: str, tmp_path: Path) -> None:
-    """This covers its functions, the mirror of a day that is being copied, and rights of all roles."""
+    """This covers functions, the mirror of a day that is being copied, and rights of all roles."""
     older = tmp_path / "migrations"
     older.mkdir()
     for path in sorted(MIGRATIONS.glob("*.sql"))[:35]:
@@ -290,7 +290,7 @@ def test_an_older_database_is_repaired(database: str, server_dsn: str, tmp_path:
     for _ in range(2):
         bring_up_to_date(database)
         assert unsafe(database) == []
-        # as earlier deploys did
+        # grants that earlier deployments made
         execute(
             database,
             f"grant create, temporary on database {name_of(database)} to {SCHEMA_ROLE}",
@@ -324,7 +324,7 @@ def may_execute(dsn: str, role: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_no_role_can_make_large_objects_on_a_self_managed_server(rds: None, empty_dsn: str) -> None:
-    """A superuser migrates there, which may revoke the functions from all roles."""
+    """A superuser migrates there, and may revoke the functions from all roles."""
     makers = ("lo_creat(-1)", "lo_create(0)", r"lo_from_bytea(0, '\x00')")
     bring_up_to_date(empty_dsn)
     for role in (RUN_ROLE, READ_ROLE, OWNER_ROLE):

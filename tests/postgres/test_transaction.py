@@ -74,7 +74,7 @@ def test_a_failed_statement_rolls_back_what_came_before(counted: ConnectionSuppl
     assert value(counted) == 0
 
 
-def test_a_failed_statement_that_the_work_hides_is_not_taken_for_success(counted: ConnectionSupplier) -> None:
+def test_a_failed_statement_that_the_work_hides_fails_the_commit(counted: ConnectionSupplier) -> None:
     """PostgreSQL then answers COMMIT with a silent rollback."""
 
     def work(conn: Connection) -> None:
@@ -174,7 +174,7 @@ def test_retries_are_bounded(counted: ConnectionSupplier, retries: Retries) -> N
     assert value(counted) == 0
 
 
-def test_no_attempt_at_all_is_a_mistake(supplier: ConnectionSupplier) -> None:
+def test_zero_attempts_are_refused(supplier: ConnectionSupplier) -> None:
     with pytest.raises(ValueError, match="attempts_max"):
         run_transaction(supplier, lambda conn: None, attempts_max=0)
 
@@ -203,7 +203,7 @@ def test_a_waiting_retry_holds_no_connection(dsn: str, monkeypatch: pytest.Monke
         run_transaction(supplier, work)
 
 
-def test_an_exhausted_supplier_is_reported_as_it_is(dsn: str) -> None:
+def test_an_exhausted_supplier_raises_its_own_error(dsn: str) -> None:
     with (
         closing(ConnectionSupplier(dsn, connections_max=1, wait_seconds_max=0.05)) as supplier,
         supplier.connection(),
@@ -236,7 +236,7 @@ def test_a_statement_at_read_committed_is_a_transaction_of_its_own(counted: Conn
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), CommitFailed("mine"), SystemExit(3)])
-def test_an_error_after_the_statement_is_no_unknown_outcome(
+def test_an_error_after_the_statement_is_raised_unchanged(
     counted: ConnectionSupplier, error: BaseException
 ) -> None:
     def work(conn: Connection) -> None:
@@ -258,7 +258,7 @@ def test_a_failed_statement_propagates_unchanged(counted: ConnectionSupplier) ->
 def test_a_statement_that_conflicts_is_retried(
     counted: ConnectionSupplier, retries: Retries, state: str
 ) -> None:
-    """The text does not matter: servers have many languages."""
+    """The error's text does not matter: servers report it in many languages."""
     with counted.connection() as conn:
         conn.execute("create sequence luck")
 
@@ -276,7 +276,7 @@ def test_a_statement_that_conflicts_is_retried(
 
 
 @pytest.mark.parametrize("run", [run_transaction, run_statement])
-def test_a_full_disk_of_the_database_is_one_clear_line(supplier: ConnectionSupplier, run: Any) -> None:
+def test_a_full_disk_of_the_database_is_reported_in_one_line(supplier: ConnectionSupplier, run: Any) -> None:
     fail = "do $$ begin raise disk_full using message = 'no space left on device'; end $$"
     with pytest.raises(InstanceError) as caught:
         run(supplier, lambda conn: conn.execute(fail), operation="add_files")
@@ -299,10 +299,14 @@ def test_a_connection_to_a_primary_that_became_a_standby_is_not_kept(
     dsn: str, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     demoted = set[int]()
-    told = psycopg.ConnectionInfo.parameter_status
+    parameter_status_of = psycopg.ConnectionInfo.parameter_status
 
     def status(self: psycopg.ConnectionInfo, name: str) -> str | None:
-        return "on" if name == "in_hot_standby" and self.backend_pid in demoted else told(self, name)
+        return (
+            "on"
+            if name == "in_hot_standby" and self.backend_pid in demoted
+            else parameter_status_of(self, name)
+        )
 
     def work(conn: Connection) -> int:
         if conn.info.backend_pid in demoted:
@@ -312,22 +316,24 @@ def test_a_connection_to_a_primary_that_became_a_standby_is_not_kept(
     monkeypatch.setattr(psycopg.ConnectionInfo, "parameter_status", status)
     with closing(ConnectionSupplier(dsn)) as supplier:
         demoted.add(run(supplier, work))
-        assert run(supplier, work) not in demoted, "the name leads to another by now"
+        assert run(supplier, work) not in demoted, "the name resolves to another server now"
 
         def refused(conn: Connection) -> int:
             demoted.add(conn.info.backend_pid)
             return work(conn)
 
-        with pytest.raises(InstanceReadOnly):  # there is no other server yet
+        with pytest.raises(InstanceReadOnly):  # no other server is reachable yet
             run(supplier, refused, attempts_max=3)
-        assert run(supplier, work) not in demoted, "what was of no use is closed"
+        assert run(supplier, work) not in demoted, "connections to the standby were closed"
     demoted.clear()
     monkeypatch.setattr(psycopg.ConnectionInfo, "parameter_status", lambda self, name: "on")
     with closing(ConnectionSupplier(dsn, read_only=True)) as supplier:
         demoted.add(run(supplier, lambda conn: conn.info.backend_pid))
         with pytest.raises(InstanceReadOnly):
             run(supplier, work)
-        assert run(supplier, lambda conn: conn.info.backend_pid) in demoted, "it was to read only"
+        assert run(supplier, lambda conn: conn.info.backend_pid) in demoted, (
+            "a read-only supplier keeps connections to a standby"
+        )
 
 
 def test_plans_do_not_depend_on_the_values(supplier: ConnectionSupplier) -> None:

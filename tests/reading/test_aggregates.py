@@ -1,4 +1,6 @@
-"""Aggregation of each type of value: the same in queries, SQL and compaction, in whichever files rows are."""
+"""Aggregation of each type of value gives equal results in queries, SQL and compaction, for rows in any
+files.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ def test_every_type_of_value_is_aggregated(
 
 
 @pytest.mark.slow
-def test_nan_is_the_largest_double_and_infinities_stay_wherever_they_stand(
+def test_nan_is_the_largest_double_and_infinities_are_kept_in_any_order(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path
 ) -> None:
     fields = [Field(f"{f}{n}", DOUBLE, nullable=bool(n)) for f in ("min", "max") for n in ("", "_n")]
@@ -123,7 +125,7 @@ def _place(number: float) -> tuple[bool, float]:
     return math.isnan(number), 0.0 if math.isnan(number) else number
 
 
-def test_a_double_is_aggregated_in_a_stream(tmp_path: Path) -> None:
+def test_doubles_are_aggregated_without_sorting(tmp_path: Path) -> None:
     schema = Schema([Field("k", LONG)], [], [Field("low", DOUBLE), Field("high", DOUBLE)])
     pq.write_table(pa.table({"k": [1], "low": [1.0], "high": [1.0]}), tmp_path / "f.parquet")
     properties = TableProperties(aggregate="min(low), max(high)")

@@ -1,4 +1,4 @@
-"""Bloom filters where the table asks for them: each writer adds them, and queries skip by them."""
+"""Bloom filters on the columns that a table property names: each writer adds them, and queries use them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _names = count()
 
 
 def orders(seed: int) -> pa.Table:
-    """Even numbers, so that the odd numbers between them are in no file."""
+    """Returns rows with even numbers, so that no file has the odd numbers between them."""
     numbers = [(i * 7_919 + seed * 13) % ROWS * 2 for i in range(ROWS)]
     return pa.table(
         {
@@ -80,7 +80,7 @@ def byte_count(context: TableContext) -> int:
     return sum(context.objects.size(r.filename) for r in context.store.file_references())
 
 
-def test_every_writer_puts_them_into_its_files_and_queries_skip_by_them(
+def test_every_writer_adds_bloom_filters_and_queries_skip_by_them(
     filled: Callable[..., TableContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = filled(bloom_filter_columns="customer, Order, token")
@@ -100,8 +100,8 @@ def test_every_writer_puts_them_into_its_files_and_queries_skip_by_them(
 
 
 @pytest.mark.slow
-def test_they_take_no_more_than_they_need(filled: Callable[..., TableContext], tmp_path: Path) -> None:
-    """5,000 and 15,000 rows have 5,000 values: ten bits a value, rounded up to a power of two."""
+def test_bloom_filters_are_no_larger_than_needed(filled: Callable[..., TableContext], tmp_path: Path) -> None:
+    """Both 5,000 and 15,000 rows have 5,000 values: ten bits a value, rounded up to a power of two."""
     sizes = []
     for name, columns in (("without", None), ("with", "note")):
         context = filled(tmp_path / name, bloom_filter_columns=columns)
@@ -126,7 +126,7 @@ def test_they_take_no_more_than_they_need(filled: Callable[..., TableContext], t
         ("f", r"'f' is list<string>"),
     ],
 )
-def test_a_column_that_cannot_have_one_is_refused(columns: str, message: str) -> None:
+def test_a_column_that_cannot_have_a_bloom_filter_is_refused(columns: str, message: str) -> None:
     schema = Schema(
         [Field("a", LONG)],
         [Field("b", STRING)],

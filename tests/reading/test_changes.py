@@ -1,4 +1,4 @@
-"""Rows ingested between two moments: each row comes once, whatever happened to its files meanwhile."""
+"""The rows ingested between two moments: each is returned once, whatever happened to its files meanwhile."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def read(table: TableContext, after: Position, till: Position | None = None) -> 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("writing", ["one_file_per_leaf", "one_reference_per_leaf"])
-def test_each_row_comes_once_through_compactions_and_splits(
+def test_changes_return_each_row_once_across_compactions_and_splits(
     new_table: NewTable, layout: str, writing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files_of, "PAGE_REFERENCES", 2)
@@ -95,7 +95,7 @@ def test_each_row_comes_once_through_compactions_and_splits(
     assert read(table, now(table)) == []
 
 
-def test_rows_are_as_they_were_ingested(new_table: NewTable) -> None:
+def test_changes_return_rows_as_they_were_ingested(new_table: NewTable) -> None:
     table = new_table(aggregate="sum(value)")
     start = now(table)
     add(table, 1, value=1)
@@ -103,7 +103,7 @@ def test_rows_are_as_they_were_ingested(new_table: NewTable) -> None:
     assert read(table, start) == [(1, 1), (1, 2)]
 
 
-def test_only_some_columns(new_table: NewTable) -> None:
+def test_changes_return_only_the_requested_columns(new_table: NewTable) -> None:
     table = new_table()
     start = now(table)
     add(table, 1, 2)
@@ -116,7 +116,7 @@ def test_only_some_columns(new_table: NewTable) -> None:
         changes(table, start, now(table), ["vallue"])
 
 
-def test_the_later_moment_comes_second(new_table: NewTable) -> None:
+def test_moments_in_the_wrong_order_are_refused(new_table: NewTable) -> None:
     table = new_table()
     start, later = now(table), now(table)
     with pytest.raises(InvalidCut, match="give the earlier moment first"):
@@ -168,7 +168,7 @@ def kinds_and_keys(table: Table, after: Cut) -> list[tuple[str, int]]:
 def test_the_files_are_looked_up_once_however_many_deletions_there_are(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each look goes through all of the log since the moment."""
+    """Each look-up reads the whole removal log since the moment."""
     monkeypatch.setattr(files_of, "PAGE_REFERENCES", 3)
     monkeypatch.setattr(files_of, "PAGE_GROWTH", 1)
     table = made(instance)
@@ -192,8 +192,8 @@ def test_the_files_are_looked_up_once_however_many_deletions_there_are(
 
 
 @pytest.mark.slow
-def test_what_an_older_transaction_adds_after_a_deletion_comes_after_it(instance: Instance) -> None:
-    """Its transaction number is smaller than those of files that the deletion saw."""
+def test_rows_that_an_older_transaction_adds_after_a_deletion_come_after_it(instance: Instance) -> None:
+    """The transaction's number is smaller than those of files that the deletion saw."""
     table = made(instance)
     cut = table.history.record_cut()
     context = table.context

@@ -1,4 +1,4 @@
-"""Changes and consumers, compared with a naive model: a list of what was ingested when."""
+"""Changes and consumers, compared with a naive model: a list of all ingested rows in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLES, STEPS = 6, 20
 
 
 class ChangesMachine(RuleBasedStateMachine):
-    """A state machine; `ingested` has all rows in order, and a moment is the number of rows at that time."""
+    """A state machine; `ingested` has all rows in order. A moment is the number of rows at that time."""
 
     instance: Instance
     layout: str
@@ -145,5 +145,5 @@ def test_no_change_is_missed_and_none_comes_twice(instance: Instance, layout: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_no_change_is_missed_and_none_comes_twice_in_many_lives(instance: Instance, layout: str) -> None:
+def test_no_change_is_missed_and_none_comes_twice_in_many_runs(instance: Instance, layout: str) -> None:
     run_machine(ChangesMachine, instance, layout, 3 * EXAMPLES, 2 * STEPS)

@@ -27,7 +27,7 @@ Changed = list[tuple[str, int]]
 
 
 def changed(table: Table, after: Any, till: Any = None) -> Changed:
-    """Each change with its key; sorted between two deletes or restores."""
+    """Returns each change with its key, in the order of the deletions and restores."""
     rows = table.changes(after=after, till=till).read_all().to_pylist()
     return [(row["_change"], row["k"]) for row in rows]
 
@@ -41,7 +41,7 @@ def deletes(*found: int) -> Counter[tuple[str, int]]:
 
 
 def churned(table: Table) -> None:
-    """Runs everything that changes no row."""
+    """Runs every operation that changes no row."""
     for _ in range(3):
         table.compact()
         table.split()
@@ -50,7 +50,7 @@ def churned(table: Table) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_restore_then_compactions_then_changes_from_before_it(instance: Instance, layout: str) -> None:
+def test_changes_across_a_restore_and_later_compactions(instance: Instance, layout: str) -> None:
     table = made(instance, layout=layout, gc_delay_seconds=0)
     add(table, 0, 40)
     add(table, 40, 40)
@@ -76,7 +76,7 @@ def test_a_restore_then_compactions_then_changes_from_before_it(instance: Instan
 
 
 @pytest.mark.slow
-def test_a_restore_of_a_restore(instance: Instance) -> None:
+def test_changes_across_a_restore_of_a_restore(instance: Instance) -> None:
     table = made(instance, gc_delay_seconds=0)
     add(table, 0, 10)
     first = table.history.record_cut("first")
@@ -118,7 +118,7 @@ def test_a_restore_to_before_a_delete_brings_the_rows_back(instance: Instance) -
     assert keys(table) == list(range(10))
 
 
-def test_a_restore_that_undoes_a_delete_alone(instance: Instance) -> None:
+def test_changes_across_a_restore_that_only_undoes_a_delete(instance: Instance) -> None:
     """No file is added or removed."""
     table = made(instance, split_threshold_rows=10**6)
     table.partitions.split("root", 5)
@@ -135,7 +135,7 @@ def test_a_restore_that_undoes_a_delete_alone(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_delete_restore_delete(instance: Instance) -> None:
+def test_a_delete_a_restore_and_a_delete_are_changes_in_order(instance: Instance) -> None:
     table = made(instance, gc_delay_seconds=0)
     add(table, 0, 6)
     before = table.history.record_cut("before")
@@ -156,7 +156,7 @@ def test_delete_restore_delete(instance: Instance) -> None:
     assert keys(table) == list(range(6))
 
 
-def test_a_load_that_began_before_a_restore_and_commits_after_it_stays(instance: Instance) -> None:
+def test_rows_of_a_load_that_commits_after_a_restore_are_kept(instance: Instance) -> None:
     table = made(instance)
     context = table.context
     add(table, 0, 5)
@@ -177,7 +177,7 @@ def test_a_load_that_began_before_a_restore_and_commits_after_it_stays(instance:
 
 
 @pytest.mark.slow
-def test_a_consumer_goes_on_when_what_the_restore_looked_back_to_was_collected(instance: Instance) -> None:
+def test_a_consumer_goes_on_if_files_of_the_restored_moment_were_collected(instance: Instance) -> None:
     """The files between the restored moment and the consumer's position no longer exist."""
     table = made(instance, gc_delay_seconds=0, history_retention_seconds=0)
     add(table, 0, 10)
@@ -216,7 +216,7 @@ def test_rows_of_equal_values_are_counted(instance: Instance, monkeypatch: pytes
     assert Counter(changed(table, back)) == inserts(*([0, 1] * 3))
 
 
-def test_only_some_columns_of_rows_that_differ_as_a_whole(instance: Instance) -> None:
+def test_rows_that_differ_only_in_other_columns_are_changes(instance: Instance) -> None:
     table = made(instance, gc_delay_seconds=0)
     add(table, 0, 1, v=1)
     one = table.history.record_cut("one")
@@ -232,7 +232,7 @@ def test_only_some_columns_of_rows_that_differ_as_a_whole(instance: Instance) ->
     assert rows == Counter([(0, "delete"), (7, "delete"), (0, "insert")])
 
 
-def test_values_of_every_kind_are_held_against_each_other(instance: Instance) -> None:
+def test_values_of_every_kind_are_compared(instance: Instance) -> None:
     """Rows that a compaction rewrote are no change, whatever their values are."""
     values = [
         dm.Field("d", dm.DOUBLE, True),
@@ -296,7 +296,7 @@ def test_merged_rows_are_changes_if_their_total_changed(instance: Instance) -> N
     )
 
 
-def test_rows_that_the_filter_hides_do_not_come_again(instance: Instance) -> None:
+def test_rows_hidden_by_the_filter_are_no_changes_of_a_restore(instance: Instance) -> None:
     table = made(instance, gc_delay_seconds=0, filter="age_off(v, 1000)")
     far = 1 << 60
     add(table, 0, 3, v=0)
@@ -309,7 +309,9 @@ def test_rows_that_the_filter_hides_do_not_come_again(instance: Instance) -> Non
     assert changed(table, bad) == [("delete", 20)]
 
 
-def test_only_what_a_restore_touched_is_read(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_leaves_that_a_restore_changed_are_read(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(table_view, "PAGE_LEAVES", 2)
     monkeypatch.setattr(table_view, "PAGE_LEAVES_MAX", 2)
     table = made(instance, split_threshold_rows=10**6)
@@ -353,7 +355,7 @@ def test_a_restore_by_an_older_dormouse_is_refused_by_name(instance: Instance) -
     assert changed(table, after) == []
 
 
-def test_a_consumer_has_something_to_read_when_the_table_was_only_restored_or_deleted_from(
+def test_a_consumer_is_behind_after_a_restore_or_a_delete_alone(
     instance: Instance,
 ) -> None:
     table = made(instance)
@@ -371,7 +373,7 @@ def test_a_consumer_has_something_to_read_when_the_table_was_only_restored_or_de
     assert all(one.seconds_behind for one in table.consumers())
 
 
-def test_over_http_too(instance: Instance) -> None:
+def test_changes_across_restores_over_http(instance: Instance) -> None:
     table = made(instance)
     add(table, 0, 2)
     before = table.history.record_cut("before")

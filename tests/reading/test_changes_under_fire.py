@@ -92,7 +92,7 @@ def test_nothing_is_missed_and_nothing_comes_twice_in_a_storm(
 
 
 @pytest.mark.slow
-def test_what_a_reader_that_died_did_not_acknowledge_comes_again(
+def test_rows_not_acknowledged_by_a_dead_reader_are_read_again(
     instance: Instance, dsn: str, objects: str
 ) -> None:
     table = instance.create_table("t", SCHEMA)

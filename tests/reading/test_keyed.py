@@ -1,4 +1,4 @@
-"""Keyed tables: one row a key, the newest, for every reader, before and after compactions."""
+"""Keyed tables: every reader sees only the newest row of each key, before and after compactions."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_the_newest_row_of_each_key_stays(instance: Instance, layout: str) -> No
     assert (status.files, status.row_count, status.rows_exact) == (1, 3, True)
 
 
-def test_ingest_is_upsert_there(instance: Instance) -> None:
+def test_ingest_upserts_rows_of_a_keyed_table(instance: Instance) -> None:
     table = keyed(instance)
     table.ingest(data([(1, 1)]))
     table.ingest(data([(1, 2)]))
     assert seen(table, instance) == {1: 2}
 
 
-def test_of_rows_of_equal_key_in_a_load_the_last_stays(instance: Instance) -> None:
+def test_the_last_row_of_each_key_in_a_load_stays(instance: Instance) -> None:
     table = keyed(instance)
     report = table.upsert(data([(1, 1), (2, 2), (1, 3)]))
     assert report.rows == 2
@@ -49,7 +49,7 @@ def test_of_rows_of_equal_key_in_a_load_the_last_stays(instance: Instance) -> No
     assert seen(table, instance) == {2: 5}
 
 
-def test_of_rows_of_equal_key_in_a_large_load_the_last_stays(
+def test_the_last_row_of_each_key_in_a_large_load_stays(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows are spilled to several runs, which are merged."""
@@ -74,7 +74,7 @@ def test_a_load_that_began_later_wins_whenever_it_commits(instance: Instance) ->
 
 
 @pytest.mark.slow
-def test_values_are_asked_of_the_newest_row_alone(instance: Instance) -> None:
+def test_conditions_on_values_apply_to_the_newest_row_only(instance: Instance) -> None:
     table = keyed(instance)
     upsert(table, (1, 10), (2, 20))
     upsert(table, (1, 11))
@@ -91,7 +91,7 @@ def test_values_are_asked_of_the_newest_row_alone(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_the_largest_of_a_column_is_the_newest(instance: Instance) -> None:
+def test_the_row_with_the_largest_value_of_newest_by_is_the_newest(instance: Instance) -> None:
     table = keyed(instance, newest_by="v")
     upsert(table, (1, 10), (1, 9), (2, 20))
     upsert(table, (1, 5), (2, 30))
@@ -110,7 +110,7 @@ def test_the_largest_of_a_column_is_the_newest(instance: Instance) -> None:
     assert seen(table, instance) == {1: 10, 2: 31}
 
 
-def test_zeros_are_equal_and_nan_is_refused_where_a_column_tells_the_newest(instance: Instance) -> None:
+def test_zeros_are_equal_and_nan_is_refused_in_the_column_of_newest_by(instance: Instance) -> None:
     schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("d", dm.DOUBLE), dm.Field("n", dm.LONG)])
     properties = dm.TableProperties(keep="newest_row", newest_by="d")
     table = instance.create_table("t", schema, properties=properties)
@@ -123,7 +123,7 @@ def test_zeros_are_equal_and_nan_is_refused_where_a_column_tells_the_newest(inst
 
 @pytest.mark.slow
 @pytest.mark.parametrize("newest_by", [None, "v"])
-def test_a_deletion_by_keys_is_of_all_loads_that_began_before_it(
+def test_a_deletion_by_keys_applies_to_all_loads_that_began_before_it(
     instance: Instance, newest_by: str | None
 ) -> None:
     table = keyed(instance, newest_by=newest_by)
@@ -159,7 +159,7 @@ def test_a_deletion_stays_while_a_load_is_open_that_began_before_it(instance: In
 
 
 @pytest.mark.slow
-def test_with_newest_by_no_older_row_comes_after_a_deletion_by_keys(instance: Instance) -> None:
+def test_with_newest_by_a_deletion_by_keys_hides_later_loads_of_older_rows(instance: Instance) -> None:
     table = keyed(instance, newest_by="v")
     upsert(table, (1, 10))
     table.delete({"k": 1})
@@ -176,7 +176,7 @@ def test_with_newest_by_no_older_row_comes_after_a_deletion_by_keys(instance: In
 
 
 @pytest.mark.slow
-def test_a_deletion_by_values_is_of_the_newest_rows_that_match(instance: Instance) -> None:
+def test_a_deletion_by_values_deletes_the_newest_rows_that_match(instance: Instance) -> None:
     table = keyed(instance)
     upsert(table, (1, 7), (2, 7), (3, 3))
     upsert(table, (1, 8))
@@ -193,7 +193,7 @@ def test_a_deletion_by_values_is_of_the_newest_rows_that_match(instance: Instanc
     assert seen(table, instance) == {1: 8, 2: 1, 3: 3}
 
 
-def test_a_deletion_by_values_has_the_place_of_the_row_that_it_is_of(instance: Instance) -> None:
+def test_a_deletion_by_values_is_ordered_like_the_row_that_it_deletes(instance: Instance) -> None:
     table = keyed(instance, newest_by="v", split_threshold_rows=2)
     upsert(table, (1, 7, "x"), (2, 3, "x"))
     assert table.delete({"s": "x"}).rows == 2
@@ -202,7 +202,7 @@ def test_a_deletion_by_values_has_the_place_of_the_row_that_it_is_of(instance: I
 
 
 @pytest.mark.slow
-def test_marks_stay_as_long_as_an_older_row_is_in_another_file(instance: Instance) -> None:
+def test_marks_are_kept_while_another_file_has_an_older_row(instance: Instance) -> None:
     table = keyed(instance)
     upsert(table, *((key, 0) for key in range(50)))
     upsert(table, (7, 1))
@@ -215,7 +215,7 @@ def test_marks_stay_as_long_as_an_older_row_is_in_another_file(instance: Instanc
 
 
 @pytest.mark.slow
-def test_marks_stay_as_long_as_a_load_is_open_that_may_bring_an_older_row(instance: Instance) -> None:
+def test_marks_are_kept_while_an_open_load_may_add_an_older_row(instance: Instance) -> None:
     table = keyed(instance)
     upsert(table, (1, 1), (2, 2))
     late = begun(table, (1, 3))
@@ -229,7 +229,7 @@ def test_marks_stay_as_long_as_a_load_is_open_that_may_bring_an_older_row(instan
     assert (table.status().row_count, seen(table, instance)) == (1, {2: 2})
 
 
-def test_marks_go_beside_newer_files_and_open_loads_that_began_later(instance: Instance) -> None:
+def test_marks_are_removed_despite_newer_files_and_later_loads(instance: Instance) -> None:
     table = keyed(instance, compaction_batch_files=2)
     upsert(table, (1, 1))
     delete_keys(table, 1)
@@ -242,7 +242,7 @@ def test_marks_go_beside_newer_files_and_open_loads_that_began_later(instance: I
 
 
 @pytest.mark.slow
-def test_marks_of_a_table_by_values_go_after_their_time(instance: Instance) -> None:
+def test_marks_of_a_table_with_newest_by_expire(instance: Instance) -> None:
     kept, forgot = (
         keyed(instance, name, newest_by="v", deletion_marks_seconds=seconds)
         for name, seconds in (("kept", 3_600.0), ("forgot", 0.0))
@@ -298,7 +298,7 @@ def test_splits_merges_and_conversions_keep_the_newest(instance: Instance) -> No
 
 
 @pytest.mark.slow
-def test_moments_and_restores_have_the_newest_of_then(instance: Instance) -> None:
+def test_moments_and_restores_have_the_rows_that_were_newest_then(instance: Instance) -> None:
     table = keyed(instance)
     upsert(table, (1, 1), (2, 2))
     first = table.history.record_cut()
@@ -336,7 +336,7 @@ def test_an_ingest_id_counts_once(instance: Instance) -> None:
     assert seen(table, instance) == {1: 2}
 
 
-def test_the_schema_has_no_more_columns_than_it_says(instance: Instance) -> None:
+def test_the_schema_of_a_keyed_table_has_no_internal_columns(instance: Instance) -> None:
     table = keyed(instance)
     upsert(table, (1, 1, "x"))
     assert table.schema == SCHEMA
@@ -363,7 +363,7 @@ def test_the_newest_rows_are_found_as_rows_stream(instance: Instance, newest_by:
     assert not KeyedScans(SCHEMA, context.properties, scans, names=names).merges
 
 
-def test_a_deletion_by_values_that_is_overtaken_looks_anew(
+def test_a_deletion_by_values_is_retried_if_its_files_were_collected(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = keyed(instance)

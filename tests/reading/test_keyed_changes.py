@@ -20,7 +20,7 @@ def changed(table: Table, after: Any, till: Any = None) -> list[tuple[Any, ...]]
 
 
 @pytest.mark.slow
-def test_each_key_whose_newest_row_is_another_comes_once(instance: Instance) -> None:
+def test_each_key_with_another_newest_row_is_one_change(instance: Instance) -> None:
     table = keyed(instance)
     assert changed(table, None) == []
     upsert(table, (1, 1), (2, 2), (3, 3))
@@ -39,7 +39,7 @@ def test_each_key_whose_newest_row_is_another_comes_once(instance: Instance) -> 
 
 
 @pytest.mark.parametrize("newest_by", [None, "v"])
-def test_deletions_are_changes_of_the_keys_that_were_there(instance: Instance, newest_by: str | None) -> None:
+def test_deletions_are_changes_of_existing_keys_only(instance: Instance, newest_by: str | None) -> None:
     table = keyed(instance, newest_by=newest_by)
     upsert(table, (1, 1), (2, 2), (3, 3))
     first = table.history.record_cut()
@@ -59,7 +59,7 @@ def test_a_late_load_of_an_older_row_is_no_change(instance: Instance) -> None:
     assert changed(table, first) == [(2, 1, "upsert")]
 
 
-def test_many_keys_are_compared_some_at_a_time(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_keys_are_compared_in_groups(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyed_changes, "KEYS_AT_ONCE", 50)
     monkeypatch.setattr(keyed_changes, "LISTED_MAX", 20)
     schema = dm.Schema([dm.Field("a", dm.LONG), dm.Field("b", dm.STRING)], values=[dm.Field("v", dm.LONG)])
@@ -82,7 +82,7 @@ def test_many_keys_are_compared_some_at_a_time(instance: Instance, monkeypatch: 
     }
 
 
-def test_of_many_rows_of_one_first_key_only_those_that_changed_are_held(
+def test_only_changed_rows_of_a_common_first_key_are_held(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def few(*given: Any) -> Iterator[pa.RecordBatch]:
@@ -122,7 +122,7 @@ def test_of_many_rows_of_one_first_key_only_those_that_changed_are_held(
 
 
 @pytest.mark.slow
-def test_a_consumer_that_applies_them_has_the_table(instance: Instance) -> None:
+def test_a_consumer_that_applies_all_changes_has_the_tables_rows(instance: Instance) -> None:
     table = keyed(instance, split_threshold_rows=30, split_min_rows=2)
     consumer, copy = table.consumer("copy", from_=table.history.record_cut()), dict[int, int]()
     for number in range(8):
@@ -139,7 +139,7 @@ def test_a_consumer_that_applies_them_has_the_table(instance: Instance) -> None:
         assert copy == seen(table, instance)
 
 
-def test_all_columns_come_and_those_of_a_key_that_went_are_null(instance: Instance) -> None:
+def test_changes_have_all_columns_and_deleted_keys_have_null_values(instance: Instance) -> None:
     table = keyed(instance)
     table.upsert(data([(1, 1, "x")]))
     first = table.history.record_cut()

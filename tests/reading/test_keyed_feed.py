@@ -1,4 +1,4 @@
-"""The code of the how-to page on keyed tables works: its change feed, its commands."""
+"""The code of the how-to page on keyed tables: its change feed and its commands run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(code: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_change_feed_of_the_page_makes_the_newest_accounts(
+def test_the_change_feed_of_the_page_builds_the_newest_accounts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -49,7 +49,7 @@ def test_the_change_feed_of_the_page_makes_the_newest_accounts(
 
 
 @pytest.mark.slow
-def test_its_commands_make_a_table_and_bring_changes(cli: Cli) -> None:
+def test_the_commands_of_the_page_create_a_table_and_return_changes(cli: Cli) -> None:
     create = next(line for line in block("sh", "dormouse upsert").splitlines() if " create " in line)
     assert cli(*create.split()[1:])[0] == 0
     for name, rows, marks in (

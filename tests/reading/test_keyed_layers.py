@@ -1,4 +1,4 @@
-"""Keyed tables with a large file below small ones, compared with a model that compares all rows of a key."""
+"""Keyed tables with a large file and newer small ones, compared with a model of all rows of each key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ODD = (None, float("nan"), -0.0, 0.0, 1.5)
 
 
 class Version(NamedTuple):
-    """A row, or a mark, of a load that began at a place among the loads and deletions."""
+    """A row, or a mark, of a load; `began` is its place among the loads and deletions."""
 
     key: tuple[str, int]
     values: tuple[Any, ...]
@@ -43,7 +43,7 @@ class Version(NamedTuple):
 
 
 class Model:
-    """All versions of all rows; the newest of a key is found by comparing all of its rows."""
+    """All versions of all rows. It compares all rows of a key to find the newest."""
 
     def __init__(self, newest_by: str | None) -> None:
         self.newest_by = newest_by
@@ -173,8 +173,10 @@ def _check(table: Table, instance: Instance, model: Model, random: Random) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("newest_by", [None, "at", "v", "text"])
-def test_random_files_have_the_rows_of_a_comparison_of_all(instance: Instance, newest_by: str | None) -> None:
-    """Loads, late loads, marks and deletions by keys; two key columns; NaN, -0.0 and null as values."""
+def test_random_files_have_the_same_rows_as_a_comparison_of_all_rows(
+    instance: Instance, newest_by: str | None
+) -> None:
+    """Covers late loads, marks and deletions by keys, two key columns, and NaN, -0.0 and null as values."""
     random = Random(str(newest_by))  # a seed of None would be another one in each run
     schema, column = SCHEMA, newest_by
     if newest_by == "text":  # a column whose statistics in a footer may be truncated
@@ -226,7 +228,7 @@ def test_a_load_that_began_before_the_large_file_is_compared_with_it(instance: I
 
 
 @pytest.mark.slow
-def test_newer_small_files_decide_by_their_keys_alone(instance: Instance) -> None:
+def test_newer_small_files_hide_rows_by_their_keys_alone(instance: Instance) -> None:
     """No rows of the large file are compared if the table's loads came in order."""
     table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(keep="newest_row"))
     random, model = Random(2), Model(None)
@@ -240,7 +242,7 @@ def test_newer_small_files_decide_by_their_keys_alone(instance: Instance) -> Non
 
 
 def test_a_small_file_of_several_batches_decides_in_all_of_them(instance: Instance) -> None:
-    """An engine returns some thousand rows at a time; the small file is read on from where it stopped."""
+    """An engine returns some thousand rows at a time; the small file is then read on from its position."""
     rows, every = 60_000, 4
     table = instance.create_table("t", OF_K_AND_NUMBERS, properties=dm.TableProperties(keep="newest_row"))
     table.upsert(pa.table({"k": range(rows), "v": [0] * rows}))

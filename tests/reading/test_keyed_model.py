@@ -1,4 +1,4 @@
-"""Keyed tables compared with a naive dict: late loads, deletes, and all maintenance of a table."""
+"""Keyed tables compared with a naive dict: late loads, deletions, and all kinds of maintenance."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROWS = st.lists(
 
 @dataclass(frozen=True)
 class Version:
-    """A row, or a mark of deletion, of a load that took its place when `place` was the next."""
+    """A row, or a mark of deletion; `place` is the place of its load among the loads and deletions."""
 
     key: int
     value: int
@@ -44,7 +44,7 @@ class Version:
 
 @dataclass(frozen=True)
 class State:
-    """All loaded rows, and the deletions by keys, each with its place and its keys."""
+    """All loaded rows, and the deletions by keys, as (place, keys)."""
 
     versions: tuple[Version, ...] = ()
     deletions: tuple[tuple[int, range], ...] = ()
@@ -67,7 +67,7 @@ class State:
 
 
 class KeyedMachine(RuleBasedStateMachine):
-    """A state machine; `state` is what is committed; open loads have their places already."""
+    """A state machine. `state` has all committed rows; open loads already have their places."""
 
     instance: Instance
     layout: str
@@ -127,7 +127,7 @@ class KeyedMachine(RuleBasedStateMachine):
 
     @rule(rows=ROWS, low=KEYS, count=st.integers(1, 6))
     def load_around_a_deletion(self, rows: list[tuple[int, int, bool]], low: int, count: int) -> None:
-        """The three separate steps seldom give this sequence by chance."""
+        """Begins a load, deletes keys, and commits the load; chance seldom gives this sequence."""
         self.begin_load(rows)
         self.delete_keys(low, count)
         self._end(-1)
@@ -258,7 +258,7 @@ def test_each_reader_sees_the_rows_of_a_naive_dict(instance: Instance, layout: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_reader_sees_the_rows_of_a_naive_dict_in_many_lives(instance: Instance, layout: str) -> None:
+def test_each_reader_sees_the_rows_of_a_naive_dict_in_many_runs(instance: Instance, layout: str) -> None:
     run_machine(KeyedMachine, instance, layout, 2 * EXAMPLES, 2 * STEPS)
 
 
@@ -272,12 +272,12 @@ def _unmerged(patch: pytest.MonkeyPatch) -> None:
 
 
 def _by_the_commit(patch: pytest.MonkeyPatch) -> None:
-    """A load takes its place among the deletions when it commits."""
+    """Plants a fault: a load takes its place among the deletions when it commits."""
     patch.setattr(ingest_module, "with_place", lambda _attempt, files: tuple(files))
 
 
 def _any_row(patch: pytest.MonkeyPatch) -> None:
-    """Compaction keeps an arbitrary row of each key."""
+    """Plants a fault: compaction keeps an arbitrary row of each key."""
     patch.setattr(merge, "newest_first", lambda _properties: ())
 
 

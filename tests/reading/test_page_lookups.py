@@ -1,4 +1,4 @@
-"""Look-ups that read pages themselves: the engine's answers, from few bytes, for files of all kinds."""
+"""Look-ups that read pages themselves return the engine's answers, from few bytes, for files of all kinds."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def same(left: pa.Table, right: pa.Table) -> bool:
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """A list with one item for each file of a look-up: whether the look-up read its pages."""
+    """Returns a list that gets an item for each file of a look-up: whether the look-up read its pages."""
     found: list[bool] = []
 
     def spy(*args: Any) -> Any:
@@ -131,7 +131,7 @@ def by_engine(context: Any, *args: Any) -> pa.Table:
     ],
 )
 def test_a_file_gives_the_rows_of_each_key(tmp_path: Path, kind: str, how: dict[str, Any]) -> None:
-    """Pages of all sizes; each column's pages have other rows."""
+    """Covers pages of all sizes, with different rows in each column's pages."""
     keys, key_of = KEYS[kind]
     schema = Schema(keys, values=VALUES)
     table = rows_for(schema, key_of, 2_000, 5)
@@ -162,7 +162,7 @@ def test_a_file_gives_the_rows_of_each_key(tmp_path: Path, kind: str, how: dict[
 def test_ingested_tables_answer_as_the_engine_does(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, used: list[bool], kind: str
 ) -> None:
-    """Several files of leaves that are split, written by both of our writers."""
+    """Covers several files of split leaves, written by both writers."""
     monkeypatch.setattr("dormouse.writing.parquet_file._PAGE_ROWS", 128)
     keys, key_of = KEYS[kind]
     schema = Schema(keys, values=VALUES)
@@ -194,8 +194,8 @@ def _equals(where: dict[str, Any]) -> Any:
     return found
 
 
-def test_what_changes_rows_needs_an_engine(instance: Instance, used: list[bool]) -> None:
-    """Deletions, sums, changed columns, more than one key: none is looked up in pages."""
+def test_look_ups_in_pages_are_not_used_if_rows_must_be_changed(instance: Instance, used: list[bool]) -> None:
+    """Covers deletions, sums, changed columns, and queries for several keys."""
     schema = Schema([Field("k", LONG)], values=[Field("n", LONG)])
     rows = pa.table({"k": [1, 2, 3], "n": [10, 20, 30]}, schema=arrow_schema(schema))
     plain = instance.create_table("plain", schema)
@@ -225,7 +225,7 @@ def test_what_changes_rows_needs_an_engine(instance: Instance, used: list[bool])
 
 
 def test_the_newest_row_of_a_key_is_looked_up_in_pages(instance: Instance, used: list[bool]) -> None:
-    """The newest row of several files, unless it is a mark; also for all keys that begin with a value."""
+    """Covers several files, marks, and queries for all keys with the same first value."""
     schema = Schema([Field("k", LONG), Field("l", LONG)], values=[Field("n", LONG), Field("at", LONG)])
     newest = instance.create_table(
         "newest", schema, properties=dm.TableProperties(keep="newest_row", newest_by="at")
@@ -250,7 +250,7 @@ def test_the_newest_row_of_a_key_is_looked_up_in_pages(instance: Instance, used:
     assert len(used) == files
 
 
-def test_a_file_that_is_another_is_read_anew(tmp_path: Path) -> None:
+def test_a_replaced_file_of_the_same_name_is_read_again(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     field = Field("k", LONG)
     for value in (1, 2):
@@ -266,8 +266,10 @@ def test_a_file_that_is_another_is_read_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_damage_is_left_to_a_reader_that_can_name_it(tmp_path: Path) -> None:
-    """Any byte may differ: there is an answer or none, and never an error of this module."""
+def test_look_ups_in_damaged_pages_raise_no_errors(tmp_path: Path) -> None:
+    """Any byte may differ. The look-up returns rows or nothing, and leaves errors to a reader that can name
+    the file.
+    """
     store = open_store(tmp_path)
     path = tmp_path / "f.parquet"
     field = Field("k", LONG)
@@ -283,7 +285,7 @@ def test_damage_is_left_to_a_reader_that_can_name_it(tmp_path: Path) -> None:
         rows_of(store, "f.parquet", len(data), {field: 500}, ["k", "v"])
 
 
-def test_what_is_kept_has_a_bound_and_answers_hold_no_pages(
+def test_the_cache_of_pages_is_bounded_and_answers_hold_no_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = page_reads.Kept()
@@ -300,8 +302,8 @@ def test_what_is_kept_has_a_bound_and_answers_hold_no_pages(
     assert kept._byte_count == sum(size for _, size in kept._items.values()) <= 200_000
 
 
-def test_far_away_a_look_up_takes_one_request(tmp_path: Path) -> None:
-    """After the first look-up, which reads the footer."""
+def test_a_remote_look_up_takes_one_request(tmp_path: Path) -> None:
+    """The first look-up also reads the footer."""
     folder = open_store(tmp_path)
     rows = pa.table(
         {
@@ -322,7 +324,7 @@ def test_far_away_a_look_up_takes_one_request(tmp_path: Path) -> None:
 
 
 class _Far:
-    """A store whose objects are not on a disk of this machine."""
+    """A fake store without local paths, like a remote one."""
 
     url = "far://away"
 

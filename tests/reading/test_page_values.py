@@ -1,4 +1,4 @@
-"""Page locations and dictionaries are read as by pyarrow and by a general Thrift reader."""
+"""Page locations and dictionaries are read with the same result as by pyarrow and a general Thrift reader."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def test_a_dictionary_has_the_values_that_pyarrow_reads(kind: str, compression: 
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_what_is_more_than_its_bytes_is_left_to_pyarrow(kind: str) -> None:
+def test_dictionaries_of_other_types_are_left_to_pyarrow(kind: str) -> None:
     data, group = written(OTHERS)
     assert values_of_dictionary(*dictionary_of(data, group, kind)) is None
 
 
 @pytest.mark.parametrize("kind", ["int64", "text"])
-def test_a_damaged_dictionary_is_not_understood(kind: str) -> None:
+def test_a_damaged_dictionary_is_refused(kind: str) -> None:
     data, group = written(KINDS, compression="none")
     page, chunk = dictionary_of(data, group, kind)
     for cut in range(1, len(page)):
@@ -88,7 +88,7 @@ def test_a_damaged_dictionary_is_not_understood(kind: str) -> None:
             values_of_dictionary(page[:-cut], chunk)
 
 
-def test_places_of_pages_are_those_that_a_reader_of_any_struct_finds() -> None:
+def test_page_locations_equal_those_of_a_general_thrift_reader() -> None:
     data, group = written(KINDS | OTHERS)
     counts = set()
     for chunk in group.chunks.values():
@@ -102,7 +102,7 @@ def test_places_of_pages_are_those_that_a_reader_of_any_struct_finds() -> None:
     assert len(counts) > 3
 
 
-def test_places_of_pages_may_be_any_numbers() -> None:
+def test_page_locations_may_be_any_numbers() -> None:
     some = random.Random(31)
     for count in (0, 1, 14, 15, 200):
         numbers = [tuple(some.getrandbits(some.randrange(1, 62)) for _ in range(3)) for _ in range(count)]

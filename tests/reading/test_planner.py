@@ -1,4 +1,4 @@
-"""Plans of queries: each wanted row is read exactly once, and groups come in key order."""
+"""Plans of queries: each matching row is read exactly once, and groups are in key order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Row = dict[str, KeyValue]
 
 
 def random_tree(rng: random.Random, splits: int) -> PartitionTree:
-    """A tree with random splits on random row keys."""
+    """Returns a tree with random splits on random row keys."""
     partitions = {"root": Partition("root", None, Region())}
     for number in range(splits):
         leaf = rng.choice([p for p in partitions.values() if p.is_leaf])
@@ -68,7 +68,7 @@ def rows_of(rng: random.Random, count: int) -> list[Row]:
 
 
 def ranges_of(rng: random.Random) -> KeyRanges:
-    """Random ranges of random keys: values, lists, open and closed ranges, none at all."""
+    """Returns random ranges of random keys: values, lists, open and closed ranges, or none at all."""
     return KeyRanges(
         {name: [range_of(rng, name) for _ in range(rng.choice([0, 1, 1, 1, 2, 3]))] for name in VALUES}
         if rng.random() < 0.1
@@ -90,7 +90,7 @@ def range_of(rng: random.Random, name: str) -> Range:
 
 
 def references_of(rng: random.Random, tree: PartitionTree) -> list[str]:
-    """Partitions of which none is above another."""
+    """Returns random partitions, none of which is above another."""
     found, stack = [], [tree.root]
     while stack:
         partition = stack.pop()
@@ -125,7 +125,7 @@ def within(tree: PartitionTree, file: FileWithReferences, row: Row) -> bool:
 
 
 def references_on(page: Page, files: list[FileWithReferences]) -> list[PlannedReference]:
-    """The references as the store returns them: those on the page's partitions."""
+    """Returns the references on the page's partitions, as the store does."""
     wanted = set(page.partition_ids)
     return [one for file in files for one in planned(file) if one.partition_id in wanted]
 
@@ -145,7 +145,7 @@ def planned(file: FileWithReferences) -> list[PlannedReference]:
 
 
 def read(plan_: QueryPlan, rows: Mapping[str, list[Row]]) -> Iterator[list[tuple[str, int]]]:
-    """Returns what each group reads: (file, position of the row)."""
+    """Yields what each group reads, as (file, position of the row)."""
     for group in plan_.groups:
         yield [
             (scan.filename, n)
@@ -157,7 +157,7 @@ def read(plan_: QueryPlan, rows: Mapping[str, list[Row]]) -> Iterator[list[tuple
 
 @given(seed=st.integers(0, 2**32), in_key_order=st.booleans(), known=st.booleans())
 def test_every_wanted_row_is_read_once(seed: int, in_key_order: bool, known: bool) -> None:
-    """Over random k-d trees, files referenced anywhere in them, and random ranges."""
+    """Covers random k-d trees, files referenced anywhere in them, and random ranges."""
     rng = random.Random(seed)
     tree, ranges = random_tree(rng, rng.randrange(8)), ranges_of(rng)
     made = [file_of(rng, tree, f"f{n}", known) for n in range(4)]
@@ -180,7 +180,7 @@ def test_every_wanted_row_is_read_once(seed: int, in_key_order: bool, known: boo
 
 @given(seed=st.integers(0, 2**32), leaves_max=st.integers(1, 4))
 def test_the_pages_of_a_plan_read_what_the_whole_plan_reads(seed: int, leaves_max: int) -> None:
-    """Each row once, and pages in order; their counts add up to those of the whole plan."""
+    """Each row is read once, and pages are in order. Their counts add up to those of the whole plan."""
     rng = random.Random(seed)
     tree, ranges = random_tree(rng, rng.randrange(10)), ranges_of(rng)
     made = [file_of(rng, tree, f"f{n}", known=rng.random() < 0.5) for n in range(4)]
@@ -262,14 +262,14 @@ def test_files_are_pruned_by_their_smallest_and_largest_key(
     assert may_hold(SCHEMA, None, None, KeyRanges(ranges)) is (ranges != {"a": []})
 
 
-def test_a_later_key_prunes_when_the_earlier_ones_are_the_same_all_through() -> None:
+def test_a_later_key_prunes_if_the_earlier_keys_are_constant_in_a_file() -> None:
     smallest, largest = (encode_key(SCHEMA.row_keys, key) for key in ((2, "m", b"x"), (2, "n", b"y")))
     assert not may_hold(SCHEMA, smallest, largest, KeyRanges({"b": [Range("o", None)]}))
     assert not may_hold(SCHEMA, smallest, largest, KeyRanges({"b": [Range.exactly("a"), Range.exactly("z")]}))
     assert may_hold(SCHEMA, smallest, largest, KeyRanges({"b": [Range.exactly("a"), Range.exactly("mm")]}))
 
 
-def test_a_plan_says_what_it_reads() -> None:
+def test_a_plan_has_a_summary_of_what_it_reads() -> None:
     largest = encode_key(SCHEMA.row_keys, (-2, "", b""))
     smallest = encode_key(SCHEMA.row_keys, (-3, "", b""))
     file = simple("left", only=True, byte_count=70, min_key=smallest, max_key=largest)

@@ -1,4 +1,4 @@
-"""Ingests, compactions, splits, collections and conversions beside queries: every answer is right."""
+"""Queries beside ingests, compactions, splits, collections and conversions: every answer is right."""
 
 from __future__ import annotations
 

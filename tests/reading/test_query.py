@@ -1,4 +1,4 @@
-"""Queries by key over files that were written by hand, compared with the same rows."""
+"""Queries by key over files that the tests write, compared with the same rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def new_lake(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> NewLake:
 
 @pytest.fixture(scope="module")
 def lake(own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """One lake for all tests, which only read it."""
+    """Returns one lake for all tests, which only read it."""
     folder = tmp_path_factory.mktemp("lake") / "a [b]*?%20é"
     return four_leaves(lambda **more: Lake(*own_database, folder, SCHEMA, **more))
 
@@ -73,7 +73,7 @@ def test_all_rows_come_once_and_in_key_order(lake: Lake) -> None:
         ({}, lambda r: True),
     ],
 )
-def test_a_query_gives_the_rows_that_it_asks_for(
+def test_a_query_returns_the_matching_rows(
     lake: Lake, where: Any, condition: Callable[[dict[str, Any]], bool]
 ) -> None:
     found = tuples(query(lake.context, where))
@@ -81,8 +81,8 @@ def test_a_query_gives_the_rows_that_it_asks_for(
     assert ordered(found) == expected(lake, condition)
 
 
-def test_columns_come_as_asked_for_and_with_exact_types(lake: Lake) -> None:
-    """Holds even if the keys, by which rows are merged, are not among them, and without rows."""
+def test_columns_are_in_the_requested_order_with_exact_types(lake: Lake) -> None:
+    """Covers queries without the keys, by which rows are merged, and without rows."""
     whole = arrow_schema(SCHEMA)
     for where in ({"Name": "a"}, {"Name": "nobody"}):
         reader = query(lake.context, where, columns=["tags", "Name", "code"])
@@ -214,8 +214,10 @@ _tables = count()
 
 @settings(max_examples=settings.default.max_examples // 4, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_any_region_of_any_tree_gives_what_duckdb_gives(new_lake: NewLake, data: st.DataObject) -> None:
-    """Random keys of all types, splits on random keys before and after the files, files over many leaves."""
+def test_any_region_of_any_tree_has_duckdbs_rows(new_lake: NewLake, data: st.DataObject) -> None:
+    """Covers random keys of all types, splits on random keys before and after the files, and files over many
+    leaves.
+    """
     lake = new_lake(KEYS, name=f"random{next(_tables)}")
     for _ in range(data.draw(st.integers(1, 3))):
         split_somewhere(lake, data)
@@ -242,7 +244,7 @@ DOUBLES = [0.0, -0.0, 1.0, -1.0, 2.0, math.inf, -math.inf, math.nan, None]
 
 
 def _order(number: float) -> tuple[bool, float]:
-    """Zeros are equal; NaN is the largest number and equals itself."""
+    """Returns a sort key for which zeros are equal, and NaN is the largest number and equals itself."""
     return math.isnan(number), 0.0 if math.isnan(number) else number
 
 

@@ -36,7 +36,7 @@ def lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -> Lak
 
 
 class Endless:
-    """A fake DataFusion that finds the rows of two plans, then searches without end; records its state."""
+    """A fake DataFusion that returns the rows of two plans, then searches without end; records its state."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.searching = threading.Event()
@@ -62,7 +62,7 @@ class Endless:
         monkeypatch.setattr(scan_session, "interruptible", watched)
 
 
-def test_a_reader_that_is_dropped_ends_the_search_for_its_next_row(
+def test_dropping_a_reader_ends_the_search_for_its_next_row(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endless = Endless(monkeypatch)
@@ -80,7 +80,7 @@ def test_a_reader_that_is_dropped_ends_the_search_for_its_next_row(
 def test_a_reader_that_waits_for_the_next_row_can_be_interrupted(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader gets an error: a part of the rows must never be taken for all of them."""
+    """The reader gets an error, so that a part of the rows is never taken for all of them."""
     endless = Endless(monkeypatch)
     interruption = Interruption()
     reader = query(lake.context, {"last": "x"}, interruption=interruption)
@@ -92,7 +92,7 @@ def test_a_reader_that_waits_for_the_next_row_can_be_interrupted(
             waiting.result(WAIT_SECONDS)
 
 
-def test_what_is_interrupted_before_it_begins_reads_nothing(lake: Lake) -> None:
+def test_a_query_interrupted_before_it_begins_reads_nothing(lake: Lake) -> None:
     for where in ({"last": "x"}, {"word": "a"}, None):
         interruption = Interruption()
         reader = query(lake.context, where, interruption=interruption)
@@ -111,7 +111,7 @@ def test_what_is_interrupted_before_it_begins_reads_nothing(lake: Lake) -> None:
         ({"word": "a", "n": 1}, True),
     ],
 )
-def test_only_what_may_search_for_long_pays_for_it(
+def test_only_queries_that_may_search_for_long_are_interruptible(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, where: Any, searches: bool
 ) -> None:
     used = []
@@ -128,7 +128,7 @@ def test_only_what_may_search_for_long_pays_for_it(
     assert all(row in expected for row in found)
 
 
-def test_an_error_in_an_interruptible_stream_comes_as_it_is() -> None:
+def test_an_error_in_an_interruptible_stream_is_raised_unchanged() -> None:
     ctx = SessionContext()
     stream = ctx.sql("select 1 / (value - value) from generate_series(1, 10)").execute_stream()
     with pytest.raises(Exception, match=r"[Dd]ivide by zero"):

@@ -1,4 +1,4 @@
-"""Queries whose files are compacted and collected while they are read: each row comes once, in order."""
+"""Queries whose files are compacted and collected while they are read return each row once and in order."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) ->
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of a few rows, of which one is made ahead, so that plans end at arbitrary rows."""
+    """Makes batches of a few rows, with one made ahead, so that plans end at arbitrary rows."""
     monkeypatch.setattr(streams, "AHEAD_BYTES", 1)
     monkeypatch.setattr(scan_session, "_key_sessions", {})
     monkeypatch.setitem(scan_session._OPTIONS, "datafusion.execution.batch_size", "16")
 
 
 def replans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Records the files for which queries plan again."""
+    """Records the missing files for which queries make a new plan."""
     made: list[Any] = []
     again = executor._Execution._again
 
@@ -130,7 +130,7 @@ def test_rows_of_equal_key_are_aggregated_once(new_lake: NewLake, monkeypatch: p
 
 
 def test_rows_of_one_key_fill_many_batches(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They wait until all of them are there, and are read again from other files."""
+    """The query holds them back until it has all of them, and reads them again from other files."""
     lake = new_lake(split_points=["d"])
     one = {"name": "b", "code": b"", "time": 1}
     for n in range(4):
@@ -154,7 +154,7 @@ def test_rows_of_one_key_fill_many_batches(new_lake: NewLake, monkeypatch: pytes
     assert not reached.given
 
 
-def test_too_many_rows_of_one_key_are_not_held_back(
+def test_rows_of_one_key_are_held_back_only_up_to_a_limit(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some rows were already read when the file disappears: the query raises, and no row comes twice."""
@@ -189,7 +189,7 @@ def test_after_too_many_rows_of_one_key_a_query_outlives_its_files_again(
     assert bag(found) == bag(lake.all.to_pylist())
 
 
-def test_a_file_that_is_lost_is_not_waited_for(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_file_is_an_error_without_retries(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows before it are returned; then one line names the file, and says how to restore it."""
     lake = filled(new_lake)
     made = replans(monkeypatch)
@@ -208,8 +208,8 @@ def test_a_file_that_is_lost_is_not_waited_for(new_lake: NewLake, monkeypatch: p
     assert bag(row for row in first if row["name"] < "f") == bag(before)
 
 
-def test_a_file_that_is_known_and_then_lost_has_no_rows(new_lake: NewLake) -> None:
-    """The session's cached metadata is not taken for the file."""
+def test_a_lost_file_with_cached_metadata_is_an_error(new_lake: NewLake) -> None:
+    """The session's cached metadata does not replace the file."""
     lake = filled(new_lake, rows=2_000)
     assert query(lake.context).read_all().num_rows == 6_000
     everything = filenames(lake)
@@ -219,7 +219,7 @@ def test_a_file_that_is_known_and_then_lost_has_no_rows(new_lake: NewLake) -> No
             query(lake.context, where).read_all()
 
 
-def test_a_file_that_is_brought_back_is_read_again(new_lake: NewLake) -> None:
+def test_a_file_that_is_put_back_can_be_read_again(new_lake: NewLake) -> None:
     lake = filled(new_lake)
     [name, *_] = sorted(filenames(lake))
     content = lake.context.objects.get(name)
@@ -232,7 +232,7 @@ def test_a_file_that_is_brought_back_is_read_again(new_lake: NewLake) -> None:
 
 @pytest.mark.parametrize("ingest_first", [False, True])
 def test_a_query_never_sees_a_part_of_an_ingest(new_lake: NewLake, ingest_first: bool) -> None:
-    """Its files were collected, and the files that replaced them may have the new rows."""
+    """The query's files were collected, and the files that replaced them may have rows of a later ingest."""
     lake = filled(new_lake)
     reader = query(lake.context)
     reader.read_next_batch()
@@ -246,7 +246,7 @@ def test_a_query_never_sees_a_part_of_an_ingest(new_lake: NewLake, ingest_first:
 
 
 def test_a_compaction_hides_no_ingest_of_its_transaction(new_lake: NewLake) -> None:
-    """An aggregate leaves fewer rows, and the ingest has as many as it removed."""
+    """The compaction removes as many rows, by aggregation, as the ingest adds."""
     lake = filled(new_lake, aggregate="sum(n)")
     context, leaf = lake.context, lake.context.partitions.leaves()[-1].partition_id
     reader = query(context)
@@ -280,7 +280,7 @@ def test_a_query_goes_on_beside_an_ingest_of_other_keys(new_lake: NewLake) -> No
     assert bag(read(lake, reader, (0, 10))) == bag(expected)
 
 
-def test_a_damaged_file_is_no_lost_one(new_lake: NewLake) -> None:
+def test_a_damaged_file_is_not_reported_as_lost(new_lake: NewLake) -> None:
     lake = filled(new_lake)
     reader = query(lake.context)
     reader.read_next_batch()
@@ -295,10 +295,10 @@ def test_a_damaged_file_is_no_lost_one(new_lake: NewLake) -> None:
 
 
 @pytest.mark.slow
-def test_files_that_are_collected_all_the_time_end_a_query(
+def test_a_query_fails_if_its_files_are_collected_again_and_again(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each planned file is collected before it is read: the query does not retry without limit."""
+    """Each planned file is collected before it is read. The query must not retry without limit."""
     lake = filled(new_lake)
     planned = executor.plan_query
 

@@ -1,4 +1,4 @@
-"""Random tables, with random compactions, splits and collections while they are read."""
+"""Queries of random tables during random compactions, splits and collections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) ->
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of a few rows, of which one is made ahead, so that plans end at arbitrary rows."""
+    """Makes batches of a few rows, with one made ahead, so that plans end at arbitrary rows."""
     monkeypatch.setattr(streams, "AHEAD_BYTES", 1)
     monkeypatch.setattr(scan_session, "_key_sessions", {})
     monkeypatch.setitem(scan_session._OPTIONS, "datafusion.execution.batch_size", "16")
@@ -57,7 +57,7 @@ step = st.sampled_from(["compact", "split", "add nothing", "read"])
     limit=st.sampled_from([None, None, 50, 300]),
     steps=st.lists(step, min_size=1, max_size=30),
 )
-def test_every_row_comes_exactly_once_whatever_is_done_meanwhile(
+def test_every_row_is_returned_once_despite_concurrent_maintenance(
     new_lake: NewLake,
     seed: int,
     files: int,

@@ -1,4 +1,4 @@
-"""Large groups of a plan are read in parts, of which one is made while another is used."""
+"""Large groups of a plan are read in parts: the next part is made while one is used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMA = dm.Schema(
 
 
 def rows_of(seed: int, count: int) -> pa.Table:
-    """Many keys occur more than once, so that the limits of parts fall on them."""
+    """Returns rows in which many keys repeat, so that limits of parts fall on repeated keys."""
     chance = random.Random(seed)
     numbers = range(count)
     rows = [
@@ -31,7 +31,7 @@ def rows_of(seed: int, count: int) -> pa.Table:
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Records for each planned group in how many parts it was read."""
+    """Records for each planned group the number of parts in which it was read."""
     found: list[int] = []
     divide = executor._parts
 
@@ -55,7 +55,7 @@ def undivided(context: Any, *args: Any, **more: Any) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])
-def test_parts_give_what_the_whole_group_does(instance: Instance, parts: list[int], keep: str) -> None:
+def test_parts_return_the_rows_of_the_whole_group(instance: Instance, parts: list[int], keep: str) -> None:
     table = instance.create_table(
         "parts", SCHEMA, split_points=[100], properties=dm.TableProperties(keep=keep)
     )
@@ -81,7 +81,7 @@ def test_parts_give_what_the_whole_group_does(instance: Instance, parts: list[in
     assert table.query({"k": dm.Range(-300, 500)}, limit=3).read_all().num_rows == 3
 
 
-def test_a_key_is_looked_up_whole(instance: Instance, parts: list[int]) -> None:
+def test_a_look_up_of_a_key_is_read_in_one_part(instance: Instance, parts: list[int]) -> None:
     table = instance.create_table("whole", SCHEMA)
     table.ingest(rows_of(1, 2_500))
     parts.clear()
@@ -89,7 +89,9 @@ def test_a_key_is_looked_up_whole(instance: Instance, parts: list[int]) -> None:
     assert parts == [1]
 
 
-def test_a_key_is_called_as_another_column_was(instance: Instance, parts: list[int]) -> None:
+def test_a_key_with_the_former_name_of_another_column_is_read_in_parts(
+    instance: Instance, parts: list[int]
+) -> None:
     schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("note", dm.STRING)])
     table = instance.create_table("renamed", schema)
     for n in range(3):
@@ -104,10 +106,10 @@ WIDE = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("text", dm.STRING, n
 
 
 @pytest.mark.parametrize("length", [10, 1_100])
-def test_batches_are_large_where_rows_are_narrow(
+def test_batches_are_large_if_rows_are_narrow(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    """A dictionary has a long text once: only the footer has the size for all rows."""
+    """A dictionary has a repeated text once; only the footer has the size of all rows."""
     monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
     table = instance.create_table("texts", WIDE)
     table.ingest(pa.table({"k": range(40_000), "text": ["x" * length] * 40_000}))
@@ -118,7 +120,7 @@ def test_batches_are_large_where_rows_are_narrow(
     assert max(batch.num_rows for batch in found) <= 8_192  # a query for few rows waits for its first
 
 
-def test_rows_with_a_column_that_came_later_are_not_known_to_be_narrow(
+def test_rows_with_a_column_added_later_have_small_batches(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
@@ -133,7 +135,7 @@ def test_rows_with_a_column_that_came_later_are_not_known_to_be_narrow(
 
 @pytest.fixture
 def two_files(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> dm.Table:
-    """Two files of many row groups each, in which one row of 64 has nearly all bytes."""
+    """Returns a table of two files with many row groups each, in which one row of 64 has nearly all bytes."""
     monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
     table = instance.create_table("two", WIDE, properties=dm.TableProperties(row_group_bytes=1 << 20))
     for half, end in enumerate((160_000, 106_000)):
@@ -147,10 +149,10 @@ def two_files(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> dm.Table:
 
 
 @pytest.mark.slow
-def test_what_is_merged_of_many_row_groups_is_of_the_width_of_all(
+def test_merged_batches_are_sized_by_all_row_groups(
     two_files: dm.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its batches have the most rows allowed, from however many row groups."""
+    """The batches have the most rows allowed, however many row groups there are."""
     assert max(batch.num_rows for batch in two_files.query()) > 8_192
     monkeypatch.setattr(executor, "BATCHES_BYTES_MAX", 3_000_000)
     assert max(batch.num_rows for batch in two_files.query()) <= 8_192

@@ -1,4 +1,4 @@
-"""The parts of a file that queries skip by statistics on any column, and the parts they read."""
+"""Statistics on any column let queries skip parts of a file."""
 
 from __future__ import annotations
 
@@ -74,20 +74,19 @@ def test_row_groups_and_pages_are_skipped_on_any_column(
         assert found.metrics["page_index_pages_pruned"][0] >= 40
 
 
-def test_of_rows_that_are_not_wanted_only_what_is_asked_of_is_read(
+def test_rows_are_filtered_while_they_are_decoded(
     new_lake: Callable[[int], Lake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows are filtered while they are decoded, not after."""
     found = pruned(new_lake(100).context, {"time": Range(750, 850)}, monkeypatch)
     assert found.numbers["pushdown_rows_pruned"] == 100
     assert found.numbers["pushdown_rows_matched"] == 100
 
 
 @pytest.mark.slow
-def test_each_of_many_keys_is_looked_at_a_few_times(
+def test_the_work_per_key_does_not_grow_with_the_leaves(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many leaves there are, each key is not compared with each leaf."""
+    """A key must not be compared with every leaf."""
     looks = 0
 
     def counted(self: Range) -> bool:

@@ -1,4 +1,4 @@
-"""Streams of queries: merged, pruned, group after group, of one snapshot; and damaged files."""
+"""Streams of queries: merged, pruned, read group by group, and of one snapshot. Also damaged files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lake(new_lake: NewLake) -> Lake:
 
 
 def plans_of(lake: Lake, monkeypatch: pytest.MonkeyPatch, *args: Any) -> list[Any]:
-    """The physical plans that a query ran."""
+    """Returns the physical plans that a query ran."""
     plans = []
     execute = SessionContext.execute
 
@@ -74,7 +74,7 @@ def test_sorted_files_are_merged_and_never_sorted(
 def test_row_groups_and_pages_are_pruned(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch, where: dict[str, Any]
 ) -> None:
-    """Statistics select one of 40 row groups, and one of a row group's 40 pages."""
+    """Statistics select one of 40 row groups, and one of the 40 pages of a row group."""
     for n, (row_group_rows, metric) in enumerate(
         [(100, "row_groups_pruned_statistics"), (4_000, "page_index_pages_pruned")]
     ):
@@ -87,7 +87,7 @@ def test_row_groups_and_pages_are_pruned(
 
 
 def test_a_list_of_many_keys_prunes_too(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DataFusion does not prune by a list of more than twenty values, so bounds are added to it."""
+    """DataFusion does not prune by a list of more than twenty values, so Dormouse adds bounds to it."""
     lake = new_lake(COUNTS)
     lake.add([{"word": f"{i:05}", "seen": i, "n": 1, "low": 0.0, "last": "x"} for i in range(4_000)])
     [plan] = plans_of(lake, monkeypatch, {"word": [f"{i:05}" for i in range(2_340, 2_370)]})
@@ -137,7 +137,7 @@ def compact(lake: Lake, partition_id: str, inputs: list[str], output: pa.Table) 
 
 
 def test_files_stay_whole_while_a_split_pushes_their_references_down(lake: Lake) -> None:
-    """Before, between and after: references on the parent, on some children, on all."""
+    """Covers references on the parent, on some children, and on all."""
     everything = expected(lake, lambda _: True)
     lake.context.partitions.split(lake.context.partitions.leaves()[0].partition_id, "\x00")
     assert ordered(tuples(query(lake.context))) == everything
@@ -149,8 +149,8 @@ def test_files_stay_whole_while_a_split_pushes_their_references_down(lake: Lake)
         assert ordered(tuples(query(lake.context, {"Name": ""}))) == [r for r in everything if r[0] == ""]
 
 
-def test_a_plan_is_of_one_moment(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between its reads of the tree and of the references, a split moves all references to new partitions."""
+def test_a_plan_shows_one_moment(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A split moves all references to new partitions, between the reads of the tree and of the references."""
     everything = expected(lake, lambda _: True)
     partitions, store = lake.context.partitions, lake.context.store
 
@@ -167,7 +167,7 @@ def test_a_plan_is_of_one_moment(lake: Lake, monkeypatch: pytest.MonkeyPatch) ->
     assert ordered(tuples(query(lake.context))) == everything
 
 
-def test_a_reader_gives_the_rows_of_its_plan_whatever_is_committed_meanwhile(new_lake: NewLake) -> None:
+def test_a_reader_returns_the_rows_of_its_plan_despite_later_commits(new_lake: NewLake) -> None:
     lake = new_lake(COUNTS, split_points=["b", "c"])
     rows = [{"word": w, "seen": i, "n": 1, "low": None, "last": "x"} for w in "abc" for i in range(100)]
     lake.add(rows)
@@ -211,7 +211,7 @@ def many_leaves(new_lake: NewLake, leaves: int = 10) -> tuple[Lake, Watched]:
 
 @pytest.mark.slow
 def test_groups_are_opened_one_after_another(new_lake: NewLake) -> None:
-    """At the first batch of the first leaf, at most the next leaf is open, with one batch of it in memory."""
+    """At the first batch of the first leaf, at most the next leaf is open too, with one batch in memory."""
     lake, watched = many_leaves(new_lake)
     reader = query(lake.context)
     batches: Iterator[pa.RecordBatch] = iter(reader)
@@ -224,7 +224,7 @@ def test_groups_are_opened_one_after_another(new_lake: NewLake) -> None:
     assert len(watched.opened) == 10
 
 
-def test_a_reader_that_is_dropped_reads_no_further(new_lake: NewLake) -> None:
+def test_a_dropped_reader_reads_no_further(new_lake: NewLake) -> None:
     lake, watched = many_leaves(new_lake)
     reader = query(lake.context)
     reader.read_next_batch()

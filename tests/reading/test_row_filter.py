@@ -80,7 +80,7 @@ ROWS_PER_GROUP = 8
 
 
 def rows() -> list[dict[str, Any]]:
-    """Rows sorted by the key; those of a group have few values of a column, so that groups are skipped."""
+    """Returns rows sorted by key; each group has few values of a column, so that engines can skip groups."""
     chance = Random(1)
     found: list[dict[str, Any]] = []
     for group in range(24):
@@ -97,7 +97,7 @@ ROWS = rows()
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The rows in Parquet, in small groups with statistics, by which engines skip."""
+    """Writes the rows to Parquet in small groups with statistics, by which engines skip groups."""
     path = tmp_path_factory.mktemp("rows") / "rows.parquet"
     schema = pa.schema([pa.field(one.name, arrow_type(one.type)) for one in SCHEMA.fields])
     numbered = pa.schema([*schema, pa.field("number", pa.int64())])
@@ -191,7 +191,7 @@ EXAMPLES = (ZEROS, MANY_ZEROS, NAN, LARGE, SMALL, NULLS, MANY, NOTHING_KNOWN)
 
 
 @pytest.mark.parametrize("by", [by_datafusion, by_duckdb])
-def test_an_engine_gives_the_rows_of_the_plain_filter(
+def test_an_engine_returns_the_rows_of_the_plain_filter(
     file: Path, by: Callable[[Path, Filter], list[int]]
 ) -> None:
     def check(node: Filter) -> None:
@@ -203,7 +203,7 @@ def test_an_engine_gives_the_rows_of_the_plain_filter(
 
 
 @pytest.mark.slow
-def test_spark_gives_the_rows_of_the_plain_filter(file: Path, spark: Any) -> None:
+def test_spark_returns_the_rows_of_the_plain_filter(file: Path, spark: Any) -> None:
     frame = frames.reader(spark, Schema(KEYS, values=[*FIELDS.values(), NUMBER]), [file.name]).parquet(
         str(file)
     )
@@ -217,8 +217,8 @@ def test_spark_gives_the_rows_of_the_plain_filter(file: Path, spark: Any) -> Non
     given(FILTERS)(check)()
 
 
-def test_plain_filters_judge_as_sql_does() -> None:
-    """Three values: true, false and unknown; a row counts only if its filter is true."""
+def test_plain_filters_have_the_three_values_of_sql() -> None:
+    """The values are true, false and unknown. A row counts only if its filter is true."""
     field = FIELDS["n"]
     positive = InRanges(field, (Range(min=1),))
     judged: Sequence[tuple[Filter, list[bool | None]]] = [

@@ -1,4 +1,4 @@
-"""Batches that streams write: each once and in order, or not at all; without a Spark session."""
+"""Batches that streams write: each is committed once and in order, or not at all. Needs no Spark session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.reading import arrow_schema
 
 
 class OfAQuery:
-    """The local properties that Spark gives a task."""
+    """A fake of the local properties that Spark gives a task."""
 
     @staticmethod
     def get() -> OfAQuery:
@@ -47,7 +47,7 @@ def written(writer: StreamWriter, *rows: tuple[int, int]) -> Any:
     return writer.write(iter(keyed_tables.data(rows).to_batches()))
 
 
-def test_batches_that_a_restored_sink_has_lost_are_missed(instance: Instance) -> None:
+def test_batches_that_a_restored_sink_has_lost_are_an_error(instance: Instance) -> None:
     context = made(instance, "u").context
     commit = partial(commit_batch, context.supplier, context.store)
     with pytest.raises(InvalidInput, match="has no batch here, and not all up to 5: the database was"):
@@ -59,7 +59,7 @@ def test_batches_that_a_restored_sink_has_lost_are_missed(instance: Instance) ->
         commit(StreamBatch("copy", "query", 3), [], [])
 
 
-def test_a_batch_of_a_stream_brings_back_nothing_that_was_deleted_meanwhile(
+def test_a_batch_of_a_stream_restores_no_row_deleted_since(
     instance: Instance, table: Table, writer: StreamWriter
 ) -> None:
     part = written(writer, (7, 1), (8, 1))
@@ -68,7 +68,7 @@ def test_a_batch_of_a_stream_brings_back_nothing_that_was_deleted_meanwhile(
     assert keyed_tables.seen(table, instance) == {8: 1}
 
 
-def test_what_a_task_wrote_after_its_attempt_was_collected_goes_with_the_batch(
+def test_files_that_a_task_wrote_after_its_attempt_was_collected_are_deleted(
     table: Table, writer: StreamWriter
 ) -> None:
     parts, context = [written(writer, (key, 1)) for key in (7, 8)], table.context

@@ -1,4 +1,4 @@
-"""Items that a thread makes ahead: how many, an error among them, and the thread that makes them."""
+"""Items that a thread makes ahead: their number, errors among them, and the life of the thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def one_ahead(items: Iterator[int]) -> Iterator[int]:
 
 
 def test_one_item_is_made_ahead_and_no_more() -> None:
-    """A slow consumer holds two items, however many there are; a single item needs no thread."""
+    """A slow consumer holds at most two items. A single item needs no thread."""
     made: list[int] = []
     third = threading.Event()
 
@@ -45,7 +45,7 @@ def test_one_item_is_made_ahead_and_no_more() -> None:
     assert list(stream) == [2, 3, 4]
 
 
-def test_an_error_comes_after_what_was_made_before_it() -> None:
+def test_an_error_comes_after_the_items_made_before_it() -> None:
     def items() -> Iterator[int]:
         yield 1
         raise LookupError("gone")
@@ -81,7 +81,7 @@ def batch(size: int) -> pa.RecordBatch:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 100_000, AHEAD_BYTES])
 def test_batches_are_made_ahead_up_to_some_bytes(size: int) -> None:
-    """Empty batches count, too; more are made once half of them were taken."""
+    """Empty batches count too. More are made once half of the bytes were taken."""
     made = count()
     stream = in_thread(batch(size) for _ in made)
     next(stream)
@@ -93,7 +93,7 @@ def test_batches_are_made_ahead_up_to_some_bytes(size: int) -> None:
 
 
 def _settled(made: Iterator[int]) -> int:
-    """Returns the number of items made once no more are made."""
+    """Waits until no more items are made, and returns their number."""
     before = -1
     while (now := int(repr(made)[6:-1])) != before:
         before = now
@@ -133,7 +133,7 @@ def test_a_failure_comes_after_all_batches_that_the_thread_made_before_it() -> N
 @pytest.mark.few(1)
 @pytest.mark.parametrize("read", ["whole", "failed", "dropped"])
 def test_the_memory_of_a_reader_is_freed_with_it(read: str) -> None:
-    """No memory waits for garbage collection, which does not know how much Arrow has allocated."""
+    """Memory must not wait for garbage collection, which does not know the size of Arrow's allocations."""
 
     def items() -> Iterator[pa.RecordBatch]:
         yield from (batch(100_000) for _ in range(20))

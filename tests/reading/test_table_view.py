@@ -1,4 +1,4 @@
-"""Plans of queries: never stale, of one moment on all pages, whatever is committed meanwhile."""
+"""Plans of queries are never stale, and all their pages show one moment, whatever is committed meanwhile."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NewTable = Callable[..., TableContext]
 
 @contextmanager
 def sent(supplier: ConnectionSupplier, tmp_path: Path) -> Iterator[list[str]]:
-    """Lists, at the end, what was sent over the connection that is borrowed next."""
+    """Yields a list that finally has the messages sent over the next borrowed connection."""
     trace, found = tmp_path / "trace", list[str]()
     with trace.open("w") as file:
         with supplier.connection() as conn:
@@ -68,7 +68,7 @@ def new_table(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> NewTabl
 
 
 def again(table: TableContext) -> TableContext:
-    """The same table, as a new process opens it."""
+    """Returns the same table as opened by a new process."""
     return TableContext(table.dsn, table.supplier, table.objects, table.table, trees=TreeCache())
 
 
@@ -118,8 +118,8 @@ def at(low: int, high: int) -> KeyRanges:
     return KeyRanges({"key": [Range(low, high)]})
 
 
-def test_what_was_committed_is_planned_on_at_once(new_table: NewTable) -> None:
-    """Holds even for processes that know an older tree, or none."""
+def test_committed_files_are_in_the_next_plan(new_table: NewTable) -> None:
+    """Covers processes that know an outdated tree, or none."""
     table = new_table()
     knowing = again(table)
     assert names(plan_query(knowing, EVERYTHING)) == []
@@ -140,7 +140,7 @@ def test_what_was_committed_is_planned_on_at_once(new_table: NewTable) -> None:
 def test_all_pages_see_the_moment_at_which_the_plan_began(
     new_table: NewTable, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files that came, went, came and went, moved down or were collected meanwhile."""
+    """Covers files that were added, removed, added and removed, pushed down or collected meanwhile."""
     monkeypatch.setattr(table_view, "PAGE_LEAVES", 2)
     monkeypatch.setattr(table_view, "PAGE_GROWTH", 1)
     table = new_table(layout=layout)
@@ -166,7 +166,7 @@ def test_all_pages_see_the_moment_at_which_the_plan_began(
 def planned_in_pages(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch, **properties: object
 ) -> tuple[TableContext, Iterator[tuple[Scan, ...]]]:
-    """A table with a file a leaf, and a plan of all of it, of which a page is one leaf."""
+    """Returns a table with a file in each leaf, and a plan of all of it with a page for each leaf."""
     monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
     table = new_table(**properties)
     for key in range(LEAVES):
@@ -298,7 +298,7 @@ def test_too_many_files_of_many_leaves_are_refused_before_they_are_planned(
 def test_tables_of_one_moment_are_planned_with_the_trees_that_are_known(
     new_table: NewTable, supplier: ConnectionSupplier, tmp_path: Path
 ) -> None:
-    """One statement for each table, if the known trees are those of the moment."""
+    """Each table takes one statement, if the cached trees are those of the moment."""
     table = new_table(2)
     view = again(table)
     both = [(view, EVERYTHING), (view, at(1, 2))]
@@ -312,10 +312,10 @@ def test_tables_of_one_moment_are_planned_with_the_trees_that_are_known(
 
 
 @pytest.mark.slow
-def test_plans_are_right_while_leaves_are_divided_and_files_replaced(
+def test_plans_are_right_while_leaves_are_split_and_files_replaced(
     new_table: NewTable, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Readers with trees of any age always find each key's one live file."""
+    """Readers with outdated trees always find the one current file of each key."""
     monkeypatch.setattr(table_view, "PAGE_LEAVES", 3)
     monkeypatch.setattr(table_view, "EPOCHS_CHASED_MAX", 1)
     table = new_table(8)
@@ -353,7 +353,7 @@ def test_plans_are_right_while_leaves_are_divided_and_files_replaced(
 
 
 def drop_log(table: TableContext, xid: str | None = None) -> None:
-    """Removes the log as if it were old, removed by a transaction and collected."""
+    """Makes the removal log 30 days old, optionally as of transaction `xid`, collects, and drops it."""
     day = date.today() - timedelta(days=30)
     removal_log.DAYS.make(table.supplier, [day])
     aged = "update removal set removed_at = %s::date, removed_xid = coalesce(%s::xid8, removed_xid)"
@@ -364,10 +364,10 @@ def drop_log(table: TableContext, xid: str | None = None) -> None:
 
 
 @pytest.mark.parametrize(("drop", "left"), [(lambda t: t.store.clear(), 0), (drop_log, LEAVES)])
-def test_no_plan_goes_on_when_the_log_does_not_reach_back_to_its_moment(
+def test_a_plan_fails_if_the_log_does_not_reach_back_to_its_moment(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch, drop: Callable[[TableContext], None], left: int
 ) -> None:
-    """Files removed since would be missing, and the result would look complete."""
+    """Otherwise files removed since would be missing, and the result would look complete."""
     table, plan = planned_in_pages(new_table, monkeypatch)
     plan_query(table, EVERYTHING, moment := Moment(table.schema))
     next(plan)
@@ -380,7 +380,7 @@ def test_no_plan_goes_on_when_the_log_does_not_reach_back_to_its_moment(
     assert len(names(plan_query(table, EVERYTHING))) == left
 
 
-def test_a_plan_goes_on_when_the_log_lacks_what_it_saw_removed(
+def test_a_plan_goes_on_if_the_log_lacks_only_removals_before_it(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, _ = planned_in_pages(new_table, monkeypatch)

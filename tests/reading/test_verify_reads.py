@@ -1,4 +1,4 @@
-"""No reader returns rows of a file with a flipped bit, if the table has the property `verify_reads`."""
+"""The table property `verify_reads`: no reader returns rows of a file with a flipped bit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make(instance: Instance, properties: dm.TableProperties = VERIFIES) -> Table
     return table
 
 
-def test_no_flipped_bit_gives_other_rows_by_any_door(instance: Instance) -> None:
+def test_no_interface_returns_rows_of_a_file_with_a_flipped_bit(instance: Instance) -> None:
     table = make(instance)
     path, chosen = path_of(table), random.Random(53)
     content = path.read_bytes()
@@ -78,7 +78,7 @@ def test_no_flipped_bit_gives_other_rows_by_any_door(instance: Instance) -> None
 
 
 @pytest.mark.parametrize("door", ["query", "sql", "count", "duckdb"])
-def test_a_reader_that_is_asked_verifies_whatever_the_table_says(instance: Instance, door: str) -> None:
+def test_verify_at_a_read_overrides_the_tables_property(instance: Instance, door: str) -> None:
     table = make(instance, dm.TableProperties())
     path = damage(table)
     with pytest.raises(Exception, match=path.name):
@@ -142,7 +142,7 @@ def test_the_service_names_a_damaged_file(instance: Instance) -> None:
                 read()
 
 
-def test_the_service_verifies_where_it_is_asked(instance: Instance) -> None:
+def test_the_service_verifies_on_request(instance: Instance) -> None:
     path = damage(make(instance, dm.TableProperties()))
     with serving(instance) as url, dormouse.client.connect(url) as client:
         table = client.table("t")
@@ -196,13 +196,13 @@ def test_rows_of_a_row_table_are_verified(instance: Instance, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("properties", [VERIFIES, dm.TableProperties()], ids=["verifies", "plain"])
-def test_what_writes_files_anew_never_writes_damage(
+def test_compactions_and_erasures_never_write_damaged_rows(
     instance: Instance, properties: dm.TableProperties
 ) -> None:
     table = make(instance, properties)
     path = damage(table)
     table.ingest([{"k": 1000, "v": 0.0, "s": "later"}])
-    with suppress(DormouseError):  # of a job that is retried
+    with suppress(DormouseError):  # the job is retried later
         table.compact(full=True)
     with pytest.raises(DormouseError, match=path.name):
         table.erase({"k": 2})
@@ -214,7 +214,7 @@ def test_what_writes_files_anew_never_writes_damage(
     assert found.to_pylist() == [row for row in ROWS if row["k"] != 2]
 
 
-def test_a_view_of_a_file_without_a_digest_says_so(instance: Instance) -> None:
+def test_a_view_of_a_file_without_a_digest_is_an_error(instance: Instance) -> None:
     table = make(instance)
     with table.reading.supplier.connection() as conn:
         conn.execute("update file set digest = null")
@@ -225,7 +225,7 @@ def test_a_view_of_a_file_without_a_digest_says_so(instance: Instance) -> None:
 
 
 class Hanging:
-    """A store whose first byte of a file never arrives."""
+    """A fake store that never returns the first byte of a file."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reads, self.let = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""The page about the SQL of row tables shows the real answers, and lacks nothing that the parser takes."""
+"""The page on the SQL of row tables has real answers, and covers everything that the parser accepts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_errors_name_the_unsupported_part_and_an_alternative(staff: RowTable, qu
         assert "instance.sql(" in str(refused.value)
 
 
-def test_the_page_lacks_nothing_that_the_parser_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_covers_everything_that_the_parser_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
     page = render()
     for one in examples():
         assert one.written in page

@@ -1,4 +1,4 @@
-"""Row tables: changes of columns, upserts, snapshots, and what the underlying table allows and refuses."""
+"""Row tables: changes of columns, upserts, snapshots, and the limits on their underlying tables."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_older_versions_keep_the_columns_that_they_had(rows: RowTable) -> None:
         (dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 9, "n": 1}]), InvalidRow, "its version is 1"),
     ],
 )
-def test_changes_that_do_not_fit_give_an_error_of_one_line(
+def test_invalid_changes_give_an_error_of_one_line(
     rows: RowTable, change: Any, error: type[Exception], said: str
 ) -> None:
     for dry_run in (True, False):
@@ -128,7 +128,7 @@ def test_a_column_that_the_same_change_renamed_or_added_is_narrowed_where_all_fi
     assert rows.version() == 2
 
 
-def test_each_row_that_was_changed_since_is_named(rows: RowTable) -> None:
+def test_a_conflict_names_each_row_that_was_changed_since(rows: RowTable) -> None:
     rows.change([dm.Patch([{"ROW_ID": 1, "n": 4}, {"ROW_ID": 2, "ROW_VERSION": 1, "n": 4}])])
     rows.change([dm.Remove([(2, 2)])])
     with pytest.raises(RowConflict) as raised:
@@ -157,7 +157,7 @@ def test_rows_without_cells_are_deleted_or_skipped(rows: RowTable) -> None:
 
 
 def test_a_version_before_a_retype_is_read_by_old_and_new_readers(instance: Instance, rows: RowTable) -> None:
-    """The new column has the name of the old column, which has the values of that version."""
+    """The new column has the name of the old one, whose values that version shows."""
     before = rows.row(1)["n"]
     known = instance.row_table("people")
     known.row(1)
@@ -222,7 +222,7 @@ def test_defaults_are_kept_as_they_are(instance: Instance) -> None:
     assert [(one.name, one.default) for one in found.columns()] == [("x", 1.5)]
 
 
-def test_blocks_have_a_version_each(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_block_has_its_own_version(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "BLOCK_ROWS_MAX", 3)
     done = rows.change([dm.Insert([{"n": n} for n in range(7)]), dm.Insert([{"n": 7}])])
     assert (list(done.row_ids), done.versions) == (list(range(3, 11)), [2, 3, 4, 5])
@@ -263,7 +263,7 @@ ROWS = st.lists(
 
 
 @pytest.mark.slow
-def test_upserts_are_those_of_a_naive_dict(instance: Instance) -> None:
+def test_upserts_equal_those_of_a_naive_dict(instance: Instance) -> None:
     columns = [dm.Column("k", "STRING"), dm.Column("x", "DOUBLE"), dm.Column("s", "STRING", default="d")]
     names = (f"t{number}" for number in range(1_000))
 
@@ -319,7 +319,7 @@ def test_the_underlying_table_is_changed_only_by_row_changes(
         use(instance.table("people"))
 
 
-def test_no_table_becomes_a_row_table_or_is_one_no_longer(instance: Instance, rows: RowTable) -> None:
+def test_a_table_cannot_become_a_row_table_or_cease_to_be_one(instance: Instance, rows: RowTable) -> None:
     with pytest.raises(InvalidProperties, match="rows is chosen when a table is made, and stays 'edited'"):
         rows.table.set_properties(rows="loaded")
     with pytest.raises(InvalidProperties, match="it has no keep, filter or aggregate"):
@@ -333,7 +333,7 @@ def test_no_table_becomes_a_row_table_or_is_one_no_longer(instance: Instance, ro
     assert [one.name for one in instance.row_tables()] == ["people"]
 
 
-def test_moments_changes_and_consumers_are_those_of_any_table(rows: RowTable) -> None:
+def test_moments_changes_and_consumers_work_as_for_any_table(rows: RowTable) -> None:
     consumer, cut = rows.table.consumer("copy"), rows.table.history.record_cut()
     rows.change([dm.Patch([{"ROW_ID": 1, "n": 5}]), dm.Remove([(2, 1)])])
     names = ["ROW_ID", "ROW_VERSION", "ROW_DELETED", "n"]
@@ -354,7 +354,7 @@ def test_a_table_that_is_dropped_is_forgotten(instance: Instance, rows: RowTable
             assert conn.execute(f"select count(*) from {name}").fetchall() == [(0,)]
 
 
-def test_an_empty_text_becomes_no_number(rows: RowTable) -> None:
+def test_an_empty_text_cannot_become_a_number(rows: RowTable) -> None:
     rows.change([dm.Insert([{"name": ""}])])
     with pytest.raises(
         InvalidRow, match=r"row of ROW_ID 3, column 'name' \(INTEGER\): an empty text does not fit the type"

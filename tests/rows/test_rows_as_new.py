@@ -1,4 +1,4 @@
-"""Downloads loaded as new rows, and rows by id and version, in Python, HTTP and the command line."""
+"""Downloads loaded as new rows, and look-ups of rows by id and version, through every interface."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_download_becomes_new_rows_of_its_own_table(first: RowTable, download:
     assert [row["ROW_ID"] for row in first.current().read_all().to_pylist()] == [2, 3, 4, 5]
 
 
-def test_columns_without_ids_are_new_rows_anyway(second: RowTable, tmp_path: Path) -> None:
+def test_rows_without_ids_or_with_invalid_versions_are_new_rows(second: RowTable, tmp_path: Path) -> None:
     path = tmp_path / "plain.csv"
     path.write_text("name,n\na,1\n")
     assert second.upload_csv(path, as_new=True).changed["inserted"] == 1
@@ -99,7 +99,7 @@ def test_columns_without_ids_are_new_rows_anyway(second: RowTable, tmp_path: Pat
     assert second.version() == 2
 
 
-def test_the_command_line_takes_it(
+def test_the_command_line_loads_a_download_as_new_rows(
     instance: Instance, dsn: str, second: RowTable, download: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = ["--dsn", dsn, "--objects", instance.objects.url]
@@ -112,14 +112,14 @@ def test_the_command_line_takes_it(
 
 
 @pytest.mark.slow
-def test_a_service_and_its_client_take_it(url: str, second: RowTable, download: Path) -> None:
+def test_a_client_loads_a_download_as_new_rows(url: str, second: RowTable, download: Path) -> None:
     with connect(url) as client:
         assert client.row_table("second").upload_csv(download, as_new=True).changed["inserted"] == 2
     assert cells(second) == EXPECTED
 
 
 @pytest.mark.slow
-def test_rows_by_id_and_version_are_the_same_of_a_client(url: str, first: RowTable) -> None:
+def test_a_client_returns_the_same_rows_by_id_and_version(url: str, first: RowTable) -> None:
     first.change([dm.RenameColumn("n", "m")])
     wanted = [(2, 3), (1, 1), (3, 1), (2, 1), (1, 1)]
     found: list[str] = []
@@ -144,7 +144,7 @@ def test_rows_by_id_and_version_are_the_same_of_a_client(url: str, first: RowTab
 
 
 @pytest.mark.slow
-def test_a_number_of_any_length_is_refused_by_a_service(url: str, first: RowTable) -> None:
+def test_a_service_refuses_invalid_and_overlong_row_numbers(url: str, first: RowTable) -> None:
     for bad in ("9" * 5_000, f"1:{'9' * 5_000}", "1:²", "1:1:1", ":"):
         answer = http_get(f"{url}/v1/rows/first/rows", params={"row": bad})
         assert answer.status_code in (400, 404), answer.text

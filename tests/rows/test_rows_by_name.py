@@ -1,4 +1,4 @@
-"""Row tables read by name like other tables: the current rows, or all versions by another name."""
+"""Row tables read by name like other tables: the name has the current rows, another name has all versions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_reader_by_name_has_the_current_rows(instance: Instance, staff: Ro
         ({"ROW_ID": 1, "name": ["ann", None]}, [ANN]),
     ],
 )
-def test_conditions_are_of_the_current_versions(
+def test_conditions_apply_to_the_current_versions(
     instance: Instance, staff: RowTable, where: dict[str, Any], expected: list[dict[str, Any]]
 ) -> None:
     assert instance.table("staff").query(where).read_all().to_pylist() == expected
@@ -132,7 +132,9 @@ def test_every_version_has_a_name_of_its_own(instance: Instance, staff: RowTable
             instance.sql(f"from {name}")
 
 
-def test_files_of_versions_are_listed_by_that_name_alone(instance: Instance, staff: RowTable) -> None:
+def test_files_of_versions_are_listed_only_by_the_name_of_all_versions(
+    instance: Instance, staff: RowTable
+) -> None:
     with pytest.raises(InvalidQuery, match=r"staff\$versions"):
         instance.table("staff").live_files()
     assert len(instance.table("staff$versions").live_files()) == 3
@@ -164,7 +166,7 @@ def test_the_command_line_marks_row_tables(instance: Instance, staff: RowTable) 
 def test_the_status_of_a_row_table_counts_rows(
     instance: Instance, staff: RowTable, dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Every place uses the name "stored versions"."""
+    """Every interface calls the second number "stored versions"."""
     table, every = instance.table("staff"), instance.table("staff$versions")
     found = table.status()
     assert (found.row_count, found.rows_exact, found.stored_versions) == (2, True, 5)

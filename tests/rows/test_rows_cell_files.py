@@ -1,4 +1,4 @@
-"""Files of FILE cells: put, read back, kept for older versions, of one table only, and dropped."""
+"""Files in FILE cells: stored, read back, kept for older versions, bound to a table, and dropped with it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_file_is_read_back_as_it_was_put_also_in_older_versions(
     assert not (tmp_path / "none").exists()
 
 
-def test_a_cell_leads_to_no_other_object(
+def test_a_cell_cannot_refer_to_other_objects(
     instance: dm.Instance, rows: RowTable, photo: Path, tmp_path: Path
 ) -> None:
     others = instance.create_row_table("others", COLUMNS)
@@ -208,7 +208,7 @@ def test_damage_is_reported_and_leaves_no_file(
 def test_a_damaged_file_ends_early_over_http(
     instance: dm.Instance, rows: RowTable, photo: Path, tmp_path: Path
 ) -> None:
-    """A client would take an answer of the right length for the file. It does not retry for a lost file."""
+    """A client would take an answer of full length for the file. It does not retry a lost file."""
     rows.change([dm.Insert([{"photo": rows.put_file(photo)}])])
     path = instance.objects.local_path(objects_of(instance)[0])
     assert path is not None

@@ -1,4 +1,4 @@
-"""`dormouse rows`: each command, as text and as JSON. Errors have one line and leave nothing half done."""
+"""`dormouse rows`: each command, as text and as JSON. Errors have one line and leave no partial change."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_table_is_made_of_a_list_or_like_a_file(run: Run, tmp_path: Path) -> N
     assert run("download", "u", "-", "--no-header")[1] == '1,1,1,\n2,1,2,"2024-01-31T00:00:00.000Z"\n'
 
 
-def test_upload_download_edit_upload(run: Run) -> None:
+def test_an_edited_download_is_uploaded(run: Run) -> None:
     Path("rows.csv").write_text("the name,n\na,1\nb,NA\n")
     assert run("upload", "t", "rows.csv", "--create", "--null", "NA")[1:] == (
         "changed t: 2 inserted; version 1\n",
@@ -155,7 +155,7 @@ def test_times_are_text_for_people_and_numbers_in_json(run: Run) -> None:
         assert shown.count(one) == 2
 
 
-def test_changes_of_all_kinds(run: Run) -> None:
+def test_the_command_line_makes_changes_of_all_kinds(run: Run) -> None:
     make(run)
     Path("more.csv").write_text("name\nz\n")
     changes = [
@@ -200,7 +200,7 @@ def test_snapshots(run: Run) -> None:
     assert failed(run, "snapshot", "t", "v1", "--drop")[1].startswith("table 't' has no snapshot 'v1'")
 
 
-def test_a_preview_of_a_file(run: Run) -> None:
+def test_a_preview_shows_columns_rows_and_faults_of_a_file(run: Run) -> None:
     Path("rows.tsv").write_text("a\tb\n1\tx\n2\ty\n")
     found = output_of(run, "preview", "rows.tsv", "--rows", "1")
     assert (found["rows"], found["row_count"]) == ([["1", "x"]], 2)

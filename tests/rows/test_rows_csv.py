@@ -123,7 +123,9 @@ def test_a_header_may_be_quoted_over_lines(write: Write) -> None:
         ),
     ],
 )
-def test_faults_of_a_file(write: Write, content: bytes, how: dict[str, Any], said: str) -> None:
+def test_each_fault_of_a_file_has_its_error(
+    write: Write, content: bytes, how: dict[str, Any], said: str
+) -> None:
     assert fault(write(content), **how) == said
 
 
@@ -254,7 +256,7 @@ def test_ids_and_versions_are_written_as_whole_numbers_are(write: Write) -> None
 def test_a_file_of_all_columns_and_rows_to_delete_alone_deletes(
     write: Write, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uses one block or many."""
+    """Covers files of one block and of many."""
     monkeypatch.setattr(text_reader, "BLOCK_BYTES", (1 << 16, 1 << 20))
     found = loaded(write(b"ROW_ID,ROW_VERSION,n\n" + b"".join(b"%d,1\n" % n for n in range(1, count + 1))))
     assert [int(i) for one in found if one.deletes is not None for i in one.ids] == [*range(1, count + 1)]
@@ -275,7 +277,7 @@ def test_a_file_without_header_has_the_columns_of_the_table_or_those_named(write
     assert set(loaded(write(b"a,b\n2,1\n"), columns=["x", "n"])[0].cells) == {"x", "n"}
 
 
-def test_blocks_are_full(write: Write) -> None:
+def test_rows_are_read_in_full_blocks(write: Write) -> None:
     count = 3 * BLOCK_ROWS_MAX + 10
     path = write(b"n,name\n" + b"".join(b'%d,"%s"\n' % (n, b"x" * (n % 50)) for n in range(count)))
     found = loaded(path)
@@ -376,7 +378,7 @@ def test_blocks_are_full(write: Write) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_the_table(
+def test_files_that_do_not_fit_the_table_are_refused(
     write: Write, content: bytes, how: dict[str, Any], kind: type[Exception], said: str
 ) -> None:
     assert refused(write(content), kind, **how) == said
@@ -384,7 +386,7 @@ def test_what_does_not_fit_the_table(
 
 @pytest.mark.slow
 def test_rows_of_any_kind_and_order_have_their_numbers(write: Write) -> None:
-    """Compares with Python's csv reader, for random short rows, in blocks of some hundred bytes."""
+    """Compares the rows with those of Python's csv reader, for random short rows and small blocks."""
     numbers = random.Random(5)
     lines, deleted = ["ROW_ID,ROW_VERSION,name"], []
     for number in range(1, 5_001):

@@ -76,7 +76,7 @@ def test_a_file_of_cells_needs_no_last_line_end(tmp_path: Path) -> None:
     assert [len(one) for one in loads(LoadCsv(path), COLUMNS)] == [2]
 
 
-def test_rows_that_are_held_until_another_comes_are_bounded(
+def test_the_number_of_consecutive_short_rows_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_reader, "SHORT_ROWS_MAX", 100)

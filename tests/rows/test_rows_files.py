@@ -195,7 +195,7 @@ def test_blocks_have_versions_of_their_own(rows: RowTable, tmp_path: Path) -> No
     assert [found[at]["ROW_VERSION"] for at in (0, BLOCK_ROWS_MAX - 1, BLOCK_ROWS_MAX, -1)] == [1, 1, 2, 3]
 
 
-def test_a_preview_s_columns_take_the_file(instance: Instance, tmp_path: Path) -> None:
+def test_a_table_with_the_columns_of_a_preview_accepts_the_file(instance: Instance, tmp_path: Path) -> None:
     text = "Name,first day,share %,ok,code,json\nÄ,2024-01-31,0.5,true,007,[1]\nb,NA,1,false,12,{}\n"
     path = write(tmp_path / "rows.csv", text)
     some = instance.create_row_table("some", [dm.Column("x", "STRING")])

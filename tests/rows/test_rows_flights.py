@@ -1,7 +1,7 @@
 """The flights of a year: eight processes edit the table at once for a minute; then a download and upload.
 
-At the end the current rows, every version and what each query gave are as a model has them that replayed
-what was accepted, in the order of the versions.
+At the end a model replays the accepted changes in the order of the versions. The current rows, every version
+and the answer of each query must equal those of the model.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Model:
     versions: dict[tuple[int, int], Cells | None] = field(default_factory=dict)
     next_id: int = 1
     new: Cells = field(default_factory=dict)
-    """What a row has that has no value."""
+    """The cells of a row without values: the defaults."""
     shared: dict[str, int] = field(default_factory=dict)
-    """Rows that upserts made, by what they are found by; none of them is deleted."""
+    """The ids of rows that upserts inserted, by their keys; none of them is deleted."""
 
     def put(self, row_id: int, version: int, cells: Cells) -> None:
         self.rows[row_id] = version, cells
@@ -194,7 +194,7 @@ def check_query(model: Model, rows: list[list[Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_many_edit_at_once(tmp_path: Path) -> None:
+def test_many_processes_edit_the_table_at_once(tmp_path: Path) -> None:
     lake, path = tmp_path / "lake", tmp_path / "flights.csv"
     flights = write_flights(path, FLIGHTS)
     assert len(flights) == FLIGHTS
@@ -219,7 +219,7 @@ def test_many_edit_at_once(tmp_path: Path) -> None:
 
 
 def round_trip(lake: Path, path: Path, rows: int) -> None:
-    """Downloads, edits and uploads: edited rows are updated, and no row is duplicated."""
+    """Downloads the rows, edits some, and uploads them: these are updated, and no row is duplicated."""
     assert dormouse("rows", "download", "flights", path, "-i", lake)["rows"] == rows
     with path.open(newline="") as file:
         header, *lines = list(csv.reader(file))

@@ -1,4 +1,4 @@
-"""An index of rows in a database whose disk is full: a small file system of its own."""
+"""The index of a row table in a database whose disk is full, which the test makes as a small file system."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def url(conninfo: str) -> str:
     return f"postgresql://{given['user']}@/{given['dbname']}?{where}"
 
 
-def test_an_index_that_its_disk_has_no_room_for_is_made_elsewhere(
+def test_an_index_that_does_not_fit_on_its_disk_is_made_in_another_database(
     server_dsn: str,
     dsn: str,
     tmp_path: Path,

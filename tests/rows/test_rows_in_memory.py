@@ -64,12 +64,12 @@ def test_a_column_of_several_types_is_named() -> None:
             rows_of(data)
 
 
-def test_days_are_midnights_of_a_timestamp() -> None:
+def test_a_date_becomes_midnight_in_a_timestamp_column() -> None:
     schema = dm.Schema([dm.Field("t", dm.TIMESTAMP)])
     assert rows_of({"t": [date(2020, 1, 1)]}, schema) == [{"t": datetime(2020, 1, 1, tzinfo=UTC)}]
 
 
-def test_keys_of_numpy_pandas_polars_and_arrow_are_keys() -> None:
+def test_keys_of_numpy_pandas_polars_and_arrow_are_accepted() -> None:
     asked = [np.array([1, 2]), pd.Series([1, 2]), pl.Series([1, 2]), pa.array([1, 2])]
     ranges = {str(question(SCHEMA, {"k": keys}, None, None).ranges) for keys in (*asked, [1, 2])}
     assert len(ranges) == 1
@@ -87,14 +87,14 @@ NANOSECONDS = 1_704_067_200_000_000_500
 @pytest.mark.parametrize(
     "time", [pd.Timestamp(NANOSECONDS, tz="UTC"), pa.scalar(NANOSECONDS, pa.timestamp("ns", "UTC"))]
 )
-def test_a_time_finer_than_microseconds_finds_no_other(time: Any) -> None:
+def test_a_time_finer_than_microseconds_is_refused(time: Any) -> None:
     schema = dm.Schema([dm.Field("t", dm.TIMESTAMP)], [], [dm.Field("f", dm.FLOAT)])
     for where in ({"t": time}, {"t": dm.Range(max=time)}, {"t": [time]}):
         with pytest.raises(InvalidQuery, match="'t' is timestamp, "):
             question(schema, where, None, None)
 
 
-def test_a_number_beyond_a_float_is_not_infinity() -> None:
+def test_a_number_beyond_the_range_of_float_is_refused() -> None:
     schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("f", dm.FLOAT)])
     for asked in (1e300, dm.Range(max=-1e39)):
         with pytest.raises(InvalidQuery, match=r"'f' is float; -?1e.* does not fit"):

@@ -1,4 +1,4 @@
-"""Indexes of row tables: never stale, updated once, repaired, moved, dropped and rebuilt."""
+"""Indexes of row tables are never stale, are updated once, and are repaired, moved, dropped and rebuilt."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_page_of_two_statements_is_of_one_version(
 
 
 @pytest.mark.slow
-def test_changes_of_rows_and_columns_come_into_the_index(rows: RowTable) -> None:
+def test_the_index_follows_changes_of_rows_and_columns(rows: RowTable) -> None:
     assert is_as_the_files(rows)
     page = rows.query("select n, x from t order by n", 50)
     before = [tuple(row) for row in rows.query("select n, x from t order by n", 200).rows]
@@ -121,7 +121,7 @@ def test_changes_of_rows_and_columns_come_into_the_index(rows: RowTable) -> None
     rows.change([dm.RetypeColumn("d", "INTEGER"), dm.AddColumn(dm.Column("x", "INTEGER", default=4))])
     rows.change([dm.Insert([{"name": "new"}]), dm.Patch([(1, None, {"x": None, "number": None})])])
     assert is_as_the_files(rows)
-    # queries that began before go on with the columns and rows of their version
+    # queries that began earlier keep the columns and rows of their version
     assert same([row for one in all_pages(rows, page) for row in one.rows], before)
 
 
@@ -152,7 +152,7 @@ with dm.connect(dsn, objects) as instance:
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["amid", "built", "after"])
 @pytest.mark.parametrize("is_new", [True, False])
-def test_an_index_is_updated_once_whenever_a_process_is_killed(
+def test_an_index_is_updated_once_though_a_process_is_killed(
     instance: Instance, rows: RowTable, dsn: str, objects: str, where: str, is_new: bool
 ) -> None:
     if not is_new:
@@ -224,7 +224,7 @@ def test_dropped_or_emptied_tables_are_made_again(instance: Instance, rows: RowT
 
 
 @pytest.mark.slow
-def test_where_a_database_is_down_or_full_another_is_used(
+def test_another_database_is_used_if_one_is_down_or_full(
     dsn: str, objects: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, full = (make_conninfo(dsn, dbname=name) for name in databases_of(dsn))
@@ -310,7 +310,7 @@ def test_loads_are_balanced_and_pages_go_on_where_they_began(instance: Instance,
     assert [i for one in all_pages(rows, page) for i in one.row_ids or []] == list(range(1, 201))
 
 
-def test_the_plan_of_balance_is_pure() -> None:
+def test_balancing_moves_the_busiest_table_of_an_overloaded_database() -> None:
     def placed(table_id: int, database: str, load: float) -> Placed:
         return Placed(table_id, "t", database, table_id, load, 0.0)
 

@@ -1,4 +1,4 @@
-"""Indexes of row tables if something happens between two steps, or is left over from before."""
+"""Indexes of row tables when events fall between two steps, or leftovers exist."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rows(instance: Instance) -> RowTable:
 def test_an_index_that_overtakes_a_query_answers_as_of_its_own_version(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch, page_rows: int
 ) -> None:
-    """A row that changed twice between two updates is never in the index as after the first change."""
+    """A row that changed twice between two updates never shows its state after the first change."""
     query_when_ready(rows, TEXT)
     changed, twice = [(1, None, {"n": 100}), (2, None, {"n": 100})], [(2, None, {"n": 101})]
     rows.change([dm.Patch(changed), dm.Remove([(3, 1)])])
@@ -113,7 +113,7 @@ def test_a_query_that_its_index_answers_slowly_is_ended(instance: Instance, rows
 
 
 @pytest.mark.slow
-def test_rows_of_before_a_column_have_the_default_that_it_was_added_with(rows: RowTable) -> None:
+def test_older_rows_have_the_default_with_which_a_column_was_added(rows: RowTable) -> None:
     """Covers a column that is retyped before the index is updated."""
     assert is_as_the_files(rows)
     rows.change([dm.AddColumn(dm.Column("y", "STRING", default="a"))])
@@ -244,7 +244,7 @@ def test_an_upsert_fails_if_its_look_up_takes_too_long(
         rows.upsert([{"n": 1, "name": "new"}], on=["name", "n"])
 
 
-def test_a_reader_has_its_answer_though_it_cannot_index_the_column(
+def test_a_reader_gets_its_answer_though_it_cannot_index_the_column(
     instance: Instance, rows: RowTable, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(indexes, "SLOW_SECONDS", 0)

@@ -54,7 +54,7 @@ def test_many_readers_share_the_lock_and_a_writer_waits(rows: RowTable) -> None:
     assert kinds(rows) == []
 
 
-def test_a_writer_is_alone(rows: RowTable) -> None:
+def test_a_writer_excludes_readers_and_writers(rows: RowTable) -> None:
     with rows.locks.write():
         for take in (rows.locks.read, rows.locks.write):
             with pytest.raises(
@@ -65,7 +65,7 @@ def test_a_writer_is_alone(rows: RowTable) -> None:
         pass
 
 
-def test_a_waiting_writer_keeps_new_readers_out_and_leaves_present_ones(rows: RowTable) -> None:
+def test_a_waiting_writer_keeps_out_new_readers_but_not_current_ones(rows: RowTable) -> None:
     granted = threading.Event()
 
     def write() -> None:
@@ -97,7 +97,7 @@ def test_a_writer_that_gives_up_leaves_no_precursor(rows: RowTable) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_died_holds_a_writer_up_until_its_lease_is_over(rows: RowTable) -> None:
+def test_a_dead_reader_delays_a_writer_until_its_lease_ends(rows: RowTable) -> None:
     child = os.fork()
     if child == 0:
         try:
@@ -218,7 +218,7 @@ def test_a_writer_whose_lock_was_not_taken_by_another_commits_late(
 
 
 @pytest.mark.slow
-def test_changes_of_many_threads_are_one_after_the_other(instance: Instance, rows: RowTable) -> None:
+def test_changes_of_many_threads_are_applied_one_after_another(instance: Instance, rows: RowTable) -> None:
     def work(number: int) -> list[int]:
         own = instance.row_table("people")
         return [own.change([dm.Insert([{"n": number}])]).row_ids[0] for _ in range(6)]

@@ -191,11 +191,13 @@ _numbers = itertools.count()
 
 
 @pytest.mark.slow
-def test_each_version_of_each_row_is_that_of_a_naive_dict(instance: Instance) -> None:
+def test_each_version_of_each_row_equals_that_of_a_naive_dict(instance: Instance) -> None:
     run_machine(RowMachine, instance, "file_table", EXAMPLES, STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_version_of_each_row_is_that_of_a_naive_dict_for_long(instance: Instance, layout: str) -> None:
+def test_each_version_of_each_row_equals_that_of_a_naive_dict_in_long_runs(
+    instance: Instance, layout: str
+) -> None:
     run_machine(RowMachine, instance, layout, 3 * EXAMPLES, 2 * STEPS)

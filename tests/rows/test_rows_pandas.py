@@ -39,7 +39,7 @@ def test_a_download_that_pandas_wrote_again_changes_nothing(rows: RowTable, tmp_
     assert rows.row(3)["n"] == 7
 
 
-def test_ids_of_pandas_are_ids(rows: RowTable) -> None:
+def test_ids_that_pandas_wrote_are_accepted(rows: RowTable) -> None:
     rows.change([dm.Insert([{"name": "a", "n": 1}])])
     rows.change([dm.Patch(pd.DataFrame({"ROW_ID": [1.0], "ROW_VERSION": [1.0], "n": [2.0]}))])
     rows.change([dm.Update([{"ROW_ID": 1.0, "ROW_VERSION": 2.0, "n": 3.0}])])

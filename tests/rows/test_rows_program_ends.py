@@ -31,6 +31,6 @@ def test_a_program_that_ends_without_close_prints_nothing_of_its_worker(dsn: str
 
 
 @pytest.mark.slow
-def test_a_program_with_a_server_of_its_own_prints_nothing_either(tmp_path: Path) -> None:
+def test_a_program_with_an_embedded_server_prints_nothing(tmp_path: Path) -> None:
     """The worker must end before the server is stopped."""
     assert printed(LOCAL, str(tmp_path / "lake")) == (0, "[(1,)]\n", "")

@@ -77,7 +77,7 @@ def shown(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 @given(st.one_of(plain(), grouped()), st.sampled_from([7, 40, 300]))
-def test_an_answer_is_duckdbs_over_the_same_rows(table: RowTable, text: str, page_rows: int) -> None:
+def test_an_answer_equals_duckdbs_over_the_same_rows(table: RowTable, text: str, page_rows: int) -> None:
     found = all_pages(table, table.query(text, page_rows))
     rows = [row for page in found for row in page.rows]
     expected = judged(table, text)
@@ -244,7 +244,7 @@ def test_invalid_queries_give_an_error_of_one_line(table: RowTable) -> None:
         assert "\n" not in str(refused.value)
 
 
-def test_a_page_has_no_more_than_fits(instance: Instance) -> None:
+def test_a_page_has_no_more_rows_than_its_size_allows(instance: Instance) -> None:
     wide = instance.create_row_table(
         "wide", [dm.Column(f"c{i}", "STRING", size_max=1_000) for i in range(150)]
     )
@@ -255,7 +255,7 @@ def test_a_page_has_no_more_than_fits(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize("version", [None, 1])
-def test_a_page_ends_where_its_json_is_large(
+def test_a_page_ends_early_if_its_json_is_large(
     table: RowTable, monkeypatch: pytest.MonkeyPatch, version: int | None
 ) -> None:
     text = "select j, n from t where row_id < 100 order by n desc nulls first limit 90 offset 3"
@@ -268,7 +268,7 @@ def test_a_page_ends_where_its_json_is_large(
     assert len(found) > 3 and max(sizes) < 300
 
 
-def test_keys_are_located_among_the_rows(instance: Instance, table: RowTable) -> None:
+def test_locate_finds_the_rows_with_the_given_keys(instance: Instance, table: RowTable) -> None:
     keys = pa.record_batch(
         {"name": ["new", None, "no such", "Ä"], "n": pa.array([3, 3, 3, None], pa.int64())}
     )

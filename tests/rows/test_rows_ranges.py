@@ -47,7 +47,7 @@ def test_each_row_is_found_in_its_range(rows: dict[int, State], ids: list[int]) 
 
 
 @given(st.sets(st.integers(1, 60)), st.integers(1, 8))
-def test_spans_have_all_ids_and_are_not_too_many(ids: set[int], most: int) -> None:
+def test_spans_cover_all_ids_and_are_limited_in_number(ids: set[int], most: int) -> None:
     ordered = sorted(ids)
     array = np.array(ordered, np.int64)
     found = spans(array, array, most)

@@ -287,7 +287,7 @@ def test_a_body_that_breaks_off_starts_nothing(
     assert [job.kind for job in instance.jobs.list()] == ["row_create"]
 
 
-def test_bodies_that_are_refused(instance: Instance, tmp_path: Path) -> None:
+def test_invalid_bodies_are_refused(instance: Instance, tmp_path: Path) -> None:
     instance.create_row_table("samples", COLUMNS)
     with serving(instance, job_threads=1, upload_bytes_max=100, shutdown_seconds_max=10) as url:
         where = f"{url}/v1/rows/samples/csv"
@@ -335,7 +335,7 @@ def test_a_file_of_another_media_type_is_not_put(
 
 
 @pytest.mark.slow
-def test_without_a_token_other_sites_pages_put_nothing(
+def test_without_a_token_pages_of_other_sites_cannot_upload(
     url: str, rows: RemoteRowTable, instance: Instance
 ) -> None:
     port = urlsplit(url).port
@@ -357,7 +357,7 @@ def test_without_a_token_other_sites_pages_put_nothing(
     assert http_get(f"{url}/v1/rows", headers={"origin": "https://evil.example"}).status_code == 403
 
 
-def test_with_a_token_pages_of_other_sites_may_ask(instance: Instance) -> None:
+def test_with_a_token_pages_of_other_sites_may_send_requests(instance: Instance) -> None:
     instance.create_row_table("samples", COLUMNS)
     with serving(instance, token="s3cret-token") as url:  # noqa: S106
         asked = {"authorization": "Bearer s3cret-token", "origin": "https://apps.example"}
@@ -386,7 +386,7 @@ def test_tokens_grant_their_rights_only(instance: Instance, tmp_path: Path) -> N
             stranger.row_table("samples")
 
 
-def test_a_service_that_takes_no_jobs_reads(instance: Instance) -> None:
+def test_a_service_without_jobs_can_read(instance: Instance) -> None:
     rows = instance.create_row_table("samples", COLUMNS)
     rows.change([dm.Insert([{"name": "a"}])])
     assert rows.query(ALL, wait_seconds=60).count == 1

@@ -57,7 +57,7 @@ def test_statements_have_only_fixed_words_and_parameters(text: str) -> None:
 
 
 @given(st.one_of(plain(), grouped()))
-def test_a_parameter_is_what_its_value_is_as_a_literal(text: str) -> None:
+def test_a_parameter_is_bound_like_its_value_as_a_literal(text: str) -> None:
     asked, values = with_parameters(text)
     found = statement_of(asked, "t", COLUMNS, statements.given(values))
     assert found == bound(text)
@@ -193,7 +193,7 @@ def test_any_text_is_refused_or_written_again(text: str) -> None:
 
 
 @pytest.mark.slow
-def test_nests_and_lengths_have_bounds() -> None:
+def test_nesting_and_length_of_statements_are_limited() -> None:
     for text in (
         "select * from t where " + "(" * 60 + "b" + ")" * 60,
         "select * from t where " + "not " * 5_000 + "b",
@@ -213,7 +213,7 @@ def test_nests_and_lengths_have_bounds() -> None:
     assert bound("select * from t where n in (" + ", ".join(map(str, range(10_000))) + ")")
 
 
-def test_names_are_columns_aliases_and_numbers() -> None:
+def test_columns_may_be_named_by_alias_or_number() -> None:
     found = bound('SELECT N, "Odd_name", Row_Id AS id, t.x FROM T ORDER BY id DESC, 2')
     assert [(item.name, item.type, item.column_id) for item in found.selected] == [
         ("n", "INTEGER", 5), ("Odd_name", "INTEGER", 10), ("id", "INTEGER", None), ("x", "DOUBLE", 6)
@@ -250,7 +250,7 @@ def test_values_travel_as_parameters_of_their_columns_types() -> None:
         ),
     ],
 )
-def test_what_is_bound_can_be_written_within_pythons_stack(text: str, is_taken: bool) -> None:
+def test_every_accepted_statement_can_be_written_within_pythons_stack(text: str, is_taken: bool) -> None:
     """Covers later pages, and calls from a deep stack."""
     if not is_taken:
         with pytest.raises(InvalidQuery, match="nested too deeply"):
@@ -263,7 +263,7 @@ def test_what_is_bound_can_be_written_within_pythons_stack(text: str, is_taken: 
     called(200)
 
 
-def test_a_number_that_python_makes_no_text_of_is_refused_as_a_parameter() -> None:
+def test_a_parameter_with_too_many_digits_is_refused() -> None:
     with pytest.raises(InvalidQuery, match=r"parameter \$1 is a number of too many digits"):
         statements.given([10**5_000])
 
@@ -281,7 +281,7 @@ def test_long_texts_are_not_cached() -> None:
     assert bound("select n + 17 from t") is bound("select n + 17 from t")
 
 
-def test_the_sql_of_duckdb_is_alike() -> None:
+def test_the_sql_written_for_duckdb_is_similar() -> None:
     found = bound("select n / 2 from t where name like 'a!%b\\' escape '!' and n % 2 = 1")
     text, values = pages.plain(found, pages.parts(found, None)[0], "source", DUCKDB, 5, 0, 1_000)
     assert values["p2" if "p2" in values else "p1"] is not None
@@ -296,7 +296,7 @@ TOKEN = PageToken(
 )  # fmt: skip
 
 
-def test_a_token_comes_back_as_it_was_given() -> None:
+def test_a_page_token_is_read_back_unchanged() -> None:
     found = statements.read_page_token(TOKEN.written(KEY, TABLE), KEY, TABLE)
     assert repr(found) == repr(TOKEN)
     # the form of earlier releases
@@ -320,7 +320,7 @@ def _body(token: PageToken) -> bytes:
 
 
 @given(st.data())
-def test_a_token_that_was_tampered_with_is_refused(data: st.DataObject) -> None:
+def test_a_changed_page_token_is_refused(data: st.DataObject) -> None:
     token = TOKEN.written(KEY, TABLE)
     place = data.draw(st.integers(0, len(token) - 1))
     other = data.draw(st.sampled_from("ABCxyz0189-_=+/ é\n").filter(lambda one: one != token[place]))
@@ -329,7 +329,7 @@ def test_a_token_that_was_tampered_with_is_refused(data: st.DataObject) -> None:
             statements.read_page_token(changed, KEY, TABLE)
 
 
-def test_a_token_is_of_one_table_and_one_instance() -> None:
+def test_a_page_token_is_valid_for_one_table_of_one_instance() -> None:
     token = TOKEN.written(KEY, TABLE)
     for key, table, one in (
         (KEY, uuid4(), token),
@@ -361,6 +361,6 @@ def test_a_query_that_changes_rows_is_refused_with_the_right_call(text: str) -> 
         ("iff(b, 1, 2)", "iff"),
     ],
 )
-def test_a_refused_function_has_its_name_of_the_text(item: str, name: str) -> None:
+def test_the_error_names_a_refused_function_as_the_text_does(item: str, name: str) -> None:
     with pytest.raises(InvalidQuery, match=rf"^the query has the function '{name}', which is not allowed"):
         statement_of(f"select {item} from t", "t", COLUMNS)

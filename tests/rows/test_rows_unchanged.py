@@ -1,4 +1,4 @@
-"""Rows that are sent unchanged: no change gives them a new version."""
+"""Rows that a change sends with equal values get no new version."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_download_that_is_uploaded_changes_nothing(rows: RowTable, tmp_path: P
     assert sorted(raised.value.rows) == [(2, 1, 3), (7, 1, 2), (9, 1, 2)]
 
 
-def test_only_rows_with_other_values_get_a_version(rows: RowTable) -> None:
+def test_only_rows_with_changed_values_get_a_new_version(rows: RowTable) -> None:
     whole = {"ROW_ID": 3, "ROW_VERSION": 1, **CELLS[2]}
     done = rows.change([dm.Update([whole]), dm.Patch([(4, 1, {"n": None}), (1, 1, {"n": 1, "b": False})])])
     assert (done.changed, list(done.versions)) == (counts(updated=1, unchanged=2), [2])
@@ -67,7 +67,7 @@ def test_only_rows_with_other_values_get_a_version(rows: RowTable) -> None:
     assert rows.changed(1, 2).read_all()["ROW_ID"].to_pylist() == [1]
 
 
-def test_a_row_that_is_unchanged_follows_the_columns(rows: RowTable) -> None:
+def test_an_unchanged_row_has_the_current_columns(rows: RowTable) -> None:
     whole = {"ROW_ID": 3, "ROW_VERSION": 1, **CELLS[2]}
     added = dm.AddColumn(dm.Column("new", "INTEGER", default=7))
     done = rows.change([dm.Update([whole]), added, dm.Patch([(4, 1, {"new": 7}), (1, 1, {"new": 8})])])

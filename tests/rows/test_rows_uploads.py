@@ -1,4 +1,4 @@
-"""Rows over HTTP: sent CSV is loaded whole or not at all, and deleted with its job; bounds of pages."""
+"""CSV sent over HTTP is loaded completely or not at all, and deleted with its job. Also limits on pages."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_job_whose_start_lost_its_answer_has_its_file(
     assert rows.version() == 1
 
 
-def test_an_id_of_another_kind_of_job_is_taken(instance: Instance, rows: RowTable) -> None:
+def test_an_id_of_another_kind_of_job_is_refused(instance: Instance, rows: RowTable) -> None:
     change = {"table": "samples", "changes": [{"insert": [{"name": "b"}]}]}
     with serving(instance, job_threads=1, shutdown_seconds_max=10) as url:
         instance.jobs.start("row_change", change, job_id="one")

@@ -210,7 +210,7 @@ def test_a_separator_is_a_character() -> None:
         ("JSON", "1e-400", "1e-400 is smaller than any double"),
     ],
 )
-def test_text_that_a_cell_would_not_keep_is_refused_with_its_row(kind: Any, text: str, said: str) -> None:
+def test_text_that_a_cell_would_change_is_refused_with_its_row(kind: Any, text: str, said: str) -> None:
     texts = pa.array(["0", text, "1"])
     with pytest.raises(InvalidRow, match=rf"^row 2, column 'v' \({kind}\): .*{re.escape(said)}"):
         of_text(dm.Column("v", kind), texts)
@@ -240,7 +240,7 @@ def test_doubles_have_the_value_of_their_text() -> None:
         ('{"d": 1, "d": 2}', "'d' is named twice"),
     ],
 )
-def test_json_that_would_change_is_refused_at_every_door(tmp_path: Path, text: str, said: str) -> None:
+def test_json_that_would_change_is_refused_by_every_interface(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "changes.json"
     path.write_text(text)
     with pytest.raises(InvalidInput, match=re.escape(said)):
@@ -251,7 +251,7 @@ def test_json_that_would_change_is_refused_at_every_door(tmp_path: Path, text: s
 
 @pytest.mark.parametrize("kind", ["INTEGER", "DOUBLE"])
 @pytest.mark.parametrize("blank", ["\u00a0", "\u2007", "\u3000"])
-def test_a_blank_beyond_ascii_makes_a_number_a_text(kind: Any, blank: str) -> None:
+def test_a_number_with_a_blank_beyond_ascii_is_refused(kind: Any, blank: str) -> None:
     """Tables refuse such a cell, too."""
     column = Column("n", kind)
     assert of_text(column, pa.array([" 5\t"])).to_pylist() == [5]
@@ -259,7 +259,7 @@ def test_a_blank_beyond_ascii_makes_a_number_a_text(kind: Any, blank: str) -> No
         of_text(column, pa.array([f"{blank}5"]))
 
 
-def test_whole_numbers_are_read_as_pandas_writes_them_beside_nulls() -> None:
+def test_whole_numbers_are_read_in_the_form_that_pandas_writes_beside_nulls() -> None:
     column = dm.Column("n", "INTEGER")
     assert of_text(column, pa.array(["5.0", "-0.0", None, "7", "9007199254740992.0"])).to_pylist() == [
         5,

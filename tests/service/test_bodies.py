@@ -1,4 +1,4 @@
-"""Bodies of large requests go with their messages, also when somebody dies between the two."""
+"""Tests that bodies of large requests are deleted with their messages, even if a process dies in between."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DAY_SECONDS = 86_400
 
 @pytest.fixture
 def queue(instance: Instance) -> PointerQueue:
-    """Bodies of more than 10 bytes are objects."""
+    """Returns a queue that stores request bodies of more than 300 bytes as objects."""
     return PointerQueue(PostgresQueue(instance._supplier, 0, body_bytes_max=300), instance._objects)
 
 
@@ -35,7 +35,7 @@ def names(instance: Instance) -> list[str]:
 
 
 def aged(instance: Instance, seconds: float) -> None:
-    """All bodies as they are named so much later."""
+    """Renames all bodies, so that they appear `seconds` older."""
     for name in names(instance):
         made = int(1_000 * ((made_at(name) or 0) - seconds))
         data = instance._objects.get(name)
@@ -51,7 +51,7 @@ def table_id(instance: Instance) -> int:
     return instance.table("t").files.table.table_id
 
 
-def test_a_body_tells_when_it_was_made(instance: Instance, queue: PointerQueue) -> None:
+def test_the_name_of_a_body_contains_its_time(instance: Instance, queue: PointerQueue) -> None:
     before = time.time()
     queue.send([large("c")])
     [name] = names(instance)
@@ -62,22 +62,22 @@ def test_a_body_tells_when_it_was_made(instance: Instance, queue: PointerQueue) 
     assert (made_at(name) or 0) == pytest.approx(made - 100, abs=0.002)
 
 
-def test_what_a_committer_left_that_died_after_the_message_goes(
-    instance: Instance, queue: PointerQueue
-) -> None:
+def test_a_body_left_by_a_committer_that_died_is_deleted(instance: Instance, queue: PointerQueue) -> None:
     queue.send([large("c")])
-    assert sweep_bodies(instance._supplier, instance._objects, 0) == 0  # it waits
+    assert sweep_bodies(instance._supplier, instance._objects, 0) == 0  # its message is still in the queue
     [name] = names(instance)
     body = instance._objects.get(name)
     assert [o.state for o in instance.committer().drain()] == ["applied"]
     instance._objects.put(name, body)
-    assert sweep_bodies(instance._supplier, instance._objects) == 0  # it may be that of another sender
+    assert (
+        sweep_bodies(instance._supplier, instance._objects) == 0
+    )  # another sender may still send a message for this body
     aged(instance, 2 * pointers.APPLIED_SECONDS)
     assert sweep_bodies(instance._supplier, instance._objects) == 1 and names(instance) == []
 
 
-def test_a_body_waits_for_its_own_table(instance: Instance, queue: PointerQueue) -> None:
-    """Its commit id is one that another table has applied; its message may be in SQS."""
+def test_a_body_is_kept_until_its_own_table_has_the_commit(instance: Instance, queue: PointerQueue) -> None:
+    """Another table has applied the same commit id, but the message for this table may still be in SQS."""
     instance.create_table("u", instance.table("t").schema)
     instance.submit([add("u", "x", "c")])
     assert [o.state for o in instance.committer().drain()] == ["applied"]
@@ -88,10 +88,10 @@ def test_a_body_waits_for_its_own_table(instance: Instance, queue: PointerQueue)
     assert sweep_bodies(instance._supplier, instance._objects) == 0 and len(names(instance)) == 1
     instance.submit([add("t", "x", "c")])
     assert [o.state for o in instance.committer().drain()] == ["applied"]
-    assert names(instance) == []  # a drain sweeps, too
+    assert names(instance) == []  # a drain deletes old bodies too
 
 
-def test_maintenance_sweeps_bodies(instance: Instance, queue: PointerQueue) -> None:
+def test_maintenance_deletes_old_bodies(instance: Instance, queue: PointerQueue) -> None:
     instance.submit([add("t", "x", "c")])
     instance.committer().drain()
     queue.send([large("c")])
@@ -103,32 +103,32 @@ def test_maintenance_sweeps_bodies(instance: Instance, queue: PointerQueue) -> N
     assert names(instance) == []
 
 
-def test_what_a_sender_left_whose_message_was_not_sent_goes(instance: Instance, queue: PointerQueue) -> None:
+def test_a_body_whose_message_was_never_sent_is_deleted(instance: Instance, queue: PointerQueue) -> None:
     query(instance._supplier, "alter table commit_message rename to away")
     with pytest.raises(CommitQueueError):
         queue.send([large("c")])
     query(instance._supplier, "alter table away rename to commit_message")
     aged(instance, 2 * DAY_SECONDS)
-    assert sweep_bodies(instance._supplier, instance._objects) == 0  # for all it knows it is in SQS
+    assert sweep_bodies(instance._supplier, instance._objects) == 0  # the message may be in SQS
     assert sweep_bodies(instance._supplier, instance._objects, KEPT_SECONDS) == 1
     assert names(instance) == []
 
 
-def test_a_body_waits_as_long_as_an_instance_may_be_paused(instance: Instance, queue: PointerQueue) -> None:
-    """Whose messages are sent again for as long; all that is known of them is that SQS may have them."""
+def test_a_body_is_kept_as_long_as_an_instance_may_be_paused(instance: Instance, queue: PointerQueue) -> None:
+    """A paused instance sends its messages again for that long, and only SQS knows which messages exist."""
     queue.send([large("c")])
     query(instance._supplier, "delete from commit_message")
     aged(instance, 365 * DAY_SECONDS)
     assert sweep_bodies(instance._supplier, instance._objects) == 0 and len(names(instance)) == 1
 
 
-def test_a_dead_letter_keeps_its_body_as_long_as_its_table_is_there(
+def test_the_body_of_a_dead_letter_is_kept_as_long_as_its_table(
     instance: Instance, queue: PointerQueue
 ) -> None:
     queue.send([encode(replacement("t", "j", ["x" * 500], "y"), table_id=table_id(instance))])
     instance.commits.queues[0].send(['{"version":1,"type":"pointer",forged'])
     assert sorted(o.state for o in instance.committer(receives_max=1).drain()) == ["rejected"] * 2
-    query(instance._supplier, "delete from rejected_commit")  # as after a month
+    query(instance._supplier, "delete from rejected_commit")  # as happens after a month
     aged(instance, 800 * DAY_SECONDS)
     assert sweep_bodies(instance._supplier, instance._objects) == 0 and len(names(instance)) == 1
     instance.drop_table("t")
@@ -137,8 +137,8 @@ def test_a_dead_letter_keeps_its_body_as_long_as_its_table_is_there(
     assert "forged" in forged.body
 
 
-def test_what_is_no_body_stays(instance: Instance) -> None:
-    """Nor does what an older Dormouse sent, whose age is not known, unless its commit is applied."""
+def test_other_objects_are_not_deleted(instance: Instance) -> None:
+    """A body of an older Dormouse, whose name has no time, stays too, unless its commit is applied."""
     instance.submit([add("t", "a", "applied")])
     instance.committer().drain()
     old = {key: f"commits/{narrow_id(key).hex}-{uuid4().hex}.json" for key in ("applied", "unknown")}
@@ -158,7 +158,7 @@ def schedule_sweeps(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize(("sweeper", "days"), [(committer_sweeps, 2), (schedule_sweeps, 800)])
-def test_committers_and_scheduled_collection_sweep(
+def test_committers_and_scheduled_collection_delete_old_bodies(
     instance: Instance, queue: PointerQueue, sweeper: Callable[[Instance], None], days: int
 ) -> None:
     queue.send([large("c"), large("d")])

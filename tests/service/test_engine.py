@@ -1,4 +1,4 @@
-"""Where work runs by itself: here, but for what a cluster or this machine's memory is for."""
+"""Tests of the automatic choice of an engine: this process, or Spark for work that exceeds its memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def chosen(byte_count: int, spark: str | None = "spark") -> str | None:
 
 
 @pytest.mark.parametrize("master", [None, "local[*]", "local[4]"])
-def test_on_one_machine_only_what_its_memory_does_not_hold_goes_to_spark(
+def test_a_single_machine_uses_spark_only_for_data_that_exceeds_its_memory(
     monkeypatch: pytest.MonkeyPatch, master: str | None
 ) -> None:
     if master is not None:
@@ -36,14 +36,14 @@ def test_on_one_machine_only_what_its_memory_does_not_hold_goes_to_spark(
 
 
 @pytest.mark.parametrize("master", ["yarn", "spark://host:7077", "k8s://https://host:443"])
-def test_a_cluster_takes_what_is_large(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
+def test_a_cluster_is_used_for_large_data(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
     monkeypatch.setenv("DORMOUSE_SPARK_MASTER", master)
     assert has_cluster()
     assert (chosen(CLUSTER_BYTES_MIN - 1), chosen(CLUSTER_BYTES_MIN)) == ("local", "spark")
 
 
 @pytest.mark.parametrize(("running", "expected"), [("yarn", True), ("local[2]", False)])
-def test_the_session_that_runs_counts_before_the_settings(
+def test_a_running_session_takes_precedence_over_the_settings(
     monkeypatch: pytest.MonkeyPatch, running: str, expected: bool
 ) -> None:
     monkeypatch.setenv("DORMOUSE_SPARK_MASTER", "local[4]" if expected else "spark://host:7077")
@@ -51,9 +51,9 @@ def test_the_session_that_runs_counts_before_the_settings(
     assert has_cluster() is expected
 
 
-def test_without_spark_all_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_spark_this_process_does_all_work(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(MACHINE_BYTES, None) == "local"
-    with pytest.raises(InvalidInput, match="not at hand"):
+    with pytest.raises(InvalidInput, match="is not available here"):
         choose_engine("spark", lambda: 0, "local", None)
     monkeypatch.setattr(ingest, "find_spec", lambda _: None)
     assert chosen(MACHINE_BYTES) == "local"

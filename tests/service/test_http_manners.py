@@ -1,4 +1,4 @@
-"""HTTP as programs expect it: methods, HEAD, media types, parameters, ranges, pages, errors."""
+"""Tests of HTTP conventions: methods, HEAD, media types, parameters, ranges, pages, errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def http(instance: Instance, table_t: Table) -> Iterator[httpx.Client]:
 
 
 def ended(http: httpx.Client, kind: str, **request: Any) -> str:
-    """Starts a job, waits for its end, and gives its path."""
+    """Starts a job, waits for its end, and returns its path."""
     answer = http.post("/v1/jobs", json={"kind": kind, "request": request})
     assert answer.status_code == 202, answer.text
     path = f"/v1/jobs/{answer.json()['job_id']}"
@@ -41,7 +41,7 @@ def refused(answer: httpx.Response, status: int, kind: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_method_that_a_path_does_not_take_is_told_those_that_it_does(http: httpx.Client) -> None:
+def test_a_refused_method_is_answered_with_the_allowed_methods(http: httpx.Client) -> None:
     for method, path, allowed in [
         ("DELETE", "/v1/tables", "GET, HEAD"),
         ("GET", "/v1/sql", "POST"),
@@ -55,12 +55,12 @@ def test_a_method_that_a_path_does_not_take_is_told_those_that_it_does(http: htt
 
 
 @pytest.mark.slow
-def test_a_version_that_a_row_table_does_not_have_is_refused(http: httpx.Client, instance: Instance) -> None:
+def test_an_unknown_version_of_a_row_table_is_refused(http: httpx.Client, instance: Instance) -> None:
     rows = instance.row_table("r")
     rows.change([dm.Insert([{"n": 1}])])
     for path in ("/v1/rows/r", "/v1/rows/r/csv"):
-        said = refused(http.get(path, params={"version": 99}), 400, "invalid-query")
-        assert said == "table 'r' has no version 99; the newest is 1"
+        detail = refused(http.get(path, params={"version": 99}), 400, "invalid-query")
+        assert detail == "table 'r' has no version 99; the newest is 1"
         assert http.get(path, params={"version": 1}).status_code == 200
     with connect(str(http.base_url)) as client:
         for table in (rows, client.row_table("r")):
@@ -70,22 +70,22 @@ def test_a_version_that_a_row_table_does_not_have_is_refused(http: httpx.Client,
 
 
 @pytest.mark.slow
-def test_a_page_goes_on_with_its_own_query_alone(http: httpx.Client, instance: Instance) -> None:
+def test_a_page_token_is_valid_only_for_its_query(http: httpx.Client, instance: Instance) -> None:
     instance.row_table("r").change([dm.Insert([{"n": n} for n in range(3)])])
     instance.row_table("r").change([dm.Insert([{"n": n} for n in range(3)])])
-    asked = {"sql": "select n from r order by n", "version": 1, "wait_seconds": 60}
+    query = {"sql": "select n from r order by n", "version": 1, "wait_seconds": 60}
     path = "/v1/rows/r/query"
-    token = http.post(path, json={**asked, "page_rows": 1}).json()["next_page"]
-    assert http.post(path, json={**asked, "page": token}).json()["rows"] == [[1]]
+    token = http.post(path, json={**query, "page_rows": 1}).json()["next_page"]
+    assert http.post(path, json={**query, "page": token}).json()["rows"] == [[1]]
     for other in ({"sql": "select n from r"}, {"version": 2}, {"parameters": [1]}):
-        refused(http.post(path, json={**asked, **other, "page": token}), 400, "invalid-page")
+        refused(http.post(path, json={**query, **other, "page": token}), 400, "invalid-page")
 
 
-def test_the_service_waits_for_an_index_for_a_minute_at_most(http: httpx.Client) -> None:
+def test_the_service_waits_for_an_index_at_most_a_minute(http: httpx.Client) -> None:
     body = {"sql": "select n from r", "wait_seconds": 60.5}
-    said = refused(http.post("/v1/rows/r/query", json=body), 400, "invalid-input")
+    detail = refused(http.post("/v1/rows/r/query", json=body), 400, "invalid-input")
     assert (
-        said == "wait_seconds must be at most 60, not 60.5: the query service waits no longer, so ask again"
+        detail == "wait_seconds must be at most 60, not 60.5: the query service waits no longer, so ask again"
     )
 
 
@@ -115,20 +115,20 @@ def test_the_last_page_has_no_next(http: httpx.Client, instance: Instance, table
 
 @pytest.mark.slow
 def test_head_is_answered_as_get_without_a_body(http: httpx.Client) -> None:
-    """On every path that takes GET."""
+    """This holds for every path that takes GET."""
     job = ended(http, "query", statement="select * from t")
     fixed = ["/health", "/docs", "/v1/tables", "/v1/tables/t", "/v1/tables/t/files", "/v1/jobs"]
     fixed += [f"{job}/result", f"{job}/answer", "/v1/tables/none"]
     for path in [*fixed, "/metrics", "/v1/rows/r/csv"]:
-        told, got = http.head(path), http.get(path)
-        assert (told.status_code, told.content) == (got.status_code, b"")
-        assert told.headers["content-type"] == got.headers["content-type"]
+        head, got = http.head(path), http.get(path)
+        assert (head.status_code, head.content) == (got.status_code, b"")
+        assert head.headers["content-type"] == got.headers["content-type"]
         if path in fixed:
-            assert told.headers.get("content-length") == got.headers.get("content-length")
+            assert head.headers.get("content-length") == got.headers.get("content-length")
 
 
 @pytest.mark.slow
-def test_rows_come_as_an_array_of_json_where_that_is_accepted(http: httpx.Client) -> None:
+def test_rows_are_sent_as_a_json_array_on_request(http: httpx.Client) -> None:
     accept = {"accept": "application/json"}
     for path, body in [
         ("/v1/sql", {"statement": "select key from t order by key"}),
@@ -143,8 +143,8 @@ def test_rows_come_as_an_array_of_json_where_that_is_accepted(http: httpx.Client
 
 
 @pytest.mark.slow
-def test_a_query_parameter_that_a_path_does_not_have_is_refused(http: httpx.Client) -> None:
-    """A misspelt limit that was ignored would give other rows than were asked for."""
+def test_an_unknown_query_parameter_is_refused(http: httpx.Client) -> None:
+    """A misspelt limit must not be ignored, because the answer would have other rows."""
     assert "did you mean 'limit'" in refused(http.get("/v1/tables/t/files?limt=1"), 400, "invalid-input")
     assert "'x'" in refused(http.post("/v1/sql?x=1", json={"statement": "select 1"}), 400, "invalid-input")
     assert "twice" in refused(http.get("/v1/jobs?limit=1&limit=2"), 400, "invalid-input")
@@ -156,8 +156,8 @@ def test_a_query_parameter_that_a_path_does_not_have_is_refused(http: httpx.Clie
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("bad", ["%ff", "%fe", "%c3%28", "%ed%b0%af", "a%2F%ff"])
-def test_a_path_or_query_that_is_no_utf8_is_refused(http: httpx.Client, bad: str) -> None:
-    """Else several paths would name one thing."""
+def test_a_path_or_query_that_is_not_utf8_is_refused(http: httpx.Client, bad: str) -> None:
+    """Several paths could otherwise name the same thing."""
     at = "2026-03-05T12:00:00Z"
     for method, path in [
         ("PUT", f"/v1/payloads/acme/{bad}/{at}/k"),
@@ -169,15 +169,15 @@ def test_a_path_or_query_that_is_no_utf8_is_refused(http: httpx.Client, bad: str
         ("DELETE", f"/v1/jobs/{bad}"),
         ("GET", f"/{bad}"),
     ]:
-        said = refused(
+        detail = refused(
             http.request(method, path, **({"json": 1} if method == "PUT" else {})), 400, "invalid-input"
         )
-        assert said == "the path and the query must be UTF-8, percent-encoded"
+        assert detail == "the path and the query must be UTF-8, percent-encoded"
     assert http.get("/v1/tables?after=%C3%A9").status_code == 200
 
 
 DEEP = 480
-"""Lists in each other: as many as readers of JSON take."""
+"""A depth of nested lists that readers of JSON still accept."""
 
 
 NESTED: list[tuple[str, str, dict[str, Any]]] = [
@@ -203,7 +203,7 @@ NESTED: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.slow
-def test_what_is_nested_deeply_is_refused(http: httpx.Client) -> None:
+def test_a_deeply_nested_body_is_refused(http: httpx.Client) -> None:
     for (method, path, place), depth in product(NESTED, (150, DEEP, 900, 5_000)):
         body = json.dumps(place).replace('"deep"', "[" * depth + "1" + "]" * depth)
         answer = http.request(method, path, content=body, headers={"content-type": "application/json"})
@@ -213,7 +213,7 @@ def test_what_is_nested_deeply_is_refused(http: httpx.Client) -> None:
 
 @pytest.mark.slow
 def test_a_statement_that_cannot_be_parsed_starts_no_job(http: httpx.Client, instance: Instance) -> None:
-    before = instance.jobs.list()  # of a slow machine the ingest that took long
+    before = instance.jobs.list()  # on a slow machine, the list may contain a long ingest
     for kind, request in [
         ("query", {"statement": "selct 1"}),
         ("query", {"statement": "drop table t"}),
@@ -252,9 +252,7 @@ def test_a_query_that_cannot_be_answered_starts_no_job(http: httpx.Client) -> No
 
 
 @pytest.mark.slow
-def test_a_failed_job_of_any_kind_says_the_class_of_its_error_first(
-    http: httpx.Client, instance: Instance
-) -> None:
+def test_the_error_of_a_failed_job_begins_with_its_class(http: httpx.Client, instance: Instance) -> None:
     for kind, request in [
         ("query", {"statement": "select 1 + 'a'::integer"}),
         ("row_query", {"table": "r", "sql": "select nope from r"}),
@@ -265,8 +263,8 @@ def test_a_failed_job_of_any_kind_says_the_class_of_its_error_first(
 
 
 @pytest.mark.slow
-def test_a_statement_is_parsed_where_statements_run(instance: Instance) -> None:
-    """In a process of its own, as it may be hostile."""
+def test_a_statement_is_parsed_in_the_process_that_runs_statements(instance: Instance) -> None:
+    """A statement may be hostile, so a separate process parses it."""
     with (
         serving(instance, job_threads=1, sql_workers=1) as url,
         httpx.Client(base_url=url, timeout=60) as http,
@@ -278,23 +276,23 @@ def test_a_statement_is_parsed_where_statements_run(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_a_part_of_an_answer_is_fetched_by_its_range(http: httpx.Client) -> None:
+def test_a_part_of_an_answer_is_fetched_by_a_range(http: httpx.Client) -> None:
     path = f"{ended(http, 'query', statement='select * from t')}/answer"
     whole = http.get(path)
     tag, size = whole.headers["etag"], len(whole.content)
     assert whole.headers["accept-ranges"] == "bytes"
-    for asked, start, end in [
+    for range_, start, end in [
         ("0-3", 0, 4),
         ("4-", 4, size),
         ("-4", size - 4, size),
         (f"1-{size + 9}", 1, size),
     ]:
-        part = http.get(path, headers={"range": f"bytes={asked}", "if-range": tag})
+        part = http.get(path, headers={"range": f"bytes={range_}", "if-range": tag})
         assert (part.status_code, part.content) == (206, whole.content[start:end])
         assert part.headers["content-range"] == f"bytes {start}-{end - 1}/{size}"
         assert part.headers["etag"] == tag
-    for asked, tags in [("bytes=0-3", '"other"'), ("bytes=0-1,3-4", tag), ("rows=1-2", tag)]:
-        headers = {"range": asked, "if-range": tags}
+    for range_, tags in [("bytes=0-3", '"other"'), ("bytes=0-1,3-4", tag), ("rows=1-2", tag)]:
+        headers = {"range": range_, "if-range": tags}
         assert http.get(path, headers=headers).content == whole.content
     behind = http.get(path, headers={"range": f"bytes={size}-"})
     refused(behind, 416, "range-not-satisfiable")
@@ -306,7 +304,7 @@ def test_a_part_of_an_answer_is_fetched_by_its_range(http: httpx.Client) -> None
 
 
 @pytest.mark.slow
-def test_a_plan_names_no_path_of_the_service(http: httpx.Client, instance: Instance) -> None:
+def test_a_plan_contains_no_path_of_the_service(http: httpx.Client, instance: Instance) -> None:
     folder = instance.objects.url.removeprefix("file://")
     for how in ("analyze", "(analyze, format json)", "(analyze, format html)", ""):
         for select in ("select * from t", "select * from t a join t b on a.key = b.key + 1"):
@@ -318,16 +316,16 @@ def test_a_plan_names_no_path_of_the_service(http: httpx.Client, instance: Insta
     refused(http.post("/v1/sql", json={"statement": "select filename from t"}), 400, "invalid-query")
 
 
-def test_a_result_names_no_path_of_the_service(instance: Instance) -> None:
+def test_a_result_contains_no_path_of_the_service(instance: Instance) -> None:
     path = instance.objects.url.removeprefix("file://")
-    found = {"errors": [f"file '{path}/data/x.parquet' is gone"], "n": 1, "none": None}
+    found = {"errors": [f"file '{path}/data/x.parquet' is missing"], "n": 1, "none": None}
     shown = without_paths(found, hiding(instance.objects.url))
-    assert shown == {"errors": ["file 'data/x.parquet' is gone"], "n": 1, "none": None}
+    assert shown == {"errors": ["file 'data/x.parquet' is missing"], "n": 1, "none": None}
 
 
 @pytest.mark.slow
-def test_lists_come_in_pages(http: httpx.Client, instance: Instance) -> None:
-    """Each page says where the next begins; together they are the whole list."""
+def test_lists_are_divided_into_pages(http: httpx.Client, instance: Instance) -> None:
+    """Each page has the beginning of the next, and all pages together are the whole list."""
 
     def pages(path: str, name: str, cursor: str = "after") -> list[list[Any]]:
         found, following = [], ""
@@ -351,7 +349,7 @@ def test_lists_come_in_pages(http: httpx.Client, instance: Instance) -> None:
     assert versions == [3, 2, 1]
     for _ in range(2):
         ended(http, "query", statement="select 1")
-    instance._tables.reports.close()  # else a thread writes the fixture's ingest between two lists
+    instance._tables.reports.close()  # so that no thread records the fixture's ingest between two lists
     waiting = [instance.jobs.start("nothing", None) for _ in range(3)]
     listed = [job["job_id"] for page in pages("/v1/jobs", "jobs") for job in page]
     assert listed == [job["job_id"] for job in http.get("/v1/jobs").json()["jobs"]]
@@ -364,7 +362,7 @@ def test_lists_come_in_pages(http: httpx.Client, instance: Instance) -> None:
 
 @pytest.mark.slow
 def test_an_error_carries_its_data(http: httpx.Client, instance: Instance) -> None:
-    """A program reads which rows are in conflict, and not a sentence."""
+    """A program can read the rows in conflict without parsing the message."""
     rows = instance.row_table("r")
     rows.change([dm.Insert([{"n": 1}, {"n": 2}])])
     rows.change([dm.Update([{"ROW_ID": 2, "ROW_VERSION": 1, "n": 3}])])

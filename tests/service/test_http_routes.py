@@ -1,4 +1,4 @@
-"""All routes of the service, as its description lists them: a new route is covered by itself."""
+"""Tests of all routes in the service's description, so that a new route is covered automatically."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ VALUES = {
     "column": "f", "id": "1", "inserted_at": AT, "kind": "k", "name": "x.txt", "row": "1:1", "row_id": "1",
     "tenant": "t",
 }  # fmt: skip
-"""Of parameters that a path needs; a new one has a value here."""
+"""A value for each parameter of a path; a new parameter needs one here."""
 
 
 def schema_of(path: str, method: str = "get", status: str = "200") -> dict[str, Any]:
-    """The schema of an answer in JSON; empty without one."""
+    """Returns the schema of an answer in JSON, or an empty dict if it has none."""
     content = PATHS[path][method]["responses"].get(status, {}).get("content", {})
     name = content.get("application/json", {}).get("schema", {}).get("$ref", "").rpartition("/")[2]
     return dict(APP.openapi()["components"]["schemas"].get(name, {}))
@@ -48,19 +48,19 @@ STREAMS = [
 
 
 class Served:
-    """A service that has something of all that its paths name."""
+    """A running service with at least one item for each path."""
 
     def __init__(self, http: httpx.Client, instance: Instance, job_id: str) -> None:
         self.http, self.instance = http, instance
         self._values = {**VALUES, "job_id": job_id}
 
     def url(self, path: str) -> str:
-        """A path with its parameters, and with those of the query that it needs."""
+        """Returns a path with values for its parameters and its required query parameters."""
         first = next(iter(PATHS[path].values()))
         values = {**self._values, "table": "r" if path.startswith("/v1/rows") else "t"}
         given = [one for one in first.get("parameters", ()) if one["required"] and one["in"] == "query"]
-        asked = "&".join(f"{one['name']}={values[one['name']]}" for one in given)
-        return re.sub(r"{(\w+)}", lambda found: values[found[1]], path) + (f"?{asked}" if asked else "")
+        query = "&".join(f"{one['name']}={values[one['name']]}" for one in given)
+        return re.sub(r"{(\w+)}", lambda match: values[match[1]], path) + (f"?{query}" if query else "")
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +85,14 @@ def served(
         ):
             jobs = []
             for _ in range(2):
-                asked = {"kind": "query", "request": {"statement": "select * from t"}}
-                jobs.append(http.post("/v1/jobs", json=asked).json()["job_id"])
+                request = {"kind": "query", "request": {"statement": "select * from t"}}
+                jobs.append(http.post("/v1/jobs", json=request).json()["job_id"])
             until(lambda: all(http.get(f"/v1/jobs/{one}").json()["ended_at"] for one in jobs))
             yield Served(http, instance, jobs[0])
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_methods_that_a_path_lacks_are_refused_with_those_that_it_has(served: Served, path: str) -> None:
+def test_unknown_methods_are_refused_with_the_allowed_methods(served: Served, path: str) -> None:
     url = served.url(path).partition("?")[0]
     there = {method for method, other in ROUTES if re.fullmatch(re.sub(r"{\w+}", "[^/]+", other), url)}
     expected = there | ({"HEAD"} if "GET" in there else set())
@@ -103,16 +103,16 @@ def test_methods_that_a_path_lacks_are_refused_with_those_that_it_has(served: Se
 
 @pytest.mark.parametrize("path", READ)
 def test_head_is_answered_as_get(served: Served, path: str) -> None:
-    told, got = served.http.head(served.url(path)), served.http.get(served.url(path))
-    assert (got.status_code, told.status_code, told.content) == (200, 200, b""), got.text
+    head, got = served.http.head(served.url(path)), served.http.get(served.url(path))
+    assert (got.status_code, head.status_code, head.content) == (200, 200, b""), got.text
     for name in ("content-type", "etag", "accept-ranges", "content-disposition", "x-content-type-options"):
-        assert told.headers.get(name) == got.headers.get(name)
-    if path != "/metrics":  # which counts its own requests
-        assert told.headers.get("content-length") == got.headers.get("content-length")
+        assert head.headers.get(name) == got.headers.get(name)
+    if path != "/metrics":  # this path counts its own requests
+        assert head.headers.get("content-length") == got.headers.get("content-length")
 
 
 @pytest.mark.parametrize(("method", "path"), [one for one in ROUTES if one[1].startswith("/v1/")])
-def test_a_parameter_that_a_path_lacks_is_named(served: Served, method: str, path: str) -> None:
+def test_an_unknown_parameter_is_named(served: Served, method: str, path: str) -> None:
     url = served.url(path)
     answer = served.http.request(method, f"{url}{'&' if '?' in url else '?'}no_such=1")
     assert (answer.status_code, answer.json()["type"]) == (400, "urn:dormouse:invalid-input")
@@ -121,7 +121,7 @@ def test_a_parameter_that_a_path_lacks_is_named(served: Served, method: str, pat
 
 
 @pytest.mark.parametrize("path", LISTS)
-def test_a_list_comes_in_pages(served: Served, path: str) -> None:
+def test_each_list_is_divided_into_pages(served: Served, path: str) -> None:
     known = {one["name"] for one in PATHS[path]["get"]["parameters"]}
     [cursor] = known & {"after", "before"}
     [name] = schema_of(path)["properties"].keys() - {"next"}
@@ -140,7 +140,7 @@ def test_a_list_comes_in_pages(served: Served, path: str) -> None:
     assert found == whole[name]
 
 
-def test_every_list_is_known() -> None:
+def test_every_list_has_pages() -> None:
     """A list without pages is found by its schema: it has one array, and no `next`."""
     for path in READ:
         properties = schema_of(path).get("properties", {})
@@ -153,7 +153,7 @@ BODIES = {"/v1/sql": {"statement": "select 1 as n"}, "/v1/tables/{table}/changes
 
 
 @pytest.mark.parametrize(("method", "path"), STREAMS)
-def test_rows_come_as_the_media_type_that_is_accepted(served: Served, method: str, path: str) -> None:
+def test_rows_are_sent_in_the_accepted_media_type(served: Served, method: str, path: str) -> None:
     def ask(accept: str) -> httpx.Response:
         body = BODIES.get(path, {})
         return served.http.request(method, served.url(path), json=body, headers={"accept": accept})
@@ -186,26 +186,26 @@ RANGED = [path for path in READ if "206" in PATHS[path]["get"]["responses"]]
 
 
 @pytest.mark.parametrize("path", RANGED)
-def test_parts_of_an_answer_are_fetched_by_their_range(served: Served, path: str) -> None:
+def test_parts_of_an_answer_are_fetched_by_ranges(served: Served, path: str) -> None:
     whole = served.http.get(served.url(path))
     tag, size = whole.headers["etag"], len(whole.content)
     assert whole.headers["accept-ranges"] == "bytes"
     assert re.fullmatch(r'"[^"]+"', tag)
-    for asked, start, end in [("0-3", 0, 4), ("4-", 4, size), ("-4", size - 4, size), ("-999999", 0, size)]:
+    for range_, start, end in [("0-3", 0, 4), ("4-", 4, size), ("-4", size - 4, size), ("-999999", 0, size)]:
         for method in ("GET", "HEAD"):
-            part = served.http.request(method, served.url(path), headers={"range": f"bytes={asked}"})
+            part = served.http.request(method, served.url(path), headers={"range": f"bytes={range_}"})
             if method == "HEAD":  # ranges are defined for GET alone
                 assert part.status_code in (200, 206)
             else:
                 assert (part.status_code, part.content) == (206, whole.content[start:end])
                 assert part.headers["content-range"] == f"bytes {start}-{end - 1}/{size}"
                 assert int(part.headers["content-length"]) == end - start
-    for asked in (f"bytes={size}-", "bytes=999999-", "bytes=-0"):
-        behind = served.http.get(served.url(path), headers={"range": asked})
-        assert (behind.status_code, behind.headers["content-range"]) == (416, f"bytes */{size}"), asked
-    for asked in ("bytes=5-2", "bytes=x-y", "bytes=", "lines=1-2", "bytes=0-1,3-4"):
-        same = served.http.get(served.url(path), headers={"range": asked})
-        assert (same.status_code, same.content) == (200, whole.content), asked
+    for range_ in (f"bytes={size}-", "bytes=999999-", "bytes=-0"):
+        behind = served.http.get(served.url(path), headers={"range": range_})
+        assert (behind.status_code, behind.headers["content-range"]) == (416, f"bytes */{size}"), range_
+    for range_ in ("bytes=5-2", "bytes=x-y", "bytes=", "lines=1-2", "bytes=0-1,3-4"):
+        same = served.http.get(served.url(path), headers={"range": range_})
+        assert (same.status_code, same.content) == (200, whole.content), range_
     for condition, status in [(tag, 206), ('"other"', 200), (f"W/{tag}", 200), (AT, 200)]:
         part = served.http.get(served.url(path), headers={"range": "bytes=0-3", "if-range": condition})
         assert part.status_code == status, condition
@@ -219,8 +219,8 @@ def test_parts_of_an_answer_are_fetched_by_their_range(served: Served, path: str
     )
 
 
-def test_objects_of_bytes_are_ranged() -> None:
-    """Paths that give an object as it is, whose size is known."""
+def test_paths_of_binary_objects_support_ranges() -> None:
+    """These paths return an object unchanged, so its size is known."""
     binary = [
         path
         for path in READ
@@ -233,18 +233,18 @@ def test_objects_of_bytes_are_ranged() -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-def test_no_answer_names_a_place_of_the_server(served: Served, method: str, path: str) -> None:
-    """Nor a problem: of names that are not there, and of bodies that cannot be."""
+def test_no_answer_contains_a_path_of_the_server(served: Served, method: str, path: str) -> None:
+    """This includes errors about unknown names and invalid bodies."""
     place = served.instance.objects.url.removeprefix("file://")
     bodies: list[Any] = [None] if method == "GET" else [None, {}, {"statement": f"select * from '{place}'"}]
     url = served.url(path)
-    for asked in (url, re.sub(r"/(t|r|1)(?=[/?]|$)", "/none", url)):
+    for target in (url, re.sub(r"/(t|r|1)(?=[/?]|$)", "/none", url)):
         for body in bodies:
-            if method == "DELETE" and "none" not in asked:
-                continue  # what later tests read
-            answer = served.http.request(method, asked, **({} if body is None else {"json": body}))
-            said = (
+            if method == "DELETE" and "none" not in target:
+                continue  # later tests read these items
+            answer = served.http.request(method, target, **({} if body is None else {"json": body}))
+            text = (
                 answer.text.replace(f"'{place}'", "") if body else answer.text
-            )  # a statement is shown as sent
-            assert place not in said, (asked, body)
+            )  # the answer repeats the statement
+            assert place not in text, (target, body)
             assert answer.status_code != 500

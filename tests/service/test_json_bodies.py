@@ -1,4 +1,4 @@
-"""Numbers in JSON bodies: each is kept as it is written, or refused."""
+"""Tests that numbers in JSON bodies are kept exactly or refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFUSED = {
 }
 
 
-def test_numbers_that_a_double_keeps_are_doubles() -> None:
+def test_numbers_that_a_double_holds_exactly_are_doubles() -> None:
     for text in KEPT:
         found = parse_json(f'{{"rows": [{text}]}}'.encode())["rows"][0]
         assert (type(found), found) == (float, float(text)), text
@@ -36,7 +36,7 @@ def test_numbers_that_a_double_keeps_are_doubles() -> None:
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_numbers_that_a_double_does_not_keep_are_refused(text: str) -> None:
+def test_numbers_that_a_double_cannot_hold_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput) as error:
         parse_json(f'{{"changes": [{{"insert": [{{"x": {text}}}]}}]}}'.encode())
     assert f"{text} {REFUSED[text]}" in str(error.value)

@@ -1,4 +1,4 @@
-"""Pieces that are handed from a thread to the event loop."""
+"""Tests of pieces of an answer, passed from a thread to the event loop."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from dormouse.service.work import WHOLE_BYTES_MAX, Making, Piece
 
 
-def test_an_error_that_comes_when_nobody_waits_any_more_is_not_reported() -> None:
-    """Else asyncio logs it in the middle of a garbage collection, wherever that happens to be."""
+def test_an_error_after_the_reader_left_is_not_reported() -> None:
+    """Asyncio would otherwise log the error during a garbage collection, at any point of the program."""
     reported: list[dict[str, Any]] = []
     stopped = threading.Event()
 
@@ -33,7 +33,7 @@ def test_an_error_that_comes_when_nobody_waits_any_more_is_not_reported() -> Non
         making.stop()
         stopped.set()
         await making.ended
-        await asyncio.sleep(0)  # what the thread has told arrives
+        await asyncio.sleep(0)  # lets the result of the thread arrive
         del making
         gc.collect()
 
@@ -51,10 +51,10 @@ def _in_thread(function: Callable[[], None]) -> asyncio.Future[None]:
         ([b"a", b"b"], None, Piece(b"ab", 2)),
         ([b"a", b"b"], OSError(), None),
         ([b"a", bytes(WHOLE_BYTES_MAX)], None, None),
-        ([b"a", b"b", b"c"], None, None),  # not made yet
+        ([b"a", b"b", b"c"], None, None),  # the third piece is not made yet
     ],
 )
-def test_a_short_answer_is_whole_once_it_is_made(
+def test_a_short_finished_answer_is_joined_into_one_piece(
     data: list[bytes], error: Exception | None, whole: Piece | None
 ) -> None:
     def pieces() -> Generator[Piece]:
@@ -70,7 +70,7 @@ def test_a_short_answer_is_whole_once_it_is_made(
         assert first is not None
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(making.ended), 0.05)
-        await asyncio.sleep(0)  # what the thread has told arrives
+        await asyncio.sleep(0)  # lets the result of the thread arrive
         found = making.whole(first)
         making.stop()
         await making.ended

@@ -1,4 +1,4 @@
-"""`dormouse serve` as a process: it says where it is, serves TLS, demands its token, and ends in order."""
+"""`dormouse serve` as a process: it prints its URL, serves TLS, requires its token and shuts down cleanly."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dsn(new_database: Callable[[str], str], template_database: str) -> str:
 
 @pytest.fixture(scope="module")
 def objects(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The object store of an instance with a table of rows that no socket's buffer holds."""
+    """Returns the object store of an instance with a table larger than any buffer of a socket."""
     url = (tmp_path_factory.mktemp("lake") / "objects").as_uri()
     values = [dm.Field("text", dm.STRING)]
     with dm.connect(dsn, url) as instance:
@@ -51,7 +51,7 @@ def objects(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 def served(
     dsn: str, objects: str, *options: str, ignored: bool = False
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process, started with SIGINT ignored or not, and the URL that it told."""
+    """Yields the process, started with SIGINT ignored or not, and the URL that it printed."""
     command = [DORMOUSE, "serve", "--port", "0", "--json", "--dsn", dsn, "--objects", objects, *options]
     command = [*IGNORING, *command] if ignored else command
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -63,14 +63,14 @@ def served(
 
 
 def ended(process: subprocess.Popen[str]) -> str:
-    """Its log, when it has ended well."""
+    """Waits for the end of the process, checks its exit code, and returns its log."""
     _, log = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 0, log
     return log
 
 
 def refused(*options: str) -> str:
-    """The one line of a service that does not start, as bad usage."""
+    """Checks that a service does not start because of bad usage, and returns its only line."""
     command = [DORMOUSE, "serve", "--dsn", "host=/nowhere", "--objects", "file:///nowhere", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_MAX)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
@@ -82,8 +82,8 @@ def refused(*options: str) -> str:
     ("number", "ignored"),
     [(signal.SIGTERM, True), pytest.param(signal.SIGINT, False, marks=pytest.mark.slow)],
 )
-def test_a_signal_lets_what_runs_end(dsn: str, objects: str, number: int, ignored: bool) -> None:
-    """Started with SIGINT ignored, as in a shell's background, it goes on until SIGTERM."""
+def test_running_requests_finish_after_a_signal(dsn: str, objects: str, number: int, ignored: bool) -> None:
+    """A service started with SIGINT ignored, as by a shell in the background, ends only at SIGTERM."""
     with served(dsn, objects, ignored=ignored) as (process, url):
         if ignored:
             process.send_signal(signal.SIGINT)
@@ -102,7 +102,7 @@ def test_a_signal_lets_what_runs_end(dsn: str, objects: str, number: int, ignore
 
 
 @pytest.mark.slow
-def test_what_runs_too_long_after_a_signal_is_cut(dsn: str, objects: str) -> None:
+def test_requests_that_run_too_long_after_a_signal_are_cut_off(dsn: str, objects: str) -> None:
     with (
         served(dsn, objects, "--shutdown-seconds-max", "1") as (process, url),
         pytest.raises(httpx.RemoteProtocolError),
@@ -116,7 +116,7 @@ def test_what_runs_too_long_after_a_signal_is_cut(dsn: str, objects: str) -> Non
 
 
 @pytest.mark.slow
-def test_tls_and_a_token(dsn: str, objects: str, tmp_path: Path) -> None:
+def test_a_service_with_tls_and_a_token(dsn: str, objects: str, tmp_path: Path) -> None:
     authority = trustme.CA()
     issued = authority.issue_cert("localhost", "127.0.0.1")
     certificate, key, token = (tmp_path / name for name in ("certificate.pem", "key.pem", "token"))
@@ -150,8 +150,8 @@ def test_tls_and_a_token(dsn: str, objects: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_that_crash_are_replaced_and_all_end_together(dsn: str, objects: str) -> None:
-    """Metrics are those of all; and a supervisor that is killed leaves none behind."""
+def test_crashed_workers_are_replaced_and_all_workers_end_together(dsn: str, objects: str) -> None:
+    """Metrics are sums over all workers. A killed supervisor leaves no worker behind."""
     with served(dsn, objects, "--workers", "2", "--sql-workers", "0") as (process, url):
         before = children(process.pid)
         assert len(before) == 2
@@ -186,7 +186,7 @@ def children(process_id: int) -> list[int]:
     return [child.pid for child in psutil.Process(process_id).children()]
 
 
-def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
+def test_settings_that_prevent_a_start_are_one_line(tmp_path: Path) -> None:
     nothing, wrong = tmp_path / "nothing.pem", tmp_path / "wrong.pem"
     wrong.write_text("no certificate")
     wrong.chmod(0o600)
@@ -203,7 +203,7 @@ def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_is_one_line(dsn: str, objects: str) -> None:
+def test_a_port_in_use_is_one_line(dsn: str, objects: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         command = [DORMOUSE, "serve", "--port", port, "--dsn", dsn, "--objects", objects]

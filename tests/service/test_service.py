@@ -1,4 +1,4 @@
-"""The query service over a real instance: it answers as the façade does, and says what is wrong."""
+"""The query service of a real instance: it answers like the Python API, and names mistakes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def ask(url: str, accept: str = JSON_LINES, *, table: str = "flights", **body: A
 
 
 def in_json(value: Any) -> Any:
-    """A value of a row as JSON lines have it."""
+    """Returns a value of a row as JSON lines contain it."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, datetime):
@@ -75,7 +75,7 @@ def in_json(value: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_rows_come_in_each_format_as_the_table_has_them(url: str, instance: dm.Instance) -> None:
+def test_each_format_has_the_rows_of_the_table(url: str, instance: dm.Instance) -> None:
     expected = instance.table("flights").query().read_all()
     rows = [{name: in_json(value) for name, value in row.items()} for row in expected.to_pylist()]
     lines = ask(url)
@@ -98,7 +98,7 @@ def test_rows_come_in_each_format_as_the_table_has_them(url: str, instance: dm.I
 
 
 @pytest.mark.parametrize("accept", [JSON_LINES, ARROW, CSV])
-def test_no_rows_have_their_columns(url: str, accept: str) -> None:
+def test_an_answer_without_rows_has_its_columns(url: str, accept: str) -> None:
     found = ask(url, accept, table="empty").content
     if accept == ARROW:
         assert pa.ipc.open_stream(found).read_all().to_pydict() == {"key": []}
@@ -130,9 +130,7 @@ def test_no_rows_have_their_columns(url: str, accept: str) -> None:
         (None, None),
     ],
 )
-def test_conditions_mean_what_they_mean_to_the_facade(
-    url: str, instance: dm.Instance, where: Any, same: Any
-) -> None:
+def test_conditions_work_as_in_python(url: str, instance: dm.Instance, where: Any, same: Any) -> None:
     table = instance.table("flights")
     body = {"where": where, "columns": ["time", "carrier"], "limit": 1_500}
     expected = table.query(same, ["time", "carrier"], limit=1_500).read_all()
@@ -178,7 +176,7 @@ def test_conditions_mean_what_they_mean_to_the_facade(
         ([], "invalid-input", "body"),
     ],
 )
-def test_a_query_that_cannot_be_is_one_clear_line(url: str, body: Any, kind: str, word: str) -> None:
+def test_an_invalid_query_is_one_clear_line(url: str, body: Any, kind: str, word: str) -> None:
     found = http_post(f"{url}/v1/tables/flights/query", json=body)
     problem = found.json()
     assert (found.status_code, problem["type"]) == (400, f"urn:dormouse:{kind}")
@@ -201,7 +199,7 @@ def test_a_query_that_cannot_be_is_one_clear_line(url: str, body: Any, kind: str
         (b'{"limit": ' + b"9" * 10_000 + b"}", "not valid JSON"),
     ],
 )
-def test_a_body_that_is_no_json_is_one_clear_line(url: str, content: bytes, word: str) -> None:
+def test_an_invalid_body_is_one_clear_line(url: str, content: bytes, word: str) -> None:
     headers = {"content-type": "application/json"}
     found = http_post(f"{url}/v1/tables/flights/query", content=content, headers=headers)
     assert (found.status_code, found.json()["type"]) == (400, "urn:dormouse:invalid-input")
@@ -216,8 +214,8 @@ def test_long_lists_are_answered(url: str) -> None:
 
 
 @pytest.mark.slow
-def test_long_statements_are_answered_or_refused_in_their_time(instance: dm.Instance) -> None:
-    """DuckDB takes the square of some lengths to plan them, and does not hear when it is to stop."""
+def test_long_statements_are_answered_or_refused_within_the_time_limit(instance: dm.Instance) -> None:
+    """DuckDB needs quadratic time to plan some statements, and cannot be interrupted meanwhile."""
     with serving(instance, sql_workers=1, seconds_max=3) as url:
         for more in ("+1" * 400_000, "(" * 500_000, " union all select 1" * 20_000, " and 1=1" * 50_000):
             found = http_post(f"{url}/v1/sql", json={"statement": f"select 1{more}"}, timeout=60)
@@ -242,31 +240,33 @@ def test_long_statements_are_answered_or_refused_in_their_time(instance: dm.Inst
         ("POST", "/v1/sql", 415, "unsupported-media-type"),
     ],
 )
-def test_what_is_not_there_is_a_problem(url: str, method: str, path: str, status: int, kind: str) -> None:
+def test_unknown_paths_and_parameters_are_problems(
+    url: str, method: str, path: str, status: int, kind: str
+) -> None:
     found = httpx.request(method, f"{url}{path}")
     assert (found.status_code, found.json()["type"]) == (status, f"urn:dormouse:{kind}")
     assert found.headers["content-type"] == "application/problem+json"
 
 
-def test_health_is_told_without_a_body(url: str) -> None:
+def test_head_of_health_has_no_body(url: str) -> None:
     head, get = httpx.head(f"{url}/health"), http_get(f"{url}/health")
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == get.headers["content-length"]
 
 
-def test_a_long_name_is_cut(url: str) -> None:
+def test_a_long_name_is_shortened_in_an_error(url: str) -> None:
     detail = http_get(f"{url}/v1/tables/{'x' * 1_000}").json()["detail"]
     assert "xxx…' does not exist" in detail
     assert len(detail) < 250
 
 
-def test_formats_that_there_are_not_are_refused(url: str) -> None:
+def test_an_unknown_format_is_refused(url: str) -> None:
     found = http_post(f"{url}/v1/sql", json={"statement": "select 1"}, headers={"accept": "image/png"})
     assert (found.status_code, found.json()["type"]) == (406, "urn:dormouse:not-acceptable")
     assert all(media_type in found.json()["detail"] for media_type in (ARROW, CSV, JSON_LINES))
 
 
-def test_sql_and_what_it_would_read(url: str, instance: dm.Instance) -> None:
+def test_sql_and_its_plan(url: str, instance: dm.Instance) -> None:
     statement = "select carrier, count(*) as n from flights where carrier < 'B' group by carrier order by 1"
     found = http_post(f"{url}/v1/sql", json={"statement": statement})
     assert [json.loads(line) for line in found.text.splitlines()] == instance.sql(
@@ -303,7 +303,7 @@ def paged(url: str, path: str, items: str, **query: Any) -> list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 100])
-def test_partitions_come_in_pages(url: str, instance: dm.Instance, limit: int) -> None:
+def test_partitions_are_listed_in_pages(url: str, instance: dm.Instance, limit: int) -> None:
     tree = instance.table("flights").partitions.tree()
     found = paged(url, "flights/partitions", "partitions", limit=limit)
     assert [one["partition_id"] for one in found] == sorted(one.partition_id for one in partitions_of(tree))
@@ -322,7 +322,7 @@ def test_partitions_come_in_pages(url: str, instance: dm.Instance, limit: int) -
 
 
 @pytest.mark.parametrize("layout", ["file_table", "salted_counts", "dummy_reference"])
-def test_files_come_in_pages(url: str, instance: dm.Instance, layout: str) -> None:
+def test_files_are_listed_in_pages(url: str, instance: dm.Instance, layout: str) -> None:
     name = f"files_{layout}"
     table = instance.create_table(name, dm.Schema(row_keys=[dm.Field("key", dm.BYTES)]), layout=layout)
     files = [

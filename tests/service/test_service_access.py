@@ -1,4 +1,4 @@
-"""Who may ask the query service, what it refuses to start with, and a database that goes away."""
+"""Tests of access to the query service, of settings that it refuses, and of a database that goes away."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def url(instance: dm.Instance) -> Iterator[str]:
         yield url
 
 
-def test_a_token_is_demanded_of_all_but_health(
+def test_all_paths_except_health_require_the_token(
     instance: dm.Instance, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"), serving(instance, token=TOKEN) as url:
@@ -58,7 +58,7 @@ def test_a_token_is_demanded_of_all_but_health(
         ("evil.example", 421), ("127.0.0.1.evil.example", 421), ("", 421), ("[::1", 200), ("10.0.0.1", 421),
     ],
 )  # fmt: skip
-def test_without_a_token_only_this_machine_may_be_meant(url: str, host: str, status: int) -> None:
+def test_a_service_without_a_token_accepts_only_local_host_names(url: str, host: str, status: int) -> None:
     assert http_get(f"{url}/v1/tables", headers={"host": host}).status_code == status
 
 
@@ -75,13 +75,13 @@ def test_without_a_token_only_this_machine_may_be_meant(url: str, host: str, sta
         ({"seconds_max": math.inf}, "DORMOUSE_SERVICE_SECONDS_MAX"),
     ],
 )
-def test_settings_that_cannot_be_name_themselves(given: dict[str, Any], word: str) -> None:
+def test_invalid_settings_are_named(given: dict[str, Any], word: str) -> None:
     with pytest.raises(dm.errors.InvalidInput, match=word):
         load_service_settings(**given)
 
 
 @pytest.mark.parametrize("name", ["DORMOUSE_SERVICE_TOKNE", "dormouse_service_Tokens"])
-def test_a_variable_that_is_no_setting_is_refused_with_the_nearest(
+def test_an_unknown_variable_is_refused_with_the_nearest_setting(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "secret")
@@ -90,13 +90,13 @@ def test_a_variable_that_is_no_setting_is_refused_with_the_nearest(
 
 
 @pytest.mark.slow
-def test_a_database_that_goes_away_and_comes_back(
+def test_a_database_that_is_unreachable_for_a_while(
     new_database: Callable[[str], str],
     template_database: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """503 meanwhile, at once or after the wait for a connection; then answers again, without a restart."""
+    """Requests get 503 meanwhile, and answers again afterwards, without a restart of the service."""
     monkeypatch.setenv("DORMOUSE_CONNECTION_WAIT_SECONDS_MAX", "1")
     dsn = new_database(template_database)
     name = conninfo_to_dict(dsn)["dbname"]

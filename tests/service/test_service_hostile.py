@@ -1,4 +1,4 @@
-"""Requests of a hostile client: broken bodies, ids with odd characters, lines that a log must not have."""
+"""Requests of a hostile client: broken bodies, ids with odd characters, and forged lines of the log."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def instance(module_instance: Instance) -> Instance:
 
 @pytest.fixture(scope="module")
 def url(instance: Instance) -> Iterator[str]:
-    # a deadline of a body that no test waits for
+    # a deadline so long that no test reaches it
     with serving(instance, job_threads=0, client_stall_seconds_max=10 * SECONDS_MAX) as url:
         yield url
 
@@ -67,7 +67,7 @@ def head(path: str, *headers: str) -> bytes:
 
 
 def answered(url: str, *parts: bytes, ends: bool = False) -> bytes:
-    """What a server sends until it ends the connection; the client ends its own side first if it `ends`."""
+    """Returns what a server sends until it closes. If `ends`, the client closes its side first."""
     with connected(url) as sock:
         sock.settimeout(SECONDS_MAX / 2)
         for part in parts:
@@ -92,7 +92,7 @@ BODIES = {
 @pytest.mark.parametrize(
     "chunk", [b"5\r\nhello\r\nzz\r\nhello\r\n", b"5\r\nhelloXX", b"-1\r\n", b"5;\x00\r\n"]
 )
-def test_a_broken_chunk_is_answered_at_once(url: str, path: str, chunk: bytes) -> None:
+def test_an_invalid_chunk_is_answered_at_once(url: str, path: str, chunk: bytes) -> None:
     begin = head(path, f"content-type: {BODIES[path]}", "transfer-encoding: chunked")
     found = answered(url, begin, chunk)
     assert STATUSES.findall(found) == [b"400"]
@@ -101,12 +101,12 @@ def test_a_broken_chunk_is_answered_at_once(url: str, path: str, chunk: bytes) -
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("length", ["transfer-encoding: chunked", "content-length: 100"])
-def test_a_body_whose_client_ends_amid_it_is_answered_at_once(url: str, path: str, length: str) -> None:
+def test_a_truncated_body_is_answered_at_once(url: str, path: str, length: str) -> None:
     begin = head(path, f"content-type: {BODIES[path]}", length)
     assert answered(url, begin, b"5\r\nhel", ends=True).startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_broken_request_behind_another_does_not_answer_before_it(url: str) -> None:
+def test_an_invalid_second_request_is_answered_after_the_first(url: str) -> None:
     body = b'{"kind": "query", "request": {"statement": "select 1"}}'
     first = head("/v1/jobs", "content-type: application/json", f"content-length: {len(body)}") + body
     second = head("/v1/sql", "content-type: application/json", "transfer-encoding: chunked") + b"zz\r\n"
@@ -114,8 +114,8 @@ def test_a_broken_request_behind_another_does_not_answer_before_it(url: str) -> 
     assert STATUSES.findall(found) == [b"202", b"400"]
 
 
-def test_what_follows_a_body_is_no_header(instance: Instance) -> None:
-    """A proxy may let trailers through that it lets not through as headers; and there is no end to them."""
+def test_trailers_after_a_body_are_no_headers(instance: Instance) -> None:
+    """A proxy may pass trailers that it refuses as headers, and their number has no limit."""
     chunked = ["content-type: application/json", "transfer-encoding: chunked"]
     with serving(instance, token="s3cret") as url:  # noqa: S106
         trailer = b"2\r\n{}\r\n0\r\nauthorization: Bearer s3cret\r\n\r\n"
@@ -125,13 +125,13 @@ def test_what_follows_a_body_is_no_header(instance: Instance) -> None:
         assert STATUSES.findall(answered(url, begin, b"a: b\r\n" * 10_000)) == [b"400"]
 
 
-def test_a_body_that_is_packed_by_its_transfer_is_refused(url: str) -> None:
+def test_a_body_with_a_compressed_transfer_encoding_is_refused(url: str) -> None:
     begin = head("/v1/sql", "content-type: application/json", "transfer-encoding: gzip, chunked")
     assert STATUSES.findall(answered(url, begin, b"0\r\n\r\n")) == [b"400"]
 
 
 @pytest.mark.parametrize("job_id", ODD_IDS)
-def test_a_job_of_an_odd_id_is_found_where_its_location_says(url: str, client: Client, job_id: str) -> None:
+def test_the_location_of_a_job_with_an_odd_id_is_valid(url: str, client: Client, job_id: str) -> None:
     body = {"kind": "query", "request": {"statement": "select 1"}, "job_id": job_id}
     started = http_post(f"{url}/v1/jobs", json=body)
     assert started.status_code == 202, started.text
@@ -145,7 +145,7 @@ def test_a_job_of_an_odd_id_is_found_where_its_location_says(url: str, client: C
 
 
 @pytest.mark.parametrize("job_id", FORGED)
-def test_an_id_that_forges_lines_is_refused_at_each_door(
+def test_an_id_with_control_characters_is_refused_everywhere(
     url: str, client: Client, instance: Instance, job_id: str
 ) -> None:
     body = {"kind": "query", "request": {"statement": "select 1"}, "job_id": job_id}
@@ -164,11 +164,11 @@ def test_an_id_that_forges_lines_is_refused_at_each_door(
 
 
 @pytest.mark.parametrize("job_id", FORGED)
-def test_a_job_that_has_such_an_id_already_can_be_asked_for(
+def test_an_existing_job_with_such_an_id_can_be_read(
     url: str, client: Client, instance: Instance, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("dormouse.jobs.store.check_new_id", job_key)  # as a version before did not check
+        patched.setattr("dormouse.jobs.store.check_new_id", job_key)  # an older version did not check ids
         instance.jobs.start("query", {"statement": "select 1"}, job_id=job_id)
     found = http_get(f"{url}/v1/jobs/{quote(job_id, safe='')}")
     assert found.status_code == 200 and found.json()["job_id"] == job_id
@@ -183,8 +183,8 @@ def test_a_job_that_has_such_an_id_already_can_be_asked_for(
 @example(name="a/b")
 @example(name="..")
 @example(name="%2F")
-def test_every_name_is_reached_by_quoting(url: str, client: Client, instance: Instance, name: str) -> None:
-    """Of jobs, snapshots and cuts, through the client and through HTTP."""
+def test_every_name_is_reachable_when_quoted(url: str, client: Client, instance: Instance, name: str) -> None:
+    """This holds for jobs, snapshots and cuts, through the client and through HTTP."""
     job_id = client.jobs.start("query", {"statement": "select 1"}, job_id=name)
     assert client.jobs.status(job_id).job_id == name == instance.jobs.status(name).job_id
     table = instance.row_table("samples")
@@ -192,7 +192,7 @@ def test_every_name_is_reached_by_quoting(url: str, client: Client, instance: In
         table.snapshot(name)
     page = client.row_table("samples").query("select * from samples", snapshot=name)
     assert page.version == table.store.snapshot(name).version
-    with suppress(InvalidCut):  # it has blanks at its ends, could be a time, or is there already
+    with suppress(InvalidCut):  # the name has blanks at its ends, could be a time, or exists already
         instance.table("t").history.record_cut(name)
         assert client.table("t").query(as_of=name).read_all().num_rows == 0
 
@@ -202,7 +202,7 @@ def test_every_name_is_reached_by_quoting(url: str, client: Client, instance: In
 @given(name=FILE_NAMES)
 @example(name='a"; filename="b')
 @example(name="日本 é;,=.txt")
-def test_the_name_of_a_file_makes_no_other_header(url: str, instance: Instance, name: str) -> None:
+def test_the_name_of_a_file_cannot_add_headers(url: str, instance: Instance, name: str) -> None:
     sent = http_post(
         f"{url}/v1/rows/samples/files",
         params={"name": name},
@@ -220,7 +220,7 @@ def test_the_name_of_a_file_makes_no_other_header(url: str, instance: Instance, 
     assert found.headers["content-disposition"] == f"attachment; filename*=UTF-8''{quote(name, safe='')}"
 
 
-def test_no_path_forges_a_line_of_the_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_path_cannot_forge_a_line_of_the_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         http_get(f"{url}/v1/jobs/x%0d%0aFAKE%20INFO%1b[31m")
         answered(url, b"GET /v1/jobs/x\x1b[31mred HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
@@ -230,6 +230,6 @@ def test_no_path_forges_a_line_of_the_log(url: str, caplog: pytest.LogCaptureFix
     assert all(line.isprintable() and line.isascii() for line in lines if "/v1/jobs/" in line)
 
 
-def test_no_other_character_of_a_path_is_a_slash(url: str) -> None:
+def test_only_a_slash_separates_parts_of_a_path(url: str) -> None:
     for path, status in (("/v1%00jobs", 404), ("/v1/jobs/a%00b", 400), ("/v1%2Fjobs", 404)):
         assert http_get(f"{url}{path}").status_code == status

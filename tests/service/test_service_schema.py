@@ -1,4 +1,4 @@
-"""The service against its own description: nothing crashes it, and it answers as it says."""
+"""Generated requests against the service's own description: no crash, and answers as described."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _SETTINGS: dict[str, Any] = {
     "suppress_health_check": list(HealthCheck),
     "phases": [Phase.explicit, Phase.generate],
 }
-# whether columns and statements fit the tables is not for a schema to say
+# a schema cannot describe which columns and statements fit the tables
 _EXCLUDED = [positive_data_acceptance]
-# a GET of this path asks for the row table of that name, which the description has as /v1/rows/{table}
+# a GET of this path reads the row table `preview`; the description has it as /v1/rows/{table}
 _OF_TWO_PATHS = "/v1/rows/preview"
 
 
@@ -74,12 +74,12 @@ def validate(case: schemathesis.Case, url: str) -> None:
 
 @briefly.parametrize()
 @settings(max_examples=5, **_SETTINGS)
-def test_it_answers_as_it_is_described(case: schemathesis.Case, url: str) -> None:
+def test_answers_agree_with_the_description(case: schemathesis.Case, url: str) -> None:
     validate(case, url)
 
 
 @pytest.mark.slow
 @schema.parametrize()
 @settings(max_examples=400, **_SETTINGS)
-def test_it_answers_as_it_is_described_whatever_is_asked(case: schemathesis.Case, url: str) -> None:
+def test_answers_to_many_requests_agree_with_the_description(case: schemathesis.Case, url: str) -> None:
     validate(case, url)

@@ -1,4 +1,4 @@
-"""What strangers can do to the query service: hold few connections for a short time, and fill nothing."""
+"""Tests of unknown clients: they hold few connections for a short time, and fill no memory or disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TABLES = f"GET /metrics HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {TOKEN}\r\n
 
 
 def is_open(sock: object) -> bool:
-    """Whether the server has not ended the connection."""
+    """Returns whether the server has kept the connection open."""
     sock.setblocking(False)  # type: ignore[attr-defined]
     try:
         while sock.recv(1_000_000):  # type: ignore[attr-defined]
@@ -37,7 +37,7 @@ def is_open(sock: object) -> bool:
     return False
 
 
-def test_a_connection_idles_for_long_once_it_has_shown_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_connections_with_the_token_may_stay_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "STRANGER_SECONDS_MAX", 0.3)
     with serving(SOME, token=TOKEN) as url:
         silent, asks, holds = (connected(url) for _ in range(3))
@@ -51,7 +51,7 @@ def test_a_connection_idles_for_long_once_it_has_shown_the_token(monkeypatch: py
 
 
 @pytest.mark.slow
-def test_strangers_make_way_when_there_are_too_many_connections() -> None:
+def test_connections_without_the_token_are_closed_first() -> None:
     with serving(SOME, token=TOKEN, connections_max=4) as url:
         holder = connected(url)
         holder.sendall(TABLES)
@@ -64,7 +64,7 @@ def test_strangers_make_way_when_there_are_too_many_connections() -> None:
             sock.close()
 
 
-def test_connections_are_as_many_as_there_may_be_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_connections_follows_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [(256, 256)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, found: limits.append(found))
@@ -73,7 +73,7 @@ def test_connections_are_as_many_as_there_may_be_files(monkeypatch: pytest.Monke
     assert connections_possible(1_000) == 1_000 and limits[-1] == (2_128, 4_096)
 
 
-def test_methods_that_somebody_invents_are_not_told_one_by_one() -> None:
+def test_metrics_count_unknown_methods_as_other() -> None:
     with serving(SOME) as url:
         for method in ("PROPFIND", "MKCOL", "REPORT"):
             assert httpx.request(method, f"{url}/v1/sql").status_code == 405
@@ -82,7 +82,7 @@ def test_methods_that_somebody_invents_are_not_told_one_by_one() -> None:
         assert 'dormouse_http_requests_total{method="other",path="/v1/sql",status="405"} 3.0' in text
 
 
-def test_the_page_that_takes_the_token_has_all_its_scripts_from_here() -> None:
+def test_the_page_that_takes_the_token_loads_scripts_only_from_the_service() -> None:
     with serving(SOME, token=TOKEN) as url:
         page = http_get(f"{url}/docs")
         assert "script-src 'self';" in page.headers["content-security-policy"]
@@ -103,7 +103,7 @@ def read_token(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple
     yield path, read
 
 
-def test_a_file_with_a_token_that_others_can_read_is_refused(
+def test_a_token_file_that_other_users_can_read_is_refused(
     read_token: tuple[Path, Callable[[], object]],
 ) -> None:
     path, read = read_token
@@ -117,13 +117,11 @@ def test_a_file_with_a_token_that_others_can_read_is_refused(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("# nobody yet\n", "has no token"),
+        ("# none yet\n", "has no token"),
         ("\netl ingst,compact t\n", "line 2 of .*: kind 'ingst' is none of"),
     ],
 )
-def test_a_file_of_tokens_that_gives_nobody_what_it_says_is_refused(
-    tmp_path: Path, text: str, why: str
-) -> None:
+def test_a_file_of_tokens_without_a_valid_right_is_refused(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "tokens"
     path.write_text(text)
     path.chmod(0o600)

@@ -1,4 +1,4 @@
-"""Streams of the query service, at the socket: clients that vanish, stall or are slow; limits; failures."""
+"""Streams of the query service at the socket: clients that vanish, stall or are slow; limits; failures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STATEMENT = {"statement": "select 1"}
 
 
 def instance(source: Any) -> Any:
-    """An instance whose every statement is answered by one source."""
+    """Returns an instance that answers every statement from one source."""
     return stand_in(sql=source.reader)
 
 
@@ -48,7 +48,7 @@ def idle(url: str) -> bool:
 
 
 def read_to_end(sock: socket.socket) -> bytes:
-    """All that comes until the connection ends, in whatever way."""
+    """Returns all bytes until the connection is closed or reset."""
     found = bytearray()
     try:
         while part := sock.recv(1 << 20):
@@ -59,7 +59,7 @@ def read_to_end(sock: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_client_that_vanishes_while_rows_come_stops_the_work(reset: bool) -> None:
+def test_a_query_stops_when_its_client_vanishes(reset: bool) -> None:
     source = Endless()
     with serving(instance(source)) as url:
         sock = connected(url)
@@ -73,7 +73,7 @@ def test_a_client_that_vanishes_while_rows_come_stops_the_work(reset: bool) -> N
         assert metric(url, "dormouse_queries_total", kind="sql", outcome="client_gone") == 1
 
 
-def test_a_client_that_vanishes_before_the_first_row_frees_its_place_when_its_work_ends() -> None:
+def test_a_client_that_vanishes_before_the_first_row_frees_its_slot_when_the_query_ends() -> None:
     source = Stuck()
     with serving(instance(source), queries_max=1, queue_seconds_max=60) as url:
         sock = connected(url)
@@ -81,13 +81,13 @@ def test_a_client_that_vanishes_before_the_first_row_frees_its_place_when_its_wo
         assert source.begun.wait(SECONDS_MAX)
         sock.close()
         eventually(lambda: metric(url, "dormouse_queries_total", outcome="client_gone") == 1)
-        assert metric(url, "dormouse_queries_running") == 1, "its thread still works"
+        assert metric(url, "dormouse_queries_running") == 1, "the thread of the query still works"
         source.may_end.set()
         assert source.closed.wait(SECONDS_MAX)
         eventually(lambda: idle(url))
 
 
-def test_a_client_that_vanishes_while_it_waits_takes_no_place() -> None:
+def test_a_client_that_vanishes_while_waiting_takes_no_slot() -> None:
     source = Stuck()
     with serving(instance(source), queries_max=1, queue_seconds_max=60) as url:
         first, second = connected(url), connected(url)
@@ -105,7 +105,7 @@ def test_a_client_that_vanishes_while_it_waits_takes_no_place() -> None:
 
 
 @pytest.mark.slow
-def test_a_client_that_stalls_is_cut_off_and_little_is_held_for_it() -> None:
+def test_a_stalled_client_is_cut_off_and_little_is_buffered() -> None:
     source = Endless(text="x" * 1_000)
     with (
         serving(instance(source), client_stall_seconds_max=0.3) as url,
@@ -113,13 +113,13 @@ def test_a_client_that_stalls_is_cut_off_and_little_is_held_for_it() -> None:
     ):
         sock.sendall(sql_request())
         assert source.closed.wait(SECONDS_MAX)
-        assert source.made * 1_000 * 1_000 < 50_000_000, "what the sockets' buffers take, and little more"
+        assert source.made * 1_000 * 1_000 < 50_000_000, "little more than the buffers of the sockets hold"
         assert not read_to_end(sock).endswith(b"0\r\n\r\n")
         eventually(lambda: idle(url))
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_a_client_that_stalls_or_leaves_amid_a_file_ends_its_reading(leaves: bool) -> None:
+def test_reading_of_a_file_ends_when_its_client_stalls_or_leaves(leaves: bool) -> None:
     closed = threading.Event()
 
     def chunks(*_: object) -> Iterator[bytes]:
@@ -144,8 +144,8 @@ def test_a_client_that_stalls_or_leaves_amid_a_file_ends_its_reading(leaves: boo
 
 
 @pytest.mark.slow
-def test_a_client_that_is_slow_but_reads_gets_everything() -> None:
-    """It takes longer in all than it may stall."""
+def test_a_slow_client_gets_the_whole_answer() -> None:
+    """The whole answer takes longer than a client may stall."""
     source = pa.table({"text": ["x" * 1_000] * 20_000})
     with (
         serving(stand_in(sql=lambda *_, **__: source.to_reader(2_000)), client_stall_seconds_max=1) as url,
@@ -161,7 +161,7 @@ def test_a_client_that_is_slow_but_reads_gets_everything() -> None:
         assert received.count(b'{"text":"x') == 20_000
 
 
-def test_too_many_queries_at_once_are_refused_and_the_next_is_answered() -> None:
+def test_too_many_concurrent_queries_are_refused() -> None:
     source = Stuck()
     with serving(instance(source), queries_max=1, queue_seconds_max=0.1) as url, connected(url) as sock:
         sock.sendall(sql_request())
@@ -175,7 +175,7 @@ def test_too_many_queries_at_once_are_refused_and_the_next_is_answered() -> None
 
 
 @pytest.mark.parametrize(("limit", "word"), [("rows_max", "10 rows"), ("bytes_max", "10 bytes")])
-def test_an_answer_that_is_too_large_from_the_start_is_a_problem(limit: str, word: str) -> None:
+def test_an_answer_too_large_at_its_first_rows_is_a_problem(limit: str, word: str) -> None:
     source = Endless()
     with serving(instance(source), **{limit: 10}) as url:
         found = http_post(f"{url}/v1/sql", json=STATEMENT)
@@ -186,7 +186,7 @@ def test_an_answer_that_is_too_large_from_the_start_is_a_problem(limit: str, wor
 
 
 def arrow_pieces(content: bytes) -> Iterator[tuple[pa.RecordBatch, dict[bytes, bytes] | None]]:
-    """The batches of a stream that breaks off, with their metadata."""
+    """Yields the batches of a truncated stream, with their metadata."""
     with pa.ipc.open_stream(content) as reader:
         while True:
             try:
@@ -204,10 +204,10 @@ def arrow_pieces(content: bytes) -> Iterator[tuple[pa.RecordBatch, dict[bytes, b
         pytest.param({"seconds_max": 3}, None, "query-time-over", marks=pytest.mark.slow),
     ],
 )
-def test_an_answer_that_fails_on_its_way_breaks_off(
+def test_an_answer_that_fails_after_its_first_rows_breaks_off(
     settings: dict[str, Any], after: int | None, kind: str
 ) -> None:
-    """In Arrow an empty batch tells why; no format comes to its end."""
+    """An answer in Arrow ends with an empty batch that has the reason. No format gets its regular end."""
     for media_type in (ARROW, JSON_LINES, CSV) if not settings.get("seconds_max") else (ARROW,):
         source = Endless(after=after)
         with serving(instance(source), **settings) as url:
@@ -235,14 +235,14 @@ def test_an_answer_that_fails_on_its_way_breaks_off(
 
 
 @pytest.mark.slow
-def test_a_time_that_ends_amid_a_piece_is_told_to_a_client_that_reads_on() -> None:
-    """What tells why stands behind whole pieces, as this one is that no socket's buffer takes."""
+def test_a_time_limit_within_a_piece_is_reported_after_the_piece() -> None:
+    """The reason comes after a complete piece. This piece is larger than any buffer of a socket."""
     source = Endless(rows=1, text="x" * 20_000_000)
     with (
         serving(instance(source), seconds_max=2) as url,
         httpx.stream("POST", f"{url}/v1/sql", json=STATEMENT, headers={"accept": ARROW}) as found,
     ):
-        threading.Event().wait(2.5)  # nothing is read, and the time is over
+        threading.Event().wait(2.5)  # the client reads nothing until the time is over
         received = bytearray()
         with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
             for part in found.iter_raw():
@@ -254,23 +254,23 @@ def test_a_time_that_ends_amid_a_piece_is_told_to_a_client_that_reads_on() -> No
 
 
 @pytest.mark.slow
-def test_a_client_that_sips_is_cut_off_amid_a_piece_soon_after_the_time_is_over() -> None:
+def test_a_very_slow_client_is_cut_off_soon_after_the_time_limit() -> None:
     source, pause = Endless(rows=1, text="x" * 20_000_000), threading.Event()
     with (
-        # time enough for a first row, however busy the machine is
+        # enough time for a first row even on a busy machine
         serving(instance(source), seconds_max=2, client_stall_seconds_max=3) as url,
         connected(url) as sock,
     ):
         sock.sendall(sql_request())
         while not source.closed.is_set():
-            # two MB a second: TCP tells the server of each, and a piece takes longer than there is time
+            # at two MB a second the client never stalls, but a piece takes longer than the time limit
             sock.recv(100_000)
             pause.wait(0.05)
         eventually(lambda: idle(url))
         assert metric(url, "dormouse_queries_total", kind="sql", outcome="query-time-over") == 1
 
 
-def test_a_query_that_takes_too_long_before_its_first_row_is_a_problem() -> None:
+def test_a_query_too_slow_to_its_first_row_is_a_problem() -> None:
     source = Stuck()
     with serving(instance(source), seconds_max=0.2) as url:
         found = http_post(f"{url}/v1/sql", json=STATEMENT)
@@ -280,7 +280,7 @@ def test_a_query_that_takes_too_long_before_its_first_row_is_a_problem() -> None
         eventually(lambda: idle(url))
 
 
-def test_an_unexpected_failure_tells_the_client_nothing() -> None:
+def test_an_unexpected_failure_is_not_described_to_the_client() -> None:
     def fail(*_: object, **__: object) -> Any:
         raise RuntimeError("a secret")
 
@@ -294,7 +294,7 @@ def test_an_unexpected_failure_tells_the_client_nothing() -> None:
         assert http_get(f"{url}/health").json() == {"status": "ok"}
 
 
-def test_a_body_is_bounded_while_it_is_read() -> None:
+def test_the_size_of_a_body_is_limited_while_it_is_read() -> None:
     with serving(instance(Endless()), body_bytes_max=1_000) as url:
         large = http_post(f"{url}/v1/sql", json={"statement": "x" * 1_000})
         assert (large.status_code, large.json()["type"]) == (413, "urn:dormouse:body-too-large")
@@ -305,7 +305,7 @@ def test_a_body_is_bounded_while_it_is_read() -> None:
 
 
 @pytest.mark.slow
-def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+def test_a_request_that_never_arrives_completely_times_out() -> None:
     with serving(instance(Endless()), client_stall_seconds_max=0.2) as url:
         with connected(url) as sock:
             sock.sendall(sql_request()[:-5])
@@ -331,21 +331,21 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
         b"POST /v1/sql HTTP/1.0\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
 )
-def test_what_is_not_http_gets_one_clear_answer(garbage: bytes) -> None:
+def test_invalid_http_gets_one_clear_answer(garbage: bytes) -> None:
     with serving(instance(Endless())) as url:
         with connected(url) as sock:
             sock.sendall(garbage)
             answer = sock.recv(1_000)
             assert answer.startswith(b"HTTP/1.1 4"), answer
             assert b"application/problem+json" in answer
-        with connected(url) as sock:  # in the middle of an answer there is none
+        with connected(url) as sock:  # no error can be sent in the middle of an answer
             sock.sendall(sql_request() + garbage)
             assert sock.recv(100).startswith(b"HTTP/1.1 200 OK")
         eventually(lambda: idle(url))
         assert http_get(f"{url}/health").status_code == 200
 
 
-def test_what_follows_a_request_of_two_lengths_is_not_read() -> None:
+def test_data_after_a_request_with_two_lengths_is_not_read() -> None:
     lengths = b"host: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
     with serving(instance(Endless())) as url:
         for method in (b"POST", b"HEAD"):
@@ -353,10 +353,12 @@ def test_what_follows_a_request_of_two_lengths_is_not_read() -> None:
                 sock.sendall(method + b" /health HTTP/1.1\r\n" + lengths + b"GET /health HTTP/1.1\r\n\r\n")
                 answer = read_to_end(sock)
                 assert answer.startswith(b"HTTP/1.1 400 ")
-                assert answer.count(b"HTTP/1.1") == 1 + (method == b"POST")  # its text names it
+                assert answer.count(b"HTTP/1.1") == 1 + (
+                    method == b"POST"
+                )  # the text of the answer to POST contains it too
 
 
-def test_a_body_that_is_encoded_is_refused() -> None:
+def test_a_compressed_body_is_refused() -> None:
     with serving(instance(Endless())) as url:
         for encoding, status in (("gzip", 415), ("br, identity", 415), ("Identity", 400)):
             headers = {"content-type": "application/json", "content-encoding": encoding}
@@ -365,7 +367,7 @@ def test_a_body_that_is_encoded_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "stops"), [(0, 1), (int(SECONDS_MAX), 2)])
-def test_who_waits_for_rows_when_the_service_ends_is_told_so(seconds: int, stops: int) -> None:
+def test_a_waiting_client_gets_an_error_when_the_service_ends(seconds: int, stops: int) -> None:
     source = Stuck()
     with running(instance(source), shutdown_seconds_max=seconds) as server:
         with connected(server.url) as sock:

@@ -1,4 +1,4 @@
-"""The terms of each path: its right, its slots and its deadline; and looks into CSV that are hostile."""
+"""The terms of each path: its right, slots and deadline; and previews of hostile CSV files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def app() -> FastAPI:
 
 
 def routes_of(routes: Any) -> Iterator[Any]:
-    """The routes of an app, and of the routers within."""
+    """Yields the routes of an app and of its inner routers."""
     for route in routes:
         within = getattr(route, "original_router", route)
         if hasattr(within, "routes"):
@@ -52,7 +52,7 @@ def routes_of(routes: Any) -> Iterator[Any]:
             yield route
 
 
-def test_every_path_has_a_right_a_place_and_a_deadline() -> None:
+def test_every_path_has_a_right_slots_and_a_deadline() -> None:
     made = app()
     found = list(routes_of(made.routes))
     assert len(found) > 25
@@ -67,11 +67,11 @@ def test_every_path_has_a_right_a_place_and_a_deadline() -> None:
     assert {route.path for route in found if route.terms.right is Right.PUBLIC} == PUBLIC
     with serving(NOTHING, token="t", job_threads=None) as url:  # noqa: S106
         for route in found:
-            asked = httpx.request(min(route.methods), f"{url}{route.path}")
-            assert (asked.status_code != 401) == (route.path in PUBLIC), route.path
+            answer = httpx.request(min(route.methods), f"{url}{route.path}")
+            assert (answer.status_code != 401) == (route.path in PUBLIC), route.path
 
 
-def test_a_route_without_terms_cannot_be_made() -> None:
+def test_a_route_without_terms_cannot_be_created() -> None:
     router = APIRouter(route_class=Served)
 
     async def bare() -> Response:
@@ -89,7 +89,7 @@ def test_a_route_without_terms_cannot_be_made() -> None:
 
 
 @pytest.mark.slow
-def test_a_look_up_that_takes_too_long_is_a_problem_and_gives_its_slot_back() -> None:
+def test_a_slow_lookup_is_a_problem_and_frees_its_slot() -> None:
     may_end, begun = threading.Event(), threading.Semaphore(0)
 
     def tables() -> list[Any]:
@@ -108,7 +108,7 @@ def test_a_look_up_that_takes_too_long_is_a_problem_and_gives_its_slot_back() ->
             thread.start()
         for thread in asking:
             thread.join(SECONDS_MAX)
-        assert set(statuses) == {504, 429}, "16 have a thread each, and others wait for one"
+        assert set(statuses) == {504, 429}, "16 requests have a thread each, and the others wait for one"
         assert http_get(f"{url}/health").status_code == 200
         may_end.set()
         eventually(lambda: http_get(f"{url}/v1/tables").status_code == 200)
@@ -130,7 +130,7 @@ def put(url: str) -> int:
     return http_post(f"{url}/v1/rows/samples/files?name=x", content=b"x", headers=headers).status_code
 
 
-def test_only_a_holder_who_may_upload_looks_into_a_file(instance: Instance, tmp_path: Path) -> None:
+def test_a_preview_needs_the_right_to_upload(instance: Instance, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("weak query weakweak\nstrong row_upload strongstrong\n")
     tokens.chmod(0o600)
@@ -141,7 +141,7 @@ def test_only_a_holder_who_may_upload_looks_into_a_file(instance: Instance, tmp_
 
 
 @pytest.mark.parametrize("header", [True, False])
-def test_a_file_of_very_many_columns_is_refused_in_one_line(instance: Instance, header: bool) -> None:
+def test_a_file_with_too_many_columns_is_refused_in_one_line(instance: Instance, header: bool) -> None:
     width = 100_000 if header else 150_000
     first = b",".join(b"c%d" % n for n in range(width)) if header else b",".join([b"1"] * width)
     with serving(instance, job_threads=0) as url:
@@ -150,8 +150,8 @@ def test_a_file_of_very_many_columns_is_refused_in_one_line(instance: Instance, 
     assert found.json()["detail"] == f"the file has {width:,} columns; a row table has at most 152"
 
 
-class Looking:
-    """A look into a file that lasts until it is ended."""
+class Preview:
+    """A preview of a file that lasts until it is interrupted."""
 
     def __init__(self) -> None:
         self.begun, self.ended = threading.Event(), threading.Event()
@@ -165,34 +165,34 @@ class Looking:
             self.ended.set()
 
 
-def test_a_look_ends_with_its_client_and_frees_its_slot(
+def test_a_preview_ends_with_its_client_and_frees_its_slot(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looking = Looking()
-    monkeypatch.setattr(rows, "preview_csv", looking)
+    running = Preview()
+    monkeypatch.setattr(rows, "preview_csv", running)
     with serving(instance, job_threads=0, files_max=1, queue_seconds_max=0.1) as url:
         lines = ["POST /v1/rows/preview HTTP/1.1", "host: localhost", "content-type: text/csv"]
         with connected(url) as sock:
             sock.sendall("\r\n".join([*lines, f"content-length: {len(SMALL)}", "", ""]).encode() + SMALL)
-            assert looking.begun.wait(SECONDS_MAX)
+            assert running.begun.wait(SECONDS_MAX)
             assert put(url) == 429
-        assert looking.ended.wait(SECONDS_MAX)
+        assert running.ended.wait(SECONDS_MAX)
         eventually(lambda: put(url) == 201)
 
 
 @pytest.mark.slow
-def test_a_look_ends_at_its_deadline(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    looking = Looking()
-    monkeypatch.setattr(rows, "preview_csv", looking)
+def test_a_preview_ends_at_its_deadline(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Preview()
+    monkeypatch.setattr(rows, "preview_csv", running)
     with serving(instance, job_threads=0, files_max=1, seconds_max=0.2, queue_seconds_max=SECONDS_MAX) as url:
         found = preview(url, SMALL)
         assert (found.status_code, found.json()["type"]) == (504, "urn:dormouse:query-time-over")
-        assert looking.ended.wait(SECONDS_MAX)
+        assert running.ended.wait(SECONDS_MAX)
         assert put(url) == 201
 
 
 @pytest.mark.slow
-def test_a_body_that_trickles_ends_at_its_deadline(instance: Instance, tmp_path: Path) -> None:
+def test_a_slow_upload_ends_at_its_deadline(instance: Instance, tmp_path: Path) -> None:
     with (
         serving(instance, job_threads=0, files_max=1, file_seconds_max=0.3) as url,
         connected(url) as sock,
@@ -204,7 +204,7 @@ def test_a_body_that_trickles_ends_at_its_deadline(instance: Instance, tmp_path:
     assert list(instance.objects.list("answers/")) == []
 
 
-def test_a_look_of_a_real_file_is_ended_between_columns(tmp_path: Path) -> None:
+def test_a_preview_can_be_interrupted_between_columns(tmp_path: Path) -> None:
     path = tmp_path / "file.csv"
     path.write_text("a,b,c\n1,2,3\n")
     calls = []
@@ -219,7 +219,7 @@ def test_a_look_of_a_real_file_is_ended_between_columns(tmp_path: Path) -> None:
     assert len(calls) == 2
 
 
-def test_what_is_shown_of_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_preview_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file.csv"
     long = '"[' + "1, " * 100_000 + '1]"'
     path.write_text("a,b\n" + f"é,{long}\n" * 5)

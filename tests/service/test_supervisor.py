@@ -1,4 +1,4 @@
-"""The processes of a service, which end together."""
+"""Tests of the supervisor, which starts the processes of a service and ends them together."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ time.sleep(600)
 @pytest.mark.parametrize(
     ("codes", "ended_with"),
     [
-        ([None, -9], 0),  # the second of two is killed, and started again
+        ([None, -9], 0),  # the second of two is killed and restarted
         ([-9, None, -15, -9], 0),
         ([None, 3, 3], 0),
         ([None, *[-9] * 5], 137),
         ([None, *[3] * 5], 3),
-        ([3], 3),  # the first says why it does not start
+        ([3], 3),  # the first process reports why it does not start
         ([0], 1),
     ],
 )
-def test_a_process_that_dies_while_others_start_is_started_again(
+def test_a_process_that_dies_while_others_start_is_restarted(
     codes: list[int | None],
     ended_with: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A few times; then the service ends, and says which process it was, and how that ended."""
+    """The supervisor restarts it a few times. Then the service ends, and names the process and its exit."""
     monkeypatch.setattr(supervisor, "AGAIN_SECONDS", 0)
     ends = iter(codes)
     processes = Supervisor("127.0.0.1", 0, DYING, lambda number, port: next(ends, None))
@@ -63,8 +63,10 @@ def test_a_process_that_dies_while_others_start_is_started_again(
 
 
 @pytest.mark.parametrize("start", [2, 3])
-def test_a_stop_while_a_process_is_started_ends_that_too(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of two; and the third, which is started again for the first, as that has ended."""
+def test_a_stop_during_a_start_ends_the_starting_process_too(
+    start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop comes during the second start, or the third, which replaces the first process."""
     monkeypatch.setattr(supervisor, "AGAIN_SECONDS", 0)
     starts = itertools.count(1)
 

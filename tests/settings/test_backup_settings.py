@@ -35,7 +35,7 @@ def lines(stack: str, **given: Any) -> list[Line]:
         (HOME | {"audit": {"events": "read"}}, '"write"'),
     ],
 )
-def test_a_contradiction_is_one_line(content: dict[str, Any], said: str) -> None:
+def test_a_contradiction_is_reported_in_one_line(content: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse(content)
     [line] = str(caught.value).splitlines()
@@ -49,8 +49,8 @@ def test_valid_combinations_are_accepted() -> None:
     assert parse({"id": "one", "backup": {}, "audit": {}}).audit
 
 
-def test_a_backup_costs_by_what_it_keeps() -> None:
-    """Aurora's own backups of seven days are paid in any case."""
+def test_the_costs_of_a_backup_depend_on_its_retention() -> None:
+    """Seven days of Aurora's own backups cost nothing extra."""
     week, month_ = (
         lines("backup", backup={"retention_days": 7}),
         lines("backup", backup={"retention_days": 14}),
@@ -64,7 +64,7 @@ def test_a_backup_costs_by_what_it_keeps() -> None:
     assert month_[0].running == month_[0].paused == pytest.approx(7 * 10 * 0.021)
 
 
-def test_a_copy_costs_its_storage_its_key_and_its_transfer() -> None:
+def test_the_costs_of_a_copy_are_storage_key_and_transfer() -> None:
     """The transfer costs only while the instance runs."""
     given = {"objects": False, "retention_days": 3, "copy_region": "eu-west-2"}
     there, snapshots, way = lines("backup", backup=given)
@@ -75,7 +75,7 @@ def test_a_copy_costs_its_storage_its_key_and_its_transfer() -> None:
     assert key_count(parse(HOME | {"backup": given})) == key_count(parse(HOME)) + 1
 
 
-def test_data_events_cost_by_the_hundred_thousand() -> None:
+def test_data_events_are_priced_per_hundred_thousand() -> None:
     assert lines("audit") == lines("backup") == []
     [write], [every] = (lines("audit", audit={"events": one}) for one in ("write", "all"))
     assert write.running == pytest.approx(20 * 0.10)

@@ -1,4 +1,4 @@
-"""Regions whose databases could not be trusted are refused by name, until their certificates are there."""
+"""Regions whose databases cannot be verified are refused by name until their certificates are added."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_region_is_accepted_once_its_certificates_are_appended(
 
 
 def authority(name: str) -> bytes:
-    """The certificate of an authority, as PEM."""
+    """Returns the certificate of a new authority, as PEM."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     made = (

@@ -1,6 +1,4 @@
-"""The file of a deployment's settings: all mistakes are reported at once, in words, and nothing else is
-raised.
-"""
+"""The file of a deployment's settings: all mistakes are reported at once, in lines, as InvalidInput."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ availability_zones = ["eu-west-1a", "eu-west-1b"]
 
 
 def lines(text: str) -> list[str]:
-    """The lines of the error for a file that begins with a valid id."""
+    """Returns the lines of the error for a file that begins with a valid id."""
     with pytest.raises(InvalidInput) as caught:
         parse(tomllib.loads(text if text.startswith("id =") else f'id = "dev"\n{text}'), "f")
     found = str(caught.value).splitlines()
@@ -232,7 +230,7 @@ def test_settings_that_contradict_one_another_are_named(text: str, line: str) ->
 
 
 @pytest.mark.parametrize(("version", "is_one"), [("17.10", True), ("17.3", False), ("18.1", False)])
-def test_the_database_may_be_of_a_version_that_aws_offers_later(version: str, is_one: bool) -> None:
+def test_database_versions_that_aws_may_offer_later_are_accepted(version: str, is_one: bool) -> None:
     text = f'[database]\nkind = "serverless"\nengine_version = "{version}"'
     found = None if is_one else lines(text)
     assert found is None or found[0].startswith(f'database.engine_version = "{version}": it must be text')
@@ -245,7 +243,7 @@ def test_an_instance_may_be_deployed_paused_where_its_database_is_stopped(sleeps
 
 
 @pytest.mark.parametrize("more", ["", "zones = 3"])
-def test_an_own_vpc_may_have_zones_by_name(more: str) -> None:
+def test_the_zones_of_a_vpc_may_be_chosen_by_name(more: str) -> None:
     zones = ("eu-west-1a", "eu-west-1c", "eu-west-1b")
     text = f'id = "dev"\n[network]\navailability_zones = {list(zones)}\n{more}'
     assert parse(tomllib.loads(text)).network.availability_zones == zones
@@ -260,7 +258,7 @@ WITH_DISKS = [
 ]  # fmt: skip
 
 
-def test_instance_types_with_disks_of_their_own_are_known() -> None:
+def test_instance_types_with_local_disks_are_recognised() -> None:
     assert [one for one in WITHOUT_DISKS if has_instance_store(f"{one}.xlarge")] == []
     assert [one for one in WITH_DISKS if not has_instance_store(f"{one}.xlarge")] == []
 
@@ -279,7 +277,7 @@ def test_mistakes_and_contradictions_are_reported_at_once() -> None:
     assert len(found) == len(keys)
 
 
-def test_a_mistake_is_not_compared_with_a_default_in_its_place() -> None:
+def test_an_invalid_value_is_not_checked_against_others_by_its_default() -> None:
     (found,) = lines('[database]\nkind = "serverless"\nmin_acu = 8\nmax_acu = "9"')
     assert found.startswith('database.max_acu = "9"')
 
@@ -293,7 +291,7 @@ def test_numbers_in_lists_hide_no_contradiction() -> None:
     ]
 
 
-def test_a_table_of_unknown_kind_is_checked_as_the_likeliest() -> None:
+def test_a_table_of_unknown_kind_is_checked_as_the_most_likely_kind() -> None:
     found = lines("[database]\nmin_acu = 300\nmax_acu = 4\nbackup = 3")
     assert {line.split(" ")[0] for line in found} == {"database.kind", "database.min_acu", "database.backup"}
 
@@ -318,7 +316,7 @@ def test_a_table_is_read_by_its_kind() -> None:
         (b"id = 'dev'\nprotected = 0x" + b"f" * 9_000, "protected = "),
     ],
 )
-def test_a_hostile_file_is_one_clear_line(content: bytes, word: str, tmp_path: Path) -> None:
+def test_a_hostile_file_is_reported_in_one_line(content: bytes, word: str, tmp_path: Path) -> None:
     path = tmp_path / "f.toml"
     path.write_bytes(content)
     with pytest.raises(InvalidInput, match=word) as caught:
@@ -327,7 +325,7 @@ def test_a_hostile_file_is_one_clear_line(content: bytes, word: str, tmp_path: P
     assert len(str(caught.value)) < 1_000
 
 
-def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "f.toml"
     path.write_bytes(b'\xef\xbb\xbfid = "dev"\r\n')
     assert load(path).id == "dev"
@@ -357,7 +355,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=8))
-def test_a_document_is_settings_or_invalid_input_in_lines(content: dict[str, Any]) -> None:
+def test_any_document_is_valid_or_refused_with_lines(content: dict[str, Any]) -> None:
     try:
         assert isinstance(parse(content), DeploymentSettings)
     except InvalidInput as error:
@@ -366,9 +364,7 @@ def test_a_document_is_settings_or_invalid_input_in_lines(content: dict[str, Any
 
 
 @given(content=st.binary(max_size=200))
-def test_bytes_are_settings_or_invalid_input(
-    content: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_any_bytes_are_valid_or_refused(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzzed.toml"
     path.write_bytes(content)
     with contextlib.suppress(InvalidInput):

@@ -27,13 +27,13 @@ def lines(text: str) -> list[str]:
     return [line.removeprefix("settings: ") for line in str(caught.value).split("\n")]
 
 
-def test_an_empty_table_is_enough() -> None:
+def test_an_empty_table_enables_the_service_with_defaults() -> None:
     query = parsed()
     assert (query.cpu, query.memory_mb, query.port) == (1_024, 4_096, 80)
     assert query.url("dev") == "http://query.dev.dormouse.internal"
 
 
-def test_every_pair_of_cpu_and_memory_that_fargate_has_is_taken_and_no_other() -> None:
+def test_exactly_the_pairs_of_cpu_and_memory_of_fargate_are_accepted() -> None:
     for cpu, sizes in CPU_MEMORY_GB.items():
         for memory_gb in (0.5, 1, 2, 3, 4, 8, 9, 16, 17, 18, 20, 30, 31, 32, 40, 60, 61, 64, 120):
             if memory_gb in sizes:
@@ -82,12 +82,12 @@ def test_every_pair_of_cpu_and_memory_that_fargate_has_is_taken_and_no_other() -
         ("disk_gb = 10", "query.disk_gb = 10: it must be a whole number, 20 to 200"),
     ],
 )
-def test_a_mistake_is_one_line_with_the_allowed_values(text: str, line: str) -> None:
+def test_a_mistake_is_reported_in_one_line_with_the_allowed_values(text: str, line: str) -> None:
     (found,) = lines(text)
     assert found.startswith(line)
 
 
-def test_more_clients_than_a_security_group_takes_are_refused() -> None:
+def test_more_clients_than_a_security_group_allows_are_refused() -> None:
     cidrs = [f"10.{number}.0.0/16" for number in range(41)]
     assert parsed(client_cidrs=cidrs[:40]).client_cidrs == tuple(cidrs[:40])
     with pytest.raises(InvalidInput, match="there are 41 clients"):
@@ -95,7 +95,7 @@ def test_more_clients_than_a_security_group_takes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("seconds", [1, 300, 3_600])
-def test_a_silent_connection_outlasts_a_query(seconds: int) -> None:
+def test_an_idle_connection_outlasts_a_query(seconds: int) -> None:
     assert seconds < parsed(seconds_max=seconds).idle_seconds <= 4_000
 
 

@@ -46,7 +46,7 @@ def test_the_environment_is_read_and_an_override_is_stronger(monkeypatch: pytest
     assert settings.java_home == Path("/opt/java")
 
 
-def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DORMOUSE_DSN", "")
     monkeypatch.setenv("JAVA_HOME", " ")
     assert (load_settings().dsn, load_settings().java_home) == (None, None)
@@ -67,7 +67,7 @@ def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -
         ("DORMOUSE_TREE_CACHE_BYTES", "-1"),
     ],
 )
-def test_a_bad_setting_names_itself_in_one_line(
+def test_an_invalid_setting_is_named_in_one_line(
     variable: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)
@@ -103,7 +103,7 @@ def test_settings_are_frozen() -> None:
 
 
 def models() -> list[type[pydantic.BaseModel]]:
-    """Every settings model, of processes, services, lambdas and deployments."""
+    """Returns every settings model: of processes, services, lambdas and deployments."""
     modules = [
         import_module(f"dormouse.settings.{one.name}") for one in pkgutil.iter_modules([str(SETTINGS)])
     ]
@@ -117,7 +117,7 @@ def models() -> list[type[pydantic.BaseModel]]:
 
 @pytest.mark.slow
 def test_every_setting_is_used() -> None:
-    """Code outside the settings reads it, or a property that is derived from it."""
+    """Code outside of the settings reads each setting, or a property derived from it."""
     files = [ROOT / "app.py", *(path for one in READERS for path in (ROOT / one).rglob("*.py"))]
     read = {name for path in files if SETTINGS not in path.parents for name in attributes(tree(path))}
     for path in SETTINGS.glob("*.py"):
@@ -140,6 +140,6 @@ def attributes(node: ast.AST) -> set[str]:
 @pytest.mark.parametrize(
     "value", ["local", "local[*]", "local[4]", "local[4,2]", "spark://host:7077", "yarn"]
 )
-def test_spark_masters(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_spark_masters_are_accepted(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DORMOUSE_SPARK_MASTER", value)
     assert load_settings().spark_master == value

@@ -1,4 +1,4 @@
-"""A newcomer's files: into a table by one command, under any names, and out again."""
+"""Loads of a new user's files into a table by one command, with any column names, and out again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lake(dsn: str, tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_columns_have_any_name_in_all_that_is_asked(lake: Instance) -> None:
+def test_columns_can_have_any_name(lake: Instance) -> None:
     data = pa.table({name: range(20) for name in NAMES})
     properties = dm.TableProperties(bloom_filter_columns='"x,y", "a.b"', compaction_batch_files=2)
     table = lake.create_table("t", like=data, row_keys=NAMES[:1], properties=properties)
@@ -64,7 +64,7 @@ def test_columns_have_any_name_in_all_that_is_asked(lake: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_goes_in_by_one_command(cli: Callable[..., Any], tmp_path: Path) -> None:
+def test_one_command_creates_a_table_and_loads_a_file(cli: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("carrier;flight;delay\nUA;1545;11\nAA;1141;NA\n")
     code, out, err = cli("ingest", "flights", str(path), "--create", "--key", "carrier,flight")
@@ -81,7 +81,7 @@ def test_a_file_goes_in_by_one_command(cli: Callable[..., Any], tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_how_times_are_written_is_said_of_a_table_that_is_there(
+def test_an_ambiguous_time_format_for_an_existing_table_must_be_given(
     cli: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "x.csv"
@@ -97,13 +97,15 @@ def test_how_times_are_written_is_said_of_a_table_that_is_there(
     assert json.loads(cli("sql", "select max(day) as d from days", "--json")[1]) == [{"d": "2020-03-04"}]
 
 
-def test_an_encoding_is_guessed_for_a_table_that_is_there(lake: Instance, tmp_path: Path) -> None:
+def test_the_encoding_is_guessed_for_an_existing_table(lake: Instance, tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_bytes("k,day,town\n2,03/04/2020,Orléans\n".encode("cp1252"))
     for name, kind in (("texts", dm.STRING), ("days", dm.DATE)):
         values = [dm.Field(one, of, nullable=True) for one, of in (("day", kind), ("town", dm.STRING))]
         table = lake.create_table(name, dm.Schema([dm.Field("k", dm.LONG)], [], values))
-        with _made(lake, name, dm.Files(str(path)), ([], []), lambda: pytest.fail("it is there")) as files:
+        with _made(
+            lake, name, dm.Files(str(path)), ([], []), lambda: pytest.fail("the table exists")
+        ) as files:
             if kind == dm.STRING:
                 table.ingest(files)
                 continue
@@ -122,8 +124,8 @@ def test_a_load_that_fails_leaves_no_table(cli: Callable[..., Any], tmp_path: Pa
     assert cli("table", "list", "--json")[1].strip() == "[]"
 
 
-def test_data_may_have_a_column_row_number(lake: Instance) -> None:
-    """As `Files` has an attribute, by which it says that numbers are to be added."""
+def test_data_can_have_a_column_named_row_number(lake: Instance) -> None:
+    """Uses the name of an attribute of `Files`, which must not be taken for that attribute."""
     data = pa.table({"row_number": [1, 2], "v": ["a", "b"]})
     table = lake.create_table("t", like=data, row_keys=["row_number"])
     table.ingest(data.to_pandas())
@@ -131,10 +133,10 @@ def test_data_may_have_a_column_row_number(lake: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_running_numbers_are_given_once(
+def test_concurrent_loads_get_different_running_numbers(
     lake: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A load that begins while another runs has the numbers after those of it."""
+    """Gives a load that begins while another one runs the numbers after those of the other."""
     path = tmp_path / "x.csv"
     path.write_text("v\n1\n2\n3\n")
     files = dm.Files(str(path), row_number="n")
@@ -157,7 +159,7 @@ def test_running_numbers_are_given_once(
     assert table.query(columns=["n"]).read_all()["n"].to_pylist() == [*range(6)]
 
 
-def test_running_numbers_go_on_after_rows_that_a_filter_hides(lake: Instance, tmp_path: Path) -> None:
+def test_running_numbers_continue_after_rows_that_a_filter_hides(lake: Instance, tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text(f"t\n{datetime.now(UTC).isoformat()}\n2020-01-01T00:00:00Z\n")
     files = dm.Files(str(path), row_number="n")
@@ -168,7 +170,7 @@ def test_running_numbers_go_on_after_rows_that_a_filter_hides(lake: Instance, tm
     assert table.query(columns=["n"]).read_all()["n"].to_pylist() == [0, 2]
 
 
-def test_running_numbers_go_on_in_a_column_of_whole_numbers_alone(lake: Instance, tmp_path: Path) -> None:
+def test_running_numbers_need_a_column_of_whole_numbers(lake: Instance, tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("t\n2020-01-01T00:00:00Z\n")
     old = datetime(2020, 1, 1, tzinfo=UTC)
@@ -182,7 +184,7 @@ def test_running_numbers_go_on_in_a_column_of_whole_numbers_alone(lake: Instance
 
 
 @pytest.mark.parametrize("separator", [";", "|", "\t"])
-def test_the_separator_is_found_again_where_rows_get_running_numbers(
+def test_the_separator_is_found_in_later_loads_with_running_numbers(
     lake: Instance, tmp_path: Path, separator: str
 ) -> None:
     path = tmp_path / "x.csv"
@@ -194,7 +196,7 @@ def test_the_separator_is_found_again_where_rows_get_running_numbers(
     assert table.query(columns=["n", "a"]).read_all().to_pydict() == {"n": [0, 1, 2, 3], "a": [1, 2, 1, 2]}
 
 
-def test_running_numbers_outlive_an_idle_session(lake: Instance, dsn: str) -> None:
+def test_the_lock_for_running_numbers_survives_the_timeout_of_idle_sessions(lake: Instance, dsn: str) -> None:
     table = lake.create_table("t", like={"n": [1]}, row_keys=["n"]).files.table
     hasty = make_conninfo(dsn, options="-c idle_in_transaction_session_timeout=400")
     with closing(ConnectionSupplier(hasty)) as supplier, numbering(supplier, table) as alone:
@@ -202,7 +204,7 @@ def test_running_numbers_outlive_an_idle_session(lake: Instance, dsn: str) -> No
         run_transaction(lake._supplier, alone.check)
 
 
-def test_a_load_that_lost_the_right_to_give_numbers_adds_nothing(
+def test_a_load_that_lost_the_lock_for_running_numbers_adds_nothing(
     lake: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "x.csv"
@@ -229,7 +231,7 @@ def test_a_load_that_lost_the_right_to_give_numbers_adds_nothing(
     assert table.query(columns=["n"]).read_all()["n"].to_pylist() == [0, 1]
 
 
-def test_a_table_shows_itself_and_names_are_corrected(lake: Instance) -> None:
+def test_a_table_has_a_readable_repr_and_errors_suggest_names(lake: Instance) -> None:
     rows = [{"k": 1, "v": "<b>"}, {"k": 2, "v": None}]
     table = lake.create_table("people", like=rows, row_keys=["k"])
     table.ingest(rows)
@@ -248,7 +250,7 @@ def test_a_table_shows_itself_and_names_are_corrected(lake: Instance) -> None:
         table.set_properties(compresion="zstd")
 
 
-def test_answers_are_streams_of_arrow_and_files_of_parquet_on_stdout(lake: Instance) -> None:
+def test_answers_are_exported_as_an_arrow_stream_or_a_parquet_file(lake: Instance) -> None:
     from dormouse.sources.export import export
 
     rows = pa.table({"k": [1, 2]})
@@ -259,7 +261,7 @@ def test_answers_are_streams_of_arrow_and_files_of_parquet_on_stdout(lake: Insta
         assert (found.read_all() if name == "arrow" else found.read()).to_pydict() == {"k": [1, 2]}
 
 
-def test_objects_of_s3_are_read_by_url(
+def test_objects_in_s3_are_read_by_url(
     s3_options: dict[str, str], lake: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {"endpoint": "AWS_ENDPOINT_URL", "region": "AWS_REGION"}
@@ -274,13 +276,16 @@ def test_objects_of_s3_are_read_by_url(
     table = lake.create_table("objects", like=url, row_keys=["k"])
     assert table.ingest(f"{url}/month=*/x.csv").rows == 2
     assert table.query(columns=["month"]).read_all()["month"].to_pylist() == [1, 2]
-    for wrong, told in ((f"{url}/month=3/x.csv", "cannot be read"), (f"{url}/*.parquet", "names no objects")):
-        with pytest.raises(InvalidData, match=told):
+    for wrong, message in (
+        (f"{url}/month=3/x.csv", "cannot be read"),
+        (f"{url}/*.parquet", "names no objects"),
+    ):
+        with pytest.raises(InvalidData, match=message):
             table.ingest(wrong)
 
 
 @pytest.mark.slow
-def test_any_column_name_goes_over_the_service(lake: Instance) -> None:
+def test_the_service_supports_any_column_name(lake: Instance) -> None:
     rows = [dict.fromkeys(NAMES, 1), dict.fromkeys(NAMES, 2)]
     table = lake.create_table("odd", like=pa.Table.from_pylist(rows), row_keys=[NAMES[0]])
     table.ingest(rows)
@@ -304,7 +309,7 @@ def test_any_column_name_goes_over_the_service(lake: Instance) -> None:
 
 
 @pytest.mark.parametrize("load", [["ingest"], ["rows", "upload"]])
-def test_no_instance_is_made_for_a_file_that_is_not_there(
+def test_loading_a_missing_file_creates_no_instance(
     cli: Callable[..., Any], tmp_path: Path, load: list[str]
 ) -> None:
     code, _, err = cli(*load, "t", "none.csv", "--create")

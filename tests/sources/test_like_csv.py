@@ -1,4 +1,4 @@
-"""Tables like a file of CSV: their types are those that its values have."""
+"""Tables made with the columns of a CSV file, whose types are inferred from its values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_table_like_a_csv_file_takes_the_file(instance: Instance, path: Path) -> None:
+def test_a_table_like_a_csv_file_has_its_types_and_loads_it(instance: Instance, path: Path) -> None:
     table = instance.create_table("t", like=str(path), row_keys=["id"])
     fields = {field.name: field for field in table.schema.fields}
     assert {name: fields[name].type for name in TYPES} == TYPES
@@ -48,7 +48,7 @@ def test_a_table_like_a_csv_file_takes_the_file(instance: Instance, path: Path) 
 
 
 @pytest.mark.slow
-def test_on_the_command_line(cli: Callable[..., Any], path: Path) -> None:
+def test_the_command_line_creates_a_table_like_a_csv_file(cli: Callable[..., Any], path: Path) -> None:
     given = (
         "t",
         "--like",
@@ -79,7 +79,7 @@ def test_on_the_command_line(cli: Callable[..., Any], path: Path) -> None:
         (None, ["id"], InvalidData, "x.csv' does not exist"),
     ],
 )
-def test_a_file_that_is_no_table_is_one_line(
+def test_a_file_that_cannot_be_a_table_is_one_clear_line(
     instance: Instance,
     path: Path,
     text: str | None,
@@ -95,7 +95,7 @@ def test_a_file_that_is_no_table_is_one_line(
     assert "\n" not in str(raised.value) and instance.tables() == []
 
 
-def test_a_schema_and_a_file_are_not_both_given(instance: Instance, path: Path) -> None:
+def test_a_schema_and_like_together_are_refused(instance: Instance, path: Path) -> None:
     schema = OF_K
     for given in ({"like": path}, {"row_keys": ["k"]}):
         with pytest.raises(InvalidSchema, match="give either a schema, or like"):
@@ -104,7 +104,7 @@ def test_a_schema_and_a_file_are_not_both_given(instance: Instance, path: Path) 
         instance.create_table("t")
 
 
-def test_types_are_told_by_the_beginning_of_a_large_file(
+def test_types_are_inferred_from_the_beginning_of_a_large_file(
     instance: Instance, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sniffing, "SAMPLE_BYTES", 64)

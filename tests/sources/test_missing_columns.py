@@ -1,4 +1,4 @@
-"""Data that lacks columns of its table, or has others: the same in every format and at every door."""
+"""Data that lacks columns of its table or has new ones, with the same rules in every format."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ FEEDS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("feed", FEEDS)
-def test_what_the_data_lacks_is_null_or_the_default(instance: Instance, tmp_path: Path, feed: str) -> None:
+def test_missing_columns_get_null_or_the_default(instance: Instance, tmp_path: Path, feed: str) -> None:
     table = evolved(instance)
     assert table.ingest(FEEDS[feed](tmp_path)).rows == 1
     assert shown(table) == [{"k": 1, "v": "a", **FILLED}]
@@ -82,7 +82,7 @@ def test_what_the_data_lacks_is_null_or_the_default(instance: Instance, tmp_path
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("feed", ["arrow", "csv", "json lines"])
-def test_a_keyed_table_takes_them_too(instance: Instance, tmp_path: Path, feed: str) -> None:
+def test_upserts_accept_missing_columns(instance: Instance, tmp_path: Path, feed: str) -> None:
     table = evolved(instance, keep="newest_row")
     assert table.upsert(FEEDS[feed](tmp_path)).rows == 1
     marked = FED.set_column(0, "k", pa.array([2])).append_column("gone", pa.array([False]))
@@ -90,8 +90,8 @@ def test_a_keyed_table_takes_them_too(instance: Instance, tmp_path: Path, feed: 
     assert shown(table) == [{"k": k, "v": "a", **FILLED} for k in (1, 2)]
 
 
-def test_of_objects_each_lacks_what_it_lacks(instance: Instance, tmp_path: Path) -> None:
-    """A null that is written is no column that is missing."""
+def test_missing_members_of_json_get_the_default_object_by_object(instance: Instance, tmp_path: Path) -> None:
+    """Distinguishes a written null from a missing member, which gets the default."""
     rows = [
         {"k": 1, "v": "a", "n": None, "src": "x"},
         {"k": 2, "v": "b"},
@@ -110,7 +110,7 @@ def test_of_objects_each_lacks_what_it_lacks(instance: Instance, tmp_path: Path)
     assert shown(table) == expected
 
 
-def test_whole_numbers_of_pandas_beside_nulls_are_whole_numbers(instance: Instance) -> None:
+def test_whole_numbers_that_pandas_holds_as_floats_are_accepted(instance: Instance) -> None:
     table = instance.create_table("t", SCHEMA)
     table.add_column(dm.Field("n", dm.LONG, nullable=True))
     frame = pa.table({"k": [1, 2], "v": ["a", "b"], "n": [5, None]}).to_pandas()
@@ -119,7 +119,7 @@ def test_whole_numbers_of_pandas_beside_nulls_are_whole_numbers(instance: Instan
     assert [row["n"] for row in table.query().read_all().to_pylist()] == [5, None]
 
 
-def test_a_schema_of_arrow_is_something_a_table_is_like(instance: Instance) -> None:
+def test_a_table_can_be_like_an_arrow_schema(instance: Instance) -> None:
     given = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.large_string())])
     table = instance.create_table("t", like=given, row_keys=["k"])
     assert table.schema == dm.Schema(
@@ -127,13 +127,13 @@ def test_a_schema_of_arrow_is_something_a_table_is_like(instance: Instance) -> N
     )
 
 
-def test_running_numbers_are_added_to_what_lacks_columns(instance: Instance, tmp_path: Path) -> None:
+def test_running_numbers_are_added_to_data_with_missing_columns(instance: Instance, tmp_path: Path) -> None:
     table = evolved(instance)
     table.ingest(dm.Files(written(tmp_path, "a.csv", "v\na\nb\n"), row_number="k"))
     assert shown(table) == [{"k": k, "v": v, **FILLED} for k, v in enumerate("ab")]
 
 
-def test_what_must_be_there_and_what_is_unknown_is_named(instance: Instance) -> None:
+def test_a_required_column_that_is_missing_and_an_unknown_one_are_named(instance: Instance) -> None:
     table = evolved(instance)
     with pytest.raises(InvalidData, match=r"column 'v' \(string\) is missing from the data"):
         table.ingest({"k": [1]})
@@ -143,7 +143,7 @@ def test_what_must_be_there_and_what_is_unknown_is_named(instance: Instance) -> 
 
 
 @pytest.mark.slow
-def test_a_write_and_a_stream_of_spark_go_on_after_a_column_is_added(
+def test_writes_and_streams_of_spark_continue_after_a_column_is_added(
     instance: Instance, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from types import SimpleNamespace
@@ -173,9 +173,7 @@ MORE: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("feed", MORE)
-def test_columns_that_the_table_lacks_are_added_if_that_is_asked_for(
-    instance: Instance, tmp_path: Path, feed: str
-) -> None:
+def test_new_columns_are_added_only_with_evolve(instance: Instance, tmp_path: Path, feed: str) -> None:
     table = instance.create_table("t", SCHEMA)
     table.ingest({"k": [0], "v": ["b"]})
     with pytest.raises(InvalidData, match=r"'extra' is not in the schema; .*evolve=\"add\", --add-columns"):
@@ -188,7 +186,7 @@ def test_columns_that_the_table_lacks_are_added_if_that_is_asked_for(
     ]
 
 
-def test_the_columns_of_all_files_are_added(instance: Instance, tmp_path: Path) -> None:
+def test_new_columns_of_all_files_are_added(instance: Instance, tmp_path: Path) -> None:
     table = instance.create_table("t", SCHEMA)
     texts = {"a.csv": "k,v\n1,a\n", "b.csv": "k,v,n\n2,b,1\n", "c.csv": "k,n,v,at\n3,1.5,c,2024-01-01\n"}
     for name, text in texts.items():
@@ -199,7 +197,7 @@ def test_the_columns_of_all_files_are_added(instance: Instance, tmp_path: Path) 
     assert [row["n"] for row in table.query().read_all().to_pylist()] == [None, 1.0, 1.5]
 
 
-def test_nothing_is_added_for_data_that_cannot_be_loaded(instance: Instance, tmp_path: Path) -> None:
+def test_no_columns_are_added_for_data_that_cannot_be_loaded(instance: Instance, tmp_path: Path) -> None:
     table = instance.create_table("t", SCHEMA)
     with pytest.raises(InvalidData, match=r"column 'v' .* is missing"):
         table.ingest({"k": [1], "extra": [1]}, evolve="add")
@@ -214,14 +212,14 @@ def test_nothing_is_added_for_data_that_cannot_be_loaded(instance: Instance, tmp
     assert table.schema == SCHEMA
 
 
-def test_an_upsert_adds_columns_but_not_its_marks(instance: Instance) -> None:
+def test_an_upsert_adds_columns_but_not_that_of_the_marks(instance: Instance) -> None:
     table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(keep="newest_row"))
     data = FED.append_column("gone", pa.array([False])).append_column("n", pa.array([1]))
     table.upsert(data, deletes="gone", evolve="add")
     assert table.schema.names == ("k", "v", "n")
 
 
-def test_writers_of_one_column_at_once_add_it_once(instance: Instance) -> None:
+def test_concurrent_writers_add_a_column_once(instance: Instance) -> None:
     table = instance.create_table("t", SCHEMA)
     data = [FED.set_column(0, "k", pa.array([k])).append_column("n", pa.array([k])) for k in range(4)]
     with ThreadPoolExecutor(4) as threads:
@@ -253,12 +251,12 @@ def test_the_command_line_adds_columns(
     written(tmp_path, "a.csv", "k,v\n1,a\n")
     written(tmp_path, "b.csv", "k,v,n\n2,b,1\n")
     assert cli("ingest", "t", str(tmp_path / "a.csv"), "--create", "--key", "k", "--yes")[0] == 0
-    code, _, said = cli("ingest", "t", str(tmp_path / "b.csv"))
-    assert (code, said.count("\n")) == (1, 1) and "--add-columns" in said
+    code, _, err = cli("ingest", "t", str(tmp_path / "b.csv"))
+    assert (code, err.count("\n")) == (1, 1) and "--add-columns" in err
     again = ("ingest", "t", str(tmp_path / "b.csv"), "--create", "--key", "k")
     assert "exists already, with other columns" in cli(*again)[2]
     assert cli(*again, "--add-columns")[0] == 0
-    # what lacks a column now is loaded by the same command as before
+    # the same command still loads the file, which lacks a column now
     assert cli("ingest", "t", str(tmp_path / "a.csv"), "--create", "--key", "k")[0] == 0
     code, out, _ = cli("query", "t", "--format", "json")
     assert [row["n"] for row in json.loads(out)] == [None, None, 1]

@@ -1,4 +1,4 @@
-"""Data that lacks a column of its table, or has another one: each door follows the same rule."""
+"""Data that lacks a column of its table or has a new one, with the same rules at every door."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HAS_MORE = pa.table({"k": [2], "v": ["b"], "extra": [1.5]})
 
 
 class Doors:
-    """The ways into one table; each raises, or fails an assertion, with the line that refuses the data."""
+    """The ways to load rows into one table. Each raises an error, or fails an assertion, with the message."""
 
     def __init__(self, instance: Instance, dsn: str, folder: Path, cli: Any, patch: Any) -> None:
         self.instance, self.dsn, self.folder, self.cli, self.patch = instance, dsn, folder, cli, patch
@@ -43,8 +43,8 @@ class Doors:
         self.patch.setenv("DORMOUSE_OBJECTS", self.instance.objects.url)
         pq.write_table(rows, self.folder / "rows.parquet")
         more = ["--add-columns"] if evolve else []
-        code, _, said = self.cli(verb, "t", str(self.folder / "rows.parquet"), *more)
-        assert code == 0, said
+        code, _, err = self.cli(verb, "t", str(self.folder / "rows.parquet"), *more)
+        assert code == 0, err
 
     def upsert_command(self, rows: pa.Table, evolve: Any) -> None:
         self.command(rows, evolve, "upsert")
@@ -53,10 +53,10 @@ class Doors:
         name = f"incoming/{rows.num_columns}{evolve}.parquet"
         (self.folder / "objects" / "incoming").mkdir(parents=True, exist_ok=True)
         pq.write_table(rows, self.folder / "objects" / name)
-        asked = {"table": "t", "objects": [name], **({"evolve": evolve} if evolve else {})}
+        request = {"table": "t", "objects": [name], **({"evolve": evolve} if evolve else {})}
         opened = serving(self.instance, job_threads=1, shutdown_seconds_max=10)
         with opened as url, connect(url) as client:
-            job_id = client.jobs.start("ingest", asked)
+            job_id = client.jobs.start("ingest", request)
             until(lambda: client.jobs.status(job_id).has_ended)
             status = client.jobs.status(job_id)
         assert status.state == "COMPLETE", status.error
@@ -85,7 +85,7 @@ DOORS: list[Callable[[Doors, pa.Table, Any], None]] = [
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("load", DOORS)
-def test_a_door_fills_refuses_and_adds_columns(
+def test_a_door_fills_missing_columns_and_refuses_or_adds_new_ones(
     dsn: str,
     tmp_path: Path,
     cli: Callable[..., tuple[int, str, str]],

@@ -1,4 +1,4 @@
-"""Times, dates, decimals, floats and structs: as keys and values, through every reader, beside DuckDB."""
+"""Times, dates, decimals, floats and structs as keys and values, compared with DuckDB in every reader."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dm.Instance]:
 
 @pytest.fixture(scope="module")
 def table(lake: dm.Instance, data: pa.Table) -> dm.Table:
-    """Some files a leaf, also of leaves that were divided: by a time, and by what the median is."""
+    """A table with several files in each leaf; some leaves were divided at a time or at the median."""
     table = lake.create_table("t", SCHEMA, split_points=[datetime(2020, 1, 1), FIRST.replace(year=2030)])
     for start in range(0, ROWS, ROWS // 4):
         table.ingest(data.slice(start, ROWS // 4))
@@ -94,7 +94,7 @@ def _meets(row: dict[str, Any], name: str, wanted: Any) -> bool:
         low, high = (_aware(end) for end in (wanted.min, wanted.max))
         is_nan = isinstance(found, float) and math.isnan(found)
         if is_nan:
-            return high is None  # the largest
+            return high is None  # NaN is the largest value
         return (low is None or found >= low) and (high is None or found < high)
     return found == wanted or (found != found and wanted != wanted)
 
@@ -157,7 +157,7 @@ STATEMENTS = [
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
-def test_sql_is_duckdbs(table: dm.Table, data: pa.Table, statement: str) -> None:
+def test_sql_answers_are_those_of_duckdb(table: dm.Table, data: pa.Table, statement: str) -> None:
     with duckdb.connect() as connection:
         connection.execute("set timezone = 'UTC'")
         connection.register("rows", data)
@@ -180,7 +180,7 @@ def test_compaction_keeps_every_value(lake: dm.Instance, data: pa.Table) -> None
     table.compact()
     assert table.status().files == 1
     assert _sorted(table.query().read_all().to_pylist()) == _sorted(data.to_pylist())
-    # NaN is the largest, also within a struct, of which Parquet's statistics know nothing
+    # NaN is the largest value also in a struct, where Parquet's statistics ignore it
     wanted = sum(1 for x in _xs(data) if x != x or x > ROWS - 10)
     found = table.sql(f"select count(*) as n from compacted where st.x > {ROWS - 10}").read_all()
     assert found.to_pylist() == [{"n": wanted}]
@@ -191,7 +191,7 @@ def _xs(data: pa.Table) -> list[float]:
     return [x for x in found if x is not None]
 
 
-def test_a_file_gives_its_schema(tmp_path: Path, lake: dm.Instance, data: pa.Table) -> None:
+def test_a_table_gets_the_schema_of_a_parquet_file(tmp_path: Path, lake: dm.Instance, data: pa.Table) -> None:
     pq.write_table(data, tmp_path / "like.parquet")
     table = lake.create_table("like", schema_like(tmp_path / "like.parquet", ["t", "d"], ["s"]))
     assert [str(field.type) for field in table.schema.values] == [
@@ -201,7 +201,7 @@ def test_a_file_gives_its_schema(tmp_path: Path, lake: dm.Instance, data: pa.Tab
     assert _count(table) == ROWS
 
 
-def test_csv_has_dates_and_decimals(tmp_path: Path, lake: dm.Instance) -> None:
+def test_dates_and_decimals_are_read_from_csv(tmp_path: Path, lake: dm.Instance) -> None:
     schema = dm.Schema(
         [dm.Field("d", dm.DATE)], values=[dm.Field("n", dm.DECIMAL(10, 3)), dm.Field("f", dm.FLOAT)]
     )
@@ -233,7 +233,7 @@ def _one(name: str, kind: pa.DataType, value: Any) -> Callable[[pa.Table], pa.Ta
         (_one("st", pa.struct([("x", pa.float64())]), {"x": 1.0}), "column 'st' is struct<x: double>"),
     ],
 )  # fmt: skip
-def test_what_would_lose_a_value_is_refused(
+def test_a_conversion_that_would_change_a_value_is_refused(
     table: dm.Table, data: pa.Table, change: Callable[[pa.Table], pa.Table], words: str
 ) -> None:
     with pytest.raises(dm.errors.InvalidData) as raised:
@@ -246,18 +246,18 @@ def test_what_would_lose_a_value_is_refused(
     "where",
     [{"d": FIRST}, {"t": date(2020, 1, 1)}, {"t": "2020-01-01"}, {"n": "x"}, {"st": {"x": 1.0}}, {"d": 5}],
 )
-def test_values_of_another_type_are_refused(table: dm.Table, where: dict[str, Any]) -> None:
+def test_conditions_with_values_of_another_type_are_refused(table: dm.Table, where: dict[str, Any]) -> None:
     with pytest.raises(dm.errors.InvalidQuery):
         table.query(where=where).read_all()
 
 
-def test_a_decimal_with_more_digits_than_its_column_is_said(table: dm.Table) -> None:
+def test_a_condition_with_more_digits_than_the_column_is_refused(table: dm.Table) -> None:
     with pytest.raises(dm.errors.InvalidQuery, match=r"'n' is decimal\(15,2\); 0\.125 does not fit"):
         table.delete({"n": Decimal("0.125")})
 
 
 @pytest.mark.slow
-def test_each_format_of_the_service_has_them_and_is_asked_with_them(lake: dm.Instance) -> None:
+def test_the_service_has_all_types_in_conditions_and_in_each_format(lake: dm.Instance) -> None:
     table = lake.create_table("served", SCHEMA)
     at = datetime(2020, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
     row = {"t": at, "d": date(1969, 12, 31), "s": date(2000, 1, 1), "f": -0.5, "n": Decimal("0.10")}
@@ -269,15 +269,15 @@ def test_each_format_of_the_service_has_them_and_is_asked_with_them(lake: dm.Ins
     where |= {"day": [None, "9999-12-31"], "f": [-0.5, "Infinity"]}
     with serving(lake) as url:
 
-        def asked(accept: str) -> bytes:
+        def answer(accept: str) -> bytes:
             found = http_post(
                 f"{url}/v1/tables/served/query", json={"where": where}, headers={"accept": accept}
             )
             return bytes(found.raise_for_status().content)
 
-        lines = [json.loads(line) for line in asked(JSON_LINES).splitlines()]
-        rows = list(csv.DictReader(asked(CSV).decode().splitlines()))
-        arrow = pa.ipc.open_stream(asked(ARROW_STREAM)).read_all()
+        lines = [json.loads(line) for line in answer(JSON_LINES).splitlines()]
+        rows = list(csv.DictReader(answer(CSV).decode().splitlines()))
+        arrow = pa.ipc.open_stream(answer(ARROW_STREAM)).read_all()
     assert _sorted(arrow.to_pylist()) == _sorted(given.to_pylist())
     keys = {"t": "2020-01-02T03:04:05.000006Z", "s": "2000-01-01"}
     struct = {"x": "NaN", "l": ["0001-01-01", None]}
@@ -290,7 +290,7 @@ def test_each_format_of_the_service_has_them_and_is_asked_with_them(lake: dm.Ins
 
 
 @pytest.mark.slow
-def test_times_of_years_that_python_lacks_leave_by_each_door(
+def test_every_door_exports_times_of_years_that_python_lacks(
     lake: dm.Instance, cli: Callable[..., tuple[int, str, str]]
 ) -> None:
     fields = [dm.Field("d", dm.DATE), dm.Field("t", dm.TIMESTAMP)]

@@ -1,4 +1,4 @@
-"""Files of text without some columns, without rows, or with columns that the table does not have."""
+"""Text files without some columns, without rows, or with columns that the table does not have."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ADDED = dm.Field("note", dm.STRING, nullable=True)
         (dm.BOOLEAN, "true", {}),
     ],
 )
-def test_a_file_may_lack_an_added_column_whatever_the_others_are(
+def test_a_file_can_lack_an_added_column_beside_columns_of_any_type(
     tmp_path: Path, kind: dm.DataType, text: str, options: dict[str, Any]
 ) -> None:
     path = written(tmp_path, "a.csv", f"k,at\n1,{text}\n")
@@ -51,19 +51,21 @@ def test_a_file_may_lack_an_added_column_whatever_the_others_are(
     assert found == {**whole, "note": None}
 
 
-def test_the_names_of_a_header_are_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_header_is_checked_before_the_format_is_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fields = dm.Field("k", dm.LONG), ADDED
     wide = written(tmp_path, "a.csv", "k,note," + ",".join(f"c{n}" for n in range(50_000)) + "\nx\n")
     narrow = written(tmp_path, "b.csv", "k,more\nx\n")
     other = written(tmp_path, "c.csv", ",".join(f"c{n}" for n in range(50_000)) + "\nx\n")
     with monkeypatch.context() as patched:
         patched.setattr(sniffing, "sniff", None)
-        for path, told in (
+        for path, message in (
             (wide, "'c0' is not in"),
             (narrow, "'more' is not in"),
             (other, "'k' .* is missing"),
         ):
-            with pytest.raises(InvalidData, match=f"csv': column {told}"):
+            with pytest.raises(InvalidData, match=f"csv': column {message}"):
                 rows_of(path, *fields)
     twice = written(tmp_path, "d.csv", "k,note,note\n1,a,b\n")
     with pytest.raises(InvalidData, match="'note'"):
@@ -75,7 +77,7 @@ EMPTY = {"": True, "\n \n": True, "\ufeff": True, "k,v\n": False}
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("text", EMPTY)
-def test_a_file_of_csv_without_a_line_has_no_rows(tmp_path: Path, text: str, packed: bool) -> None:
+def test_a_csv_file_without_lines_has_no_rows(tmp_path: Path, text: str, packed: bool) -> None:
     content = gzip.compress(text.encode()) if packed else text.encode()
     path = written(tmp_path, "0.csv.gz" if packed else "0.csv", content)
     assert rows_of(path, dm.Field("k", dm.LONG), dm.Field("v", dm.STRING)) == []
@@ -91,7 +93,7 @@ def test_a_file_of_csv_without_a_line_has_no_rows(tmp_path: Path, text: str, pac
 
 
 @pytest.mark.parametrize("text", ["", "[]", " \n"])
-def test_files_of_json_without_objects_have_no_columns(tmp_path: Path, text: str) -> None:
+def test_a_json_file_without_objects_has_no_columns(tmp_path: Path, text: str) -> None:
     path = written(tmp_path, "0.jsonl", text)
     assert columns_of(path)[1] == {}
     written(tmp_path, "1.jsonl", '{"k": 1, "v": "a"}\n')

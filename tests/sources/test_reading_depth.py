@@ -1,4 +1,4 @@
-"""Files of JSON that nest deeply: read as text up to a depth, refused in one line beyond it."""
+"""JSON files that nest deeply, read as text up to a depth and refused in one line beyond it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OBJECTS, LISTS = ('{"a":', "1", "}"), ("[", "", "]")
 
 
 def nested(depth: int, kind: tuple[str, str, str]) -> str:
-    """Returns an object whose value nests so that the whole has this depth."""
+    """Returns a JSON object that has this depth of nesting in all."""
     begin, inner, end = kind
     return f'{{"k": 1, "v": {begin * (depth - 1)}{inner}{end * (depth - 1)}}}'
 
@@ -52,14 +52,16 @@ def test_json_that_nests_too_deeply_is_refused(
 
 @pytest.mark.parametrize("kind", [OBJECTS, LISTS])
 @pytest.mark.parametrize("depth", [15, 17, 20, JSON_DEPTH_MAX])
-def test_json_that_nests_less_is_text(tmp_path: Path, depth: int, kind: tuple[str, str, str]) -> None:
+def test_json_within_the_limit_is_read_as_text(
+    tmp_path: Path, depth: int, kind: tuple[str, str, str]
+) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(nested(depth, kind) + "\n")
     assert rows_of(path) == [{"k": 1, "v": nested(depth, kind)[14:-1]}]
     assert infer(str(path), ["k"]).schema.names == ("k", "v")
 
 
-def test_brackets_in_texts_do_not_nest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brackets_in_strings_do_not_count_as_nesting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     value = "[{" * 300 + '\\"' + "[{" * 300 + "\\\\"
     lines = [f'{{"k": {k}, "v": "{value}"}}' for k in range(20)]
     wanted = [{"k": k, "v": value.replace('\\"', '"').replace("\\\\", "\\")} for k in range(20)]
@@ -68,7 +70,7 @@ def test_brackets_in_texts_do_not_nest(tmp_path: Path, monkeypatch: pytest.Monke
         for name, text in {"a.jsonl": "\n".join(lines), "b.json": f"[{','.join(lines)}]"}.items():
             (tmp_path / name).write_text(text)
             assert rows_of(tmp_path / name) == wanted
-        # a text that closes what it does not open hides nothing
+        # closing brackets within strings do not reduce the depth
         (tmp_path / "c.json").write_text('[{"k": 1, "v": ' + '["]]", ' * 150 + "1" + "]" * 150 + "}]")
         with pytest.raises(InvalidData, match=r"line 1: more than 100 levels of nesting"):
             rows_of(tmp_path / "c.json")

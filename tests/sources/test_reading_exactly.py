@@ -1,4 +1,4 @@
-"""No value of a file becomes another without a word: what could be meant in two ways is refused, or text."""
+"""Values of files, which are read exactly, or refused or kept as text where they are ambiguous."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ K = dm.Field("k", dm.LONG)
 
 
 def written(folder: Path, **texts: str | bytes) -> str:
-    """A folder of files, whose names have an underscore for a dot."""
+    """Writes files to a folder and returns it; the dot of a file name is given as an underscore."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         path = folder / name.replace("_", ".")
@@ -34,7 +34,7 @@ def written(folder: Path, **texts: str | bytes) -> str:
 
 
 def inferred(data: Any, name: str) -> list[Any]:
-    """The column of a table that is made of the files."""
+    """Returns a column's values read with the schema inferred from the files."""
     found = infer(data, ["k"])
     return [
         value for batch in open_source(found.files, found.schema).batches for value in batch[name].to_pylist()
@@ -42,13 +42,13 @@ def inferred(data: Any, name: str) -> list[Any]:
 
 
 def loaded(data: Any, name: str, kind: dm.DataType) -> list[Any]:
-    """The column of a table that is there, and has the type."""
+    """Returns a column's values read for an existing table whose column has the type."""
     source = open_source(data, dm.Schema([K], [], [dm.Field(name, kind, nullable=True)]))
     return [value for batch in source.batches for value in batch[name].to_pylist()]
 
 
 @pytest.mark.slow
-def test_days_and_months_are_in_one_order_in_all_files_of_a_load(tmp_path: Path) -> None:
+def test_all_files_of_a_load_must_have_one_order_of_days_and_months(tmp_path: Path) -> None:
     clear, unclear = "k,day\n1,01/13/2020\n", "k,day\n3,03/04/2020\n"
     folder = written(tmp_path / "a", a_csv=clear, b_csv=unclear, c_csv="k,day\n4,2020-05-06\n")
     assert inferred(folder, "day") == [date(2020, 1, 13), date(2020, 3, 4), date(2020, 5, 6)]
@@ -61,7 +61,7 @@ def test_days_and_months_are_in_one_order_in_all_files_of_a_load(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_days_that_could_be_months_are_asked_for(tmp_path: Path) -> None:
+def test_dates_whose_days_could_be_months_are_refused(tmp_path: Path) -> None:
     for text in ("01-02-03", "3.4.2020 10:11:12"):
         folder = written(tmp_path / "unclear", a_csv=f"k,t\n1,{text}\n")
         with pytest.raises(
@@ -69,21 +69,21 @@ def test_days_that_could_be_months_are_asked_for(tmp_path: Path) -> None:
         ):
             loaded(folder, "t", dm.TIMESTAMP)
         assert loaded(folder, "t", dm.STRING) == [text]
-    said = dm.Files(folder, time_formats={"t": "%m.%d.%Y %H:%M:%S"})
-    assert loaded(said, "t", dm.TIMESTAMP)[0].month == 3
+    files = dm.Files(folder, time_formats={"t": "%m.%d.%Y %H:%M:%S"})
+    assert loaded(files, "t", dm.TIMESTAMP)[0].month == 3
     with pytest.raises(InvalidData, match="column 't' is string, so it cannot have a time format"):
-        loaded(said, "t", dm.STRING)
+        loaded(files, "t", dm.STRING)
     for text, day in (("13/02/2020", 13), ("02/02/2020", 2)):
         folder = written(tmp_path / "clear", a_csv=f"k,t\n1,{text}\n")
         assert loaded(folder, "t", dm.DATE) == [date(2020, 2, day)]
 
 
-def test_texts_that_look_like_times_stay_texts(tmp_path: Path) -> None:
+def test_texts_that_look_like_times_stay_texts_in_a_string_column(tmp_path: Path) -> None:
     folder = written(tmp_path, a_csv="k;t\n1;31/01/2020\n")
     assert loaded(folder, "t", dm.STRING) == ["31/01/2020"]
 
 
-def test_an_encoding_is_guessed_of_each_file(tmp_path: Path) -> None:
+def test_the_encoding_of_each_file_is_guessed(tmp_path: Path) -> None:
     name = "k,t\n1,café\n"
     latin, utf8 = name.encode("cp1252"), name.encode()
     assert inferred(written(tmp_path / "a", a_csv=latin, b_csv=utf8, c_csv=latin), "t") == ["café"] * 3
@@ -91,7 +91,7 @@ def test_an_encoding_is_guessed_of_each_file(tmp_path: Path) -> None:
         inferred(written(tmp_path / "b", a_csv=utf8, b_csv=latin), "t")
 
 
-def test_keys_of_json_that_differ_by_case_only_are_refused(tmp_path: Path) -> None:
+def test_json_names_that_differ_only_by_case_are_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "a", a_jsonl='{"k": 1, "Name": "x"}\n{"k": 2, "name": "y"}\n')
     with pytest.raises(InvalidData, match=r"a\.jsonl.* has columns 'Name' and 'name', which differ by case"):
         infer(folder, ["k"])
@@ -101,18 +101,18 @@ def test_keys_of_json_that_differ_by_case_only_are_refused(tmp_path: Path) -> No
     assert inferred(folder, "name_1") == ["y"]
 
 
-def test_no_part_of_an_object_is_left_out(tmp_path: Path) -> None:
+def test_a_new_part_of_a_struct_in_a_later_file_is_refused(tmp_path: Path) -> None:
     first = '{"k": 1, "s": {"a": 1, "l": [{"b": 2}]}}\n'
     folder = written(tmp_path / "a", a_jsonl=first, b_jsonl='{"k": 2, "s": {"a": 3}}\n')
     assert inferred(folder, "s") == [{"a": 1, "l": [{"b": 2}]}, {"a": 3, "l": None}]
-    for part, told in (('{"A": 1}', "A"), ('{"a": 1, "b": 2}', "b"), ('{"l": [{"b": 2}, {"c": 3}]}', "l.c")):
+    for part, name in (('{"A": 1}', "A"), ('{"a": 1, "b": 2}', "b"), ('{"l": [{"b": 2}, {"c": 3}]}', "l.c")):
         folder = written(tmp_path / "b", a_jsonl=first, b_jsonl=f'{{"k": 2, "s": {part}}}\n')
-        with pytest.raises(InvalidData, match=rf"b\.jsonl': column 's' has a part '{told}', which is not in"):
+        with pytest.raises(InvalidData, match=rf"b\.jsonl': column 's' has a part '{name}', which is not in"):
             inferred(folder, "s")
 
 
 @pytest.mark.slow
-def test_whole_numbers_are_exact_in_doubles_or_refused(tmp_path: Path) -> None:
+def test_whole_numbers_that_a_double_cannot_hold_are_refused(tmp_path: Path) -> None:
     exact = {dm.DOUBLE: (2**60, 10**22), dm.FLOAT: (2**24, 10**8)}
     for kind, odd in ((dm.DOUBLE, 2**53 + 1), (dm.DOUBLE, 12345678901234567890), (dm.FLOAT, 2**24 + 1)):
         texts = [f"k,v\n1,{odd}\n", f'k,v\n1,"{odd}"\n', f"k,v\n1, -{odd}\n", f"v,k\n{odd},1\n"]
@@ -133,10 +133,10 @@ def test_whole_numbers_are_exact_in_doubles_or_refused(tmp_path: Path) -> None:
         assert loaded(folder, "v", kind)[:2] == [*exact[kind]]
 
 
-def test_a_floating_number_is_what_its_shortest_text_says(
+def test_the_shortest_text_of_a_floating_point_number_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So write Arrow, and so every export, and JavaScript."""
+    """Reads the shortest text of a number, which Arrow, every export and JavaScript write."""
     shortest = {
         dm.DOUBLE: {"1152921504606847000": 2.0**60, "12345678901234567000": 12345678901234567168.0},
         dm.FLOAT: {"123456790": 123456792.0, "16777216": 2.0**24},
@@ -148,12 +148,12 @@ def test_a_floating_number_is_what_its_shortest_text_says(
         objects = [f'{{"k": 1, "v": {text}}}\n' for text in texts]
         folder = written(tmp_path / f"{kind}.json", a_jsonl="".join(objects))
         assert loaded(folder, "v", kind) == [*texts.values()]
-    monkeypatch.setattr(number_rule, "Decimal", None)  # numbers that are exact in any case are not looked at
+    monkeypatch.setattr(number_rule, "Decimal", None)  # short numbers are not examined
     folder = written(tmp_path / "exact", a_csv="k,v\n1,1700000000123456\n")
     assert loaded(folder, "v", dm.DOUBLE) == [1700000000123456]
 
 
-def test_a_file_is_read_again_for_numbers_that_may_be_others(
+def test_a_file_is_read_again_only_for_numbers_that_may_be_inexact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again: list[Any] = []
@@ -181,7 +181,7 @@ def test_a_file_is_read_again_for_numbers_that_may_be_others(
         assert len(again) == is_odd
 
 
-def test_codes_that_come_late_or_in_another_file_do_not_lose_their_zeros(
+def test_codes_with_leading_zeros_after_the_sample_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sniffing, "SAMPLE_BYTES", 64)
@@ -202,7 +202,9 @@ def test_codes_that_come_late_or_in_another_file_do_not_lose_their_zeros(
 
 
 @pytest.mark.slow
-def test_numbers_are_watched_whatever_the_blocks_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inexact_numbers_are_found_in_blocks_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text_reader, "BLOCK_BYTES", (64, 1 << 20))
     monkeypatch.setattr(sniffing, "SAMPLE_BYTES", 64)
     for width in range(0, 40, 3):
@@ -213,7 +215,7 @@ def test_numbers_are_watched_whatever_the_blocks_are(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_folders_tell_whole_numbers_as_they_are_written(tmp_path: Path) -> None:
+def test_only_plain_whole_numbers_in_folder_names_are_numbers(tmp_path: Path) -> None:
     for names, kind, values in (
         (["2024_01", "2024_02"], dm.STRING, ["2024_01", "2024_02"]),
         (["007", "10"], dm.STRING, ["007", "10"]),
@@ -236,7 +238,9 @@ def test_folders_tell_whole_numbers_as_they_are_written(tmp_path: Path) -> None:
                 loaded(str(tmp_path / wrong), "p", kind)
 
 
-def test_a_quote_within_a_value_ends_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quote_within_a_value_does_not_end_the_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sniffing, "SAMPLE_BYTES", 1_000)
     rows = "".join(f'{number},"a, ""b""\nc",{number / 2}\n' for number in range(99))
     for before in ('7,12" pipe,1.5\n', '7,12",1.5\n', ""):
@@ -280,7 +284,7 @@ def test_nanoseconds_of_int96_are_refused(tmp_path: Path, second: int, nanosecon
         assert inferred(path, "t")[-1] == datetime.fromtimestamp(second, UTC).replace(microsecond=1)
 
 
-def test_years_of_int96_are_those_that_nanoseconds_have_not(tmp_path: Path) -> None:
+def test_int96_times_beyond_the_range_of_nanoseconds_are_read(tmp_path: Path) -> None:
     path, last = str(tmp_path / "x.parquet"), datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
     table = pa.table({"k": [1], "t": pa.array([last], pa.timestamp("us", "UTC"))})
     pq.write_table(table, path, use_deprecated_int96_timestamps=True)
@@ -289,9 +293,9 @@ def test_years_of_int96_are_those_that_nanoseconds_have_not(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["infinity", "-infinity", "Infinity", "epoch", '" Epoch "'])
-def test_words_of_postgresql_are_no_times(tmp_path: Path, word: str) -> None:
-    """DuckDB's strptime returns 1900-01-01 for them, in any format."""
-    said = word.strip('" ')
+def test_special_time_words_of_postgresql_are_texts(tmp_path: Path, word: str) -> None:
+    """Covers words such as "infinity", for which DuckDB's strptime returns 1900-01-01 in any format."""
+    text = word.strip('" ')
     for name, time, kind in (
         ("iso", "2020-01-31", dm.DATE),
         ("german", "31.01.2020", dm.DATE),
@@ -301,18 +305,18 @@ def test_words_of_postgresql_are_no_times(tmp_path: Path, word: str) -> None:
             rows = "".join(f"{at},{line}\n" for at, line in enumerate(lines))
             folder = written(tmp_path / f"{name}.{number}", a_csv=f"k,v\n{rows}")
             assert inferred(folder, "v") == [line.strip('"') for line in lines]
-            with pytest.raises(InvalidData, match=rf"a\.csv', line [23]: column 'v' is '\s*{said}"):
+            with pytest.raises(InvalidData, match=rf"a\.csv', line [23]: column 'v' is '\s*{text}"):
                 loaded(folder, "v", kind)
-        folder = written(tmp_path / f"{name}.said", a_csv=f"k,v\n1,{word}\n")
+        folder = written(tmp_path / f"{name}.format", a_csv=f"k,v\n1,{word}\n")
         how = dm.Files(folder, time_formats={"v": "%d.%m.%Y"})
         with pytest.raises(InvalidData, match=r"line 2: column 'v' is .* written as %d\.%m\.%Y"):
             loaded(how, "v", kind)
-        folder = written(tmp_path / f"{name}.json", a_jsonl=f'{{"k": 1, "v": "{said}"}}\n')
-        assert inferred(folder, "v") == [said]
+        folder = written(tmp_path / f"{name}.json", a_jsonl=f'{{"k": 1, "v": "{text}"}}\n')
+        assert inferred(folder, "v") == [text]
 
 
 @pytest.mark.slow
-def test_no_number_becomes_another(tmp_path: Path) -> None:
+def test_numbers_that_would_change_are_refused_or_texts(tmp_path: Path) -> None:
     for kind, text in (
         (dm.LONG, "0x0A"), (dm.INT, "0X1f"), (dm.LONG, " 0x0A"), (dm.LONG, '"0x0A"'),
         (dm.DOUBLE, "1e400"), (dm.DOUBLE, "-1e400"), (dm.DOUBLE, "9" * 400), (dm.FLOAT, "1e39"),
@@ -322,8 +326,8 @@ def test_no_number_becomes_another(tmp_path: Path) -> None:
         for number, lines in enumerate((["5", text], [text])):
             rows = "".join(f"{at},{line}\n" for at, line in enumerate(lines))
             folder = written(tmp_path / f"{kind}.{text[:9].strip()}.{number}", a_csv=f"k,v\n{rows}")
-            said = text.strip('" ')[:9]
-            with pytest.raises(InvalidData, match=rf"a\.csv', line {2 + rows.count('5', 0, 4)}: .*{said}"):
+            start = text.strip('" ')[:9]
+            with pytest.raises(InvalidData, match=rf"a\.csv', line {2 + rows.count('5', 0, 4)}: .*{start}"):
                 loaded(folder, "v", kind)
             if kind != dm.FLOAT:
                 assert inferred(folder, "v") == [line.strip('"') for line in lines]
@@ -347,15 +351,15 @@ def test_no_number_becomes_another(tmp_path: Path) -> None:
         ("0.12345678901234567891", False),
         ("1e400", False),
         ("1e-400", False),
-        ("0.10000000000000001", True),  # as printf("%.17g") writes 0.1
+        ("0.10000000000000001", True),  # printf("%.17g") writes 0.1 like this
         ("0.1000000000000000000000", True),
         ("2.2999999999999998e+25", True),
         ("123456789012345.67", True),
         ("1e23", True),
-        ("0.1000000000000000055511151231257827", True),  # 0.1 with more of its digits
+        ("0.1000000000000000055511151231257827", True),  # more digits of the double 0.1
     ],
 )
-def test_a_double_is_inferred_of_what_it_holds(
+def test_a_double_is_inferred_only_for_numbers_it_can_hold(
     tmp_path: Path, text: str, is_double: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = written(tmp_path, a_csv=f"k,v\n1,0.5\n2,{text}\n")
@@ -374,10 +378,10 @@ def test_a_double_is_inferred_of_what_it_holds(
     "text",
     ["123456789012345678.12", "0.12345678901234567891", "1e400", "1e-400", "9007199254740993.0", "9" * 41],
 )
-def test_numbers_of_json_are_kept_or_refused(
+def test_json_numbers_are_kept_exactly_or_refused(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DuckDB makes doubles of them before anything else."""
+    """Covers numbers that DuckDB's reader of JSON would round to doubles."""
     monkeypatch.setattr(odd_numbers, "_BLOCK_BYTES", 16)
     for number, lines in enumerate(([text], ["0.5", text], [f"[{text}, 1.5]"], [f'{{"x": {text}}}'])):
         rows = "".join(f'{{"k": {at}, "v": {line}}}\n' for at, line in enumerate(lines))
@@ -385,7 +389,7 @@ def test_numbers_of_json_are_kept_or_refused(
         kept = {0: [text], 1: ["0.5", text], 2: [[text, "1.5"]], 3: [{"x": text}]}[number]
         assert inferred(folder, "v") == kept * 2
         kind = {2: dm.LIST(dm.DOUBLE), 3: dm.STRUCT([dm.Field("x", dm.DOUBLE)])}.get(number, dm.DOUBLE)
-        if text.startswith("0."):  # one that is said to be a double is rounded as one
+        if text.startswith("0."):  # a fraction is rounded when the column is a double
             assert len(loaded(folder, "v", kind)) == 2 * len(lines)
         else:
             with pytest.raises(InvalidData, match=rf"line {len(lines)}: column 'v' is '{text[:30]}"):
@@ -395,7 +399,7 @@ def test_numbers_of_json_are_kept_or_refused(
         inferred(first, "v")
 
 
-def test_numbers_of_json_that_a_double_keeps_are_doubles(tmp_path: Path) -> None:
+def test_json_numbers_that_a_double_can_hold_are_doubles(tmp_path: Path) -> None:
     texts = ["0.30000000000000004", "1e3", "2E2", "18446744073709551616", "-1.50000000000000000000"]
     rows = "".join(f'{{"k": 1, "v": {text}}}\n' for text in texts)
     folder = written(tmp_path / "v", a_jsonl=f'{rows}{{"k": 2, "v": null}}\n{{"k": 3}}\n')

@@ -1,4 +1,4 @@
-"""Numbers of text become exactly what they say, or are refused with their file, line, column and value."""
+"""Numbers in text files, read exactly or refused with file, line, column and value."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ K = dm.Field("k", dm.LONG)
 
 
 def loaded(path: Any, kind: DataType) -> list[Any]:
-    """Returns the values of a file's column `v` in a table that has it with this type."""
+    """Returns the values of a file's column `v`, read for a table in which it has the type."""
     source = open_source(path, dm.Schema([K], [], [dm.Field("v", kind, nullable=True)]))
     return [value for batch in source.batches for value in batch["v"].to_pylist()]
 
 
 def written(path: Path, values: list[str]) -> str:
-    """Writes a file of CSV, or of JSON, with one row a value."""
+    """Writes a CSV or JSON file with one row for each value."""
     if path.suffix == ".csv":
         path.write_text("k,v\n" + "".join(f"{k},{value}\n" for k, value in enumerate(values)))
     else:
@@ -47,7 +47,7 @@ def written(path: Path, values: list[str]) -> str:
         (dm.DECIMAL(38, 0), "9" * 38, "9" * 39),
     ],
 )
-def test_a_decimal_has_its_digits_or_is_refused(
+def test_a_decimal_is_read_exactly_or_refused(
     tmp_path: Path, suffix: str, kind: DataType, fits: str, other: str
 ) -> None:
     assert loaded(written(tmp_path / f"a.{suffix}", [fits]), kind) == [Decimal(fits)]
@@ -63,13 +63,13 @@ def test_a_decimal_has_its_digits_or_is_refused(
 
 
 @pytest.mark.slow
-def test_a_decimal_that_does_not_fit_is_refused_late_in_a_file(tmp_path: Path) -> None:
+def test_a_decimal_that_does_not_fit_is_found_late_in_a_file(tmp_path: Path) -> None:
     values = ["1.25"] * 200_000 + ["9876543210"]
     with pytest.raises(InvalidData, match=r"line 200,002: column 'v' is '9876543210', which does not fit"):
         loaded(written(tmp_path / "a.csv", values), dm.DECIMAL(10, 2))
 
 
-def test_decimals_have_the_decimal_point_that_is_told(tmp_path: Path) -> None:
+def test_decimals_are_read_with_a_decimal_comma(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("k;x;v\n1;0,5;1,5\n2;1,25; -99999999,99 \n3;2,5;\n")
     schema = dm.Schema(
@@ -83,7 +83,7 @@ def test_decimals_have_the_decimal_point_that_is_told(tmp_path: Path) -> None:
 
 
 def exact(text: str, kind: DataType) -> Decimal | None:
-    """Returns the value that Python's Decimal finds, or None if the type has no such value."""
+    """Returns the value according to Python's Decimal, or None if the type cannot hold it."""
     context = Context(prec=200, traps=[InvalidOperation])
     value = Decimal(text)
     assert kind.precision is not None and kind.scale is not None
@@ -99,7 +99,7 @@ def exact(text: str, kind: DataType) -> Decimal | None:
 
 
 def drawn(random: random.Random) -> str:
-    """Returns a number as text: of any length, with a fraction or an exponent or neither."""
+    """Returns a random number as text, of any length, with or without a fraction and an exponent."""
 
     def digits(most: int) -> str:
         return "".join(random.choice("0123456789") for _ in range(random.randint(0, most)))
@@ -115,7 +115,7 @@ def drawn(random: random.Random) -> str:
 
 
 @pytest.mark.slow
-def test_decimals_are_those_of_python() -> None:
+def test_decimals_equal_those_of_python() -> None:
     chance = random.Random(53)
     kinds = [dm.DECIMAL(*one) for one in [(1, 0), (5, 5), (10, 2), (18, 4), (38, 0), (38, 10), (38, 38)]]
     outcomes = {True: 0, False: 0}
@@ -132,7 +132,7 @@ def test_decimals_are_those_of_python() -> None:
 
 
 @pytest.mark.parametrize("text", ["1_0", "nan", "inf", "0x10", "\uff11", "1e", "--1", ".", "1,000", "1 0"])
-def test_what_is_no_number_is_no_decimal(tmp_path: Path, text: str) -> None:
+def test_texts_that_are_not_numbers_are_refused_as_decimals(tmp_path: Path, text: str) -> None:
     for name in ("a.csv", "a.jsonl"):
         path = written(tmp_path / name, [f'"{text}"'])
         with pytest.raises(InvalidData, match="does not fit decimal"):
@@ -142,12 +142,14 @@ def test_what_is_no_number_is_no_decimal(tmp_path: Path, text: str) -> None:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 @pytest.mark.parametrize("kind", [dm.INT, dm.LONG])
-def test_whole_numbers_that_come_as_floats_are_whole(tmp_path: Path, suffix: str, kind: DataType) -> None:
+def test_floats_without_a_fraction_are_read_as_whole_numbers(
+    tmp_path: Path, suffix: str, kind: DataType
+) -> None:
     texts = ["5.0", "-3.00", "0.0", "-0.0", "7"] + ([] if suffix == "jsonl" else ["5.", '"6.0"', " 8.0 ", ""])
     path = written(tmp_path / f"a.{suffix}", texts)
     assert loaded(path, kind) == [5, -3, 0, 0, 7] + ([] if suffix == "jsonl" else [5, 6, 8, None])
     others = ["5.5", "5.0000001", "9007199254740994.0", "0x10"]
-    # the parser of JSON makes 10 and a number that may have been rounded of these
+    # the parser of JSON reads these as 10 or as a number that may have been rounded
     others += [] if suffix == "jsonl" else ["1.0e1", "1e5", "99999999999999999999.0"]
     for other in others:
         given = f'"{other}"' if other == "0x10" else other
@@ -166,7 +168,7 @@ def test_whole_floats_of_a_long_file_keep_every_row(tmp_path: Path) -> None:
         loaded(written(tmp_path / "a.csv", [*values, "x"]), dm.LONG)
 
 
-def test_whole_floats_may_be_keys_and_have_another_decimal_point(tmp_path: Path) -> None:
+def test_whole_floats_can_be_keys_and_have_a_decimal_comma(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("k;x;v\n1,0;0,5;1,0\n2,0;1,5;\n")
     schema = dm.Schema(
@@ -180,7 +182,7 @@ def test_whole_floats_may_be_keys_and_have_another_decimal_point(tmp_path: Path)
 @pytest.mark.parametrize(
     ("kind", "value"), [(dm.DOUBLE, "{}"), (dm.FLOAT, "{}"), (dm.LIST(dm.DOUBLE), "[1.5, {}]")]
 )
-def test_a_number_of_json_that_is_too_small_is_not_zero(
+def test_a_json_number_too_small_for_a_double_is_refused(
     tmp_path: Path, kind: DataType, value: str, text: str
 ) -> None:
     path = written(tmp_path / "a.jsonl", [value.format("1.5"), value.format(text)])
@@ -196,7 +198,7 @@ def test_a_number_of_json_that_is_too_small_is_not_zero(
     "words", [["inf"], ["nan"], ["-inf", "nan"], ["Infinity"], ["+Inf", "NaN", "-infinity"]]
 )
 @pytest.mark.parametrize("numbers", [["1.5"], ["5"], ["5", "-1.5", "2e3"]])
-def test_infinite_numbers_are_doubles_in_any_order(
+def test_infinity_and_nan_beside_numbers_are_doubles(
     tmp_path: Path, words: list[str], numbers: list[str]
 ) -> None:
     for values in (words + numbers, numbers + words, words[:1] + numbers + words[1:]):
@@ -214,7 +216,7 @@ def test_infinite_numbers_are_doubles_in_any_order(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("between", ["/", "-", "."])
-def test_a_short_year_is_the_last_part_of_a_day_if_it_can_be(tmp_path: Path, between: str) -> None:
+def test_a_two_digit_year_is_the_last_part_of_a_date_if_possible(tmp_path: Path, between: str) -> None:
     def format_of(*days: str) -> tuple[str, bool]:
         path = written(tmp_path / "a.csv", [day.replace("/", between) for day in days])
         found = infer(path, ["k"])

@@ -1,4 +1,4 @@
-"""What users ask of a table first: how many rows, the first of them, its files; and a table that is there."""
+"""The first questions about a table: its number of rows, its first rows, its files; and `exist_ok`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_by_duckdb(table: Table, as_of: Any = None) -> list[tuple[Any, ...]]:
     return sorted(found)
 
 
-def test_rows_are_counted(table: Table) -> None:
+def test_count_follows_conditions_deletions_and_moments(table: Table) -> None:
     assert table.count() == 1_400
     assert table.count({"k": dm.Range(790, 810)}) == 30
     assert table.count({"k": -1}) == 0
@@ -55,7 +55,7 @@ def test_rows_are_counted(table: Table) -> None:
     assert table.count(as_of=before) == 1_400
 
 
-def test_the_first_rows_are_in_order(table: Table) -> None:
+def test_head_returns_the_first_rows_in_order(table: Table) -> None:
     assert table.head(3).to_pylist() == rows(0, 3).to_pylist()
     assert table.head(2, ["name"]).to_pylist() == [{"name": "n0"}, {"name": "n1"}]
     assert table.head().num_rows == 10
@@ -63,12 +63,12 @@ def test_the_first_rows_are_in_order(table: Table) -> None:
 
 
 @pytest.mark.slow
-def test_the_last_rows_come_first_whatever_is_asked(
+def test_descending_queries_return_the_last_rows_first(
     instance: Instance, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of lists that no statement could have, and of a handle that does not know what columns are called."""
+    """Covers a list too long for a statement, and a handle that does not know that a column was renamed."""
     monkeypatch.setattr(parsed, "STATEMENT_CHARACTERS_MAX", 1_000)
-    before, knowing = table.history.record_cut(), instance.table(table.name)
+    before, old_handle = table.history.record_cut(), instance.table(table.name)
     where = {"k": [*range(100, 900, 3), dm.Range(990, 995)], "name": ["n1", "n2", None], "x": dm.Range(26.0)}
     expected = table.query(where).read_all().sort_by([("k", "descending")])
     assert expected.num_rows > 50
@@ -77,11 +77,11 @@ def test_the_last_rows_come_first_whatever_is_asked(
     assert table.query({"k": []}, descending=True).read_all().num_rows == 0
     table.rename_column("k", "key")
     last = [{"key": 1_199}]
-    assert knowing.query({"name": "n2"}, ["key"], descending=True, limit=1).read_all().to_pylist() == last
+    assert old_handle.query({"name": "n2"}, ["key"], descending=True, limit=1).read_all().to_pylist() == last
     assert table.query(where, descending=True, as_of=before).read_all() == expected
 
 
-def test_keys_of_many_leaves_are_few_scans_where_a_column_was_dropped(
+def test_keys_in_many_leaves_are_one_scan_after_a_column_was_dropped(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("v", dm.LONG), dm.Field("gone", dm.LONG)])
@@ -100,7 +100,7 @@ def test_keys_of_many_leaves_are_few_scans_where_a_column_was_dropped(
 
 
 @pytest.mark.slow
-def test_a_name_that_is_of_another_table_now_is_not_read(instance: Instance, table: Table) -> None:
+def test_a_handle_does_not_read_a_new_table_with_its_old_name(instance: Instance, table: Table) -> None:
     renamed, dropped = instance.table("order"), instance.create_table("other", SCHEMA)
     instance.rename_table("order", "before")
     instance.drop_table("other")
@@ -113,7 +113,7 @@ def test_a_name_that_is_of_another_table_now_is_not_read(instance: Instance, tab
 
 
 @pytest.mark.slow
-def test_other_handles_follow_the_properties_that_make_other_rows(instance: Instance) -> None:
+def test_other_handles_follow_a_changed_aggregate_or_filter(instance: Instance) -> None:
     schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("n", dm.LONG), dm.Field("time", dm.LONG)])
     table = instance.create_table("t", schema)
     for _ in range(2):
@@ -139,8 +139,8 @@ def test_other_handles_follow_the_properties_that_make_other_rows(instance: Inst
 
 
 @pytest.mark.slow
-def test_files_are_read_without_dormouse(table: Table) -> None:
-    """Divided files, deletions, other moments: DuckDB has the rows by the conditions alone."""
+def test_live_files_give_the_rows_without_dormouse(table: Table) -> None:
+    """Reads the files and conditions with DuckDB, after splits and deletions and at other moments."""
 
     def expected(as_of: Any = None) -> list[tuple[Any, ...]]:
         return sorted(tuple(row.values()) for row in table.query(as_of=as_of).read_all().to_pylist())
@@ -162,7 +162,7 @@ def test_files_are_read_without_dormouse(table: Table) -> None:
     assert read_by_duckdb(table) == expected()
 
 
-def test_what_no_condition_says_is_refused(instance: Instance, table: Table) -> None:
+def test_live_files_are_refused_if_conditions_cannot_give_the_rows(instance: Instance, table: Table) -> None:
     table.add_column(dm.Field("more", dm.LONG, nullable=True))
     with pytest.raises(InvalidQuery, match="was written before its columns were changed: compact the table"):
         table.live_files()
@@ -173,7 +173,7 @@ def test_what_no_condition_says_is_refused(instance: Instance, table: Table) -> 
             made.live_files()
 
 
-def test_a_table_that_is_there_is_taken_if_it_is_the_same(instance: Instance, table: Table) -> None:
+def test_exist_ok_opens_a_table_with_the_same_columns(instance: Instance, table: Table) -> None:
     with pytest.raises(TableAlreadyExists):
         instance.create_table(table.name, SCHEMA)
     again = instance.create_table(table.name, SCHEMA, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Files of others: how they are written is told from their beginning, and every value is what they say."""
+"""Text files: the format is found from their beginning, and every value is read exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.writing import infer, open_source
 
 
 def read(data: Any, *keys: str, types: dict[str, dm.Field] | None = None) -> tuple[dict[str, str], list[Any]]:
-    """The types inferred, and all rows."""
+    """Returns the inferred types, and all rows."""
     found = infer(data, keys)
     rows = [row for batch in open_source(found.files, found.schema).batches for row in batch.to_pylist()]
     return {field.name: str(field.type) for field in found.schema.fields}, rows
@@ -34,7 +34,7 @@ def written(folder: Path, name: str, text: str | bytes) -> str:
     return str(path)
 
 
-def test_dialects_are_told(tmp_path: Path) -> None:
+def test_delimiter_quote_and_encoding_are_found(tmp_path: Path) -> None:
     rows = [{"k": 1, "v": 1.5}, {"k": 2, "v": 2.25}]
     for name, text in {
         "semicolon.csv": "k;v\n1;1,5\n2;2,25\n",
@@ -48,7 +48,7 @@ def test_dialects_are_told(tmp_path: Path) -> None:
     assert read(utf16, "k")[1] == rows
 
 
-def test_nulls_are_told_by_the_values_beside_them(tmp_path: Path) -> None:
+def test_na_is_null_only_beside_numbers(tmp_path: Path) -> None:
     path = written(tmp_path, "na.csv", 'k,n,s\n1,NA,NA\n2,5,"NA"\n3,7,x\n')
     assert read(path, "k")[1] == [
         {"k": 1, "n": None, "s": None},
@@ -59,8 +59,8 @@ def test_nulls_are_told_by_the_values_beside_them(tmp_path: Path) -> None:
     assert read(namibia, "code")[1] == [{"code": "NA", "n": 1}, {"code": "ZA", "n": 2}]
 
 
-def test_nothing_is_lost_by_an_inferred_type(tmp_path: Path) -> None:
-    """DuckDB alone would make numbers of the codes, doubles of the long numbers, and drop the offset."""
+def test_an_inferred_type_loses_nothing(tmp_path: Path) -> None:
+    """Covers values that DuckDB alone would change: codes, long numbers and offsets of time zones."""
     path = written(
         tmp_path, "t.csv", "k,zip,big,at\n1,00501,12345678901234567890,2020-01-01T00:00:00+02:00\n"
     )
@@ -69,20 +69,20 @@ def test_nothing_is_lost_by_an_inferred_type(tmp_path: Path) -> None:
     assert rows[0]["zip"] == "00501" and rows[0]["at"] == datetime(2019, 12, 31, 22, tzinfo=UTC)
 
 
-def test_dates_have_their_formats(tmp_path: Path) -> None:
+def test_the_formats_of_dates_are_found_or_given(tmp_path: Path) -> None:
     path = written(tmp_path, "d.csv", "k,d,t\n1,31/01/2020,2020-01-31 10:11:12\n2,01/02/2020,2020-02-01\n")
     assert read(path, "k")[1][0] == {
         "k": 1,
         "d": date(2020, 1, 31),
         "t": datetime(2020, 1, 31, 10, 11, 12, tzinfo=UTC),
     }
-    said = dm.Files(path, types={"d": dm.DATE}, time_formats={"d": "%m/%d/%Y"})
+    files = dm.Files(path, types={"d": dm.DATE}, time_formats={"d": "%m/%d/%Y"})
     with pytest.raises(InvalidData, match=r"line 2: column 'd' is '31/01/2020', which does not fit date"):
-        read(said, "k")
+        read(files, "k")
 
 
 @pytest.mark.parametrize("packed", ["gz", "zip", "zst"])
-def test_what_is_compressed_is_unpacked(tmp_path: Path, packed: str) -> None:
+def test_compressed_files_are_unpacked(tmp_path: Path, packed: str) -> None:
     text, path = b"k,v\n1,x\n", tmp_path / f"t.csv.{packed}"
     if packed == "gz":
         path.write_bytes(gzip.compress(text))
@@ -100,7 +100,7 @@ def test_blank_lines_of_a_single_column_are_nulls(tmp_path: Path) -> None:
     assert [row["v"] for row in read(files)[1]] == [1, None, 3]
 
 
-def test_names_may_be_anything(tmp_path: Path) -> None:
+def test_columns_can_have_any_name(tmp_path: Path) -> None:
     names = ["a.b", "c d", '"e""f"', "100%", "@timestamp", "1st", "e\u0301", "g'h"]
     path = written(tmp_path, "n.csv", ",".join(names) + "\n" + ",".join("1" * len(names)) + "\n")
     kinds, rows = read(path, "a.b")
@@ -118,9 +118,7 @@ ID, TEXT = dm.Field("id", dm.LONG), dm.Field("v", dm.STRING)
 @pytest.mark.few(1)
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-be"])
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
-def test_the_end_of_a_file_may_be_anything_but_within_a_value(
-    tmp_path: Path, end: str, encoding: str
-) -> None:
+def test_a_file_can_end_anywhere_except_within_quotes(tmp_path: Path, end: str, encoding: str) -> None:
     def path(text: str) -> dm.Files:
         return dm.Files(written(tmp_path, "x.csv", text.encode(encoding)), encoding=encoding, quote='"')
 
@@ -135,14 +133,14 @@ def test_the_end_of_a_file_may_be_anything_but_within_a_value(
         rows_of(written(tmp_path, "y.csv", 'v\na\n"b' + end), TEXT)
 
 
-def test_a_quote_that_is_never_closed_is_seen_in_a_long_file(tmp_path: Path) -> None:
+def test_an_unclosed_quote_is_found_in_a_long_file(tmp_path: Path) -> None:
     rows = [f"{number},x" for number in range(99_999)]
     rows[60_000] = '60000,"oops'
     with pytest.raises(InvalidData, match=r"line 60,002: a quote is opened and never closed"):
         rows_of(written(tmp_path, "x.csv", "id,v\n" + "\n".join(rows) + "\n"), ID, TEXT)
 
 
-def test_a_text_that_must_not_be_null_is_what_the_file_has(tmp_path: Path) -> None:
+def test_a_text_column_that_is_not_nullable_keeps_na(tmp_path: Path) -> None:
     country, number = dm.Field("country", dm.STRING), dm.Field("v", dm.LONG, nullable=True)
     path = written(tmp_path, "x.csv", "country,v\nNA,1\nDE,NA\n,3\n")
     assert rows_of(path, country, number) == [
@@ -155,7 +153,7 @@ def test_a_text_that_must_not_be_null_is_what_the_file_has(tmp_path: Path) -> No
             rows_of(written(tmp_path, "x.jsonl", text), country, number)
 
 
-def test_a_file_of_json_has_its_own_values_whatever_it_is_called(tmp_path: Path) -> None:
+def test_values_of_a_json_file_win_over_its_folder_name(tmp_path: Path) -> None:
     run, at = dm.Field("run", dm.LONG), dm.Field("date", dm.TIMESTAMP)
     for folder in ("run=5", "date=2024-01-01", "exp=3"):
         (tmp_path / "lake" / folder).mkdir(parents=True)
@@ -169,7 +167,7 @@ def test_a_file_of_json_has_its_own_values_whatever_it_is_called(tmp_path: Path)
     assert rows_of(written(tmp_path, "d[1].json", '{"run": 1}'), run) == [{"run": 1}]
 
 
-def test_decimals_of_json_have_the_digits_that_are_written(tmp_path: Path) -> None:
+def test_decimals_in_json_keep_all_digits(tmp_path: Path) -> None:
     kind = dm.DECIMAL(38, 18)
     some = dm.STRUCT([dm.Field("d", kind, nullable=True), dm.Field("t", dm.STRING, nullable=True)])
     fields = [dm.Field("k", dm.LONG), dm.Field("v", kind, nullable=True)]
@@ -191,7 +189,7 @@ def test_decimals_of_json_have_the_digits_that_are_written(tmp_path: Path) -> No
         assert rows[1]["l"] == [Decimal("1.1"), 2, 1000]
 
 
-def test_json_of_objects_a_line_and_of_an_array(tmp_path: Path) -> None:
+def test_json_lines_and_an_array_give_the_same_rows(tmp_path: Path) -> None:
     lines = '{"k": 1, "v": [1, 2], "s": {"x": 1.5}}\n{"k": 2, "t": "2020-01-01T00:00:00Z"}\n'
     array = "[" + lines.strip().replace("\n", ",\n") + "]"
     for name, text in {"a.jsonl": lines, "b.json": array}.items():
@@ -203,7 +201,7 @@ def test_json_of_objects_a_line_and_of_an_array(tmp_path: Path) -> None:
         open_source(str(tmp_path / "a.jsonl"), schema)
 
 
-def test_wide_objects_are_read_few_at_once(tmp_path: Path) -> None:
+def test_json_is_read_in_small_batches(tmp_path: Path) -> None:
     lines = "".join(f'{{"id": {number}, "v": {number}.5}}\n' for number in range(9_000))
     file = find_files(written(tmp_path, "x.jsonl", lines))[0]
     for kind in (dm.STRING, dm.DECIMAL(9, 1)):
@@ -212,7 +210,7 @@ def test_wide_objects_are_read_few_at_once(tmp_path: Path) -> None:
         assert [n for batch in batches for n in batch["id"].to_pylist()] == [*range(9_000)]
 
 
-def test_folders_tell_columns(tmp_path: Path) -> None:
+def test_folder_names_give_columns(tmp_path: Path) -> None:
     for month in (1, 2):
         folder = tmp_path / "lake" / f"month={month}"
         folder.mkdir(parents=True)
@@ -234,13 +232,13 @@ def test_folders_tell_columns(tmp_path: Path) -> None:
         (b"k,v\n1.5,2\n", "key 'k' .* is double, which cannot be a key"),
     ],
 )
-def test_bad_files_are_one_line_that_says_where(tmp_path: Path, text: bytes, message: str) -> None:
+def test_a_bad_file_is_one_line_with_the_place(tmp_path: Path, text: bytes, message: str) -> None:
     with pytest.raises((InvalidData, InvalidSchema), match=message) as raised:
         read(written(tmp_path, "bad.csv", text), "k")
     assert "bad.csv" in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_what_comes_after_the_sample_is_told_by_its_line(tmp_path: Path) -> None:
+def test_a_bad_value_after_the_sample_is_named_with_its_line(tmp_path: Path) -> None:
     rows = "".join(f'{number},"{"a" * 99}\nb",{number}\n' for number in range(30_000))
     path = written(tmp_path, "late.csv", f"k,t,v\n{rows}30000,x,late\n")
     with pytest.raises(InvalidData, match=r"late\.csv', line 60,002: column 'v' is 'late', .*--type"):
@@ -255,7 +253,7 @@ def test_archives_of_several_files_are_refused(tmp_path: Path) -> None:
         read(tmp_path / "two.csv.zip", "k")
 
 
-def test_files_that_are_damaged_or_gone_are_named(tmp_path: Path) -> None:
+def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.csv.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.csv", "k,v\n" + "1,2\n" * 999)
     packed = bytearray((tmp_path / "x.csv.zip").read_bytes())
@@ -278,7 +276,9 @@ def test_files_that_are_damaged_or_gone_are_named(tmp_path: Path) -> None:
         rows_of(tmp_path.as_uri(), ID, TEXT)
 
 
-def test_bytes_that_are_not_of_the_encoding_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_outside_the_encoding_are_named_with_their_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sniffing, "SAMPLE_BYTES", 64)
     text = b"id,v\n1,caf\xe9\n" + b"2,x\n" * 400_000 + b"3,\x81\n"
     for files in (path := written(tmp_path, "x.csv", text), dm.Files(path, encoding="cp1252")):
@@ -288,7 +288,7 @@ def test_bytes_that_are_not_of_the_encoding_are_told(tmp_path: Path, monkeypatch
             read(files, "id")
 
 
-def test_an_existing_table_takes_a_file_as_it_is_written(tmp_path: Path) -> None:
+def test_the_format_of_a_file_is_found_for_an_existing_table(tmp_path: Path) -> None:
     schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("v", dm.LONG, nullable=True)])
     path = written(tmp_path, "s.csv", "k;v\n1;NA\n2;5\n")
     rows = [row for batch in open_source(path, schema).batches for row in batch.to_pylist()]
@@ -302,8 +302,8 @@ def test_an_existing_table_takes_a_file_as_it_is_written(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["", " \n\n", "[]", " [ ]\n", "\ufeff", "\ufeff[]"])
-def test_a_file_of_json_without_objects_has_no_rows(tmp_path: Path, text: str) -> None:
-    """An hour without events, alone and in its folder."""
+def test_a_json_file_without_objects_has_no_rows(tmp_path: Path, text: str) -> None:
+    """Covers such a file alone and in a folder with another file."""
     schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("p", dm.DECIMAL(9, 2), nullable=True)])
     for name in ("00.jsonl", "01.json"):
         empty = written(tmp_path, name, text)
@@ -316,7 +316,7 @@ def test_a_file_of_json_without_objects_has_no_rows(tmp_path: Path, text: str) -
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ('{"k":14}\nnot json\n', "line 2: is not JSON: Expecting value at 'not json'"),
         ('{"k":14}\n{"k":1', "line 2: is not JSON: Expecting ',' delimiter at its end"),
@@ -353,8 +353,8 @@ def test_a_file_of_json_without_objects_has_no_rows(tmp_path: Path, text: str) -
         ('{"k":1}\n{"w":1}\n', "line 2: column 'k' must not be null, but is"),
     ],
 )
-def test_what_is_wrong_with_a_file_of_json_is_named_with_its_line(
-    tmp_path: Path, text: str | bytes, said: str
+def test_an_error_in_a_json_file_is_named_with_its_line(
+    tmp_path: Path, text: str | bytes, expected: str
 ) -> None:
     fields = [("w", dm.DOUBLE), ("p", dm.DECIMAL(9, 2)), ("l", dm.LIST(dm.LONG)), ("s", dm.STRING)]
     schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field(*one, nullable=True) for one in fields])
@@ -362,12 +362,14 @@ def test_what_is_wrong_with_a_file_of_json_is_named_with_its_line(
     with pytest.raises(InvalidData) as raised:
         [*open_source(path, schema).batches]
     message = str(raised.value)
-    assert said in message and message.startswith(f"file {path!r}") and "\n" not in message
+    assert expected in message and message.startswith(f"file {path!r}") and "\n" not in message
     for internal in ("Try setting", "records=", "LINE 1", "read_json", "Error"):
         assert internal not in message
 
 
-def test_the_line_of_a_value_is_found_in_any_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_of_a_bad_json_value_is_found_in_any_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = "".join(f'{{"k": {number}}}\n\n' for number in range(5_000))
     path = written(tmp_path, "a.jsonl.gz", gzip.compress(f'{rows}{{"k": 5.5}}\n'.encode()))
     schema = OF_K

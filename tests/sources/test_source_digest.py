@@ -1,4 +1,4 @@
-"""The digest of a load's data: of the values, whatever buffers and files they lie in."""
+"""The digest of a load's data, which depends on the values, not on their buffers or batches."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _nested() -> pa.Table:
     return table.append_column("map", pairs).append_column("words", table["text"].dictionary_encode())
 
 
-def test_the_same_values_have_the_same_digest_however_they_are_cut() -> None:
-    """Chunks, offsets and the order of the columns make no difference."""
+def test_equal_values_have_the_same_digest_in_any_layout() -> None:
+    """Covers other chunks, offsets and orders of columns."""
     table = _nested()
     digest = GivenData(table).digest()
     padded = pa.concat_tables([table.slice(3), table, table.slice(0, 1)]).combine_chunks().slice(1, 4)
@@ -35,7 +35,7 @@ def test_the_same_values_have_the_same_digest_however_they_are_cut() -> None:
         assert same.sort_by("number").num_rows == 4
         assert GivenData(same).digest() == digest
     assert GivenData(table.to_batches()[0]).digest() == digest
-    # which another check refuses
+    # duplicate names are refused by another check
     assert GivenData(pa.table([[1], [2]], names=["n", "n"])).digest() is not None
 
 
@@ -47,7 +47,7 @@ def test_another_value_or_null_has_another_digest(name: str) -> None:
     assert GivenData(table.set_column(number, name, moved)).digest() != GivenData(table).digest()
 
 
-def test_what_lies_behind_a_null_makes_no_difference() -> None:
+def test_the_buffer_value_behind_a_null_makes_no_difference() -> None:
     def with_null(behind: int) -> pa.Table:
         values = pa.array([1, behind], pa.int64()).buffers()[1]
         return pa.table({"n": pa.Array.from_buffers(pa.int64(), 2, [pa.py_buffer(b"\x01"), values])})
@@ -56,7 +56,7 @@ def test_what_lies_behind_a_null_makes_no_difference() -> None:
     assert GivenData(with_null(7)).digest() == GivenData(with_null(8)).digest()
 
 
-def test_rows_and_types_count(tmp_path: Path) -> None:
+def test_the_digest_depends_on_rows_types_and_names(tmp_path: Path) -> None:
     digests = [
         GivenData(pa.table({"n": pa.array([], pa.int64())})).digest(),
         GivenData({"n": [1]}).digest(),
@@ -70,14 +70,14 @@ def test_rows_and_types_count(tmp_path: Path) -> None:
     assert None not in digests
 
 
-def test_a_stream_has_no_digest_of_its_own_and_is_still_whole() -> None:
+def test_a_stream_has_a_constant_digest_and_is_not_read() -> None:
     given = GivenData(pa.table({"n": [1, 2]}).to_reader())
     assert given.digest() == STREAM
     assert given.data.read_all().num_rows == 2
 
 
-def test_a_large_file_is_compared_in_pieces(tmp_path: Path) -> None:
-    """Its size, its beginning and its end always count."""
+def test_the_digest_of_a_large_file_is_that_of_some_pieces(tmp_path: Path) -> None:
+    """Covers the size, the beginning and the end, which always count."""
     path = tmp_path / "large.csv"
     size = PIECE_BYTES * PIECES_MAX + 1
     path.write_bytes(bytes(size))

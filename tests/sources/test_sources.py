@@ -1,4 +1,4 @@
-"""Readers that the garbage collector drops, in the midst of whatever the thread does that it runs in."""
+"""Abandoned readers that the garbage collector frees, in any thread and at any moment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCHES = [pa.record_batch({"n": [number]}) for number in range(10)]
 
 
 def dropped_in_a_cycle(stream: Any, taken: int) -> None:
-    """Only the collector ends it."""
+    """Reads some batches, and leaves the stream in a cycle that only the garbage collector frees."""
     for _ in range(taken):
         next(stream)
     cycle: list[Any] = [stream]
@@ -31,7 +31,7 @@ def dropped_in_a_cycle(stream: Any, taken: int) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("taken", [1, 3])
 @pytest.mark.parametrize("streamed", STREAMS)
-def test_a_reader_that_is_collected_waits_for_no_lock_of_the_thread(streamed: str, taken: int) -> None:
+def test_freeing_a_reader_waits_for_no_lock_of_the_thread(streamed: str, taken: int) -> None:
     lock, closed = threading.Lock(), threading.Event()
 
     def items() -> Iterator[pa.RecordBatch]:
@@ -42,7 +42,7 @@ def test_a_reader_that_is_collected_waits_for_no_lock_of_the_thread(streamed: st
                 closed.set()
 
     def collect() -> None:
-        # as a submit to any pool of threads does, and what the source's end needs
+        # holds the lock that a submit to a thread pool takes, and the one that closing the source takes
         with concurrent.futures.thread._global_shutdown_lock, lock:
             gc.collect()
 
@@ -57,7 +57,7 @@ def test_a_reader_that_is_collected_waits_for_no_lock_of_the_thread(streamed: st
 
 
 @pytest.mark.parametrize("streamed", STREAMS)
-def test_nothing_is_kept_of_what_was_read_to_its_end_or_failed(streamed: str) -> None:
+def test_nothing_is_kept_of_a_stream_that_ended_or_failed(streamed: str) -> None:
     def failing() -> Iterator[pa.RecordBatch]:
         yield from BATCHES[:3]
         raise ValueError
@@ -78,8 +78,8 @@ def test_nothing_is_kept_of_what_was_read_to_its_end_or_failed(streamed: str) ->
     assert emptied()
 
 
-def test_an_interruption_is_set_where_its_reader_is_collected() -> None:
-    """The thread that collects may be telling the interruption what it waits for."""
+def test_an_interruption_can_be_set_by_a_thread_that_holds_its_lock() -> None:
+    """Covers a garbage collection in a thread that is registering a wait with the interruption."""
     interruption, done = Interruption(), threading.Event()
 
     def collect() -> None:
@@ -93,7 +93,7 @@ def test_an_interruption_is_set_where_its_reader_is_collected() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("taken", [1, 3])
-def test_what_a_program_drops_last_is_ended(taken: int) -> None:
+def test_a_reader_dropped_at_the_end_of_a_program_is_closed(taken: int) -> None:
     code = f"""
 import gc
 import pyarrow as pa
@@ -116,7 +116,7 @@ del stream
 
 
 @pytest.mark.slow
-def test_a_forked_child_ends_what_it_drops() -> None:
+def test_a_forked_child_closes_the_readers_it_drops() -> None:
     code = """
 import os, threading, time
 import pyarrow as pa
@@ -124,7 +124,7 @@ from dormouse.reading import streams
 from dormouse.reading.streams import batches_ahead
 batches = [pa.record_batch({"n": [number]}) for number in range(4)]
 assert list(batches_ahead(iter(batches))) == batches
-while not streams._idle:  # the threads are there, and one waits for a reader
+while not streams._idle:  # until the threads have started and one waits for a reader
     time.sleep(0.01)
 if not (child := os.fork()):
     closed = threading.Event()
@@ -147,7 +147,7 @@ assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.slow
-def test_a_program_that_ends_with_a_reader_waits_for_one_batch_of_it() -> None:
+def test_a_program_that_ends_with_an_open_reader_waits_for_one_batch() -> None:
     code = """
 import time
 import pyarrow as pa

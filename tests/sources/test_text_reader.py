@@ -1,4 +1,4 @@
-"""One reader of CSV: the same text is the same cells, or the same refusal, in a table and in a row table."""
+"""The reader of CSV, which gives the same cells, or the same error, for a table and for a row table."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def write(tmp_path: Path) -> Write:
 
 def of_table(path: Path, how: dict[str, Any]) -> Cells:
     names = {"separator": "delimiter", "null": "null_texts"}
-    said = {names.get(name, name): value for name, value in how.items()}
+    options = {names.get(name, name): value for name, value in how.items()}
     columns = [dm.Field(name, dm.STRING, nullable=name != "k") for name in ("k", "v")]
-    batches = open_source(Files(str(path), **said), dm.Schema(columns[:1], [], columns[1:])).batches
+    batches = open_source(Files(str(path), **options), dm.Schema(columns[:1], [], columns[1:])).batches
     return [list(row.values()) for batch in batches for row in batch.to_pylist()]
 
 
@@ -79,14 +79,14 @@ TARGETS = [of_table, of_row_table]
         (b'k,v\na,"b\nc"\nd,?\n', {"null": ["NA", "?"]}),
     ],
 )
-def test_one_text_is_the_same_cells(
+def test_tables_and_row_tables_read_the_same_cells(
     write: Write, read: Callable[..., Cells], content: bytes, how: dict[str, Any]
 ) -> None:
     assert read(write(content), how) == [["a", "b\nc"], ["d", None]]
 
 
 @pytest.mark.parametrize("read", TARGETS)
-def test_an_escape_is_before_a_quote_and_doubled_quotes_are_one_anyway(
+def test_quotes_are_escaped_by_an_escape_character_or_doubled(
     write: Write, read: Callable[..., Cells]
 ) -> None:
     path = write(b'k,v\na,"b\\"c"\nd,"e""f"\ng,h\\,i\n')
@@ -107,7 +107,7 @@ def test_a_compressed_file_is_unpacked(tmp_path: Path, read: Callable[..., Cells
 
 @pytest.mark.parametrize("read", TARGETS)
 @pytest.mark.parametrize(
-    ("content", "how", "said"),
+    ("content", "how", "message"),
     [
         (b"k,v\na,b\nc\nd,e\n", {}, "line 3: it has 1 cell, not 2 as the others: 'c'"),
         (b"k,v\na,b\n\nc,d,e\n", {}, "line 4: it has 3 cells, not 2 as the others: 'c,d,e'"),
@@ -121,16 +121,16 @@ def test_a_compressed_file_is_unpacked(tmp_path: Path, read: Callable[..., Cells
         (b"k,v\na,\x81\n", {"encoding": "cp1252"}, "line 2: is not cp1252; give its encoding"),
     ],
 )
-def test_one_text_is_refused_with_the_same_words(
-    write: Write, read: Callable[..., Cells], content: bytes, how: dict[str, Any], said: str
+def test_tables_and_row_tables_give_the_same_error(
+    write: Write, read: Callable[..., Cells], content: bytes, how: dict[str, Any], message: str
 ) -> None:
     path = write(content)
     with pytest.raises(InvalidData) as refused:
         read(path, how)
-    assert str(refused.value).startswith(f"file '{path}', {said}")
+    assert str(refused.value).startswith(f"file '{path}', {message}")
 
 
-def test_a_table_has_rows_that_are_larger_than_a_block(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_larger_than_a_block_are_read(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_reader, "BLOCK_BYTES", (1 << 10, 1 << 16))
     rows = [[str(number), "x" * (5_000 if number == 300 else 3)] for number in range(600)]
     path = write(b"k,v\n" + "".join(f"{k},{v}\n" for k, v in rows).encode())
@@ -141,16 +141,16 @@ def test_a_table_has_rows_that_are_larger_than_a_block(write: Write, monkeypatch
 
 
 @pytest.mark.parametrize("text", ["k;v\na;b\n", "k\tv\na\tb\n", "k|v\na|b\n"])
-def test_a_separator_that_is_not_said_is_found_by_the_header(write: Write, text: str) -> None:
+def test_the_separator_is_found_by_the_header_if_no_option_is_given(write: Write, text: str) -> None:
     path = write(text.encode())
     assert [column.name for column in preview_csv(path, text_format()).columns] == ["k", "v"]
     assert of_row_table(path, {}) == of_table(path, {}) == [["a", "b"]]
     with pytest.raises(InvalidData, match="which the table does not have"):
-        of_row_table(path, {"quote": "'"})  # something is said, and taken as it is
+        of_row_table(path, {"quote": "'"})  # with an option given, nothing is guessed
 
 
-def test_every_door_has_the_options_of_the_one_format() -> None:
-    """Those that are written by hand; the command line, HTTP and jobs are made of the model."""
+def test_every_door_has_all_options_of_the_text_format() -> None:
+    """Checks doors whose options are written by hand; others are generated from the model."""
     options = set(TextFormat.model_fields)
     assert set(TextOptions.__annotations__) == options
     assert options <= {field.name for field in fields(LoadCsv)}
@@ -162,7 +162,7 @@ def test_every_door_has_the_options_of_the_one_format() -> None:
 
 
 def test_a_thread_of_arrow_never_releases_a_file_last(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would abort a process that ends at that moment: the last files are kept a while."""
+    """Keeps the last files a while: a thread of Arrow that frees one at exit would abort the process."""
     released: list[bool] = []
 
     class Released(text_reader._Source):
@@ -179,12 +179,12 @@ def test_a_thread_of_arrow_never_releases_a_file_last(write: Write, monkeypatch:
     assert all(released)
 
 
-def test_a_change_of_a_file_is_known_again_that_an_earlier_version_made(write: Write) -> None:
+def test_the_digest_of_a_load_is_that_of_earlier_versions(write: Write) -> None:
     load = LoadCsv(write(b"n\n1\n"), separator=";", null="NA")
     assert (digest_of_changes([load]) or b"").hex() == "24738460771370e7ac8727feef61ab07"
 
 
-def test_a_request_of_a_job_is_one_that_earlier_workers_take() -> None:
+def test_the_request_of_a_job_is_readable_for_earlier_workers() -> None:
     six = {"separator": ",", "quote": '"', "escape": None, "header": True, "skip_lines": 0, "null": None}
     assert text_format().to_json() == six
     assert text_format(null="NA").to_json() == {**six, "null": "NA"}

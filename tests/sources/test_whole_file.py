@@ -1,4 +1,4 @@
-"""Files of this machine are whole and durable, or what they were."""
+"""Atomic, durable writes of local files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dormouse.errors import InvalidInput
 from dormouse.objects.staging import whole_file
 
 
-def test_a_file_is_durable_before_its_name_and_its_name_before_the_end(
+def test_the_file_is_synced_before_the_rename_and_the_folder_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[object] = []
@@ -28,10 +28,10 @@ def test_a_file_is_durable_before_its_name_and_its_name_before_the_end(
     assert path.read_bytes() == b"new"
 
 
-def test_a_folder_that_cannot_be_synced_has_the_file_all_the_same(
+def test_the_file_is_written_to_a_folder_that_cannot_be_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As that of another user, or of some network file systems."""
+    """Covers folders of another user and of some network file systems."""
 
     def no_folders(number: int) -> None:
         if stat.S_ISDIR(os.fstat(number).st_mode):
@@ -43,7 +43,7 @@ def test_a_folder_that_cannot_be_synced_has_the_file_all_the_same(
     assert (tmp_path / "a").read_bytes() == b"new"
 
 
-def test_a_file_stays_what_it_was_when_the_block_raises(tmp_path: Path) -> None:
+def test_a_file_does_not_change_when_the_block_raises(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
     with pytest.raises(ZeroDivisionError), whole_file(path) as file:
@@ -53,7 +53,7 @@ def test_a_file_stays_what_it_was_when_the_block_raises(tmp_path: Path) -> None:
     assert path.read_bytes() == b"old"
 
 
-def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
+def test_a_link_is_kept_and_its_target_is_written(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "a")
     with whole_file(link) as file:
@@ -62,13 +62,13 @@ def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"new"
 
 
-def test_where_no_file_can_be_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_a_file_is_one_clear_line(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none" / "a"):
         with pytest.raises(InvalidInput, match=f"^cannot write '{path}': [A-Z][a-z ]+$"), whole_file(path):
             pass
 
 
-def test_a_private_file_that_is_replaced_stays_private(tmp_path: Path) -> None:
+def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
     path.chmod(0o600)

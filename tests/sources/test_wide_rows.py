@@ -1,4 +1,4 @@
-"""Rows that are so wide that few of them are read at once."""
+"""Rows so wide that only a few of them are read, sorted or merged at a time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def batches(path: Path, rows_max: int = 65_536) -> list[pa.RecordBatch]:
 
 
 @pytest.mark.parametrize("use_dictionary", [True, False])
-def test_a_long_value_that_many_rows_have_is_read_by_few_rows(tmp_path: Path, use_dictionary: bool) -> None:
+def test_a_long_value_repeated_in_many_rows_is_read_in_small_batches(
+    tmp_path: Path, use_dictionary: bool
+) -> None:
     path = tmp_path / "bomb.parquet"
     rows = pa.table({"k": range(2_000), "v": [None, "x" * 10_000] * 1_000})
     pq.write_table(rows, path, compression="zstd", use_dictionary=use_dictionary)
@@ -50,14 +52,14 @@ def test_a_long_value_that_many_rows_have_is_read_by_few_rows(tmp_path: Path, us
     assert pa.Table.from_batches(found) == rows
 
 
-def test_of_ordinary_rows_as_many_are_read_as_may_be(tmp_path: Path) -> None:
+def test_ordinary_rows_are_read_in_full_batches(tmp_path: Path) -> None:
     path = tmp_path / "words.parquet"
     words = [f"{number % 5_000} is the word, and no other" for number in range(20_000)]
     pq.write_table(pa.table({"k": range(20_000), "v": words}), path)
     assert [batch.num_rows for batch in batches(path, 8_192)] == [8_192, 8_192, 3_616]
 
 
-def test_wide_batches_are_not_joined_to_one() -> None:
+def test_wide_batches_are_not_combined() -> None:
     wide = pa.record_batch({"v": ["x" * 100_000] * 5})
     found = [*source.read_files(range(40), lambda _: iter([wide]), lambda _: 1)]
     assert max(batch.nbytes for batch in found) < 2 * MEBIBYTE
@@ -65,7 +67,7 @@ def test_wide_batches_are_not_joined_to_one() -> None:
 
 
 @pytest.mark.parametrize("memory_bytes", [64 * MEBIBYTE, 3 * MEBIBYTE])
-def test_wide_rows_are_sorted_by_few_rows(memory_bytes: int) -> None:
+def test_wide_rows_are_sorted_in_small_batches(memory_bytes: int) -> None:
     schema = OF_K_AND_TEXTS
     with LeafSorter(schema, 1, memory_bytes=memory_bytes) as sorter:
         for first in range(0, 100, 5):
@@ -79,7 +81,7 @@ def test_wide_rows_are_sorted_by_few_rows(memory_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(("row_bytes", "most"), [(0.0, 500), (MEBIBYTE / 10, 10), (2.0 * MEBIBYTE, 1)])
-def test_wide_rows_are_merged_by_few_rows(tmp_path: Path, row_bytes: float, most: int) -> None:
+def test_wide_rows_are_merged_in_small_batches(tmp_path: Path, row_bytes: float, most: int) -> None:
     path = tmp_path / "sorted.parquet"
     pq.write_table(pa.table({"k": range(500)}), path)
     session = datafusion_session.sorted_session(row_bytes=row_bytes)
@@ -87,7 +89,7 @@ def test_wide_rows_are_merged_by_few_rows(tmp_path: Path, row_bytes: float, most
     assert max(batch.to_pyarrow().num_rows for batch in found) == most
 
 
-def test_a_job_knows_how_wide_its_rows_are() -> None:
+def test_a_job_estimates_the_bytes_of_a_row() -> None:
     def file(rows: int, byte_count: int | None, whole: bool = True) -> CompactionInput:
         return CompactionInput("f", rows, whole, True, byte_count)
 

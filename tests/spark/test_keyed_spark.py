@@ -82,7 +82,7 @@ def test_the_later_file_of_urls_wins_even_if_it_is_smaller(
     days[0].parent.mkdir()
     pq.write_table(data([(7, 1)]), days[0])
     pq.write_table(data((key, 2) for key in range(2_000)), days[1])
-    # each file is a partition
+    # Spark reads each file as a partition
     spark.conf.set("spark.sql.files.maxPartitionBytes", "1mb")
     try:
         paths = {"files": days, "folder": [days[0].parent], "pattern": [days[0].parent / "day*"]}[given]

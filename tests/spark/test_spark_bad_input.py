@@ -36,7 +36,7 @@ def instance(dsn: str, url: str) -> Iterator[Instance]:
 
 
 def meanwhile(frame: DataFrame, dsn: str, url: str, change: Change) -> DataFrame:
-    """Returns the same rows from tasks that first make a change. Only a lambda can be pickled to them."""
+    """Returns the frame with tasks that first make a change. Only a lambda can be pickled for them."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with dm.connect(dsn, url) as opened:
@@ -60,16 +60,16 @@ def written(frame: DataFrame, table: Table, options: dict[str, str], by: str) ->
 @pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("by", ["sink", "function"])
-def test_a_table_that_is_dropped_while_rows_are_written(
+def test_dropping_a_table_while_rows_are_written_is_reported_and_leaves_no_files(
     spark: SparkSession, instance: Instance, dsn: str, url: str, by: str
 ) -> None:
     table = made(instance)
     frame = meanwhile(rows(spark), dsn, url, lambda opened: opened.drop_table("t"))
     with pytest.raises(Exception) as raised:
         written(frame, table, {"dsn": dsn, "objects": url}, by)
-    told = f"{type(raised.value).__name__}: {raised.value}"
+    reported = f"{type(raised.value).__name__}: {raised.value}"
     message = r"(TableNotFound: table 't' |AttemptAbandoned: attempt \w+ .*its table was dropped)"
-    assert re.search(message, told), told
+    assert re.search(message, reported), reported
     # a task may still write when its job is given up
     instance._attempts.collect_abandoned(table.files.table.table_id)
     assert list(instance.orphans(timedelta())) == []
@@ -113,7 +113,7 @@ def test_a_table_that_is_dropped_ends_the_stream(
 
 @pytest.fixture
 def unseen(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
-    """Makes an object store whose folder is relative, so that each process has another one."""
+    """Yields an instance whose store is a relative folder, so that each process has another one."""
     monkeypatch.chdir(tmp_path)
     with dm.connect(dsn, "file:///proc/self/cwd/lake") as opened:
         yield opened
@@ -121,7 +121,9 @@ def unseen(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs a folder that differs by process")
-def test_a_folder_that_workers_do_not_see(spark: SparkSession, unseen: Instance, tmp_path: Path) -> None:
+def test_a_folder_that_workers_do_not_share_is_reported(
+    spark: SparkSession, unseen: Instance, tmp_path: Path
+) -> None:
     assert not (Path(spark._jvm.System.getProperty("user.dir")) / "lake").exists()  # type: ignore[union-attr]
     table = made(unseen)
     message = "driver and workers must see one folder file:///proc/self/cwd/lake, but the worker "

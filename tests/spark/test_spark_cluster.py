@@ -94,7 +94,7 @@ Run = Callable[..., Any]
 def run(
     environment: dict[str, str], of_two: Cluster, dsn: str, url: str, tmp_path: Path, instance: Instance
 ) -> Run:
-    """Does one work on the cluster, kills the process of the task that waits, and returns the result."""
+    """Returns a function that does one work on the cluster and kills a process of the task that waits."""
     named = {"DORMOUSE_DSN": dsn, "DORMOUSE_OBJECTS": url, "DORMOUSE_SPARK_MASTER": of_two.url}
     ours = {**os.environ, **environment, **named, "SPARK_LOCAL_IP": "127.0.0.1"}
 
@@ -138,13 +138,15 @@ def check_nothing_else(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize("victim", ["executor", "worker"])
-def test_an_ingest(table: Table, run: Run, instance: Instance, victim: Victim) -> None:
+def test_an_ingest_survives_a_killed_process(
+    table: Table, run: Run, instance: Instance, victim: Victim
+) -> None:
     assert run("ingest", victim) == ROWS
     assert keys(table) == list(range(ROWS))
     check_nothing_else(instance)
 
 
-def test_a_compaction(table: Table, run: Run, instance: Instance) -> None:
+def test_a_compaction_survives_a_killed_process(table: Table, run: Run, instance: Instance) -> None:
     loaded(table, 2)
     assert run("compaction", "worker") == [len(POINTS) + 1, 0]
     assert keys(table) == sorted([*range(ROWS)] * 2)
@@ -152,13 +154,13 @@ def test_a_compaction(table: Table, run: Run, instance: Instance) -> None:
     check_nothing_else(instance)
 
 
-def test_a_read(table: Table, run: Run) -> None:
+def test_a_read_survives_a_killed_process(table: Table, run: Run) -> None:
     expected = keys(loaded(table))
     assert run("source", "worker", reads=True) == expected
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_write(table: Table, run: Run, instance: Instance, reads: bool) -> None:
+def test_a_write_survives_a_killed_process(table: Table, run: Run, instance: Instance, reads: bool) -> None:
     """Kills a task in the middle of its rows, or after it has written them."""
     run("sink", "worker", reads=reads)
     assert keys(table) == list(range(ROWS))
@@ -167,9 +169,7 @@ def test_a_write(table: Table, run: Run, instance: Instance, reads: bool) -> Non
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_stream_that_reads_and_one_that_writes(
-    table: Table, run: Run, instance: Instance, reads: bool
-) -> None:
+def test_streams_survive_a_killed_process(table: Table, run: Run, instance: Instance, reads: bool) -> None:
     loaded(table)
     copied = instance.create_table("copied", CHANGES, split_points=POINTS, properties=PROPERTIES)
     run("streams", "worker", reads=reads)
@@ -199,7 +199,7 @@ def driver_error(environment: dict[str, str], dsn: str, tmp_path: Path) -> Calla
     return said
 
 
-def test_workers_without_credentials(
+def test_missing_credentials_of_workers_are_reported_in_one_line(
     table: Table,
     instance: Instance,
     environment: dict[str, str],
@@ -222,7 +222,7 @@ def test_workers_without_credentials(
     check_nothing_else(instance)
 
 
-def test_a_missing_bucket(table: Table, driver_error: Callable[..., str]) -> None:
+def test_a_missing_bucket_is_reported_in_one_line(table: Table, driver_error: Callable[..., str]) -> None:
     line = driver_error("ingest", "local[1]", DORMOUSE_OBJECTS="s3://not-there/lake").splitlines()[-1]
     assert line.startswith("dormouse.errors.ObjectStoreError: Cannot read object 'instance.json' in s3://not")
     assert line.endswith(": The specified bucket does not exist")

@@ -38,11 +38,11 @@ def test_each_job_is_a_task_that_commits_by_itself(new_table: NewTable, spark: S
     bad = f"{table.table.object_prefix}a-{leaves[1]}.parquet"
     table.objects.delete([bad])
     table.objects.put(bad, b"PAR1 this is no Parquet PAR1")
-    told: list[tuple[int, int | None]] = []
-    report = compact_on(spark, table, progress=lambda *args: told.append(args))
+    reported: list[tuple[int, int | None]] = []
+    report = compact_on(spark, table, progress=lambda *args: reported.append(args))
     assert (report.jobs_run, report.jobs_failed, report.given_up) == (2, 3, 1)
     assert bad in report.errors[0]
-    assert told[-1] == (3, 3)
+    assert reported[-1] == (3, 3)
     for number in (0, 2):
         [reference] = table.store.file_references_in([leaves[number]])
         expected = sorted([*range(100 * number, 100 * number + 50)] * 2)
@@ -51,7 +51,7 @@ def test_each_job_is_a_task_that_commits_by_itself(new_table: NewTable, spark: S
     assert table.jobs.count() == (0, 0)
 
 
-def test_jobs_of_one_id_are_those_of_several_partitions(new_table: NewTable, spark: SparkSession) -> None:
+def test_jobs_of_several_partitions_may_have_the_same_id(new_table: NewTable, spark: SparkSession) -> None:
     table = new_table(split_points=[100])
     leaves = [leaf.partition_id for leaf in table.partitions.leaves()]
     files = [add_file(table, leaf, [100 * number], [leaf]) for number, leaf in enumerate(leaves)]
@@ -102,7 +102,7 @@ def test_a_large_job_is_several_tasks(
     monkeypatch.setattr(tasks, "run_tasks", counted)
     report = compact_on(spark, table)
     assert (report.jobs_run, report.jobs_failed, report.given_up) == (1, 1, 0)
-    # the check and two ranges, both again, and the joining of the results
+    # the check and two ranges, each run twice, and the joining of the results
     assert [number for number in ran if number] == [3, 3, 1]
     [reference] = table.store.file_references()
     assert keys_in(table, reference.filename) == sorted([*range(1_000)] * 2)
@@ -125,7 +125,7 @@ def test_a_job_that_killed_its_runners_is_reported_as_given_up(
 
 
 @pytest.mark.slow
-def test_an_interrupted_round_puts_its_jobs_back(
+def test_an_interrupted_round_releases_its_jobs(
     new_table: NewTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = new_table(**PAIRS)
@@ -149,7 +149,7 @@ def test_an_interrupted_round_puts_its_jobs_back(
         )
     jobs, running = table.jobs.count()
     assert (jobs in (1, 2), running) == (True, 0)
-    # a task that Spark has given up may still commit: one or the other does
+    # a task that Spark has given up may still commit; then the local job is superseded
     report = compact(table, engine="local", create=False)
     assert report.jobs_run + report.superseded == jobs
     assert sum(reference.row_count for reference in table.store.file_references()) == 60

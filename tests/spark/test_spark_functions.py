@@ -24,7 +24,7 @@ def zeros(instance: Instance) -> Table:
     return table
 
 
-def test_both_zeros_are_one_to_spark(spark: SparkSession, zeros: Table) -> None:
+def test_spark_treats_both_zeros_as_equal(spark: SparkSession, zeros: Table) -> None:
     zero: Any = 0.0
     asked: list[Any] = [zero, [zero, 7.0], dm.Range(min=zero)]
     for wanted in asked:

@@ -59,7 +59,7 @@ def written(rows: pa.Table, folder: Path, parts: int = 2) -> Path:
 
 
 @pytest.mark.slow
-def test_each_target_has_a_key_that_spark_sends_there(spark: SparkSession) -> None:
+def test_each_target_has_a_key_that_spark_hashes_to_it(spark: SparkSession) -> None:
     hashes = spark.range(2_000).select(expr("hash(cast(id as int))")).collect()
     for partitions in (1, 7, 200):
         keys = keys_of_partitions(partitions)
@@ -92,7 +92,7 @@ def test_rows_of_a_dataframe_and_of_files_reach_their_leaves(
 
 
 @pytest.mark.slow
-def test_one_leaf_takes_all_rows_and_no_rows_are_fine(
+def test_one_leaf_may_receive_all_rows_and_an_empty_frame_adds_none(
     spark: SparkSession, new_flights: NewTable, files: Path
 ) -> None:
     table, rows = new_flights(split_points=[]), flights(10_000)
@@ -136,7 +136,7 @@ def test_a_task_draws_a_fixed_number_of_values() -> None:
     assert list(Draw(Field("key", LONG)).run([])) == []
 
 
-def test_blobs_are_bounded(monkeypatch: pytest.MonkeyPatch, new_flights: NewTable) -> None:
+def test_the_size_of_blobs_is_limited(monkeypatch: pytest.MonkeyPatch, new_flights: NewTable) -> None:
     monkeypatch.setattr(shuffle, "BLOB_BYTES", 10_000)
     monkeypatch.setattr(shuffle, "CHUNK_BYTES", 50_000)
     lookup = ingest.LeafLookup(new_flights().partitions.tree())
@@ -186,7 +186,7 @@ def test_rows_that_the_shuffle_loses_fail_the_ingest(
 
 
 @pytest.mark.slow
-def test_bad_data_is_one_clear_line_and_leaves_nothing(
+def test_bad_data_is_reported_in_one_line_and_leaves_nothing(
     spark: SparkSession, new_flights: NewTable, files: Path, tmp_path: Path
 ) -> None:
     table, rows = new_flights(schema=PLAIN), flights(2_000, schema=PLAIN)
@@ -260,7 +260,7 @@ def test_a_task_that_cannot_write_leaves_nothing(
     check_untouched(table)
 
 
-def test_a_part_of_a_file_knows_its_rows_in_the_file(tmp_path: Path) -> None:
+def test_errors_in_a_part_of_a_file_have_row_numbers_of_the_file(tmp_path: Path) -> None:
     rows = nulled(flights(3_000, schema=PLAIN), "flight", 2_500)
     pq.write_table(rows, tmp_path / "parts.parquet", row_group_size=1_000)
     with pytest.raises(InvalidData, match=r"is in row 2,500 \(counted from 0\)"):

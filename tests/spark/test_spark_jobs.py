@@ -99,7 +99,7 @@ def test_points_divide_the_rows_evenly(run: Run, files: str) -> None:
         ),
     ],
 )
-def test_a_failure_is_one_line(
+def test_a_failure_is_reported_in_one_line(
     table: Table,
     run: Run,
     files: str,

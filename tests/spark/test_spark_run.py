@@ -1,4 +1,4 @@
-"""The driver of a run does exactly its jobs, table by table, even if a table is dropped or renamed."""
+"""The driver of a run: it does exactly its jobs, table by table, even if a table is dropped or renamed."""
 
 from __future__ import annotations
 
@@ -145,16 +145,21 @@ def test_a_job_that_is_given_up_fails_the_run_but_not_other_jobs(
     run_id = created(supplier, objects)
     assert start(run_id) == 1
     assert "is given up" in caplog.text and bad in caplog.text
-    [told], given_up = broken.last_rounds.read()
-    assert (told.kind, told.error, told.failures, given_up.jobs) == ("compaction", given_up.reason, 1, 1)
-    assert bad in str(told.error)
+    [reported], given_up = broken.last_rounds.read()
+    assert (reported.kind, reported.error, reported.failures, given_up.jobs) == (
+        "compaction",
+        given_up.reason,
+        1,
+        1,
+    )
+    assert bad in str(reported.error)
     [well] = whole.last_rounds.read()[0]
     assert (well.kind, well.error) == ("compaction", None)
     assert [reference.row_count for reference in whole.store.file_references()] == [10]
 
 
 @pytest.mark.slow
-def test_sigterm_puts_back_what_is_not_finished(
+def test_sigterm_releases_unfinished_jobs(
     new: NewTable,
     supplier: ConnectionSupplier,
     objects: ObjectStore,
@@ -178,7 +183,7 @@ def test_sigterm_puts_back_what_is_not_finished(
     assert runs.report(supplier, objects, run_id, "FAILED").released == 3
 
 
-def test_a_run_of_splits_divides_what_is_full(
+def test_a_run_of_splits_divides_full_leaves(
     new: NewTable, supplier: ConnectionSupplier, objects: ObjectStore, start: Callable[[str], int]
 ) -> None:
     table = new("a", 1, split_threshold_rows=7, split_min_rows=2)
@@ -204,9 +209,9 @@ def test_a_leaf_that_cannot_be_divided_fails_the_run_but_not_other_leaves(
     runs.write_list(objects, runs.RunList(run_id, "split", listed))
     assert start(run_id) == 1
     assert len(whole.partitions.leaves()) == 2
-    [told] = broken.last_rounds.read()[0]
-    assert (told.kind, told.failures) == ("split", 1)
-    assert "partition root is not divided" in str(told.error)
+    [reported] = broken.last_rounds.read()[0]
+    assert (reported.kind, reported.failures) == ("split", 1)
+    assert "partition root is not divided" in str(reported.error)
 
 
 def test_a_run_without_its_list_does_nothing(
@@ -242,7 +247,7 @@ def test_a_list_of_another_store_is_refused(
     assert "--list must be below" in caplog.text
 
 
-def test_an_unreachable_database_is_one_line(
+def test_an_unreachable_database_is_reported_in_one_line(
     objects: ObjectStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "CONNECT_SECONDS_MAX", 0.1)
@@ -254,7 +259,7 @@ def test_an_unreachable_database_is_one_line(
     assert run_id in line and "\n" not in line
 
 
-def test_tasks_get_the_address_but_no_token(new: NewTable) -> None:
+def test_tasks_receive_the_dsn_without_a_token(new: NewTable) -> None:
     """A token expires after 15 minutes, so that each connection of a task makes its own."""
     table = new("a", 0)
     dsn = "rds-iam://dormouse_run@db:5432/dormouse?region=eu-west-1"

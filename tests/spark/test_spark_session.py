@@ -180,8 +180,8 @@ def test_spark_runs_python_quietly_is_interrupted_and_leaves_nothing(
 ) -> None:
     """Checks standard error, leftover files and the environment.
 
-    Each Ctrl-C is a KeyboardInterrupt, after which the same session works. What a caller gives counts more
-    than the environment.
+    Each Ctrl-C is a KeyboardInterrupt, after which the same session works. Arguments of a caller override the
+    environment.
     """
     if java == "of the wheel":
         environment.update(without_java(environment, tmp_path))
@@ -209,7 +209,7 @@ def test_spark_runs_python_quietly_is_interrupted_and_leaves_nothing(
     assert (report["same"], report["memory"], report["master"]) == (True, "1g", "local[2]")
     assert (report["changed"], report["added"]) == ([], [])
     results = [0, 1, 4, None, None, None, 36]
-    assert report["results"] == results[:tasks], "the tasks that failed took others with them"
+    assert report["results"] == results[:tasks], "the failed tasks ended other tasks"
     assert ["process died" in error or error for error in report["errors"]] == [
         True,
         "KeyError('four')",

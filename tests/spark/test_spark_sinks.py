@@ -61,7 +61,7 @@ def test_row_tables_refuse_the_sinks(instance: Instance, of: Of) -> None:
 def test_a_write_into_a_folder_does_not_end_another_write(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between its tasks and its commit no process has the folder open, so that each one starts the server."""
+    """No process has the folder open between the tasks and the commit, so each process starts the server."""
     server = SimpleNamespace(joined=False, start=lambda: dsn, stop=lambda: None, revive=lambda: False)
     monkeypatch.setattr("dormouse.embedded.postgres.EmbeddedPostgres", lambda folder: server)
     folder, columns = tmp_path / "lake", columns_of(SCHEMA)
@@ -80,7 +80,7 @@ def test_a_write_into_a_folder_does_not_end_another_write(
 def test_a_folder_whose_database_the_environment_names_is_opened_without_it(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers may lack the variable."""
+    """The environment of workers may lack the variable."""
     folder = tmp_path / "a lake"
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
     with dm.local(folder) as instance:

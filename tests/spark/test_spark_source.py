@@ -180,7 +180,7 @@ def test_a_leaf_is_a_partition_of_spark_until_they_reach_split_bytes(table: Tabl
 
 
 @pytest.mark.slow
-def test_each_action_reads_the_newest_rows_and_a_moment_stays(
+def test_each_action_reads_the_newest_rows_and_a_frame_of_a_moment_does_not_change(
     spark: SparkSession, table: Table, load: Load
 ) -> None:
     fresh, later, before, kept = load(), load(), load(as_of="before"), dormouse.spark.read(spark, table)
@@ -194,7 +194,7 @@ def test_each_action_reads_the_newest_rows_and_a_moment_stays(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pushes", ["false", "true"])
-def test_a_query_has_its_own_filter_and_none_of_another(
+def test_a_query_applies_only_its_own_filter(
     spark: SparkSession, table: Table, load: Load, pushes: str
 ) -> None:
     """Spark 4.1 caches a reader with its pushed filters, and uses it also for a later query without one."""
@@ -210,7 +210,7 @@ def test_a_query_has_its_own_filter_and_none_of_another(
 
 
 @pytest.mark.slow
-def test_views_of_all_tables_are_of_one_moment(spark: SparkSession, instance: Instance, table: Table) -> None:
+def test_view_makes_a_view_of_each_table(spark: SparkSession, instance: Instance, table: Table) -> None:
     other = instance.create_table("other", OF_K, split_points=[1])
     other.ingest(pa.table({"k": [0, 1, 2]}))
     assert sorted(dormouse.spark.view(spark, instance)) == ["other", "t"]
@@ -219,7 +219,7 @@ def test_views_of_all_tables_are_of_one_moment(spark: SparkSession, instance: In
 
 
 @pytest.mark.slow
-def test_changes_since_a_cut(table: Table, load: Load) -> None:
+def test_changes_after_a_cut_are_read(table: Table, load: Load) -> None:
     found = load(changes_after="before", columns="k,name")
     assert found.columns == ["k", "name", "_change"]
     assert of_spark(found) == ordered(table.changes("before", columns=["k", "name"]).read_all())
@@ -249,10 +249,13 @@ def test_metadata_are_rows(instance: Instance, table: Table, load: Load) -> None
     jobs = table.context.jobs
     jobs.create_of_shared([leaf.partition_id for leaf in table.partitions.leaves()])
     taken = jobs.take(1)
-    told = {row.job_id: row for row in load(metadata="jobs").collect()}
-    assert len(told) == jobs.count()[0] > 1
-    assert [one.job_id for one in told.values() if one.is_running] == [job.job_id for job in taken]
-    assert (told[taken[0].job_id].attempts, told[taken[0].job_id].partition_id) == (1, taken[0].partition_id)
+    reported = {row.job_id: row for row in load(metadata="jobs").collect()}
+    assert len(reported) == jobs.count()[0] > 1
+    assert [one.job_id for one in reported.values() if one.is_running] == [job.job_id for job in taken]
+    assert (reported[taken[0].job_id].attempts, reported[taken[0].job_id].partition_id) == (
+        1,
+        taken[0].partition_id,
+    )
     [cut] = load(metadata="cuts").collect()
     assert (cut.name, cut.recorded_at.timestamp()) == (
         "before",
@@ -351,7 +354,7 @@ def test_a_write_that_fails_leaves_nothing(
         ),
     ],
 )
-def test_bad_options_are_one_line(
+def test_bad_options_are_reported_in_one_line(
     spark: SparkSession, instance: Instance, dsn: str, table: Table, options: dict[str, str], message: str
 ) -> None:
     named = {"dsn": dsn, "objects": instance._tables.objects.url, "table": "t", **options}
@@ -379,7 +382,7 @@ def test_invalid_writes_are_refused_before_a_task_runs(
 
 
 @pytest.mark.slow
-def test_changed_tables_and_missing_folders_are_one_line(
+def test_changed_tables_and_missing_folders_are_reported_in_one_line(
     spark: SparkSession, instance: Instance, dsn: str, table: Table, load: Load, tmp_path: Path
 ) -> None:
     """Covers changes between the making of a DataFrame and its use, and folders that do not exist."""
@@ -398,7 +401,7 @@ def test_changed_tables_and_missing_folders_are_one_line(
 
 
 @pytest.mark.slow
-def test_moments_of_the_function_are_those_of_queries(
+def test_read_accepts_the_same_moments_as_queries(
     spark: SparkSession, instance: Instance, table: Table
 ) -> None:
     at = clock(instance)

@@ -109,7 +109,7 @@ def test_each_change_is_copied_once_over_restarts(source: Table, sink: Table, ru
 
 
 @pytest.mark.slow
-def test_a_stream_begins_at_its_option(source: Table, sink: Table, run: Run) -> None:
+def test_a_stream_begins_at_the_option_changes_after(source: Table, sink: Table, run: Run) -> None:
     source.history.record_cut("then")
     add(source, 1_000, 20)
     run(changes_after="then")
@@ -120,7 +120,7 @@ def test_a_stream_begins_at_its_option(source: Table, sink: Table, run: Run) -> 
 def test_a_batch_that_was_committed_is_not_committed_again(
     source: Table, sink: Table, run: Run, tmp_path: Path
 ) -> None:
-    """Repeats a batch as a driver does that died after the commit, but before it recorded that."""
+    """Repeats a batch, like a driver that died after the commit but before it recorded the batch."""
     run()
     files = sorted(tmp_path.rglob("objects/**/*.parquet"))
     for name in (tmp_path / "checkpoint" / "commits").iterdir():
@@ -134,7 +134,7 @@ def test_a_batch_that_was_committed_is_not_committed_again(
 def test_a_new_checkpoint_for_an_old_stream_is_refused(
     instance: Instance, source: Table, sink: Table, run: Run
 ) -> None:
-    """Its batch numbers would repeat those of the first. Under another name the stream reads all again."""
+    """Its batch numbers would repeat those of the first; under another name, the stream reads all again."""
     run()
     with pytest.raises(Exception, match="the stream 'copy' of table 'copied' is of another checkpoint"):
         run(checkpoint="another")
@@ -151,7 +151,7 @@ def test_a_new_checkpoint_for_an_old_stream_is_refused(
 
 
 @pytest.mark.slow
-def test_streams_that_cannot_go_on_raise_clear_errors(
+def test_streams_that_cannot_continue_raise_clear_errors(
     instance: Instance, source: Table, sink: Table, run: Run, tmp_path: Path
 ) -> None:
     run()
@@ -177,7 +177,7 @@ def test_streams_that_cannot_go_on_raise_clear_errors(
         ({"changes_after": "then"}, [55]),
     ],
 )
-def test_offsets_and_batches_of_a_stream(
+def test_the_reader_divides_changes_into_batches_with_json_offsets(
     instance: Instance, source: Table, dsn: str, options: dict[str, str], counts: list[int]
 ) -> None:
     """Calls the reader as Spark does, batch after batch, with positions as JSON."""
@@ -285,13 +285,13 @@ def add_row(table: Table, key: int) -> None:
 def test_a_checkpoint_ahead_of_a_restored_database_is_refused(
     instance: Instance, source: Table, stream: ChangesStream
 ) -> None:
-    """A restored and adopted database: the adoption lies before the position of the checkpoint."""
+    """The adoption of the restored database lies before the position of the checkpoint."""
     start = json.loads(json.dumps(stream.initialOffset()))
     before, rows = batch(stream, start)
     query(instance._supplier, ADOPTED, 7)
     add(source, 100)
     after, rows = batch(stream, before)
-    assert [row["k"] for row in rows] == list(range(100, 120)), "it was up to the adoption"
+    assert [row["k"] for row in rows] == list(range(100, 120)), "the stream read up to the adoption"
     with pytest.raises(InvalidInput, match="which was restored to an earlier time: give the"):
         stream.partitions({**after, "life": before["life"]}, after)
     with pytest.raises(InvalidInput, match="restored to an earlier time"):
@@ -340,7 +340,7 @@ def test_a_task_writes_the_columns_of_its_attempt(
 def test_a_batch_has_at_most_the_rows_of_its_option(
     instance: Instance, source: Table, sink: Table, start: Start, run: Run, limit: int
 ) -> None:
-    """A batch has whole commits. A deletion comes together with the commits before it."""
+    """A batch has only whole commits. A deletion is in the same batch as the commits before it."""
     for first in range(100, 200, 20):
         add(source, first)
     source.delete({"k": dm.Range(0, 30)})
@@ -370,7 +370,7 @@ def test_a_batch_has_at_most_the_rows_of_its_option(
         ({"stream": ""}, "InvalidInput: the option stream is missing"),
     ],
 )
-def test_bad_options_are_one_line(
+def test_bad_options_are_reported_in_one_line(
     source: Table, sink: Table, run: Run, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(Exception, match=message):

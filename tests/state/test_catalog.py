@@ -84,7 +84,7 @@ def test_a_table_is_found_as_it_was_made(catalog: Catalog) -> None:
     assert (made.schema, made.layout, made.properties.gc_delay_seconds) == (SCHEMA, "file_table", 5)
 
 
-def test_tables_come_by_name(catalog: Catalog) -> None:
+def test_tables_are_listed_by_name(catalog: Catalog) -> None:
     for name in ("b", "a", "C", "_", "a-1"):
         create(catalog, name)
     assert [t.name for t in catalog.tables()] == ["C", "_", "a", "a-1", "b"]
@@ -104,7 +104,7 @@ def test_names_that_differ_in_upper_and_lower_case_only_are_refused(catalog: Cat
     assert [t.name for t in catalog.tables()] == ["flights", "other"]
 
 
-def test_of_names_that_differ_only_in_case_one_is_taken_at_a_time(catalog: Catalog) -> None:
+def test_only_one_of_the_names_that_differ_in_case_is_created(catalog: Catalog) -> None:
     """Creations of tables whose names differ only in case wait for each other."""
 
     def made(name: str) -> bool:
@@ -149,7 +149,9 @@ def test_an_unknown_table_is_an_error(catalog: Catalog, name: str) -> None:
     assert [t.name for t in catalog.tables()] == ["t"]
 
 
-def test_a_doubled_name_is_refused_and_leaves_nothing(catalog: Catalog, supplier: ConnectionSupplier) -> None:
+def test_a_name_that_exists_is_refused_and_leaves_nothing(
+    catalog: Catalog, supplier: ConnectionSupplier
+) -> None:
     create(catalog)
     before = tables_of_postgresql(supplier)
     with pytest.raises(TableAlreadyExists, match="'t'"):
@@ -285,7 +287,7 @@ def test_a_drop_waits_for_readers_and_holds_up_no_other_table(
 
 
 @pytest.mark.slow
-def test_60_tables(catalog: Catalog, supplier: ConnectionSupplier) -> None:
+def test_sixty_tables_are_created_and_dropped(catalog: Catalog, supplier: ConnectionSupplier) -> None:
     for n in range(60):
         create(catalog, f"t{n}")
     assert len(catalog.tables()) == 60

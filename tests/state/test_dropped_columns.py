@@ -38,7 +38,7 @@ def changes_after(table: Table, after: Any) -> list[tuple[str, int]]:
 
 
 @pytest.mark.slow
-def test_rows_are_erased_though_an_undone_deletion_names_it(table: Table) -> None:
+def test_rows_are_erased_though_an_undone_deletion_names_a_dropped_column(table: Table) -> None:
     add(table, 1, 2)
     add(table, 5, note="y")
     cut = table.history.record_cut("cut")
@@ -55,7 +55,7 @@ def test_rows_are_erased_though_an_undone_deletion_names_it(table: Table) -> Non
 
 
 @pytest.mark.slow
-def test_files_are_looked_at_though_a_retired_deletion_names_it(table: Table) -> None:
+def test_files_are_examined_though_a_retired_deletion_names_a_dropped_column(table: Table) -> None:
     add(table, 1, 2, 3)
     add(table, 4, 5)
     table.delete({"k": dm.Range(1, 6), "note": "x"})

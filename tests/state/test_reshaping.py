@@ -59,7 +59,7 @@ def test_every_reader_reads_files_of_every_version_with_the_current_columns(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_all_changes_one_after_the_other(instance: Instance, layout: str) -> None:
+def test_every_reader_agrees_after_each_kind_of_change_in_turn(instance: Instance, layout: str) -> None:
     """All changes in sequence, in each layout, with files of all versions, and as of a cut of each."""
     shaped = Shaped.made(instance, SCHEMA, layout=layout, properties=dm.TableProperties(**TWO))
     shaped.ingest(*ROWS)

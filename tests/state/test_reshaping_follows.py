@@ -207,7 +207,7 @@ def test_invalid_changes_are_refused_in_one_line_and_change_nothing(shaped: Shap
 
 
 @pytest.mark.slow
-def test_other_handles_follow_at_once(shaped: Shaped, dsn: str, tmp_path: Path) -> None:
+def test_other_handles_follow_changes_of_columns_at_once(shaped: Shaped, dsn: str, tmp_path: Path) -> None:
     """Handles from before a change, in another instance, follow it in each kind of call."""
     with connect(dsn, f"file://{tmp_path}/objects") as other:
         handles = [other.table("t") for _ in range(6)]
@@ -250,7 +250,9 @@ def test_old_handles_delete_and_erase_by_the_current_names(shaped: Shaped, handl
 
 
 @pytest.mark.slow
-def test_a_job_that_looks_follows_on_an_old_handle(shaped: Shaped, handles: list[Table]) -> None:
+def test_a_look_on_an_old_handle_reads_columns_that_were_added_since(
+    shaped: Shaped, handles: list[Table]
+) -> None:
     """A job on an old handle reads files and deletions with columns that were added since."""
     shaped.table.set_properties(compaction_batch_files=100)
     add_whole(shaped)
@@ -292,7 +294,7 @@ def test_an_erasure_looks_at_files_with_columns_that_were_added_since(
     assert (report.unreadable, report.objects_looked_at) == ((), 1)
 
 
-def test_an_old_handle_deletes_from_a_keyed_table_by_a_column_that_came_since(
+def test_an_old_handle_deletes_from_a_keyed_table_by_a_column_that_was_added_since(
     instance: Instance, dsn: str, tmp_path: Path
 ) -> None:
     schema = OF_K_AND_NUMBERS

@@ -39,7 +39,7 @@ NEW: list[DataType] = [dm.INT, dm.FLOAT, dm.STRING, dm.DOUBLE]
 
 
 class Machine(RuleBasedStateMachine):
-    """A state machine of the table and its naive model; `instance` is the test's."""
+    """A state machine of the table and its naive model. `instance` belongs to the test."""
 
     instance: Instance
     layout: str
@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def pending(self) -> list[list[int]]:
-        """Returns, for each pending deletion, the ids of the columns that it names; the model has all."""
+        """The ids of the columns that each pending deletion names; the model has all deletions."""
         pending = {one.deletion_id for one in self.shaped.table.deletions()}
         return [ids for number, ids in self.shaped.deleted.items() if number in pending]
 
@@ -143,10 +143,10 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_changes_in_any_order(instance: Instance, layout: str) -> None:
+def test_readers_agree_with_the_model_after_any_changes_of_columns(instance: Instance, layout: str) -> None:
     run_machine(Machine, instance, layout, EXAMPLES // 2, STEPS)
 
 
 @pytest.mark.slow
-def test_many_changes_in_any_order(instance: Instance) -> None:
+def test_readers_agree_with_the_model_after_many_changes_of_columns(instance: Instance) -> None:
     run_machine(Machine, instance, "file_table", 8, 30)

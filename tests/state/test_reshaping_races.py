@@ -32,7 +32,7 @@ ARROW = pa.Table.from_pylist(LATE, schema=arrow_schema(SCHEMA))
 
 
 class Race:
-    """A writer of `LATE`, and a change of the columns that commits before it does."""
+    """A writer of `LATE`, and a change of columns that commits before the writer does."""
 
     def __init__(
         self, shaped: Shaped, dsn: str, folder: Path, change: Callable[[Shaped], None], patch: Any
@@ -149,7 +149,7 @@ def test_a_writer_commits_after_the_columns_were_changed(
 
 
 @pytest.mark.parametrize("change", [add_default, add_whole])
-def test_a_deletion_of_rows_with_the_default_spares_what_commits_later(
+def test_a_deletion_of_rows_with_the_default_spares_rows_committed_later(
     shaped: Shaped,
     dsn: str,
     tmp_path: Path,

@@ -34,7 +34,7 @@ def shaped(instance: Instance) -> Shaped:
     return made
 
 
-def test_a_time_has_the_columns_of_then(shaped: Shaped) -> None:
+def test_a_time_has_the_columns_that_the_table_had_then(shaped: Shaped) -> None:
     """A time between two changes of columns has the columns of then, even if nothing else changed."""
     times = []
     for number in range(3):
@@ -150,7 +150,7 @@ REFUSED = [
 
 
 @pytest.mark.slow
-def test_what_the_command_line_refuses_is_one_line(cli: Cli) -> None:
+def test_refusals_on_the_command_line_have_one_line(cli: Cli) -> None:
     """Queries as of a moment must use the names of the columns of then."""
     assert cli("table", "create", "t", "--row-key", "k:long", "--value", "i:int?")[0] == 0
     for args, said in REFUSED:

@@ -44,7 +44,7 @@ def test_a_request_for_a_lost_table_becomes_a_dead_letter(instance: Instance) ->
     assert (status.state, lost.uuid in str(status.error)) == ("rejected", True)
     [letter] = instance.commits.dead_letters(10)
     assert "restored" in letter.reason
-    # what was sent before tables had UUIDs, and what is for this one
+    # a request from before tables had UUIDs, and one for this table
     send_raw(instance, encode(add("t", "old"), table_id=another.table_id))
     instance.submit([add("t", "new")])
     instance.committer().drain()
@@ -75,7 +75,7 @@ def test_objects_without_a_uuid_belong_to_the_table(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_copies_that_are_migrated_apart_agree(databases: Databases, tmp_path: Path) -> None:
+def test_copies_that_are_migrated_separately_agree(databases: Databases, tmp_path: Path) -> None:
     dsn = databases.create("template0")
     older = tmp_path / "migrations"
     older.mkdir()

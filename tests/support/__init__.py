@@ -1,4 +1,5 @@
-"""The internals that many tests need, by themes, so that the move of a module changes one line here.
+"""Imports of internals that many tests need, by topic, so that moving a module changes one line here.
 
-A test imports from here each name that a theme has; a module whose names a test replaces it imports itself.
+A test imports a name from here if a topic has it. A test that replaces names of a module imports that module
+itself.
 """

@@ -1,4 +1,4 @@
-"""The instance and its tables, as Python"s users have them."""
+"""The public Python API: the instance and its tables."""
 
 from __future__ import annotations
 

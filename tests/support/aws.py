@@ -1,4 +1,4 @@
-"""A deployed instance, and AWS"s API."""
+"""Deployed instances, and AWS's API."""
 
 from __future__ import annotations
 

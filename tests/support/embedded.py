@@ -1,4 +1,4 @@
-"""The PostgreSQL that Dormouse starts by itself."""
+"""The PostgreSQL server that Dormouse starts itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The domain, as tests name it: types, schemas, ranges of keys, partition trees, properties."""
+"""The domain: types, schemas, ranges of keys, partition trees, properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries: what is asked, what is planned, and the rows."""
+"""Queries: their questions, plans and rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stores of a table"s state in PostgreSQL, and what they hand out."""
+"""The stores of a table's state in PostgreSQL, and the values that they return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs: their registry, and what is made of them."""
+"""The verbs: their registry, and the interfaces that are derived from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many places of the doors describe a verb: an option that is added to it is written in each of them."""
+"""The places in the doors that list the options of a verb; a new option must be added to each of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.verbs import VERBS, OfWire
 PACKAGE = Path(dormouse.__file__).parent
 DOORS = ("verbs", "service", "client", "cli", "datasource")
 OPTIONS_MIN = 4
-"""A place that names so many options of a verb, or all of them, describes it."""
+"""Number of options from which a place counts as describing a verb, unless the verb has fewer."""
 
 PLACES: dict[str, list[str]] = {
     "query": ["client/client.py:query"],
@@ -22,17 +22,17 @@ PLACES: dict[str, list[str]] = {
     "changes": ["client/client.py:changes"],
     "ingest": [],
     "compact": [],
-    # a download asks as a query does
+    # a download takes the options of a query
     "rows query": ["client/rows.py:query", "client/rows.py:download_csv", "client/rows.py:Dict"],
     "rows change": ["client/rows.py:change"],
     "rows upsert": ["client/rows.py:upsert"],
     "rows upload": ["client/rows.py:upload_csv"],
 }
-"""Beside its request, and the method of the Python facade."""
+"""The places that describe a verb, other than its request and the method of the Python API."""
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """Returns the names in a signature, a call, the fields of a class, or of texts in a literal."""
+    """Returns the names in a signature, a call or the fields of a class, or the texts in a literal."""
     names: list[object] = []
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -50,7 +50,7 @@ def names_in(node: ast.AST) -> set[str]:
 
 @cache
 def places() -> list[tuple[str, set[str]]]:
-    """Returns the places of the doors that name several things, and what they name."""
+    """Returns each place in the doors that has several names, with the names."""
     found = []
     for path in sorted(path for room in DOORS for path in (PACKAGE / room).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -1,4 +1,4 @@
-"""A verb that gets an option has it at every door: jobs, events, HTTP, the client, commands, Spark."""
+"""A new option of a verb works at every door: jobs, events, HTTP, the client, commands, Spark."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class ProbeRequest(Request):
     """The name of a table."""
 
     mark: Annotated[str | None, OfWire()] = None
-    """What only programs send."""
+    """A value that only programs send."""
 
 
 class LoudProbeRequest(ProbeRequest):
     __doc__ = ProbeRequest.__doc__
 
     loud: Annotated[str | None, Form(to_json=str.upper, to_python=str.lower)] = None
-    """How loud the
-    answer is."""
+    """The loudness of
+    the answer."""
 
 
 class Probed(Document):
-    """How a table is."""
+    """The answer to a probe."""
 
     table: str
 
@@ -158,7 +158,7 @@ def test_an_option_that_a_verb_lacks_is_refused_at_every_door(
         door(served, ASKED)
 
 
-def test_the_docstring_of_a_field_is_its_text_in_the_description(
+def test_the_docstring_of_a_field_is_its_description_in_openapi(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(VERBS, "probe", AFTER)
@@ -166,8 +166,8 @@ def test_the_docstring_of_a_field_is_its_text_in_the_description(
         described = httpx.get(f"{url}/openapi.json").json()
     body = described["components"]["schemas"]["LoudProbeRequest"]["properties"]
     assert {name: one["description"] for name, one in body.items()} == {
-        "mark": "What only programs send.",
-        "loud": "How loud the answer is.",
+        "mark": "A value that only programs send.",
+        "loud": "The loudness of the answer.",
     }
     assert described["paths"]["/v1/tables/{table}/probe"]["post"]["summary"] == "Ask a table how it is"
 
@@ -178,12 +178,12 @@ def test_the_docstring_of_a_field_is_the_help_of_its_option(
     monkeypatch.setitem(VERBS, "probe", AFTER)
     context = typer.Context(of_command(served), info_name="probe")
     text = " ".join(of_command(served).get_help(context).split())
-    assert "--loud <str> How loud the answer is." in text
+    assert "--loud <str> The loudness of the answer." in text
     assert text.startswith("Usage: probe [OPTIONS] {table} Ask a table how it is.")
     assert "mark" not in text
 
 
-def test_a_request_is_sent_without_what_is_the_default() -> None:
-    """So a service of before takes it."""
+def test_a_request_is_sent_without_default_values() -> None:
+    """Keeps a service of an older version able to take the request."""
     assert json_of(LoudProbeRequest, {"table": "t", "loud": None, "mark": None}) == {"table": "t"}
     assert json_of(LoudProbeRequest, {"table": "t", "loud": "whisper"}) == ASKED

@@ -1,4 +1,4 @@
-"""Compaction on real files: what is merged, what is committed, and what is left after a failure."""
+"""Compactions of real files: the rows merged, the references committed, and the state after a failure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files
 
 @pytest.fixture
 def table(new_table: NewTable) -> TableContext:
-    """A table whose files are merged two by two."""
+    """A table whose compaction jobs have two files each."""
     return new_table(**PAIRS)
 
 
@@ -46,7 +46,7 @@ def attempts(table: TableContext) -> int:
 
 
 def assert_nothing_is_left_but(table: TableContext, *filenames: str) -> None:
-    """No object beside these files and their sketches, no job, no attempt."""
+    """Checks that only these files and their sketches are left: no other object, no job, no attempt."""
     assert objects_of(table) == {name + suffix for name in filenames for suffix in ("", SKETCHES)}
     assert (table.jobs.count(), attempts(table)) == ((0, 0), 0)
 
@@ -63,7 +63,7 @@ def test_a_round_merges_a_leafs_files_into_one(table: TableContext) -> None:
     assert_nothing_is_left_but(table, *inputs, reference.filename)
 
 
-def test_the_commit_of_a_compaction_is_not_remembered_for_ever(table: TableContext) -> None:
+def test_the_commit_id_of_a_compaction_expires_with_the_history(table: TableContext) -> None:
     for name in "ab":
         add_file(table, name, [1])
     compact(table)
@@ -73,7 +73,7 @@ def test_the_commit_of_a_compaction_is_not_remembered_for_ever(table: TableConte
     assert seconds == table.properties.history_retention_seconds
 
 
-def test_the_facts_and_sketches_of_the_output_are_kept(table: TableContext) -> None:
+def test_the_facts_and_sketches_of_the_output_are_stored(table: TableContext) -> None:
     add_file(table, "a", [1, 3])
     add_file(table, "b", [2, 9])
     compact(table)
@@ -84,7 +84,7 @@ def test_the_facts_and_sketches_of_the_output_are_kept(table: TableContext) -> N
     assert FileSketches.from_bytes(table.objects.get(file.filename + SKETCHES)).row_count == 4
 
 
-def test_rows_of_other_partitions_stay_out(new_table: NewTable) -> None:
+def test_a_compaction_leaves_out_rows_of_other_partitions(new_table: NewTable) -> None:
     table = new_table(split_points=[10], **PAIRS)
     left, right = (leaf.partition_id for leaf in table.partitions.leaves())
     add_file(table, "wide", [1, 2, 11, 12, 13, 14], [left, right])
@@ -96,7 +96,7 @@ def test_rows_of_other_partitions_stay_out(new_table: NewTable) -> None:
     assert len(table.store.file_references_in([right])) == 1
 
 
-def test_a_job_whose_partition_was_divided_meanwhile_still_commits(table: TableContext) -> None:
+def test_a_job_commits_although_its_partition_was_split_meanwhile(table: TableContext) -> None:
     for name in ("a", "b"):
         add_file(table, name, [1, 20])
     job = take_job(table)
@@ -105,8 +105,8 @@ def test_a_job_whose_partition_was_divided_meanwhile_still_commits(table: TableC
     assert [(r.partition_id, r.row_count) for r in table.store.file_references()] == [("root", 4)]
 
 
-def test_the_properties_of_the_table_apply(table: TableContext) -> None:
-    """With an age-off that leaves no rows there is no output, and no object of one."""
+def test_a_compaction_applies_the_filter_of_the_table(table: TableContext) -> None:
+    """Compacts files whose rows are all too old: it writes no output file and no sketch."""
     record = replace(table.table, properties=TableProperties(filter="age_off(key, 1000)", **PAIRS))
     aged = TableContext(table.dsn, table.supplier, table.objects, record)
     inputs = [add_file(aged, "a", [1, 2]), add_file(aged, "b", [3])]
@@ -117,13 +117,13 @@ def test_the_properties_of_the_table_apply(table: TableContext) -> None:
     assert_nothing_is_left_but(aged, *inputs)
 
 
-def test_progress_is_told_and_jobs_that_were_made_before_are_run(table: TableContext) -> None:
+def test_a_round_runs_earlier_jobs_and_reports_progress(table: TableContext) -> None:
     for name in "abcd":
         add_file(table, name, [1, 2, 3])
     assert table.jobs.create() == 2
-    told: list[tuple[int, int | None]] = []
-    report = compact(table, create=False, progress=lambda *args: told.append(args))
-    assert told == [(1, 2), (2, 2)]
+    reports: list[tuple[int, int | None]] = []
+    report = compact(table, create=False, progress=lambda *args: reports.append(args))
+    assert reports == [(1, 2), (2, 2)]
     assert (report.jobs_created, report.jobs_run) == (0, 2)
 
 
@@ -132,7 +132,7 @@ def test_an_unknown_engine_is_refused(table: TableContext) -> None:
         compact(table, engine="warp")
 
 
-def test_a_corrupt_file_is_named_tried_again_and_given_up_while_other_jobs_go_on(table: TableContext) -> None:
+def test_a_job_with_a_corrupt_file_is_given_up_while_others_run(table: TableContext) -> None:
     bad, good = add_file(table, "bad", [1]), add_file(table, "good", [2])
     more = [add_file(table, name, [3, 4]) for name in ("c", "d")]
     table.objects.delete([bad])
@@ -145,7 +145,7 @@ def test_a_corrupt_file_is_named_tried_again_and_given_up_while_other_jobs_go_on
     assert_nothing_is_left_but(table, bad, good, *more, output.filename)
 
 
-def test_a_failure_that_passes_is_forgotten(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retry_that_succeeds_ends_the_job(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [add_file(table, name, [1]) for name in "ab"]
     fails = iter([OSError(28, "No space left on device"), None])
     merge = task.merge_sorted
@@ -174,7 +174,7 @@ def test_a_job_delivered_twice_is_committed_once(table: TableContext) -> None:
     assert_nothing_is_left_but(table, *unreferenced(table.store), reference.filename)
 
 
-def test_a_job_delivered_again_when_its_inputs_are_gone_is_superseded(table: TableContext) -> None:
+def test_a_job_run_again_after_its_inputs_were_replaced_is_superseded(table: TableContext) -> None:
     names = [add_file(table, name, [1]) for name in "ab"]
     job = take_job(table)
     assert run_compaction(table, job, 0).outcome == "committed"
@@ -196,7 +196,7 @@ def test_an_old_attempt_cannot_end_the_lease_of_a_new_one(table: TableContext) -
     assert run_compaction(table, new, 0).outcome == "committed"
 
 
-def test_a_job_that_kills_its_runners_is_given_up_and_the_next_one_is_run(
+def test_a_job_that_kills_its_workers_is_given_up_and_the_next_one_runs(
     new_table: NewTable, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = new_table(compaction_attempts_max=1, **PAIRS)
@@ -205,9 +205,9 @@ def test_a_job_that_kills_its_runners_is_given_up_and_the_next_one_is_run(
     assert table.jobs.take(1, lease_seconds=-1)
     for name in "cd":
         add_file(table, name, [1])
-    told: list[int] = []
-    report = compact(table, progress=lambda done, jobs: told.append(done))
-    assert (report.jobs_run, report.given_up, told) == (1, 1, [1, 2])
+    counts: list[int] = []
+    report = compact(table, progress=lambda done, jobs: counts.append(done))
+    assert (report.jobs_run, report.given_up, counts) == (1, 1, [1, 2])
     assert report.errors == ("the process that compacted partition root died, at every attempt",)
     assert "died, at every attempt" in caplog.text
     references = {r.filename: r.job_id for r in table.store.file_references()}
@@ -215,7 +215,7 @@ def test_a_job_that_kills_its_runners_is_given_up_and_the_next_one_is_run(
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_an_unknown_outcome_is_settled_by_the_commit_id(
+def test_the_commit_id_decides_an_unknown_outcome(
     table: TableContext, monkeypatch: pytest.MonkeyPatch, applied: bool
 ) -> None:
     names = [add_file(table, name, [1]) for name in "ab"]
@@ -252,7 +252,7 @@ def test_an_outcome_that_stays_unknown_deletes_nothing(
     assert keys_in(table, reference.filename) == [1, 1]
 
 
-def test_an_attempt_that_was_abandoned_commits_nothing_and_the_job_is_tried_again(
+def test_an_abandoned_attempt_commits_nothing_and_the_job_is_retried(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [add_file(table, name, [1]) for name in "ab"]
@@ -274,7 +274,7 @@ def test_an_attempt_that_was_abandoned_commits_nothing_and_the_job_is_tried_agai
     assert compact(table, create=False).jobs_run == 1
 
 
-def test_an_interrupted_round_puts_its_jobs_back_without_waiting_for_merges(
+def test_an_interrupted_round_releases_its_jobs_without_waiting_for_merges(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(6):
@@ -323,7 +323,7 @@ def test_objects_in_s3_are_merged_in_s3(
     assert_nothing_is_left_but(table, *names, reference.filename)
 
 
-def test_jobs_of_one_id_are_those_of_several_partitions(
+def test_jobs_with_one_id_in_two_partitions_both_commit(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, both, merge = new_table(split_points=[100]), threading.Barrier(2), task.merge_sorted

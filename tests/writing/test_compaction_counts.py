@@ -1,4 +1,4 @@
-"""No compaction puts fewer rows in the place of files: inputs missing, empty, truncated, vanishing."""
+"""Compactions that would lose rows fail: their inputs are missing, empty, truncated or vanish."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ KINDS = pytest.mark.parametrize(
 
 @pytest.fixture(params=["whole", "divided"])
 def damaged(request: pytest.FixtureRequest, new_table: NewTable) -> Callable[..., tuple[TableContext, str]]:
-    """Makes a table of two files, whole or each divided between two leaves, and names one of the two."""
+    """A function that makes a table and returns it with the name of one of its two files.
+
+    The files belong to one leaf, or each to two leaves.
+    """
 
     def make(**properties: Any) -> tuple[TableContext, str]:
         table = new_table(**PAIRS, **properties)
@@ -84,7 +87,7 @@ def run_one(table: TableContext) -> CompactionResult:
 
 
 def check_failed(table: TableContext, before: list[Any], result: CompactionResult, *says: str) -> None:
-    """The job is to be tried again, the references are as before, and no output is left."""
+    """Checks that the job will be retried, the references did not change, and no output is left."""
     assert (result.outcome, result.filename) == ("retry", None)
     assert result.error is not None
     assert all(text in result.error for text in says), result.error
@@ -109,7 +112,7 @@ def test_an_input_that_is_missing_empty_or_truncated_fails_the_job(
 
 @DAMAGES
 @KINDS
-def test_an_input_that_vanishes_between_its_registration_and_its_reading_fails_the_job(
+def test_an_input_that_vanishes_before_it_is_read_fails_the_job(
     damaged: Any,
     damage: Callable[[Path], None],
     says: str,
@@ -127,7 +130,7 @@ def test_an_input_that_vanishes_between_its_registration_and_its_reading_fails_t
     check_failed(table, before, run_one(table), name)
 
 
-def test_a_file_with_other_rows_than_its_reference_tells_fails_the_job_with_both_counts(
+def test_an_input_with_another_row_count_than_its_reference_fails_the_job(
     new_table: NewTable,
 ) -> None:
     table = new_table(**PAIRS)
@@ -141,7 +144,7 @@ def test_a_file_with_other_rows_than_its_reference_tells_fails_the_job_with_both
 
 
 @pytest.mark.parametrize("rows_lost", [1, -1])
-def test_an_output_with_other_rows_than_the_references_tell_fails_the_job_with_both_counts(
+def test_an_output_with_another_row_count_than_the_references_fails_the_job(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch, rows_lost: int
 ) -> None:
     table = new_table(**PAIRS)
@@ -157,10 +160,10 @@ def test_an_output_with_other_rows_than_the_references_tell_fails_the_job_with_b
     check_failed(table, before, run_one(table), *map(repr, names), says)
 
 
-def test_rows_in_a_region_are_held_against_exact_counts(
+def test_the_rows_of_one_leaf_are_compared_with_its_exact_count(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One file for several leaves has exact counts for each: too few rows of a leaf are noticed."""
+    """Uses files that belong to two leaves and have an exact row count for each."""
     table = new_table(split_points=[10], ingest_file_writing="one_reference_per_leaf", **PAIRS)
     left = table.partitions.leaves()[0].partition_id
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""A compaction that is killed or interrupted, in a process of its own: nothing half done, nothing lost."""
+"""Compactions in another process that are killed or interrupted: nothing is half done or lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.writing import compact
 NewTable = Callable[..., TableContext]
 KEYS = range(0, 3000, 3)
 
-# Runs a round, until the moment named.
+# Runs a round up to the moment given as the argument.
 RUNNER = """
 from dormouse.writing.compaction import compact
 from dormouse.writing import compaction_job as task
@@ -65,13 +65,13 @@ def table(new_table: NewTable) -> TableContext:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS[::-1])
-def test_a_runner_that_is_killed_leaves_nothing_half_done(table: TableContext, moment: str) -> None:
+def test_a_killed_worker_leaves_nothing_half_done(table: TableContext, moment: str) -> None:
     inputs = {reference.filename for reference in table.store.file_references()}
     with runner(table, RUNNER, moment) as process:
         wait_for(process)
     committed = moment == "after the commit"
     assert ({r.filename for r in table.store.file_references()} != inputs) == committed
-    # whoever comes next finds the job leased, and nothing else to do
+    # the next worker finds the job leased, and no other job
     assert compact(table, create=False).jobs_run == 0
     the_dead_are_known(table)
     assert compact(table, create=False).jobs_run == (0 if committed else 1)
@@ -85,19 +85,19 @@ def test_a_runner_that_is_killed_leaves_nothing_half_done(table: TableContext, m
 
 
 @pytest.mark.slow
-def test_a_lease_that_expires_lets_another_run_the_job(table: TableContext) -> None:
+def test_another_worker_runs_the_job_after_its_lease_expires(table: TableContext) -> None:
     with runner(table, RUNNER, "before the commit") as process:
         wait_for(process)
         query(table.supplier, EXPIRE_LEASE, table.table.table_id)
-        # the first runner lives, and is late: its output is its own, so it can harm nothing
+        # the first worker is alive but late; its output has a name of its own, so it does no harm
         assert compact(table, create=False).jobs_run == 1
     [reference] = table.store.file_references()
     assert keys_in(table, reference.filename) == list(range(3000))
 
 
 @pytest.mark.slow
-def test_of_two_processes_that_run_the_same_job_one_commits(table: TableContext) -> None:
-    """Both have merged when the first goes on to commit; the loser takes its own output away."""
+def test_only_one_of_two_processes_that_run_a_job_commits(table: TableContext) -> None:
+    """Waits until both have merged before one commits; the other one deletes its own output."""
     with runner(table, RUNNER, "before the commit") as first:
         wait_for(first)
         query(table.supplier, EXPIRE_LEASE, table.table.table_id)
@@ -113,7 +113,7 @@ def test_of_two_processes_that_run_the_same_job_one_commits(table: TableContext)
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_the_middle_of_a_merge_ends_at_once_and_the_job_is_due(table: TableContext) -> None:
+def test_ctrl_c_during_a_merge_ends_at_once_and_releases_the_job(table: TableContext) -> None:
     inputs = objects_of(table)
     with runner(table, RUNNER, "before the output is published") as process:
         wait_for(process)
@@ -130,8 +130,8 @@ def test_ctrl_c_in_the_middle_of_a_merge_ends_at_once_and_the_job_is_due(table: 
 
 
 @pytest.mark.slow
-def test_ctrl_c_that_does_not_wake_the_main_thread_is_heard_soon(table: TableContext) -> None:
-    """As one that comes just before it begins to wait: here another thread is told of the signal."""
+def test_ctrl_c_that_does_not_wake_the_main_thread_is_handled_soon(table: TableContext) -> None:
+    """Has another thread receive the signal, as if it came just before the main thread began to wait."""
     with runner(table, UNWOKEN + RUNNER, "before the output is published") as process:
         wait_for(process)
         process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Damage is never merged: compaction holds its inputs against their digests before it commits."""
+"""Damaged inputs, which a compaction never commits because it compares each with its digest first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAIRS: dict[str, Any] = {
 
 
 def ingested(new_table: NewTable, **options: Any) -> TableContext:
-    """Two files a leaf, with as many rows."""
+    """Makes a table with two files in each leaf, all with equally many rows."""
     table = new_table(**PAIRS, **options)
     for first in (0, 1):
         ingest(table, rows(table, range(first, 4_000, 2)))
@@ -57,17 +57,17 @@ def in_data(path: Path) -> int:
 
 
 def in_page_index(path: Path) -> int:
-    """Between the last column's data and the footer."""
+    """Returns a place between the last column's data and the footer."""
     footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
     return path.stat().st_size - 8 - footer - 3
 
 
 def in_footer(path: Path) -> int:
-    """In what names the writer, which changes no answer."""
+    """Returns a place in the writer's name, whose damage changes no answer."""
     return path.read_bytes().rindex(b"parquet-cpp-arrow")
 
 
-def test_what_is_written_has_its_digest(new_table: NewTable) -> None:
+def test_the_recorded_size_and_digest_are_those_of_the_file(new_table: NewTable) -> None:
     table = ingested(new_table)
     for _ in range(2):
         for file in table.store.all_files(0).files:
@@ -77,7 +77,7 @@ def test_what_is_written_has_its_digest(new_table: NewTable) -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("place", [in_data, in_page_index, in_footer])
-def test_a_flipped_bit_is_found_before_the_commit_and_stays_to_be_seen(
+def test_a_flipped_bit_fails_the_job_and_the_damaged_file_is_kept(
     new_table: NewTable, place: Callable[[Path], int]
 ) -> None:
     table = ingested(new_table)
@@ -86,15 +86,15 @@ def test_a_flipped_bit_is_found_before_the_commit_and_stays_to_be_seen(
     report = compact(table)
     assert (report.jobs_run, report.given_up, report.files_out) == (0, 1, 0)
     [error] = report.errors
-    for said in (f"file {before[0]!r}", f"table {table.table.name!r}", "partition 'root'", "backup"):
-        assert said in error
+    for word in (f"file {before[0]!r}", f"table {table.table.name!r}", "partition 'root'", "backup"):
+        assert word in error
     assert names(table) == before
     assert table.garbage.collect().deleted_files == ()
     assert {name.removesuffix(SKETCHES) for name in objects_of(table)} == set(before)
 
 
-def test_files_that_were_swapped_between_leaves_are_found(new_table: NewTable) -> None:
-    """They have as many rows, and their sizes tell nothing."""
+def test_files_swapped_between_leaves_are_noticed(new_table: NewTable) -> None:
+    """Swaps files with equal row counts and no recorded size, so that only the digests differ."""
     table = ingested(new_table, split_points=[2_000])
     query(table.supplier, "update file set byte_count = null")
     one, other = (path_of(table, found[0]) for found in table.store.partition_to_filenames().values())
@@ -106,7 +106,7 @@ def test_files_that_were_swapped_between_leaves_are_found(new_table: NewTable) -
     assert all("does not have the bytes that were written: its digest is" in error for error in report.errors)
 
 
-def test_files_of_before_are_compacted_and_their_successor_has_a_digest(new_table: NewTable) -> None:
+def test_files_without_a_digest_are_compacted_into_one_that_has_it(new_table: NewTable) -> None:
     table = ingested(new_table)
     query(table.supplier, "update file set digest = null")
     report = compact(table)
@@ -115,8 +115,8 @@ def test_files_of_before_are_compacted_and_their_successor_has_a_digest(new_tabl
     assert (file.byte_count, file.digest) == digest_of_object(table.objects, file.filename)
 
 
-class Elsewhere:
-    """A store whose objects are not on this machine, as far as its URL tells."""
+class RemoteStore:
+    """A store whose URL says that its objects are not on this machine."""
 
     url = "s3://bucket"
 
@@ -132,40 +132,40 @@ class Elsewhere:
         return getattr(self._store, name)
 
 
-def test_objects_elsewhere_are_fetched_once(
+def test_remote_inputs_are_fetched_once(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """They are verified by what is copied, and merged from there; of damage nothing is merged."""
+    """Checks that inputs are copied, verified and merged from the copies, and a damaged one is not merged."""
     table = ingested(new_table)
     expected = table.store.totals.read().row_count
     table.jobs.create()
     [job] = table.jobs.take(1)
-    elsewhere = Elsewhere(table)
-    inputs = compaction_job.JobInputs(elsewhere, "t", job, lambda: None)  # type: ignore[arg-type]
+    remote = RemoteStore(table)
+    inputs = compaction_job.JobInputs(remote, "t", job, lambda: None)  # type: ignore[arg-type]
     with inputs.verified(tmp_path) as places:
-        assert sorted(elsewhere.fetched) == names(table)
+        assert sorted(remote.fetched) == names(table)
         assert all(Path(place).is_relative_to(tmp_path) for place in places)
         merged = merge_sorted(places, table.schema, tmp_path / "merged.parquet", now_ms=0)
     assert merged.row_count == expected
-    assert sorted(elsewhere.fetched) == names(table)
+    assert sorted(remote.fetched) == names(table)
     [damaged, _] = names(table)
     flip(path_of(table, damaged), in_data(path_of(table, damaged)))
     with pytest.raises(ObjectDamaged, match=damaged), inputs.verified(tmp_path):
-        pytest.fail("it is merged")
+        pytest.fail("the damaged input is merged")
 
 
 @pytest.mark.parametrize("limit", ["COPIED_BYTES_MAX", "COPIED_SHARE"])
-def test_objects_elsewhere_that_are_too_large_are_read_while_the_merge_runs(
+def test_remote_inputs_too_large_to_copy_are_verified_during_the_merge(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str
 ) -> None:
-    """Its damage is the reason also when the merge fails at it."""
+    """Covers a merge that fails because of the damage: the error names the damage, too."""
     monkeypatch.setattr(compaction_job, limit, {"COPIED_BYTES_MAX": 1, "COPIED_SHARE": 2**60}[limit])
     table = ingested(new_table)
     [damaged, _] = names(table)
     flip(path_of(table, damaged), in_data(path_of(table, damaged)))
     table.jobs.create()
     [job] = table.jobs.take(1)
-    inputs = compaction_job.JobInputs(Elsewhere(table), "t", job, lambda: None)  # type: ignore[arg-type]
+    inputs = compaction_job.JobInputs(RemoteStore(table), "t", job, lambda: None)  # type: ignore[arg-type]
     for failure in (None, ValueError("the merge failed")):
         with pytest.raises(ObjectDamaged, match=damaged), inputs.verified(tmp_path) as places:
             assert places == [table.objects.uri(item.filename) for item in job.inputs]

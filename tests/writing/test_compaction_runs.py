@@ -1,4 +1,4 @@
-"""Compaction jobs that are handed to runs: once, as many as asked for, and released when the run is over."""
+"""Compaction jobs handed to runs: each to one run, up to a number, and released when the run ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def new_run() -> str:
 
 @pytest.fixture
 def table(new_table: Callable[..., TableContext]) -> TableContext:
-    """Ten jobs of two files."""
+    """A table with ten jobs of two files each."""
     return filled(new_table(compaction_strategy="basic", compaction_batch_files=2, split_points=[0]))
 
 
@@ -43,13 +43,13 @@ def filled(table: TableContext, jobs: int = 10) -> TableContext:
 
 
 def end(table: TableContext, run_id: str) -> None:
-    """The run's deadline has passed, for its jobs and what it leased."""
+    """Puts the run's deadline, and the leases of its jobs, into the past."""
     text = """update compaction_job set run_until = now() - interval '1 s',
               leased_until = least(leased_until, now() - interval '1 s') where run_id = %s"""
     query(table.supplier, text, run_id)
 
 
-def test_a_run_gets_so_many_jobs_and_the_same_ones_when_asked_again(table: TableContext) -> None:
+def test_a_run_gets_up_to_a_number_of_jobs_and_the_same_ones_again(table: TableContext) -> None:
     one, other = new_run(), new_run()
     handed = table.jobs.hand_over(one, 4, ALIVE_SECONDS)
     assert len(set(handed)) == 4
@@ -60,7 +60,7 @@ def test_a_run_gets_so_many_jobs_and_the_same_ones_when_asked_again(table: Table
     assert tables_of_run(table.supplier, one) == {table.table.table_id: 4}
 
 
-def test_a_run_takes_its_own_jobs_only_and_others_take_none_of_them(table: TableContext) -> None:
+def test_only_the_workers_of_a_run_take_its_jobs(table: TableContext) -> None:
     one, other = new_run(), new_run()
     handed = table.jobs.hand_over(one, 4, ALIVE_SECONDS)
     assert table.jobs.due().jobs == 6
@@ -71,12 +71,12 @@ def test_a_run_takes_its_own_jobs_only_and_others_take_none_of_them(table: Table
     assert table.jobs.take(10, run_id=one) == []
 
 
-def test_a_job_that_is_being_run_is_handed_to_nobody(table: TableContext) -> None:
+def test_a_job_that_is_running_is_not_handed_to_a_run(table: TableContext) -> None:
     taken = {job.job_id for job in table.jobs.take(3)}
     assert not taken & set(table.jobs.hand_over(new_run(), 10, ALIVE_SECONDS))
 
 
-def test_a_job_that_failed_in_a_run_stays_the_runs(table: TableContext) -> None:
+def test_a_job_that_fails_in_a_run_stays_in_the_run(table: TableContext) -> None:
     run_id = new_run()
     table.jobs.hand_over(run_id, 1, ALIVE_SECONDS)
     [job] = table.jobs.take(1, run_id=run_id)
@@ -88,7 +88,7 @@ def test_a_job_that_failed_in_a_run_stays_the_runs(table: TableContext) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_a_run_did_not_finish_is_released_for_the_next_round(
+def test_unfinished_jobs_of_a_run_are_released_for_the_next_round(
     new_table: Callable[..., TableContext], layout: str
 ) -> None:
     table = filled(new_table(compaction_strategy="basic", compaction_batch_files=2, layout=layout))
@@ -104,7 +104,7 @@ def test_what_a_run_did_not_finish_is_released_for_the_next_round(
     assert table.jobs.fail(running, "late") == "superseded"
     held = [job for job in jobs_of(table.store).values() if job is not None]
     assert len(held) == 2 * (2 + 3) and set(kept) <= set(held)
-    assert table.jobs.create() == 4  # of the files released; the new one is left over
+    assert table.jobs.create() == 4  # of the released files; the new file is left over
 
 
 def test_jobs_are_released_in_batches(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +115,8 @@ def test_jobs_are_released_in_batches(table: TableContext, monkeypatch: pytest.M
     assert set(jobs_of(table.store).values()) == {None}
 
 
-def test_jobs_of_a_run_that_nobody_reports_are_free_after_its_deadline(table: TableContext) -> None:
-    """Also those that it had taken: no lease outlives the run."""
+def test_jobs_of_an_unreported_run_are_free_after_its_deadline(table: TableContext) -> None:
+    """Includes the jobs that workers of the run have taken: no lease outlives the run."""
     run_id, other = new_run(), new_run()
     handed = table.jobs.hand_over(run_id, 10, ALIVE_SECONDS)
     assert len(table.jobs.take(4, run_id=run_id)) == 4
@@ -128,20 +128,20 @@ def test_jobs_of_a_run_that_nobody_reports_are_free_after_its_deadline(table: Ta
     assert len(table.jobs.hand_over(other, 7, ALIVE_SECONDS)) == 7
     local = table.jobs.take(10)
     assert len(local) == 3 and {job.job_id for job in local} < set(handed)
-    # whoever reports it at last ends nothing that is another's by now
+    # a late report of the run does not release jobs that another run has by now
     assert table.jobs.release_run(run_id) == ReleasedJobs(0, 0)
     assert table.jobs.count() == (10, 3)
 
 
-def test_one_run_asked_for_at_once_gets_the_same_jobs(table: TableContext) -> None:
+def test_concurrent_calls_for_one_run_get_the_same_jobs(table: TableContext) -> None:
     run_id = new_run()
     answers = at_once(*[lambda: table.jobs.hand_over(run_id, 4, ALIVE_SECONDS)] * 4)
     assert [len(answer) for answer in answers] == [4] * 4
     assert all(answer == answers[0] for answer in answers)
 
 
-def test_who_asks_for_a_run_that_another_is_just_handing_jobs_to_waits_for_them(table: TableContext) -> None:
-    """Jobs that are locked are passed over: without waiting, the run would get others as well."""
+def test_a_caller_waits_while_another_hands_jobs_to_the_same_run(table: TableContext) -> None:
+    """Covers the wait: locked jobs are skipped, so without it the second call would hand over other jobs."""
     run_id = new_run()
     values = {"table_id": table.table.table_id, "run_id": run_id, "limit": 4, "seconds": ALIVE_SECONDS}
     answers: list[list[str]] = []
@@ -158,13 +158,13 @@ def test_who_asks_for_a_run_that_another_is_just_handing_jobs_to_waits_for_them(
     assert answers == [[job for (job,) in found]]
 
 
-def test_runs_at_once_share_no_job(table: TableContext) -> None:
+def test_concurrent_runs_share_no_job(table: TableContext) -> None:
     answers = at_once(*[lambda: table.jobs.hand_over(new_run(), 4, ALIVE_SECONDS)] * 4)
     handed = [job for answer in answers for job in answer]
     assert len(handed) == len(set(handed))
 
 
-def test_no_more_jobs_are_made_than_asked_for(new_table: Callable[..., TableContext]) -> None:
+def test_create_makes_at_most_the_given_number_of_jobs(new_table: Callable[..., TableContext]) -> None:
     table = new_table(compaction_strategy="basic", compaction_batch_files=2, compaction_jobs_max=3)
     table.store.add_files(ref(f"{n}", "root") for n in range(20))
     assert [table.jobs.create(n) for n in (2, 100, None, 0)] == [2, 3, 3, 0]
@@ -179,14 +179,14 @@ def test_a_job_of_two_partitions_is_handed_over_and_released_whole(table: TableC
     assert table.jobs.release_run(run_id).files == 22
 
 
-def test_jobs_of_a_dropped_table_are_forgotten(table: TableContext) -> None:
+def test_a_run_ignores_jobs_of_a_dropped_table(table: TableContext) -> None:
     run_id = new_run()
     table.jobs.hand_over(run_id, 3, ALIVE_SECONDS)
     query(table.supplier, "update compaction_job set table_id = -1 where run_id = %s", run_id)
     assert tables_of_run(table.supplier, run_id) == {}
 
 
-def test_jobs_from_before_runs_are_no_runs(empty_dsn: str, tmp_path: Path) -> None:
+def test_jobs_of_versions_without_runs_belong_to_no_run(empty_dsn: str, tmp_path: Path) -> None:
     for path in sorted(MIGRATIONS.glob("*.sql"))[:2]:
         shutil.copy(path, tmp_path)
     migrate(empty_dsn, tmp_path)
@@ -196,7 +196,7 @@ def test_jobs_from_before_runs_are_no_runs(empty_dsn: str, tmp_path: Path) -> No
         )
     migrate(empty_dsn)
     with psycopg.connect(empty_dsn) as conn:
-        # as a Dormouse from before would, that still runs
+        # like a process of the older version that still runs
         conn.execute(
             "insert into dormouse.compaction_job (table_id, job_id, partition_id) values (1, 'k', 'p')"
         )
@@ -206,7 +206,7 @@ def test_jobs_from_before_runs_are_no_runs(empty_dsn: str, tmp_path: Path) -> No
     assert sorted(rows) == [("j", None, True), ("k", None, True)]
 
 
-def test_an_erasure_makes_jobs_anew_that_were_not_run_in_time(
+def test_an_erasure_recreates_jobs_whose_run_deadline_passed(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = made(instance)

@@ -1,4 +1,4 @@
-"""Deletes: one row in the database, after which every reader sees exactly the rows that stay."""
+"""Deletions by condition, each one row in the database, after which every reader sees the other rows."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def add(table: Table, *rows: dict[str, Any]) -> None:
 
 
 def plain(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """Comparable, NaN too."""
+    """Returns rows in a sorted, comparable form, in which NaN equals NaN."""
     return sorted(tuple(map(repr, one.values())) for one in rows)
 
 
 def seen(table: Table, instance: Instance) -> list[tuple[Any, ...]]:
-    """The table's rows, which are the same for all readers."""
+    """Returns the table's rows after checking that all readers see the same ones."""
     found = plain(table.query().read_all().to_pylist())
     assert plain(instance.sql(f"select * from {table.name}").read_all().to_pylist()) == found
     with instance.duckdb() as opened:
@@ -65,7 +65,7 @@ def keys(table: Table, where: Any = None) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_was_there_is_deleted_and_what_comes_later_stays(instance: Instance, layout: str) -> None:
+def test_a_deletion_removes_earlier_rows_and_keeps_later_ones(instance: Instance, layout: str) -> None:
     table = made(instance, layout)
     add(table, *(row(k) for k in range(10)))
     report = table.delete({"k": dm.Range(2, 5)})
@@ -77,7 +77,7 @@ def test_what_was_there_is_deleted_and_what_comes_later_stays(instance: Instance
     left = seen(table, instance)
     assert len(left) == 8
     table.compact()
-    assert seen(table, instance) == left, "compaction applied each deletion to the rows that it is of"
+    assert seen(table, instance) == left, "a compaction applies each deletion only to earlier rows"
     assert table.status().row_count == 8, "physically"
     add(table, row(3), row(4))
     table.convert_layout(LAYOUTS[(LAYOUTS.index(layout) + 1) % len(LAYOUTS)])
@@ -101,7 +101,7 @@ CONDITIONS: list[tuple[Any, Callable[[dict[str, Any]], bool]]] = [
 
 
 @pytest.mark.slow
-def test_conditions_have_the_meaning_that_they_have_in_queries(instance: Instance) -> None:
+def test_a_condition_deletes_the_rows_that_a_query_returns(instance: Instance) -> None:
     strings, values = ["a", "a\0'\"", "é"], [None, 1, 2, 3]
     doubles = [None, 0.0, 1.0, 5.0, NAN, float("inf")]
     rows = [row(n % 7, strings[n % 3], n % 2, values[n % 4], doubles[n % 6]) for n in range(84)]
@@ -120,7 +120,7 @@ def test_conditions_have_the_meaning_that_they_have_in_queries(instance: Instanc
         assert seen(table, instance) == plain(left), where
 
 
-def test_a_condition_that_is_none_must_be_said(instance: Instance) -> None:
+def test_an_empty_or_invalid_condition_is_refused(instance: Instance) -> None:
     table = made(instance)
     add(table, row(1))
     for where in ({}, None, dm.Region()):
@@ -135,7 +135,7 @@ def test_a_condition_that_is_none_must_be_said(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_where_rows_are_merged_only_keys_tell_them(instance: Instance) -> None:
+def test_an_aggregated_table_deletes_only_by_keys(instance: Instance) -> None:
     table = made(instance, aggregate="sum(v), max(d)")
     add(table, row(1, v=1), row(1, v=2), row(2, v=3))
     with pytest.raises(InvalidQuery, match="delete by row keys and sort keys"):
@@ -148,14 +148,14 @@ def test_where_rows_are_merged_only_keys_tell_them(instance: Instance) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_moments_before_a_deletion_have_the_rows_and_those_after_do_not(
+def test_a_moment_before_a_deletion_has_the_rows_and_one_after_does_not(
     instance: Instance, layout: str
 ) -> None:
     table = made(instance, layout)
     moments: list[tuple[Any, list[int]]] = []
 
     def note() -> None:
-        # the last cut before the time knows nothing of what came since
+        # records a cut too: a time is read at the last cut before it
         clock, now = query(instance._supplier, "select clock_timestamp()")[0][0], keys(table)
         moments.extend([(clock, now), (table.history.record_cut(), now)])
 
@@ -179,7 +179,7 @@ def keys_at(table: Table, when: Any) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_changes_applied_in_their_order_give_the_table(instance: Instance, layout: str) -> None:
+def test_changes_applied_in_order_give_the_later_rows(instance: Instance, layout: str) -> None:
     table = made(instance, layout)
     cuts, copies = [table.history.record_cut()], [plain([])]
     for step in range(5):
@@ -203,7 +203,7 @@ def test_changes_applied_in_their_order_give_the_table(instance: Instance, layou
     assert len(table.changes(None, cuts[-1]).read_all()) > 0
 
 
-def test_a_consumer_is_told_of_what_went(instance: Instance) -> None:
+def test_a_consumer_reads_deleted_rows_as_deletes(instance: Instance) -> None:
     table = made(instance)
     add(table, row(1), row(2), row(3))
     consumer = table.consumer("etl")
@@ -219,9 +219,7 @@ def test_a_consumer_is_told_of_what_went(instance: Instance) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_compacted", [False, True])
-def test_a_restore_undoes_later_deletions_and_knows_those_of_then(
-    instance: Instance, is_compacted: bool
-) -> None:
+def test_a_restore_has_exactly_the_deletions_of_its_moment(instance: Instance, is_compacted: bool) -> None:
     table = made(instance)
     cuts, rows = [], []
     for step in range(3):
@@ -244,7 +242,7 @@ def test_a_restore_undoes_later_deletions_and_knows_those_of_then(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_deletion_is_retired_when_no_file_may_have_its_rows(instance: Instance, layout: str) -> None:
+def test_a_deletion_is_retired_when_no_file_can_have_its_rows(instance: Instance, layout: str) -> None:
     table = made(instance, layout, split_threshold_rows=4, split_min_rows=2, history_retention_seconds=900)
     add(table, *(row(k) for k in range(10)))
     table.split()
@@ -256,7 +254,7 @@ def test_a_deletion_is_retired_when_no_file_may_have_its_rows(instance: Instance
     cut = table.history.record_cut()
     before = keys(table)
     table.collect_garbage()
-    assert [one.deletion_id for one in table.deletions()] == [1, 3, 4], "none has a key from 100 on"
+    assert [one.deletion_id for one in table.deletions()] == [1, 3, 4], "no file has a key from 100 on"
     table.compact()
     table.collect_garbage()
     assert 1 not in [one.deletion_id for one in table.deletions()]
@@ -276,7 +274,7 @@ def test_a_deletion_is_retired_when_no_file_may_have_its_rows(instance: Instance
 
 
 @pytest.mark.slow
-def test_numbers_are_not_given_again(instance: Instance) -> None:
+def test_deletion_ids_are_not_reused(instance: Instance) -> None:
     table = made(instance, gc_delay_seconds=0, history_retention_seconds=0)
     for expected in (1, 2, 3):
         add(table, row(1), row(2))
@@ -307,7 +305,7 @@ def test_files_with_many_pending_deletions_are_due_for_compaction(instance: Inst
     assert table.status().rows_exact
 
 
-def test_rows_are_not_merged_while_a_deletion_by_values_is_pending(instance: Instance) -> None:
+def test_an_aggregate_is_refused_while_a_deletion_by_values_is_pending(instance: Instance) -> None:
     table = made(instance)
     add(table, row(1, v=1), row(1, v=2))
     table.delete({"v": 1})
@@ -322,7 +320,7 @@ def test_rows_are_not_merged_while_a_deletion_by_values_is_pending(instance: Ins
 
 
 @pytest.mark.slow
-def test_on_the_command_line(
+def test_the_command_line_deletes_rows(
     instance: Instance,
     cli: Callable[..., tuple[int, str, str]],
     dsn: str,
@@ -372,7 +370,7 @@ def test_a_statement_reads_files_with_a_hundred_sets_of_deletions(instance: Inst
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_deletion_amid_a_job_is_of_its_output_and_amid_an_ingest_not_of_its_rows(
+def test_a_deletion_during_a_job_hides_its_rows_but_not_those_of_a_running_ingest(
     instance: Instance, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = made(instance, layout)

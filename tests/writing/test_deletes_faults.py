@@ -1,4 +1,4 @@
-"""The model of deletes finds faults that are planted: each reader, job and round is wrong in one way."""
+"""Planted faults, each of which the model test of deletions must notice."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def later_rows(patch: pytest.MonkeyPatch) -> None:
-    """A deletion is of the rows that came after it, too."""
+    """Applies deletions to rows that came later, too."""
     real = Reach.of
     patch.setattr(Reach, "of", lambda self, till, *facts: real(self, 0, *facts))
 
 
 def applied_twice(patch: pytest.MonkeyPatch) -> None:
-    """An output does not tell what its job applied, so that it is applied again to rows that came later."""
+    """Records outputs as having no deletion applied, so that it is applied again to later rows."""
     real = compaction_job._request
     patch.setattr(compaction_job, "_request", lambda *given: replace(real(*given), deletions_till=0))
 
 
 def lost_in_jobs(patch: pytest.MonkeyPatch) -> None:
-    """A job says that it applied what it did not."""
+    """Makes jobs record deletions as applied that they did not apply."""
     patch.setattr(compaction_job, "remaining", lambda schema, of_files: [None] * len(of_files))
 
 
 def seen_too_late(patch: pytest.MonkeyPatch) -> None:
-    """A job looks which deletions there are when it commits, and not before it reads."""
+    """Makes jobs look up deletions when they commit, instead of before they read."""
     real = compaction_job.commit_output
 
     def late(context: Any, job: Any, attempt: Any, name: str, facts: Any, till: int, **how: Any) -> None:
@@ -56,7 +56,7 @@ def seen_too_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_at_splits(patch: pytest.MonkeyPatch) -> None:
-    """Of a file that partitions share, a deletion is not taken."""
+    """Leaves deletions out of plans for files that several partitions share."""
     real = table_view.plan
 
     def lost(page: Any, references: Any, deletions: Any = ()) -> QueryPlan:
@@ -73,13 +73,13 @@ def lost_at_splits(patch: pytest.MonkeyPatch) -> None:
 
 
 def retired_early(patch: pytest.MonkeyPatch) -> None:
-    """A deletion is retired while files have its rows."""
+    """Retires deletions while files still have their rows."""
     every = Query("not_needed", "All.", "select unnest(%(deletion_ids)s::bigint[])")
     patch.setattr(garbage, "_NOT_NEEDED", every)
 
 
 def unknown_to_moments(patch: pytest.MonkeyPatch) -> None:
-    """A moment does not know the deletions of before it."""
+    """Reads moments without the deletions before them."""
     real = FileReferenceStore.planned_at
 
     def none(self: FileReferenceStore, *given: Any, **more: Any) -> tuple[int, bool, PlannedRows]:
@@ -90,36 +90,36 @@ def unknown_to_moments(patch: pytest.MonkeyPatch) -> None:
 
 
 def known_to_all_moments(patch: pytest.MonkeyPatch) -> None:
-    """A moment knows the deletions of after it, too."""
+    """Reads moments with later deletions, too."""
     real = FileReferenceStore.planned_at
 
     def every(self: FileReferenceStore, *given: Any, **more: Any) -> tuple[int, bool, PlannedRows]:
         *known, rows = real(self, *given, **more)
-        told = {row[0]: tuple(row) for row in rows.deletions}
+        earlier = {row[0]: tuple(row) for row in rows.deletions}
         pending = {one.deletion_id: (one.deletion_id, one.condition) for one in Deletions(self).list()}
-        return *known, PlannedRows(rows.references, [*{**pending, **told}.values()])
+        return *known, PlannedRows(rows.references, [*{**pending, **earlier}.values()])
 
     patch.setattr(FileReferenceStore, "planned_at", every)
 
 
 def lost_by_looks(patch: pytest.MonkeyPatch) -> None:
-    """A look forgets which rows it has found."""
+    """Forgets the row count of one file when files are searched for a condition."""
     real = scan_session.count_rows
     patch.setattr(scan_session, "count_rows", lambda *given: dict(list(real(*given).items())[1:]))
 
 
 def not_restored(patch: pytest.MonkeyPatch) -> None:
-    """A restore leaves deletions as they are."""
+    """Leaves deletions as they are in a restore."""
     patch.setattr(Deletions, "restore", lambda self, snapshot, conn: None)
 
 
-def told_twice(patch: pytest.MonkeyPatch) -> None:
-    """Changes tell rows as deleted that an earlier deletion took."""
+def deleted_twice_in_changes(patch: pytest.MonkeyPatch) -> None:
+    """Reports rows as deleted in changes that an earlier deletion removed."""
     patch.setattr(changes, "_earlier", lambda deletions, than: ())
 
 
 def history_kept(patch: pytest.MonkeyPatch) -> None:
-    """An erasure looks at no file that nothing refers to any more."""
+    """Skips files in an erasure that are no longer referenced."""
     real = Erasure.candidates
 
     def live(self: Erasure) -> Iterator[Sequence[Any]]:
@@ -131,14 +131,14 @@ def history_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Erasure, "candidates", live)
 
 
-def output_not_looked_at(patch: pytest.MonkeyPatch) -> None:
-    """An erasure lets jobs that began before it go on, and does not look at what they commit."""
+def output_not_searched(patch: pytest.MonkeyPatch) -> None:
+    """Keeps earlier jobs running during an erasure, and does not search their outputs."""
     patch.setattr(Erasure, "release_others", lambda self, *, running_too: 0)
     patch.setattr(Erasure, "referenced", lambda self: (0, 0))
 
 
 def applied_to_later_files(patch: pytest.MonkeyPatch) -> None:
-    """A job applies a deletion to inputs that came after it, too."""
+    """Applies deletions in jobs to inputs that came later, too."""
     real = JobDeletions.of
 
     def every(context: Any, job: Any) -> JobDeletions:
@@ -150,8 +150,8 @@ def applied_to_later_files(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JobDeletions, "of", staticmethod(every))
 
 
-def not_told(patch: pytest.MonkeyPatch) -> None:
-    """Changes do not tell of deletions."""
+def missing_in_changes(patch: pytest.MonkeyPatch) -> None:
+    """Leaves deletions out of changes."""
     real = changes.events_between
 
     def others(*given: Any) -> list[Any]:
@@ -161,13 +161,13 @@ def not_told(patch: pytest.MonkeyPatch) -> None:
 
 
 def writers_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """An erasure does not ask which writers have files that it has not seen."""
+    """Ignores running writers, whose files an erasure has not seen."""
     patch.setattr(_Erasing, "end_writers", lambda self, *, abandon: [])
 
 
 FAULTS = [
     applied_to_later_files,
-    not_told,
+    missing_in_changes,
     writers_forgotten,
     later_rows,
     applied_twice,
@@ -179,14 +179,16 @@ FAULTS = [
     known_to_all_moments,
     lost_by_looks,
     not_restored,
-    told_twice,
+    deleted_twice_in_changes,
     history_kept,
-    output_not_looked_at,
+    output_not_searched,
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
-def test_the_model_finds_it(instance: Instance, monkeypatch: pytest.MonkeyPatch, plant: Plant) -> None:
+def test_the_model_finds_a_planted_fault(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, plant: Plant
+) -> None:
     plant(monkeypatch)
     finds_what_is_wrong(DeletesMachine, instance, 20 * EXAMPLES, 2 * STEPS)

@@ -1,4 +1,4 @@
-"""Deletes at their edges: the longest condition, hostile ones, copies of the database, the service."""
+"""Edge cases of deletions: the longest condition, hostile ones, copies of the database, the service."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_condition_of_exactly_64_kib_is_kept_and_a_byte_more_is_refused(instan
     assert keys(table) == [0, 1, 3]
     with pytest.raises(InvalidQuery, match="has 65,537 bytes as JSON"):
         table.delete({"s": longest + "x"})
-    # a character that JSON writes with six
+    # JSON writes this character with six bytes
     with pytest.raises(InvalidQuery, match="more than 65,536"):
         table.delete({"s": "é" * (CONDITION_BYTES_MAX // 2)})
     assert instance.sql("select count(*) as n from t").read_all().to_pylist() == [{"n": 3}]
@@ -55,10 +55,10 @@ def test_a_condition_of_exactly_64_kib_is_kept_and_a_byte_more_is_refused(instan
 
 
 @pytest.mark.slow
-def test_hostile_conditions_are_of_rows_that_have_them_and_no_others(instance: dm.Instance) -> None:
+def test_hostile_conditions_delete_only_rows_with_equal_values(instance: dm.Instance) -> None:
     table = made(instance, [*HOSTILE, "other"])
     for number, text in enumerate(HOSTILE):
-        table.delete({"s": text}) if number % 2 else table.delete({"s": [text, "nobody"], "v": number % 5})
+        table.delete({"s": text}) if number % 2 else table.delete({"s": [text, "unused"], "v": number % 5})
         assert keys(table) == list(range(number + 1, len(HOSTILE) + 1)), text
     assert instance.sql("select s from t").read_all().to_pylist() == [{"s": "other"}]
     table.compact()
@@ -70,8 +70,8 @@ def test_hostile_conditions_are_of_rows_that_have_them_and_no_others(instance: d
 
 
 @pytest.mark.slow
-def test_a_copied_database_has_the_deletions_that_were_pending(instance: dm.Instance) -> None:
-    """Also where a restore has undone one, and another has made it pending again, as a row of its own."""
+def test_a_copied_database_keeps_pending_deletions(instance: dm.Instance) -> None:
+    """Covers a deletion that one restore retired and another restore made pending again as a new row."""
     table = made(instance, ["a", "b", "c"])
     before = table.history.record_cut("before")
     table.delete({"s": "a"})
@@ -88,11 +88,11 @@ def test_a_copied_database_has_the_deletions_that_were_pending(instance: dm.Inst
     table.compact()
     assert keys(table) == [1, 2]
     table.delete({"s": "c"})
-    assert table.deletions()[-1].deletion_id == 3, "numbers are not given again"
+    assert table.deletions()[-1].deletion_id == 3, "ids are not reused"
 
 
 @pytest.mark.slow
-def test_the_service_answers_without_deleted_rows_and_deletes_none(instance: dm.Instance) -> None:
+def test_the_service_hides_deleted_rows_and_cannot_delete(instance: dm.Instance) -> None:
     table = made(instance, ["a", "b", "c"])
     with serving(instance) as url, connect(url) as client:
         served = client.table("t")
@@ -106,8 +106,8 @@ def test_the_service_answers_without_deleted_rows_and_deletes_none(instance: dm.
 
 
 @pytest.mark.slow
-def test_floating_values_are_the_same_in_sql(instance: dm.Instance) -> None:
-    """DuckDB takes digits without quotes for a DECIMAL, from which it rounds once more."""
+def test_conditions_on_floating_point_columns_are_exact_in_sql(instance: dm.Instance) -> None:
+    """Covers quoting: DuckDB reads digits without quotes as a DECIMAL and would round twice."""
     drawn = random.Random(3)
     doubles = [drawn.random() * 10.0 ** drawn.randint(-5, 5) for _ in range(300)]
     singles = pa.array(doubles).cast(pa.float32(), safe=False)

@@ -1,4 +1,4 @@
-"""Deletes against a naive list: beside ingests and jobs that began before, in each reader, at each cut."""
+"""Deletions compared with a list of rows, among earlier ingests and jobs, in each reader and at each cut."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ WHERE = st.one_of(
     st.builds(lambda v: {"v": dm.Range(max=v)}, st.integers(1, 2)),
 )
 FEW_OF_MANY = st.builds(lambda k, v: [(k, 0, v), *[(k, 1, (v + 1) % 3)] * 20], KEYS, st.integers(0, 2))
-"""So few that a job which looks for one finds it, and writes the file anew no sooner than in a week."""
+"""Loads of 21 rows. A deletion of one is too little to rewrite the file until it is a week old."""
 
 
 def is_of(where: Any, row: Row) -> bool:
@@ -89,9 +89,11 @@ def rows_of(table: pa.Table) -> list[Row]:
 
 
 class DeletesMachine(RuleBasedStateMachine):
-    """`rows` are those of now; a cut has what they were, and is numbered among what undoes moments and jobs.
+    """A machine that changes a table and a list of rows alike, and compares them at each step.
 
-    Of moments before an erasure some are expired, and changes across a restore are not told.
+    `rows` holds the current rows, and `cuts` the rows at each recorded cut. Cuts, jobs, erasures and
+    restores take numbers from one clock, so that a check knows their order: a cut before an erasure may
+    have expired, and changes cannot be read across a restore.
     """
 
     instance: Instance
@@ -158,7 +160,7 @@ class DeletesMachine(RuleBasedStateMachine):
     @rule()
     def begin_jobs(self) -> None:
         self.context.jobs.create()
-        # by their rows, as nothing else of them is the same when a life is led again
+        # sorted by rows: ids and names differ when hypothesis replays an example
         for job in sorted(self.context.jobs.take(100), key=self.rows_in):
             stack = ExitStack()
             attempt = stack.enter_context(self.context.attempts.attempt(self.context.table))
@@ -174,7 +176,7 @@ class DeletesMachine(RuleBasedStateMachine):
                     facts = task._write(self.context, job, name, now_ms, task.Cancellation(), deletions)
                     task.commit_output(self.context, job, attempt, name, facts, deletions.till)
                 except (ReplaceRequestsFailed, ObjectNotFound):
-                    # it has lost its files
+                    # an erasure or a restore took the job's files
                     assert began < max(self.erased_at, self.restored_at)
                     self.context.attempts.discard(attempt)
 
@@ -203,8 +205,8 @@ class DeletesMachine(RuleBasedStateMachine):
             self.end_job()
 
     @rule(rows=ROWS, where=WHERE)
-    def delete_what_comes_again(self, rows: list[Row], where: Any) -> None:
-        """Rows that are equal to those that were deleted stay, also when they are merged with older ones."""
+    def delete_rows_that_come_again(self, rows: list[Row], where: Any) -> None:
+        """Ingests deleted rows again: the new rows stay, also after a compaction with the older file."""
         self.ingest(rows)
         self.delete(where)
         self.ingest(rows)
@@ -226,8 +228,8 @@ class DeletesMachine(RuleBasedStateMachine):
         self.check_changes(len(self.cuts) - 2, len(self.cuts) - 1)
 
     @rule(rows=ROWS)
-    def delete_what_is_deleted(self, rows: list[Row]) -> None:
-        """Two deletions are of the same row, which changes tell of once."""
+    def delete_rows_twice(self, rows: list[Row]) -> None:
+        """Deletes a row by two deletions: the changes contain it once."""
         self.ingest(rows)
         self.cut()
         self.delete({"k": rows[0][0]})
@@ -236,14 +238,14 @@ class DeletesMachine(RuleBasedStateMachine):
         self.check_changes(len(self.cuts) - 2, len(self.cuts) - 1)
 
     @rule(where=WHERE)
-    def delete_in_vain(self, where: Any) -> None:
+    def delete_and_restore(self, where: Any) -> None:
         self.cut()
         self.delete(where)
         self.put_back(*self.cuts[-1])
 
     @rule(at=KEYS)
     def divide(self, at: int) -> None:
-        """A leaf's files are shared from then on."""
+        """Splits the leaf at a key; its children share its files."""
         leaves = {leaf.region.range("k"): leaf.partition_id for leaf in self.table.partitions.leaves()}
         [(keys, leaf)] = [one for one in leaves.items() if one[0].contains(at)]
         if keys.min != at:
@@ -252,7 +254,7 @@ class DeletesMachine(RuleBasedStateMachine):
 
     @rule(by_ranges=st.booleans())
     def compact(self, by_ranges: bool) -> None:
-        """As Spark does it with large jobs, or whole."""
+        """Divides jobs by key ranges, as Spark does with large ones, or runs them whole."""
         report = compact_by_ranges(self.context) if by_ranges else self.table.compact(engine="local")
         assert not report.errors
 
@@ -266,7 +268,7 @@ class DeletesMachine(RuleBasedStateMachine):
 
     @rule()
     def cut(self) -> None:
-        # with a name, which keeps it
+        # the name keeps the cut from expiring
         cut = record_cut(self.context, f"cut{next(self.names)}")
         self.cuts.append((cut, list(self.rows)))
         self.times[cut.cut_id] = next(self.clock)
@@ -324,7 +326,7 @@ class DeletesMachine(RuleBasedStateMachine):
         self.check_changes(first, data.draw(st.integers(first, len(self.cuts) - 1)))
 
     def check_changes(self, first: int, last: int) -> None:
-        """The earlier cut's rows, with what changed since, are the later one's."""
+        """Checks that the earlier cut's rows with the changes applied equal the later cut's rows."""
         (after, rows), (till, expected) = self.cuts[first], self.cuts[last]
         copy = [tuple(row) for row in rows]
         try:
@@ -337,7 +339,7 @@ class DeletesMachine(RuleBasedStateMachine):
             return
         for change in found:
             kind, row = change.pop("_change"), tuple(change.values())
-            assert kind == "insert" or row in copy, "told twice"
+            assert kind == "insert" or row in copy, "deleted twice"
             copy.append(row) if kind == "insert" else copy.remove(row)
         assert in_order(copy) == in_order(expected)
 
@@ -358,11 +360,11 @@ def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_reader_sees_the_rows_of_a_naive_list(instance: Instance, layout: str) -> None:
+def test_each_reader_sees_the_rows_of_a_plain_list(instance: Instance, layout: str) -> None:
     run_machine(DeletesMachine, instance, layout, EXAMPLES // 2, STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_reader_sees_the_rows_of_a_naive_list_in_many_lives(instance: Instance, layout: str) -> None:
+def test_each_reader_sees_the_rows_of_a_plain_list_in_many_examples(instance: Instance, layout: str) -> None:
     run_machine(DeletesMachine, instance, layout, 2 * EXAMPLES, 2 * STEPS)

@@ -1,4 +1,4 @@
-"""Deletes beside ingests and compactions that run at the same time, and a process that dies as it deletes."""
+"""Deletions concurrent with ingests and compactions, and by a process that is killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEYS, INGESTS, DELETES, JOBS = 4, 12, 8, 6
 
 
 class Storm:
-    """What was done to a table, each step with the ticks at which it began and was acknowledged."""
+    """The steps done to a table, each with the ticks at which it began and was acknowledged."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -60,7 +60,7 @@ class Storm:
             self.table.collect_garbage()
 
     def read(self) -> None:
-        """What is gone once does not come back."""
+        """Checks in a loop that a row that has disappeared does not come back."""
         gone = set[int]()
         while not self.over.is_set():
             acknowledged = set(self.ingested)
@@ -72,7 +72,7 @@ class Storm:
         return set(self.table.query(columns=["number"]).read_all()["number"].to_pylist())
 
     def check(self) -> set[int]:
-        """Rows that came before a delete are gone, those that came after all that are of them are there."""
+        """Checks that rows older than a matching delete are absent, and rows newer than all present."""
         seen = self.rows()
         for number, (key, began, ended) in self.ingested.items():
             of_it = [(start, end) for one, start, end in self.deleted if one == key]
@@ -85,7 +85,7 @@ class Storm:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_fate_of_each_row_is_decided_once_and_for_all(instance: Instance, layout: str) -> None:
+def test_a_row_deleted_amid_ingests_and_compactions_never_returns(instance: Instance, layout: str) -> None:
     properties = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)
     storm = Storm(instance.create_table("t", SCHEMA, layout=layout, properties=properties))
     work: list[Callable[[], object]] = [storm.compact, storm.compact]
@@ -115,7 +115,7 @@ def added_alone(instance: Instance, files: list[FileWithReferences], known: str)
 
 
 def added_in_a_batch(instance: Instance, files: list[FileWithReferences], known: str) -> None:
-    """With a commit of another kind, in one transaction."""
+    """Commits the files together with an assignment, in one transaction."""
     add = AddFiles(commit_id="add", table="t", files=tuple(files))
     [one, other] = instance.commit([add, assignment("t", "job", known)])
     assert (one.state, other.state) == ("applied", "applied")
@@ -126,7 +126,7 @@ def added_in_a_batch(instance: Instance, files: list[FileWithReferences], known:
 def test_a_serializable_commit_that_waits_for_a_delete_comes_after_it(
     instance: Instance, layout: str, added: Callable[[Instance, list[FileWithReferences], str], None]
 ) -> None:
-    """Its snapshot is not of the moment at which it began to wait, in which the deletion is not there."""
+    """Checks that the commit takes its snapshot after the wait; an earlier one would miss the deletion."""
     properties = dm.TableProperties(isolation="serializable")
     table = instance.create_table("t", SCHEMA, layout=layout, properties=properties)
     start, context = table.history.record_cut("start"), table.context
@@ -147,13 +147,13 @@ def test_a_serializable_commit_that_waits_for_a_delete_comes_after_it(
 
         context.deletions.record('{"k": 1}', KeyBounds(), by_values=False, on_recorded=meanwhile)
         running[0].result()
-        told = table.changes(after=start).read_all().to_pylist()
-        copy = [row["number"] for row in told if row["_change"] == "insert"]
-        for row in told:
+        found = table.changes(after=start).read_all().to_pylist()
+        copy = [row["number"] for row in found if row["_change"] == "insert"]
+        for row in found:
             if row["_change"] == "delete":
                 copy.remove(row["number"])
         assert sorted(copy) == sorted(table.query(columns=["number"]).read_all()["number"].to_pylist())
-        assert sorted(copy) == [2, 3, 4], "what waited for the deletion came after it"
+        assert sorted(copy) == [2, 3, 4], "the commit that waited comes after the deletion"
 
 
 DELETER = """
@@ -167,7 +167,7 @@ with dm.connect(sys.argv[1], sys.argv[2]) as instance:
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_leaves_whole_deletions_and_no_lock(
+def test_a_killed_process_leaves_complete_deletions_and_no_lock(
     instance: Instance, dsn: str, tmp_path: Path
 ) -> None:
     table = instance.create_table("t", SCHEMA)
@@ -183,7 +183,9 @@ def test_a_process_that_is_killed_leaves_whole_deletions_and_no_lock(
     begun += [int(line) for line in process.stdout if line.endswith("\n")]
     process.wait()
     last = begun[-1]
-    assert table.delete({"k": 999}).deletion_id in (last + 1, last + 2), "the last one, or it is not"
+    assert table.delete({"k": 999}).deletion_id in (last + 1, last + 2), (
+        "the last deletion is complete or absent"
+    )
     left = table.query(columns=["k"]).read_all()["k"].to_pylist()
     first = left[0]
     assert first in (last, last + 1)

@@ -1,4 +1,4 @@
-"""Large jobs merged by ranges of keys: the output is that of the whole job, and one file."""
+"""Large jobs merged by key ranges, whose output is one file with the rows of the whole job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files
 
 
 def run(context: TableContext, tasks: Sequence[Task]) -> list[Any]:
-    """As on workers, which get the tasks as bytes and open the table by its address."""
+    """Runs tasks as Spark's workers do: each gets its task as bytes and opens the table by its address."""
     results = []
     for sent in sent_to_another(list(tasks)):
         with context.address.open() as there:
@@ -46,7 +46,7 @@ def sent_to_another(value: Any) -> Any:
 def divided(
     context: TableContext, parts: int = 4, run_tasks: Any = run
 ) -> tuple[CompactionResult, list[Region]]:
-    """The result of the next job, and the regions that it was divided into."""
+    """Runs the next job; returns its result and the regions into which it was divided."""
     [job] = taken(context)
     regions = key_ranges(context, job, parts)
     return run_divided(context, job, regions, 0, run_tasks), regions
@@ -69,7 +69,7 @@ def test_one_file_has_the_rows_of_all_ranges(new_table: NewTable) -> None:
     assert (reference.row_count, reference.count_approximate) == (2_000, False)
     assert keys_in(table, reference.filename) == sorted([*range(1_000)] * 2)
     assert table.jobs.count() == (0, 0)
-    # the inputs, the output, and nothing of the ranges
+    # two inputs and the output, each with sketches; nothing of the ranges is left
     assert len(objects_of(table)) == 3 * 2
 
 
@@ -84,7 +84,7 @@ def test_parts_are_joined_in_s3(new_table_in: NewTable, s3_store: ObjectStore) -
     assert len(objects_of(table)) == 3 * 2
 
 
-def test_texts_divide_as_numbers_do(new_table: NewTable) -> None:
+def test_a_job_with_text_keys_is_divided(new_table: NewTable) -> None:
     table = new_table(Field("name", STRING), Field("n", LONG), **PAIRS)
     keys = sorted((f"n{number % 50:02}", number) for number in range(500))
     for name in "ab":
@@ -94,7 +94,7 @@ def test_texts_divide_as_numbers_do(new_table: NewTable) -> None:
     assert keys_in(table, result.filename or "") == sorted(keys * 2)
 
 
-def test_only_the_rows_of_the_leaf_are_in_it(new_table: NewTable) -> None:
+def test_the_output_has_only_the_rows_of_its_leaf(new_table: NewTable) -> None:
     table = new_table(split_points=[300], **PAIRS)
     left, right = (leaf.partition_id for leaf in table.partitions.leaves())
     for name in "ab":
@@ -115,7 +115,7 @@ def test_a_job_of_one_key_is_one_range(new_table: NewTable) -> None:
 
 
 @pytest.mark.slow
-def test_ranges_without_rows_and_jobs_without(instance: Instance) -> None:
+def test_ranges_and_jobs_without_rows_commit(instance: Instance) -> None:
     table = instance.create_table("t", OF_K, properties=dm.TableProperties(**PAIRS))
     for _ in "ab":
         table.ingest({"k": list(range(1_000))})
@@ -130,7 +130,7 @@ def test_ranges_without_rows_and_jobs_without(instance: Instance) -> None:
     assert table.query().read_all().num_rows == 0
 
 
-def test_what_is_deleted_meanwhile_is_deleted(instance: Instance) -> None:
+def test_a_deletion_during_the_merge_applies(instance: Instance) -> None:
     table = instance.create_table("t", OF_K, properties=dm.TableProperties(**PAIRS))
     for _ in "ab":
         table.ingest({"k": list(range(100))})
@@ -175,7 +175,7 @@ def test_damage_is_named_and_nothing_is_left(new_table: NewTable) -> None:
     regions = key_ranges(table, job, 4)
 
     def one_after_the_other(context: TableContext, tasks: Sequence[Task]) -> list[Any]:
-        """The first error of all, whatever failed before."""
+        """Runs all tasks and raises the first error."""
         errors = []
         for task in tasks:
             try:
@@ -191,8 +191,8 @@ def test_damage_is_named_and_nothing_is_left(new_table: NewTable) -> None:
     assert len(list(table.store.file_references())) == 2
 
 
-def test_an_input_that_vanishes_while_it_is_merged_takes_no_row_with_it(instance: Instance) -> None:
-    """A file that is not there is one without rows to DataFusion."""
+def test_an_input_that_vanishes_during_the_merge_fails_the_job(instance: Instance) -> None:
+    """Covers missing files, which DataFusion reads as files without rows."""
     table = keyed(instance)
     for value in (1, 2):
         upsert(table, *((key, value) for key in range(100)))
@@ -209,7 +209,7 @@ def test_an_input_that_vanishes_while_it_is_merged_takes_no_row_with_it(instance
     assert {one.filename for one in table.context.store.file_references()} == before
 
 
-def test_a_part_that_is_not_as_it_was_written_is_not_joined(new_table: NewTable) -> None:
+def test_a_damaged_part_is_not_joined(new_table: NewTable) -> None:
     table = new_table(**PAIRS)
     for name in "ab":
         add_file(table, name, range(1_000))
@@ -229,7 +229,7 @@ def test_a_part_that_is_not_as_it_was_written_is_not_joined(new_table: NewTable)
     assert objects_of(table) == before
 
 
-def test_of_two_runs_of_a_job_one_commits(new_table: NewTable) -> None:
+def test_a_job_that_runs_twice_commits_once(new_table: NewTable) -> None:
     table = new_table(**PAIRS)
     for name in "ab":
         add_file(table, name, range(1_000))
@@ -271,7 +271,7 @@ def test_an_interrupted_job_leaves_nothing(new_table: NewTable) -> None:
     assert objects_of(table) == before
 
 
-def test_a_task_that_fails_is_told(new_table: NewTable) -> None:
+def test_the_error_of_a_task_is_in_the_result(new_table: NewTable) -> None:
     table = new_table(**PAIRS)
     for name in "ab":
         add_file(table, name, range(1_000))

@@ -1,4 +1,4 @@
-"""Files have no minimum and maximum of DOUBLE columns, which would not tell of NaN; their names say so."""
+"""Files without a minimum and maximum of DOUBLE columns, which would ignore NaN; their names show it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bounded(path: Path) -> set[str]:
     }
 
 
-def test_what_is_ingested_and_what_is_compacted(table: dm.Table, tmp_path: Path) -> None:
+def test_ingested_and_compacted_files_have_no_bounds_of_doubles(table: dm.Table, tmp_path: Path) -> None:
     table.compact()
     files = list((tmp_path / "objects" / "data").rglob("*.parquet"))
     assert len(files) == 3
@@ -56,7 +56,7 @@ def test_what_is_ingested_and_what_is_compacted(table: dm.Table, tmp_path: Path)
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_conditions_on_them_find_all_rows(table: dm.Table, compacted: bool) -> None:
+def test_conditions_on_doubles_find_all_rows(table: dm.Table, compacted: bool) -> None:
     if compacted:
         table.compact()
     for condition, count in {

@@ -1,4 +1,4 @@
-"""How columns are encoded and compressed, in files of ingests and of compactions alike."""
+"""Encoding and compression of columns, the same in files of ingests and of compactions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Write = Callable[[Path, pa.Table, TableProperties], Path]
 
 
 def _number(chance: Random, bits: int) -> int | None:
-    """Mostly one of a million; now and then none, or one whose difference to others takes a bit more."""
+    """Returns a number below a million; rarely None, or one whose difference to others needs one more bit."""
     if chance.random() < 0.002:
         return chance.choice([None, -(1 << bits), (1 << bits) - 1])
     return chance.randrange(10**6)
@@ -112,7 +112,7 @@ def write(request: pytest.FixtureRequest) -> Write:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("compression", ["zstd", "snappy", "lz4", "none"])
-def test_dictionaries_are_for_values_that_repeat_and_codecs_for_what_they_make_smaller(
+def test_only_repeated_values_get_dictionaries_and_only_compressible_ones_a_codec(
     write: Write, tmp_path: Path, compression: str
 ) -> None:
     rows = _rows(5_000)
@@ -149,8 +149,8 @@ def test_dictionaries_are_for_values_that_repeat_and_codecs_for_what_they_make_s
         "id = 19999",
     ],
 )
-def test_every_reader_finds_the_rows_of_differences(differences: Path, condition: str) -> None:
-    """Where most rows are skipped, too."""
+def test_every_reader_finds_rows_in_delta_encoded_columns(differences: Path, condition: str) -> None:
+    """Selects few rows, so that readers skip most values."""
     rows = duckdb.from_arrow(_rows(20_000))  # noqa: F841 DuckDB sees it
     select = f'select id, many, large, "at" from {{}} where {condition} order by id'
     wanted = duckdb.sql(select.format("rows")).fetchall()
@@ -164,7 +164,7 @@ def test_every_reader_finds_the_rows_of_differences(differences: Path, condition
 
 @pytest.fixture(params=[_ingested, _merged], ids=["ingested", "merged"], scope="module")
 def differences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with pages of differences, of which some hold more than one, and some are NULL."""
+    """A file with delta-encoded columns of several pages, some with NULL."""
     found: Path = request.param(tmp_path_factory.mktemp("file"), _rows(20_000), TableProperties())
     return found
 
@@ -176,30 +176,30 @@ def test_a_look_up_reads_few_bytes_of_a_wide_column(write: Write, tmp_path: Path
     context.register_table("found", table_file(context, SCHEMA, str(path)))
 
     def scanned(condition: str) -> float:
-        told = str(context.sql(f"explain analyze select text from found where {condition}").to_pydict())
-        [kilobytes] = re.findall(r"bytes_scanned=([\d.]+) K", told)
+        plan = str(context.sql(f"explain analyze select text from found where {condition}").to_pydict())
+        [kilobytes] = re.findall(r"bytes_scanned=([\d.]+) K", plan)
         return float(kilobytes)
 
     assert scanned("id = 20000") < scanned("text > 'the'") / 4
 
 
-def test_a_few_rows_tell_nothing(write: Write, tmp_path: Path) -> None:
+def test_a_file_of_few_rows_has_the_default_codec(write: Write, tmp_path: Path) -> None:
     group = pq.read_metadata(write(tmp_path, _rows(10), TableProperties())).row_group(0)
     assert {group.column(n).compression for n in range(group.num_columns)} == {"ZSTD"}
 
 
 @pytest.mark.slow
-def test_rows_from_all_over_are_tried() -> None:
+def test_the_sample_of_rows_is_spread_over_all_rows() -> None:
     schema = Schema([Field("id", LONG)], values=[Field("v", STRING)])
     count = 2 * SAMPLE_ROWS
-    # the first rows alone would say that values repeat
+    # a sample of the first rows alone would show repeated values
     values = ["same"] * SAMPLE_ROWS + [f"{Random(n).getrandbits(128):x}" for n in range(SAMPLE_ROWS)]
     rows = pa.table([range(count), values], schema=arrow_schema(schema))
     assert "v" in FileShape.like(rows, schema, TableProperties()).plain_columns
     assert "v" not in FileShape.like(rows.slice(0, SAMPLE_ROWS), schema, TableProperties()).plain_columns
 
 
-def test_row_groups_grow_as_a_reader_numbers_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_grow_so_that_a_file_has_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_file, "GROUPS_OF_A_SIZE", 4)
     schema, path = OF_K, tmp_path / "groups.parquet"
     properties, exact = TableProperties(row_group_bytes=65_536), arrow_schema(schema)

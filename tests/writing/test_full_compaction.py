@@ -1,4 +1,4 @@
-"""Full compaction: each leaf becomes one file, whatever the strategy of the table leaves alone."""
+"""Full compactions, which make one file of each leaf even where the strategy would not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.state import LAYOUTS
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_leaf_becomes_one_file(instance: Instance, layout: str) -> None:
+def test_a_full_compaction_makes_one_file_of_each_leaf(instance: Instance, layout: str) -> None:
     table = keyed(
         instance, layout=layout, compaction_strategy="size_ratio", compaction_batch_files=4,
         split_threshold_rows=400, split_min_rows=2,
@@ -36,7 +36,7 @@ def test_each_leaf_becomes_one_file(instance: Instance, layout: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_leaves_that_share_their_one_file_can_be_merged_as_the_refusal_advises(
+def test_leaves_that_share_one_file_can_be_merged_after_a_full_compaction(
     instance: Instance, layout: str
 ) -> None:
     table = keyed(instance, layout=layout, split_threshold_rows=100, split_min_rows=2)
@@ -55,8 +55,8 @@ def test_leaves_that_share_their_one_file_can_be_merged_as_the_refusal_advises(
 
 
 @pytest.mark.slow
-def test_a_leaf_of_a_keyed_table_becomes_one_file_when_that_is_worth_its_rows(instance: Instance) -> None:
-    """Not after each small upsert, and in all at most five rows are written for each that is upserted."""
+def test_a_leaf_of_a_keyed_table_becomes_one_file_now_and_then(instance: Instance) -> None:
+    """Checks that compactions do so rarely, and write at most five rows for each upserted row."""
     table = keyed(instance, compaction_strategy="size_ratio", compaction_batch_files=12)
     upsert(table, *((key, 0) for key in range(400)))
     written, upserted, single = 0, 400, 0

@@ -1,4 +1,4 @@
-"""Ingest in process: every way to give rows, both ways to write files, once for each id, all or nothing."""
+"""Ingests in this process: all kinds of input, both ways to write files, once for each id, all or nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def table(new_flights: NewTable) -> TableContext:
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty temporary folder of the test's own."""
+    """An empty folder that this test uses for temporary files."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -85,8 +85,8 @@ def test_rows_are_sorted_into_the_files_of_their_leaves(
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 28, 1], ids=["in memory", "spilled"])
-def test_what_is_ingested_is_kept_as_it_is(new_flights: NewTable, memory_bytes: int) -> None:
-    """Neither the filter nor the aggregate applies: rows meet in compactions and queries."""
+def test_an_ingest_applies_no_filter_and_no_aggregate(new_flights: NewTable, memory_bytes: int) -> None:
+    """Covers equal and old rows, which only compactions and queries aggregate and filter."""
     table = new_flights(schema=PLAIN, aggregate="max(delay)", filter="age_off(time, 1)")
     rows = repeated(flights(1_000, schema=PLAIN), 2)
     ingest(table, rows.to_batches(500), memory_bytes=memory_bytes)
@@ -94,7 +94,7 @@ def test_what_is_ingested_is_kept_as_it_is(new_flights: NewTable, memory_bytes: 
 
 
 @pytest.mark.slow
-def test_data_comes_as_batch_reader_stream_iterable_or_files(table: TableContext, tmp_path: Path) -> None:
+def test_data_can_be_a_table_batch_reader_iterable_or_files(table: TableContext, tmp_path: Path) -> None:
     rows = flights(1_000)
     folder = tmp_path / "source"
     folder.mkdir()
@@ -116,7 +116,7 @@ def test_data_comes_as_batch_reader_stream_iterable_or_files(table: TableContext
     check_holds(table, repeated(rows, len(forms)))
 
 
-def test_what_vanishes_from_a_folder_meanwhile_does_not_matter(
+def test_other_files_may_vanish_from_the_folder_during_an_ingest(
     table: TableContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in").mkdir()
@@ -139,7 +139,7 @@ def test_what_vanishes_from_a_folder_meanwhile_does_not_matter(
     assert report.rows == 10
 
 
-def test_csv_files_are_read_by_the_schema(new_flights: NewTable, tmp_path: Path) -> None:
+def test_csv_files_are_read_with_the_types_of_the_schema(new_flights: NewTable, tmp_path: Path) -> None:
     table = new_flights(schema=PLAIN)
     rows = flights(500, schema=PLAIN)
     pacsv.write_csv(rows, tmp_path / "flights.csv")
@@ -155,7 +155,7 @@ def test_an_id_is_applied_once(table: TableContext) -> None:
     check_holds(table, rows)
 
 
-def test_an_id_that_another_applies_meanwhile_is_applied_once(table: TableContext) -> None:
+def test_two_concurrent_ingests_with_one_id_are_applied_once(table: TableContext) -> None:
     rows = flights(100)
 
     def overtake(done: int, total: int | None) -> None:
@@ -167,7 +167,7 @@ def test_an_id_that_another_applies_meanwhile_is_applied_once(table: TableContex
     assert attempts(table) == 0
 
 
-def test_no_rows_write_no_file_and_use_the_id_up(table: TableContext) -> None:
+def test_an_ingest_of_no_rows_writes_no_file_and_uses_its_id(table: TableContext) -> None:
     for data, applied in ((flights(0), True), (flights(0), False), ([], False)):
         report = ingest(table, data, ingest_id="nothing")
         assert (report.rows, report.files, report.applied) == (0, 0, applied)
@@ -177,7 +177,7 @@ def test_no_rows_write_no_file_and_use_the_id_up(table: TableContext) -> None:
 
 
 @pytest.mark.slow
-def test_progress_tells_rows_done_of_all(table: TableContext) -> None:
+def test_progress_reports_rows_done_and_their_total(table: TableContext) -> None:
     seen: list[tuple[int, int | None]] = []
     ingest(table, flights(200_000), progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (200_000, 200_000)
@@ -185,7 +185,7 @@ def test_progress_tells_rows_done_of_all(table: TableContext) -> None:
     assert seen == sorted(seen)
 
 
-def test_a_leaf_divided_meanwhile_keeps_its_references_until_they_are_pushed_down(
+def test_references_of_a_leaf_split_during_the_ingest_are_pushed_down_later(
     table: TableContext,
 ) -> None:
     rows = flights(1_000)
@@ -204,7 +204,7 @@ def test_a_leaf_divided_meanwhile_keeps_its_references_until_they_are_pushed_dow
 
 
 def bad(rows: pa.Table, tmp_path: Path) -> dict[str, tuple[Any, list[str]]]:
-    """Data that cannot be ingested, and what the error must name."""
+    """Returns data that cannot be ingested, each with the words that the error must contain."""
     files = {name: tmp_path / name for name in ("empty.parquet", "torn.parquet", "bad.csv", "a.txt")}
     for name in ("empty.parquet", "a.txt"):
         files[name].touch()
@@ -242,7 +242,7 @@ def bad(rows: pa.Table, tmp_path: Path) -> dict[str, tuple[Any, list[str]]]:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["parquet", "csv", "table", "batches"])
-def test_the_row_of_a_null_is_counted_from_the_beginning_of_all_rows(
+def test_the_error_of_a_null_has_the_row_number_in_all_data(
     new_flights: NewTable, tmp_path: Path, kind: str
 ) -> None:
     table, rows = new_flights(schema=PLAIN), flights(150_000, schema=PLAIN)
@@ -273,18 +273,18 @@ def test_bad_data_is_one_clear_line_and_leaves_nothing(
         assert list(temporary.iterdir()) == []
 
 
-def test_a_page_whose_checksum_is_wrong_is_not_taken_in(table: TableContext, tmp_path: Path) -> None:
+def test_a_page_with_a_wrong_checksum_is_refused(table: TableContext, tmp_path: Path) -> None:
     path = tmp_path / "rotten.parquet"
     pq.write_table(flights(500), path, write_page_checksum=True, compression="none", use_dictionary=False)
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1  # a value: without the checksum it would be another, without a word
+    data[len(data) // 2] ^= 1  # changes a value, which only the checksum shows
     path.write_bytes(data)
     with pytest.raises(InvalidData, match=r"rotten\.parquet.*CRC"):
         ingest(table, path)
     check_untouched(table)
 
 
-def test_csv_cannot_hold_lists(table: TableContext, tmp_path: Path) -> None:
+def test_csv_for_a_table_with_lists_is_refused(table: TableContext, tmp_path: Path) -> None:
     (tmp_path / "flights.csv").write_text("carrier,flight,time,delay,tags\n")
     with pytest.raises(InvalidData, match=r"flights\.csv.*'tags' is list.*Parquet"):
         ingest(table, tmp_path / "flights.csv")
@@ -298,7 +298,7 @@ def test_an_id_must_be_text(table: TableContext) -> None:
 
 @contextmanager
 def files_at_most(bytes_max: int) -> Iterator[None]:
-    """What a full disk does, to this process alone: writing past the limit fails."""
+    """Simulates a full disk for this process alone: writing a file past the limit fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, hard))
     try:
@@ -333,7 +333,7 @@ def test_ctrl_c_while_ingesting_leaves_nothing(table: TableContext, temporary: P
     assert list(temporary.iterdir()) == []
 
 
-def test_ctrl_c_just_after_the_commit_keeps_what_is_committed(
+def test_ctrl_c_just_after_the_commit_keeps_the_committed_rows(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def commit_and_interrupt(*arguments: Any, **options: Any) -> bool:
@@ -359,7 +359,7 @@ def test_an_attempt_that_expired_commits_nothing(new_flights: NewTable) -> None:
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_commit_that_never_answers_is_asked_for(
+def test_a_commit_with_unknown_outcome_is_looked_up(
     table: TableContext, monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
     real = ingest_module.run_transaction

@@ -1,4 +1,4 @@
-"""No ingest commits fewer rows, or more, than its source has: rows are counted on their way."""
+"""Ingests that lose or double rows, all of which fail, because rows are counted at each step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_refused(table: TableContext, message: str, kind: type[Exception] = Job
 
 
 @pytest.mark.parametrize("damage", [lambda run: run.unlink(), lambda run: run.write_bytes(b"")])
-def test_sorted_runs_that_vanish_before_they_are_merged_fail_the_ingest(
+def test_a_sorted_run_that_vanishes_fails_the_ingest(
     table: TableContext, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], Any]
 ) -> None:
     merged = LeafSorter._merged
@@ -51,7 +51,7 @@ def test_sorted_runs_that_vanish_before_they_are_merged_fail_the_ingest(
 
 
 @pytest.mark.parametrize(("rows", "message"), [(-1, "rows were lost"), (1, "more rows came out")])
-def test_rows_that_sorting_loses_or_doubles_fail_the_ingest(
+def test_rows_lost_or_doubled_while_sorting_fail_the_ingest(
     table: TableContext, monkeypatch: pytest.MonkeyPatch, rows: int, message: str
 ) -> None:
     def other(self: LeafSorter) -> Iterator[pa.RecordBatch]:
@@ -63,7 +63,7 @@ def test_rows_that_sorting_loses_or_doubles_fail_the_ingest(
     check_refused(table, message)
 
 
-def test_a_file_whose_footer_tells_other_rows_than_were_written_fails_the_ingest(
+def test_a_file_with_another_row_count_than_was_written_fails_the_ingest(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def writes_nothing(*given: Any, **options: Any) -> Any:
@@ -76,7 +76,7 @@ def test_a_file_whose_footer_tells_other_rows_than_were_written_fails_the_ingest
     check_refused(table, "was to have .* rows, but has 0")
 
 
-def test_a_source_that_gives_other_rows_than_it_announced_fails_the_ingest(
+def test_a_source_with_another_row_count_than_announced_fails_the_ingest(
     table: TableContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pq.write_table(flights(1_000), tmp_path / "a.parquet")
@@ -88,7 +88,7 @@ def test_a_source_that_gives_other_rows_than_it_announced_fails_the_ingest(
     check_refused(table, message, InvalidData, data=tmp_path / "a.parquet")
 
 
-def test_references_that_tell_other_rows_than_were_read_fail_the_ingest(
+def test_references_with_another_row_count_than_was_read_fail_the_ingest(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = parquet_file.LeafFiles.write

@@ -1,4 +1,4 @@
-"""An ingest whose process is killed at any moment adds nothing, and run again it adds everything once."""
+"""Ingests whose process is killed: they add nothing, and when run again they add all rows once."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def table(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> TableContex
 
 @pytest.fixture
 def start(table: TableContext, rows: pa.Table, tmp_path: Path) -> Iterator[Start]:
-    """Starts a process that ingests the rows under the id "july"."""
+    """A function that starts a process which ingests the rows with the id "july"."""
     address, data = tmp_path / "address", tmp_path / "flights.parquet"
     address.write_bytes(pickle.dumps(table.address))
     pq.write_table(rows, data)
@@ -109,7 +109,7 @@ def has_written(table: TableContext) -> bool:
 
 
 def is_committing(table: TableContext) -> bool:
-    """It waits for the row of its attempt, which the test holds."""
+    """Returns whether a process waits for a lock: the test has locked the row of its attempt."""
     with table.supplier.connection() as conn:
         waiting = conn.execute("select count(*) from pg_locks where not granted").fetchone()
     return waiting is not None and waiting[0] > 0
@@ -138,7 +138,7 @@ def check_recovers(table: TableContext, rows: pa.Table) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", [has_written, has_begun])
-def test_killed_before_its_commit(
+def test_an_ingest_killed_before_its_commit_adds_nothing(
     table: TableContext, start: Start, rows: pa.Table, moment: Callable[[TableContext], bool]
 ) -> None:
     process = start(NEVER_COMMITS)
@@ -148,7 +148,9 @@ def test_killed_before_its_commit(
 
 
 @pytest.mark.slow
-def test_killed_within_its_commit(table: TableContext, start: Start, rows: pa.Table) -> None:
+def test_an_ingest_killed_within_its_commit_adds_nothing(
+    table: TableContext, start: Start, rows: pa.Table
+) -> None:
     process = start()
     wait_until(has_begun, table)
     with table.supplier.connection() as conn, conn.transaction():
@@ -160,10 +162,10 @@ def test_killed_within_its_commit(table: TableContext, start: Start, rows: pa.Ta
 
 
 @pytest.mark.slow
-def test_a_spark_driver_killed_between_its_commit_and_its_clean_up(
+def test_a_spark_driver_killed_after_its_commit_has_added_all_rows(
     table: TableContext, start: Start, rows: pa.Table, tmp_path: Path
 ) -> None:
-    """All rows are there, and what a repeated task left is collected. The driver is real, Spark is not."""
+    """Covers also the collection of a repeated task's object. The driver is real, Spark is not."""
     process = start(DRIVER)
     assert process.wait(WAIT_SECONDS_MAX) == -signal.SIGKILL
     assert any("twice" in name for name, _ in table.objects.list())
@@ -173,16 +175,18 @@ def test_a_spark_driver_killed_between_its_commit_and_its_clean_up(
 
 
 @pytest.mark.slow
-def test_two_processes_with_one_id_add_once(table: TableContext, start: Start, rows: pa.Table) -> None:
+def test_two_processes_with_one_id_add_the_rows_once(
+    table: TableContext, start: Start, rows: pa.Table
+) -> None:
     processes = [start(), start()]
-    said = sorted(process.communicate(timeout=WAIT_SECONDS_MAX)[0].strip() for process in processes)
-    assert said == ["False", "True"]
+    answers = sorted(process.communicate(timeout=WAIT_SECONDS_MAX)[0].strip() for process in processes)
+    assert answers == ["False", "True"]
     check_holds(table, rows)
     assert attempts(table) == 0
 
 
 def drop(table: TableContext) -> None:
-    """As `Instance.drop_table`."""
+    """Drops the table as `Instance.drop_table` does."""
     Catalog(table.supplier, table.attempts).drop(table.table.name)
     table.attempts.collect_abandoned(table.table.table_id)
 
@@ -200,9 +204,7 @@ def test_an_ingest_whose_table_is_dropped_leaves_no_objects(table: TableContext,
     assert objects(table) == []
 
 
-def test_what_a_writer_leaves_that_is_killed_after_its_table_was_dropped_is_collected(
-    table: TableContext, start: Start
-) -> None:
+def test_objects_written_after_a_table_was_dropped_are_collected(table: TableContext, start: Start) -> None:
     process = start(WRITER)
     wait_until(has_written, table)
     drop(table)

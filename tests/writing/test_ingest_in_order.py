@@ -1,4 +1,4 @@
-"""Files whose rows are in order are written as they are read; whatever is amiss, nothing is added."""
+"""Files whose rows are in key order, which an ingest writes without sorting, or adds nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def table(
 
 @pytest.fixture
 def sorted_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rows of each batch that is sorted."""
+    """The number of rows of each batch that is sorted."""
     found: list[int] = []
     add = LeafSorter.add
 
@@ -67,13 +67,13 @@ def write(folder: Path, *tables: pa.Table) -> list[str]:
 def test_files_in_order_are_not_sorted_again(
     table: TableContext, tmp_path: Path, sorted_rows: list[int]
 ) -> None:
-    """Equal keys come on both sides of a row group's end, and of a file's."""
+    """Covers equal keys on both sides of the end of a row group and of a file."""
     rows = in_order(5_000)
-    told: list[tuple[int, int | None]] = []
+    reports: list[tuple[int, int | None]] = []
     paths = write(tmp_path, rows.slice(0, 2_000), rows.slice(2_000, 0), rows.slice(2_000))
-    report = ingest(table, paths, progress=lambda done, total: told.append((done, total)))
+    report = ingest(table, paths, progress=lambda done, total: reports.append((done, total)))
     check_holds(table, rows)
-    assert (report.rows, told[-1], sorted_rows) == (5_000, (5_000, 5_000), [])
+    assert (report.rows, reports[-1], sorted_rows) == (5_000, (5_000, 5_000), [])
 
 
 def out_of_order() -> Iterator[tuple[str, list[pa.Table]]]:
@@ -92,7 +92,7 @@ def out_of_order() -> Iterator[tuple[str, list[pa.Table]]]:
 @pytest.mark.parametrize(
     ("what", "tables"), list(out_of_order()), ids=lambda one: one if str(one) == one else ""
 )
-def test_others_are_sorted(
+def test_files_out_of_order_are_sorted(
     table: TableContext, tmp_path: Path, sorted_rows: list[int], what: str, tables: list[pa.Table]
 ) -> None:
     ingest(table, write(tmp_path, *tables))
@@ -101,7 +101,7 @@ def test_others_are_sorted(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_keys_of_each_kind_are_seen_to_be_in_order(
+def test_the_order_is_recognized_for_keys_of_each_type(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, sorted_rows: list[int], kind: str
 ) -> None:
     found, values = KINDS[kind]
@@ -113,7 +113,7 @@ def test_keys_of_each_kind_are_seen_to_be_in_order(
     assert sorted_rows == []
 
 
-def test_rows_that_are_not_in_order_any_more_when_they_are_read_are_refused(
+def test_a_file_that_changes_after_its_order_was_checked_is_refused(
     table: TableContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = ingest_module.leaf_counts
@@ -139,7 +139,7 @@ def interrupt(done: int, _: int | None) -> None:
 @pytest.mark.parametrize(
     "arranged", [lambda rows: rows, lambda rows: rows.take(pa.array(range(4_999, -1, -1)))]
 )
-def test_what_is_interrupted_in_the_middle_leaves_nothing(
+def test_an_interrupted_ingest_leaves_no_files_and_no_threads(
     table: TableContext, tmp_path: Path, arranged: Callable[[pa.Table], pa.Table]
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -151,7 +151,7 @@ def test_what_is_interrupted_in_the_middle_leaves_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("memory_bytes", [1 << 28, 1], ids=["in memory", "spilled"])
-def test_the_file_that_has_a_bad_row_is_named_among_many(
+def test_the_error_of_a_bad_row_names_its_file(
     table: TableContext, tmp_path: Path, memory_bytes: int
 ) -> None:
     folder = tmp_path / "many"

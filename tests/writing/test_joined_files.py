@@ -1,4 +1,4 @@
-"""Files that were joined, read by every reader that there is, and page by page."""
+"""Joined Parquet files, read by every reader and page by page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def by_arrow(path: Path, table: pa.Table, **options: Any) -> Path:
 
 
 def by_datafusion(path: Path, table: pa.Table) -> Path:
-    """As compaction writes."""
+    """Writes a file as a compaction does."""
     context = SessionContext()
     frame = context.from_arrow(table)
     shape = FileShape(group_rows=2_500, bloom_columns=("k",))
@@ -68,7 +68,7 @@ def joined(paths: list[Path], target: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("write", [by_arrow, by_datafusion])
-def test_all_rows_are_there_for_every_reader(tmp_path: Path, write: Any) -> None:
+def test_every_reader_gets_all_rows_of_a_joined_file(tmp_path: Path, write: Any) -> None:
     tables = [rows(number * ROWS) for number in range(3)]
     paths = [write(tmp_path / f"{number}.parquet", table) for number, table in enumerate(tables)]
     target = tmp_path / "joined.parquet"
@@ -79,7 +79,7 @@ def test_all_rows_are_there_for_every_reader(tmp_path: Path, write: Any) -> None
     assert duckdb.sql(f"select count(*), sum(k), sum(f) from '{target}'").fetchall() == [
         (3 * ROWS, sum(range(3 * ROWS)), pytest.approx(float(np.sqrt(np.arange(3 * ROWS)).sum())))
     ]
-    # by the bloom filters and the page index
+    # uses the bloom filters and the page index
     assert duckdb.sql(f"select s from '{target}' where k = {2 * ROWS + 5}").fetchall() == [
         (f"value {(2 * ROWS + 5) % 77}",)
     ]
@@ -90,7 +90,7 @@ def test_all_rows_are_there_for_every_reader(tmp_path: Path, write: Any) -> None
 
 
 @pytest.mark.parametrize("write", [by_arrow, by_datafusion])
-def test_pages_are_where_the_index_says(tmp_path: Path, write: Any) -> None:
+def test_the_page_index_of_a_joined_file_has_the_right_offsets(tmp_path: Path, write: Any) -> None:
     names = ["k", "s", "n"]
     paths = [write(tmp_path / f"{number}.parquet", rows(number * ROWS).select(names)) for number in range(2)]
     joined(paths, tmp_path / "joined.parquet")
@@ -110,13 +110,13 @@ def test_pages_are_where_the_index_says(tmp_path: Path, write: Any) -> None:
     assert seen >= len(groups) * len(names)
 
 
-def test_one_file_stays_as_it_is(tmp_path: Path) -> None:
+def test_joining_one_file_copies_it(tmp_path: Path) -> None:
     path = by_arrow(tmp_path / "a.parquet", rows(0))
     joined([path], tmp_path / "joined.parquet")
     assert (tmp_path / "joined.parquet").read_bytes() == path.read_bytes()
 
 
-def test_files_without_page_index_and_filters(tmp_path: Path) -> None:
+def test_files_without_page_index_and_filters_are_joined(tmp_path: Path) -> None:
     tables = [rows(number * 10, 10) for number in range(20)]
     paths = [
         by_arrow(tmp_path / f"{n}", table, write_page_index=False, bloom_filter_options=None)
@@ -126,7 +126,7 @@ def test_files_without_page_index_and_filters(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "joined.parquet").equals(pa.concat_tables(tables))
 
 
-def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
+def test_files_with_other_columns_or_damage_are_not_joined(tmp_path: Path) -> None:
     one, other = by_arrow(tmp_path / "a", rows(0)), by_arrow(tmp_path / "b", rows(0).select(["k", "s"]))
     target = tmp_path / "joined.parquet"
     with pytest.raises(JobFailed, match="have different columns"):
@@ -138,8 +138,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     assert not target.exists()
 
 
-def test_what_is_read_is_written_again(tmp_path: Path) -> None:
-    """All that a footer says, of whatever kind."""
+def test_a_footer_read_and_written_again_is_the_same(tmp_path: Path) -> None:
     for number, path in enumerate(
         [by_arrow(tmp_path / "a", rows(0)), by_datafusion(tmp_path / "b.parquet", rows(0))]
     ):

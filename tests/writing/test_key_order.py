@@ -1,4 +1,4 @@
-"""Keys compare the same in Python, PostgreSQL, pyarrow and DataFusion; Spark has a file of its own."""
+"""The order of keys, the same in Python, PostgreSQL, pyarrow and DataFusion; Spark has its own test."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def a_value(chance: random.Random, type_: DataType) -> Any:
 
 
 def keys(schema: Schema, seed: int) -> list[tuple[Any, ...]]:
-    """Distinct keys in no order, with many equal values in their first fields."""
+    """Returns distinct keys in random order, with many equal values in their first fields."""
     chance = random.Random(seed)
     pools = [[a_value(chance, f.type) for _ in range(60)] for f in schema.row_keys[:-1]]
     last = schema.row_keys[-1].type
@@ -113,7 +113,7 @@ def test_postgresql_sorts_encoded_keys_as_python_sorts_keys(schema: Schema, post
 
 @pytest.mark.parametrize("type_", [INT, LONG, STRING, BYTES], ids=str)
 def test_postgresql_sorts_single_values_and_ids_as_python_does(type_: DataType, postgresql: Any) -> None:
-    """As the bounds of partitions are kept."""
+    """Sorts values in the form in which partitions store their bounds."""
     values = [row[0] for row in keys(by([type_]), 2)]
     query = "select value from unnest(%s::bytea[]) as t (value) order by value"
     encoded = [encode_value(type_, value) for value in values]
@@ -145,7 +145,7 @@ def test_datafusion_sorts_and_compares_as_python_does(schema: Schema) -> None:
 
 
 @pytest.mark.parametrize("make", [sorted, lambda rows: sorted(rows, reverse=True)])
-def test_the_sample_has_what_makes_orders_differ(make: Callable[..., Any]) -> None:
+def test_the_sample_has_values_whose_order_is_often_wrong(make: Callable[..., Any]) -> None:
     """UTF-16 order puts supplementary characters before U+FFFF; signed bytes put 0x80 before 0x00."""
     texts = {row[0] for row in make(keys(SCHEMAS["string"], 1))}
     assert {"", "\x00", "a", "a\x00", "\uffff", "\U00010000"} <= texts

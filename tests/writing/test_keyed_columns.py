@@ -1,4 +1,4 @@
-"""Columns of a keyed table change: each reader has the newest row of each key, however it was written."""
+"""Changed columns of a keyed table, whose readers get the newest row of each key from old and new files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEWEST = [(2, "B", 20, "q"), (3, "c", 3, "x"), (4, "D", 40, None)]
 
 @pytest.fixture(params=[None, "n"])
 def table(instance: Instance, request: pytest.FixtureRequest) -> Table:
-    """Rows of two versions of the schema, of which some replace others, and a mark of deletion."""
+    """A table with rows of two schema versions, some of which replace others, and a mark of deletion."""
     given = dm.TableProperties(
         keep="newest_row", newest_by=request.param, compaction_strategy="basic", compaction_batch_files=3
     )
@@ -37,23 +37,27 @@ def table(instance: Instance, request: pytest.FixtureRequest) -> Table:
     return made
 
 
-def told(reader: Any) -> list[tuple[Any, ...]]:
+def rows(reader: Any) -> list[tuple[Any, ...]]:
     return sorted(tuple(row.values()) for row in reader.read_all().to_pylist())
 
 
 @pytest.mark.slow
-def test_each_reader_has_the_newest_rows_before_and_after_compaction(
+def test_each_reader_gets_the_newest_rows_before_and_after_compaction(
     instance: Instance, table: Table
 ) -> None:
     for _ in range(2):
-        assert told(table.query()) == NEWEST
-        assert told(table.sql("select * from t")) == NEWEST
+        assert rows(table.query()) == NEWEST
+        assert rows(table.sql("select * from t")) == NEWEST
         with instance.duckdb() as db:
             assert sorted(db.sql("from t").fetchall()) == NEWEST
-        assert told(table.query({"note": "x"}, ["id"])) == [(3,)]
-        assert told(table.query(as_of="before")) == [(1, "a", 1), (2, "b", 2), (3, "c", 3)]
-        assert told(table.sql("select * from t", as_of="before")) == [(1, "a", 1), (2, "b", 2), (3, "c", 3)]
-        assert told(table.changes("before", columns=["id", "called"])) == [
+        assert rows(table.query({"note": "x"}, ["id"])) == [(3,)]
+        assert rows(table.query(as_of="before")) == [(1, "a", 1), (2, "b", 2), (3, "c", 3)]
+        assert rows(table.sql("select * from t", as_of="before")) == [
+            (1, "a", 1),
+            (2, "b", 2),
+            (3, "c", 3),
+        ]
+        assert rows(table.changes("before", columns=["id", "called"])) == [
             (1, None, "delete"), (2, "B", "upsert"), (4, "D", "upsert")
         ]  # fmt: skip
         assert not instance.check(deep=True).problems
@@ -61,17 +65,17 @@ def test_each_reader_has_the_newest_rows_before_and_after_compaction(
     assert table.status().files == 1
 
 
-def test_a_column_that_is_made_anew_has_no_value_of_before(table: Table) -> None:
+def test_a_column_dropped_and_added_again_has_no_old_values(table: Table) -> None:
     table.drop_column("note")
     table.add_column(dm.Field("note", dm.LONG, nullable=True))
     for _ in range(2):
-        assert told(table.query()) == [(*row[:3], None) for row in NEWEST]
-        assert told(table.sql("select * from t")) == [(*row[:3], None) for row in NEWEST]
+        assert rows(table.query()) == [(*row[:3], None) for row in NEWEST]
+        assert rows(table.sql("select * from t")) == [(*row[:3], None) for row in NEWEST]
         table.compact()
 
 
-def test_deletes_by_values_and_restores_know_the_columns(table: Table) -> None:
+def test_deletes_by_values_and_restores_use_the_changed_columns(table: Table) -> None:
     table.delete({"called": "B"})
-    assert told(table.query(columns=["id"])) == [(3,), (4,)]
+    assert rows(table.query(columns=["id"])) == [(3,), (4,)]
     table.restore("before")
-    assert told(table.query()) == [(1, "a", 1, "x"), (2, "b", 2, "x"), (3, "c", 3, "x")]
+    assert rows(table.query()) == [(1, "a", 1, "x"), (2, "b", 2, "x"), (3, "c", 3, "x")]

@@ -1,4 +1,4 @@
-"""Compactions with marks, and deletes by values, that are killed: nothing is lost, or half done."""
+"""Killed compactions of marks of deletion and killed deletes by values: nothing is lost or half done."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runners import runner, the_dead_are_known, wait_for
 
 from tests.support.api import Instance, Table
 
-# Does what it is told, until the moment named.
+# Runs the action given as the first argument, up to the moment given as the second.
 RUNNER = """
 from dormouse.writing import parquet_file
 from dormouse.state.files.attempts import WriteAttempts
@@ -54,19 +54,19 @@ MOMENTS = [
 
 
 def quick(moments: list[str]) -> list[Any]:
-    """All moments, of which the fast tier has these."""
+    """Returns all moments as parameters; those not given are marked slow."""
     return [pytest.param(one, marks=[] if one in moments else pytest.mark.slow) for one in MOMENTS]
 
 
 def killed(table: Table, what: str, moment: str) -> None:
-    """What a process does until a moment at which it is killed."""
+    """Runs an action in a process of its own and kills the process at a moment."""
     with runner(table.context, RUNNER, what, moment) as process:
         wait_for(process)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", quick(MOMENTS[::2]))
-def test_a_compaction_with_marks_that_is_killed_changes_no_row(instance: Instance, moment: str) -> None:
+def test_a_killed_compaction_with_marks_changes_no_row(instance: Instance, moment: str) -> None:
     table = keyed(instance, compaction_batch_files=3, gc_delay_seconds=0, attempt_expiry_seconds=0.0)
     upsert(table, *((key, 0) for key in range(20)))
     upsert(table, (3, 1), (30, 1))
@@ -87,7 +87,7 @@ def test_a_compaction_with_marks_that_is_killed_changes_no_row(instance: Instanc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", quick(MOMENTS[1::2]))
-def test_a_delete_by_values_that_is_killed_is_done_or_is_not(instance: Instance, moment: str) -> None:
+def test_a_killed_delete_by_values_is_done_or_not(instance: Instance, moment: str) -> None:
     table = keyed(instance, gc_delay_seconds=0, attempt_expiry_seconds=0.0)
     upsert(table, (1, 7), (2, 2), (3, 7))
     upsert(table, (3, 3))
@@ -104,7 +104,7 @@ def test_a_delete_by_values_that_is_killed_is_done_or_is_not(instance: Instance,
 
 
 @pytest.mark.slow
-def test_marks_stay_for_a_load_that_was_killed_until_it_is_known_to_be_dead(instance: Instance) -> None:
+def test_marks_are_kept_until_the_attempt_of_a_killed_load_expires(instance: Instance) -> None:
     table = keyed(instance, gc_delay_seconds=0)
     upsert(table, (1, 1), (2, 7))
     late = begun(table, (1, 5))

@@ -1,4 +1,4 @@
-"""A year of flights, each month delivered again with corrections: equal to DuckDB's MERGE after each."""
+"""A year of flights, whose months are delivered again with corrections, compared with DuckDB's MERGE."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROPERTIES = {
     "size_ratio": 1,
     "gc_delay_seconds": 0,
 }
-# a tenth is delivered again with other delays, of which some are cancelled
+# a tenth of the flights comes again with other delays; some of them are cancelled
 CORRECTED = """
     select * replace (dep_delay + 1 as dep_delay, arr_delay + (flight % 7)::int as arr_delay),
         {n} as delivery, hash(flight, time, origin, {n}) % 50 = 0 as cancelled
@@ -53,7 +53,7 @@ def rows_of(db: duckdb.DuckDBPyConnection, source: str) -> pa.Table:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("newest_by", [None, "delivery"])
-def test_a_year_that_is_delivered_again_equals_a_merge_after_each_month(
+def test_upserts_of_corrected_months_equal_a_merge_after_each_month(
     dsn: str, tmp_path: Path, newest_by: str | None
 ) -> None:
     db = duckdb.connect()
@@ -79,9 +79,9 @@ def test_a_year_that_is_delivered_again_equals_a_merge_after_each_month(
                 table.split()
                 table.compact(engine="local")
                 table.collect_garbage()
-            said = table.sql("select count(*), sum(dep_delay), sum(delivery) from flights").read_all()
-            told = db.execute("select count(*), sum(dep_delay), sum(delivery) from expected").fetchall()
-            assert [tuple(said.to_pylist()[0].values())] == told
+            answer = table.sql("select count(*), sum(dep_delay), sum(delivery) from flights").read_all()
+            totals = db.execute("select count(*), sum(dep_delay), sum(delivery) from expected").fetchall()
+            assert [tuple(answer.to_pylist()[0].values())] == totals
             now = table.history.record_cut()
             changes = table.changes(cut, now).read_all()
             db.register("changes", changes)

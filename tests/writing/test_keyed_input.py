@@ -1,4 +1,4 @@
-"""What a keyed table and its loads may be; else there is one clear line, and nothing is done."""
+"""Valid and invalid keyed tables and loads: an invalid one gives one clear line and changes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.api import Instance
 
 
 @pytest.mark.parametrize(
-    ("properties", "said"),
+    ("properties", "message"),
     [
         ({"newest_by": "k"}, "newest_by: 'k' is not a value column; the values are v, s"),
         ({"newest_by": "x"}, "newest_by: 'x' is not a value column"),
@@ -27,13 +27,15 @@ from tests.support.api import Instance
         ({"keep": "last"}, "keep must be every_row or newest_row, not 'last'"),
     ],
 )
-def test_what_a_table_cannot_be_is_said(instance: Instance, properties: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidProperties, match=said):
+def test_invalid_properties_of_a_keyed_table_are_refused(
+    instance: Instance, properties: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidProperties, match=message):
         keyed(instance, **properties)
     assert instance.tables() == []
 
 
-def test_a_keyed_table_has_no_sort_keys_and_no_list_tells_the_newest(instance: Instance) -> None:
+def test_a_keyed_table_with_sort_keys_or_a_list_as_newest_by_is_refused(instance: Instance) -> None:
     properties = dm.TableProperties(keep="newest_row")
     sorted_too = dm.Schema([dm.Field("k", dm.LONG)], [dm.Field("time", dm.LONG)])
     with pytest.raises(InvalidProperties, match="no sort keys; make 'time' a row key or a value"):
@@ -43,7 +45,7 @@ def test_a_keyed_table_has_no_sort_keys_and_no_list_tells_the_newest(instance: I
         instance.create_table("t", lists, properties=properties.model_copy(update={"newest_by": "l"}))
 
 
-def test_what_a_table_keeps_stays_as_it_was_made(instance: Instance) -> None:
+def test_keep_and_newest_by_cannot_be_changed(instance: Instance) -> None:
     table = keyed(instance, newest_by="v")
     for change in ({"keep": "every_row", "newest_by": None}, {"newest_by": None}):
         with pytest.raises(InvalidProperties, match="is chosen when a table is made, and stays"):
@@ -51,14 +53,14 @@ def test_what_a_table_keeps_stays_as_it_was_made(instance: Instance) -> None:
     assert table.set_properties(deletion_marks_seconds=9.0).deletion_marks_seconds == 9.0
 
 
-def test_upsert_is_refused_where_every_row_is_kept(instance: Instance) -> None:
+def test_upsert_is_refused_for_a_table_that_keeps_every_row(instance: Instance) -> None:
     table = keyed(instance, keep="every_row")
     with pytest.raises(InvalidInput, match="table 't' keeps every row, so no row replaces another"):
         table.upsert(data([(1, 1)]))
 
 
 @pytest.mark.parametrize(
-    ("column", "deletes", "error", "said"),
+    ("column", "deletes", "error", "message"),
     [
         (None, MARKS, InvalidData, f"column '{MARKS}' \\(boolean\\) is missing from the data"),
         (pa.array([1]), MARKS, InvalidData, f"column '{MARKS}' is int64 in the data; the schema says bool"),
@@ -68,17 +70,17 @@ def test_upsert_is_refused_where_every_row_is_kept(instance: Instance) -> None:
         (pa.array([True]), "", InvalidInput, "deletes is the name of a boolean column of the data, not ''"),
     ],
 )
-def test_bad_marks_are_said_and_nothing_is_loaded(
-    instance: Instance, column: Any, deletes: str | None, error: type[Exception], said: str
+def test_invalid_marks_are_refused_and_nothing_is_loaded(
+    instance: Instance, column: Any, deletes: str | None, error: type[Exception], message: str
 ) -> None:
     table = keyed(instance)
     rows = data([(1, 1)]) if column is None else data([(1, 1)]).append_column(MARKS, column)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         table.upsert(rows, deletes=deletes)
     assert table.status().files == 0
 
 
-def test_only_a_row_that_deletes_may_lack_values_and_never_what_tells_the_newest(instance: Instance) -> None:
+def test_only_a_mark_may_lack_values_except_that_of_newest_by(instance: Instance) -> None:
     table = keyed(instance)
     with pytest.raises(InvalidData, match=r"'v' is null in row .* only rows marked for deletion may be null"):
         table.upsert(data([(1, None), (2, None)], [True, False]), deletes=MARKS)
@@ -87,7 +89,7 @@ def test_only_a_row_that_deletes_may_lack_values_and_never_what_tells_the_newest
         by_value.upsert(data([(1, None)], [True]), deletes=MARKS)
 
 
-def test_files_of_any_kind_bring_marks(instance: Instance, tmp_path: Path) -> None:
+def test_parquet_and_csv_files_can_have_marks(instance: Instance, tmp_path: Path) -> None:
     table = keyed(instance)
     upsert(table, (1, 1), (2, 2))
     pq.write_table(data([(1, None), (3, 3)], [True, False]), tmp_path / "changes.parquet")
@@ -100,7 +102,7 @@ def test_files_of_any_kind_bring_marks(instance: Instance, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_values_of_any_type_are_replaced_and_deleted(instance: Instance) -> None:
-    """Those that must not be null, too, of which a mark has none."""
+    """Covers value columns that are not nullable: a mark of deletion has no values."""
     part = pa.field("x", pa.int64(), False)
     kinds = {
         "a": (dm.LIST(dm.LONG), pa.list_(pa.int64()), [[1, 2], [3]]),
@@ -133,7 +135,7 @@ def test_values_of_any_type_are_replaced_and_deleted(instance: Instance) -> None
         table.compact()
 
 
-def test_a_condition_must_be_said_there_too(instance: Instance) -> None:
+def test_a_delete_of_a_keyed_table_without_a_condition_is_refused(instance: Instance) -> None:
     table = keyed(instance)
     upsert(table, (1, 1))
     with pytest.raises(InvalidQuery, match="is no condition"):

@@ -1,7 +1,8 @@
-"""Processes upsert, delete, compact, split, merge and collect a keyed table, and are killed, amid reads.
+"""Processes that change a keyed table during reads, and are killed.
 
-Each key is one writer's, which says what it begins to do with it, and what was acknowledged. So of each read
-it is known what a key may have: what was acknowledged before it, or anything that was begun after that.
+They upsert, delete, compact, split, merge and collect. One writer owns each key; it notes each change that it
+begins and each that is acknowledged. A read may find the last change acknowledged before it, or any change
+begun later.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ WORKER = dedent("""
         table = instance.table("t")
         Path(folder, f"begun {os.getpid()}").touch()
         while not stop.exists():
-            # which is said of files that are collected at once: nothing was done
+            # happens because files are collected without a delay: nothing was done
             with suppress(ObjectNotFound, QueryOvertaken):
                 work(table)
 """)
@@ -83,7 +84,7 @@ READS_MAX = 100
 
 
 class Notes:
-    """What the writers noted: of each key what was begun, in its order, and what was acknowledged last."""
+    """The notes of the writers: for each key the changes begun, in order, and the last one acknowledged."""
 
     def __init__(self, folder: Path) -> None:
         self.begun: dict[int, list[tuple[int, bool]]] = defaultdict(lambda: [(GONE, False)])
@@ -102,7 +103,7 @@ class Notes:
 
 
 def check(rows: dict[int, int], before: Notes, after: Notes) -> None:
-    """Whether a read that began after some notes and ended before others may have found this."""
+    """Checks the rows of a read that began after the notes `before` and ended before `after`."""
     for key in range(60):
         may = [one for one in after.begun[key] if one[0] >= before.acknowledged[key]]
         allowed = {number if is_row else GONE for number, is_row in may}
@@ -115,10 +116,10 @@ def read(table: Table, way: int) -> dict[int, int]:
             rows = table.query(columns=["k", "n"]) if way else table.sql("select k, n from t order by k")
             pairs = [tuple(row.values()) for row in rows.read_all().to_pylist()]
             break
-        except (ObjectNotFound, QueryOvertaken):  # which is said of files that are collected at once
+        except (ObjectNotFound, QueryOvertaken):  # happens because files are collected without a delay
             if not left:
                 raise
-    assert len(dict(pairs)) == len(pairs), "a key is there twice"
+    assert len(dict(pairs)) == len(pairs), "a key has two rows"
     return dict(pairs)
 
 
@@ -155,13 +156,13 @@ def storm(dsn: str, folder: Path, roles: list[str], seconds: float, kills: bool,
 
 
 @pytest.mark.slow
-def test_what_was_acknowledged_is_there_amid_a_short_storm(dsn: str, tmp_path: Path) -> None:
+def test_reads_see_acknowledged_changes_in_a_short_storm(dsn: str, tmp_path: Path) -> None:
     storm(dsn, tmp_path, ["upsert 0", "upsert 1", "upsert 2", "compact", "split"], 3, kills=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("newest_by", [None, "n"])
-def test_what_was_acknowledged_is_there_amid_a_long_storm(
+def test_reads_see_acknowledged_changes_in_a_long_storm_with_kills(
     dsn: str, tmp_path: Path, newest_by: str | None
 ) -> None:
     roles = ["upsert 0", "upsert 1", "upsert 2", "compact", "compact", "split", "collect"]

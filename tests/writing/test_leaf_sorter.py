@@ -1,4 +1,4 @@
-"""Rows that are sorted in little memory: runs that follow each other are not merged."""
+"""Sorting of rows in little memory, which merges only runs that overlap."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.support.model import LONG, STRING, Field, Schema
 
 SCHEMA = Schema([Field("k", STRING)], [Field("n", LONG)], [Field("v", LONG)])
 KEYS = ["", "a", "a\0", "b", "é", "\uffff", "\U00010000"]
-"""As they are sorted."""
+"""Keys in sorted order."""
 
 
 @pytest.fixture
 def merges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many runs each merge had."""
+    """Returns a list to which each merge adds the number of its runs."""
     counted: list[int] = []
     merged = LeafSorter._merged
 
@@ -45,7 +45,7 @@ def given_back(batches: list[list[tuple[str, int]]], **more: Any) -> list[tuple[
     return [(row["k"], row["n"]) for row in found]
 
 
-def test_runs_that_come_in_order_are_chained(merges: list[int]) -> None:
+def test_runs_in_order_are_not_merged(merges: list[int]) -> None:
     rows = [(key, n) for key in KEYS for n in range(3)]
     batches = [rows[start : start + 2][::-1] for start in range(0, len(rows), 2)]
     assert given_back(batches) == rows
@@ -56,11 +56,11 @@ def test_runs_that_come_in_order_are_chained(merges: list[int]) -> None:
     "batches",
     [
         [[("b", 1)], [("a", 1)]],
-        [[("a", 1), ("b", 1)], [("b", 1), ("c", 1)]],  # of equal keys nobody knows which comes first
+        [[("a", 1), ("b", 1)], [("b", 1), ("c", 1)]],  # the order of equal keys is not known
         [[("a", 1), ("c", 1)], [("b", 1)], [("d", 1)]],
     ],
 )
-def test_others_are_merged(merges: list[int], batches: list[list[tuple[str, int]]]) -> None:
+def test_overlapping_runs_are_merged(merges: list[int], batches: list[list[tuple[str, int]]]) -> None:
     assert given_back(batches) == sorted(row for rows in batches for row in rows)
     assert merges == [len(batches)]
 
@@ -79,7 +79,7 @@ def test_a_run_that_vanishes_before_it_is_read_is_an_error(monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_memory_is_bounded_while_rows_are_read_and_sorted() -> None:
-    """About twice what may be held, however many rows there are; of a batch at a time there is more."""
+    """Allows three times `memory_bytes`: sorting holds about twice as much, and a batch is held besides."""
     random, held, found = np.random.default_rng(1), 8 << 20, 0
     before, most = pa.total_allocated_bytes(), 0
     with LeafSorter(SCHEMA, 1, memory_bytes=held) as sorter:

@@ -1,4 +1,4 @@
-"""Ten thousand pending deletions of single keys: what a file or job costs is as what its own keys cost."""
+"""Ten thousand pending deletions of single keys, of which a file or job costs only its own."""
 
 from __future__ import annotations
 
@@ -25,32 +25,34 @@ from unnest(%s::text[], %s::bytea[]) with ordinality as t (condition, bound, n)
 
 @pytest.fixture
 def table(instance: Instance) -> Table:
-    """Each leaf has a file, of whose keys each has a deletion."""
+    """A table with one file in each leaf and one pending deletion for each key."""
     splits = list(range(KEYS_A_LEAF, LEAVES * KEYS_A_LEAF, KEYS_A_LEAF))
     table = instance.create_table("t", SCHEMA, split_points=splits)
     keys = range(LEAVES * KEYS_A_LEAF)
     table.ingest(pa.table({"k": keys, "v": keys}))
-    asked = [question(SCHEMA, {"k": key}, None, None) for key in keys]
-    conditions = [condition_of(SCHEMA, one) for one in asked]
-    bounds = [key_bounds(SCHEMA, one.ranges).min_keys[0] for one in asked]
+    questions = [question(SCHEMA, {"k": key}, None, None) for key in keys]
+    conditions = [condition_of(SCHEMA, one) for one in questions]
+    bounds = [key_bounds(SCHEMA, one.ranges).min_keys[0] for one in questions]
     with table.context.supplier.connection() as conn:
         conn.execute(RECORD, [table.context.table.table_id, conditions, bounds])
     return table
 
 
 @pytest.mark.slow
-def test_rounds_find_files_that_have_many_by_their_keys(
+def test_finding_files_with_many_deletions_is_little_work(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with measured(monkeypatch) as work:
         assert table.context.jobs.create_of_deleted() == 0, "no leaf has more than deletions_max"
-    assert work.total() < 100_000, "ten for each deletion; a million would be each with each file"
+    assert work.total() < 100_000, (
+        "about ten for each deletion; comparing each deletion with each file would be a million"
+    )
     table.set_properties(deletions_max=KEYS_A_LEAF - 1)
     assert table.context.followed().jobs.create_of_deleted() == LEAVES
 
 
 @pytest.mark.slow
-def test_a_job_asks_for_the_deletions_of_its_leaf(table: Table) -> None:
+def test_a_job_reads_only_the_deletions_of_its_leaf(table: Table) -> None:
     table.set_properties(deletions_max=KEYS_A_LEAF - 1)
     context = table.context.followed()
     context.jobs.create_of_deleted()
@@ -62,4 +64,4 @@ def test_a_job_asks_for_the_deletions_of_its_leaf(table: Table) -> None:
     [applied] = JobDeletions.of(context, job).of_inputs
     numbers = [one.deletion_id for one in applied]
     assert len(numbers) == KEYS_A_LEAF
-    assert numbers == list(range(numbers[0], numbers[0] + KEYS_A_LEAF)), "of one leaf"
+    assert numbers == list(range(numbers[0], numbers[0] + KEYS_A_LEAF)), "the deletions are those of one leaf"

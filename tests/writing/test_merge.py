@@ -56,7 +56,7 @@ SUMS = TableProperties(aggregate="sum(count), max(price)")
 
 
 def _rows(count: int, seed: int = 0) -> pa.Table:
-    """Rows in no order, with keys that repeat; `price` tells a row from its like."""
+    """Returns rows in random order with repeated keys; only `price` differs between such rows."""
     randomly = random.Random(seed)
     return pa.table(
         {
@@ -71,7 +71,7 @@ def _rows(count: int, seed: int = 0) -> pa.Table:
 
 
 def _files(folder: Path, *tables: pa.Table, schema: Schema = SCHEMA) -> list[str]:
-    """The paths of sorted files, one a table, below the folder."""
+    """Writes a sorted file for each table below the folder; returns the paths."""
     objects = open_store(folder / "in")
     names = [f"{number}.parquet" for number in range(len(tables))]
     for name, table in zip(names, tables, strict=True):
@@ -105,7 +105,7 @@ def test_files_become_one_sorted_file_with_all_their_rows(tmp_path: Path) -> Non
     assert facts.byte_count == output.stat().st_size
 
 
-def test_the_facts_tell_the_smallest_and_largest_key_and_have_the_sketches(tmp_path: Path) -> None:
+def test_the_facts_have_the_smallest_and_largest_key_and_the_sketches(tmp_path: Path) -> None:
     tables = [_rows(2_000, 1), _rows(2_000, 2)]
     facts = _merge(_files(tmp_path, *tables), tmp_path / "out")
     keys = sorted((row["name"], row["id"]) for row in pa.concat_tables(tables).to_pylist())
@@ -118,10 +118,10 @@ def test_the_facts_tell_the_smallest_and_largest_key_and_have_the_sketches(tmp_p
 
 
 def test_the_merge_streams_and_sorts_nothing(tmp_path: Path) -> None:
-    """One sorted stream a file into one merge: no sort, no buffering of a whole input."""
+    """Expects one sorted stream for each file and one merge, without a sort or buffers of whole inputs."""
     inputs = _files(tmp_path, *(_rows(100, seed) for seed in range(3)))
     for path in inputs:
-        pq.write_table(pq.read_table(path), path)  # files that do not say themselves how they are sorted
+        pq.write_table(pq.read_table(path), path)  # the files themselves do not declare their order
     plan = merge_plan(inputs, SCHEMA, region=Region(name=Range("a", "z")))
     assert plan.count("SortPreservingMergeExec") == 1
     assert plan.count("file_groups={1 group: [[") == 3
@@ -226,11 +226,11 @@ def test_timestamps_age_off_and_rows_of_unknown_age_stay(tmp_path: Path) -> None
 
 def test_a_merge_that_leaves_no_rows_writes_no_file(tmp_path: Path) -> None:
     inputs = _files(tmp_path, _rows(100))
-    assert _merge(inputs, tmp_path / "out", region=Region(name="nobody")) == FileFacts(0)
+    assert _merge(inputs, tmp_path / "out", region=Region(name="unused")) == FileFacts(0)
     assert not list(tmp_path.glob("out*"))
 
 
-def test_every_type_survives_and_other_engines_read_it(tmp_path: Path) -> None:
+def test_values_of_every_type_are_kept_and_read_by_other_engines(tmp_path: Path) -> None:
     values = [
         Field("d", DOUBLE, nullable=True),
         Field("t", TIMESTAMP),
@@ -256,7 +256,7 @@ def test_every_type_survives_and_other_engines_read_it(tmp_path: Path) -> None:
     assert found[0] == (b"", -(1 << 31), "x", -1, [["a", None], None, []], 1)
 
 
-def test_the_file_says_how_it_is_sorted_and_has_statistics(tmp_path: Path) -> None:
+def test_the_file_declares_its_order_and_has_statistics(tmp_path: Path) -> None:
     _merge(_files(tmp_path, _rows(1_000)), tmp_path / "out")
     group = pq.ParquetFile(tmp_path / "out").metadata.row_group(0)
     assert [(c.column_index, c.descending) for c in group.sorting_columns] == [
@@ -268,7 +268,7 @@ def test_the_file_says_how_it_is_sorted_and_has_statistics(tmp_path: Path) -> No
     assert group.column(1).has_column_index
 
 
-def test_row_groups_and_compression_are_as_the_properties_say(tmp_path: Path) -> None:
+def test_row_groups_and_compression_follow_the_properties(tmp_path: Path) -> None:
     inputs = _files(tmp_path, _rows(20_000))
     properties = TableProperties(row_group_bytes=64 * 1024, compression="snappy")
     _merge(inputs, tmp_path / "out", properties=properties)
@@ -283,7 +283,7 @@ def _worded(count: int, first: int, width: int) -> pa.Table:
     return pa.table({"id": range(first, first + count), "word": words}, schema=arrow_schema(WORDS))
 
 
-def test_row_groups_keep_to_their_size_where_later_rows_are_wider(tmp_path: Path) -> None:
+def test_row_groups_keep_their_size_when_later_rows_are_wider(tmp_path: Path) -> None:
     inputs = _files(tmp_path, _worded(8_000, 0, 5), _worded(2_000, 8_000, 1_000), schema=WORDS)
     properties = TableProperties(row_group_bytes=256 * 1024)
     _merge(inputs, tmp_path / "out", WORDS, properties=properties)
@@ -293,7 +293,7 @@ def test_row_groups_keep_to_their_size_where_later_rows_are_wider(tmp_path: Path
     assert metadata.num_row_groups < 60
 
 
-def test_no_file_has_more_row_groups_than_parquet_numbers(
+def test_no_file_has_more_row_groups_than_parquet_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(merge, "ROW_GROUPS_MAX", 3)
@@ -306,7 +306,7 @@ def test_no_file_has_more_row_groups_than_parquet_numbers(
 def test_a_corrupt_file_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     inputs = _files(tmp_path, _rows(3_000, 1), _rows(3_000, 2))
     whole = Path(inputs[1]).read_bytes()
-    broken = {"empty": b"", "cut": whole[:-50], "text": b"hello, this is no Parquet", "page": whole}
+    broken = {"empty": b"", "cut": whole[:-50], "text": b"hello, this is not Parquet", "page": whole}
     broken["page"] = whole[:40] + bytes(2_000) + whole[2_040:]
     for name, content in broken.items():
         bad = tmp_path / f"{name}.parquet"
@@ -328,14 +328,14 @@ def test_a_file_of_another_schema_is_named(tmp_path: Path) -> None:
         _merge([str(tmp_path / "other.parquet")], tmp_path / "out")
 
 
-def test_a_file_that_is_not_sorted_is_noticed(tmp_path: Path) -> None:
+def test_a_file_that_is_not_sorted_is_refused(tmp_path: Path) -> None:
     pq.write_table(_rows(1_000), tmp_path / "unsorted.parquet")
     with pytest.raises(InvalidData, match=r"not in the order of 'name'.*unsorted\.parquet"):
         _merge([str(tmp_path / "unsorted.parquet")], tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_file_without_rows_and_a_file_alone_are_merged(tmp_path: Path) -> None:
+def test_a_file_without_rows_and_a_single_file_are_merged(tmp_path: Path) -> None:
     pq.write_table(_rows(0), tmp_path / "none.parquet")
     inputs = [str(tmp_path / "none.parquet"), *_files(tmp_path, _rows(10))]
     assert _merge(inputs, tmp_path / "out").row_count == 10
@@ -344,7 +344,7 @@ def test_a_file_without_rows_and_a_file_alone_are_merged(tmp_path: Path) -> None
     assert not (tmp_path / "nothing").exists()
 
 
-def test_odd_characters_in_a_path_mean_nothing(tmp_path: Path) -> None:
+def test_odd_characters_in_a_path_have_no_meaning(tmp_path: Path) -> None:
     folder = tmp_path / "a [1]*?%41 ü';drop"
     folder.mkdir()
     assert _merge(_files(folder, _rows(10)), folder / "o'ut*").row_count == 10
@@ -366,7 +366,7 @@ from dormouse.writing.merge import merge_sorted
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 schema = Schema([Field("name", STRING), Field("id", LONG)], [], [Field("v", LONG)])
-def peak():  # of this process alone: what getrusage tells begins with the peak of the parent
+def peak():  # of this process alone: the value of getrusage begins with the peak of the parent
     return int(re.search("VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 before = peak()
 merge_sorted(sorted(glob.glob(sys.argv[1] + "/in-*")), schema, Path(sys.argv[1]) / "out", now_ms=0)
@@ -376,7 +376,7 @@ print((peak() - before) // 1024)
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_length_of_the_files(tmp_path: Path) -> None:
-    """Eight times the rows, hardly more memory: the whole of them would be some 200 MB."""
+    """Allows 100 MB more for eight times the rows; all of them in memory would be about 200 MB."""
     schema = Schema([Field("name", STRING), Field("id", LONG)], [], [Field("v", LONG)])
     peaks = []
     names = pa.array([f"name {i:020d}" for i in range(3_200)])

@@ -1,4 +1,4 @@
-"""A process that merges is killed with SIGKILL before each of its statements: old epoch, or new one."""
+"""Merges killed with SIGKILL before each of their statements, which leave the old epoch or the new one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ STATEMENTS_MAX = 40
 
 
 def merge_and_die(table: TableContext, leaves: list[str], statement: int) -> bool:
-    """Merges leaves in another process, which dies before its statement of that number; whether it did."""
+    """Merges leaves in another process, which dies before the statement of that number.
+
+    Returns False if the process had fewer statements and ended normally.
+    """
 
     def merge(own: TableContext) -> None:
         PartitionStore(own.supplier, own.table).scale(leaves, [("key", 25)], "the same each time")
@@ -25,7 +28,7 @@ def merge_and_die(table: TableContext, leaves: list[str], statement: int) -> boo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_merge_that_is_killed_is_done_or_not(new_table: Callable[..., TableContext], layout: str) -> None:
+def test_a_killed_merge_is_complete_or_absent(new_table: Callable[..., TableContext], layout: str) -> None:
     table = new_table(split_points=[10, 20, 30], layout=layout)
     leaves: tuple[Partition, ...] = table.partitions.leaves()
     names = [leaf.partition_id for leaf in leaves]
@@ -42,7 +45,7 @@ def test_a_merge_that_is_killed_is_done_or_not(new_table: Callable[..., TableCon
             break
         assert (fresh.leaves(), live(table.store)) == (leaves, before)
     assert deaths > 10
-    # that it is tried again, with its id, does no harm
+    # a retry with the same id does no harm
     assert merge_and_die(table, names, STATEMENTS_MAX) is False
     halves = PartitionStore(table.supplier, table.table).leaves()
     assert [leaf.region.range("key").min for leaf in halves] == [None, 25]

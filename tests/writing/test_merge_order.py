@@ -1,4 +1,4 @@
-"""Merges of files whose statistics tempt the optimizer to leave keys out of the order."""
+"""Merges of files whose statistics make the optimizer want to drop keys from the order."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ TRANSFORMS = [{}, {"aggregate": "sum(v)"}, {"filter": "age_off(v, 90000000000000
 
 @pytest.mark.parametrize("properties", TRANSFORMS, ids=lambda p: next(iter(p), "plain"))
 @pytest.mark.parametrize("first", ABOVE, ids=str)
-def test_files_of_one_key_each_are_merged_in_the_order_of_all_keys(
+def test_files_with_a_constant_first_key_are_merged_in_the_order_of_all_keys(
     tmp_path: Path, first: DataType, properties: dict[str, Any]
 ) -> None:
-    """Each file has one value of the first key, another in each; a region bounds it, as after a split."""
+    """Covers files with one value of the first key each, and a region that limits it, as after a split."""
     schema = Schema([Field("a", first), Field("b", LONG)], values=[Field("v", LONG)])
     objects = open_store(tmp_path / "in")
     *constants, end = ABOVE[first]
@@ -68,10 +68,10 @@ def test_files_of_one_key_each_are_merged_in_the_order_of_all_keys(
 
 @pytest.mark.parametrize("properties", TRANSFORMS, ids=lambda p: next(iter(p), "plain"))
 @pytest.mark.parametrize("kind", [INT, LONG])
-def test_a_region_of_one_key_is_merged_in_the_order_of_the_others(
+def test_a_region_of_one_key_is_merged_in_the_order_of_the_other_keys(
     tmp_path: Path, kind: DataType, properties: dict[str, Any]
 ) -> None:
-    """Files also have rows of other keys; DataFusion knows which one is left."""
+    """Covers files with rows of other keys, too; DataFusion knows that the region leaves one."""
     schema = Schema([Field("a", kind), Field("b", LONG)], values=[Field("v", LONG)])
     objects = open_store(tmp_path / "in")
     for number in range(3):

@@ -1,4 +1,4 @@
-"""Leaves over the threshold that cannot be divided, as all their rows have one key: where users see them."""
+"""Full leaves that cannot be divided because all their rows have one key, as shown to users."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def fill(table: Table, *keys: int) -> None:
 
 
 @pytest.mark.slow
-def test_status_names_them_as_long_as_they_are_full(instance: Instance, table: Table) -> None:
+def test_status_names_one_key_leaves_while_they_are_full(instance: Instance, table: Table) -> None:
     fill(table, *[7] * 9)
     table.split()
     assert table.status().one_key_partitions == ()
     fill(table, 7)
     assert table.split().one_key_partitions == ("root",)
-    assert table.split().one_key_partitions == ()  # it is looked at again when it changes
+    assert table.split().one_key_partitions == ()  # the leaf is examined again only after a change
     assert table.status().one_key_partitions == ("root",)
     with serving(instance, job_threads=0, shutdown_seconds_max=10) as url, connect(url) as client:
         assert client.table("t").status() == table.status()
@@ -54,17 +54,17 @@ def test_status_names_them_as_long_as_they_are_full(instance: Instance, table: T
 
 
 @pytest.mark.slow
-def test_maintenance_tells_of_each_once(instance: Instance, table: Table) -> None:
+def test_maintenance_reports_each_one_key_leaf_once(instance: Instance, table: Table) -> None:
     fill(table, *[7] * 10)
-    told: list[str] = []
-    done = instance.maintain(once=True, tell=told.append)
-    assert (done.failed, done.one_key_partitions, told) == (0, ["t: root"], [f"t: partition root {LINE}"])
-    again = instance.maintain(once=True, tell=told.append)
-    assert (again.one_key_partitions, len(told)) == ([], 1)
+    lines: list[str] = []
+    done = instance.maintain(once=True, tell=lines.append)
+    assert (done.failed, done.one_key_partitions, lines) == (0, ["t: root"], [f"t: partition root {LINE}"])
+    again = instance.maintain(once=True, tell=lines.append)
+    assert (again.one_key_partitions, len(lines)) == ([], 1)
 
 
 @pytest.mark.slow
-def test_the_commands_show_them(
+def test_the_commands_show_one_key_leaves(
     instance: Instance,
     table: Table,
     dsn: str,

@@ -1,7 +1,7 @@
-"""A panic in DataFusion is an error as any other, wherever DataFusion is driven.
+"""Panics in DataFusion, which become ordinary errors.
 
-Python sees a panic as an exception that is no `Exception`; which input makes the library panic changes from
-version to version, so here its entry points do it on demand.
+Python gets a panic as a `BaseException`. The inputs that make DataFusion panic differ between versions, so
+these tests replace its entry points with functions that panic.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tests.support.writing import merge_sorted
 
 
 class PanicException(BaseException):
-    """What the binding raises has this name."""
+    """An error of the same name as the one that DataFusion's binding raises."""
 
 
 @pytest.fixture
 def panics(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], None]:
-    """Makes a method of a class of DataFusion's panic."""
+    """A function that makes a method of a class of DataFusion panic."""
 
     def panic(*args: Any, **options: Any) -> None:
         raise PanicException("index out of bounds")
@@ -38,7 +38,7 @@ def panics(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], None]:
 @pytest.mark.parametrize(
     ("kind", "method"), [(SessionContext, "read_parquet"), (DataFrame, "sort"), (DataFrame, "execute_stream")]
 )
-def test_of_the_merge_of_spilled_rows(
+def test_a_panic_in_the_merge_of_spilled_rows_is_an_error(
     new_table: Callable[..., TableContext], panics: Callable[[type, str], None], kind: type, method: str
 ) -> None:
     table = new_table()
@@ -60,7 +60,7 @@ def test_of_the_merge_of_spilled_rows(
         (DataFrame, "sort", JobFailed),
     ],
 )
-def test_of_a_compaction(
+def test_a_panic_in_a_compaction_is_an_error(
     new_table: Callable[..., TableContext],
     panics: Callable[[type, str], None],
     tmp_path: Path,

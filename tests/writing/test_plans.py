@@ -1,4 +1,4 @@
-"""Statements do work in proportion to what they are given, whatever the statistics of their tables say."""
+"""The work of statements, proportional to their input whatever statistics PostgreSQL has."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ Step = tuple[str, Callable[[], Any]]
 FILES = (150, 1_200)
 FILES_A_LEAF = 15
 RATIO_MAX = 12
-"""For eight times the files."""
+"""The largest ratio of the work for the two numbers in FILES, of which one is eight times the other."""
 WORK_MAX = 200
-"""Rows and pages for each file."""
+"""The limit of rows, and of pages, for each file."""
 LITTLE_WORK = 20
-"""Likewise; so little grows with the heights of indexes, and with what is beside the files."""
+"""The work for each file up to which RATIO_MAX does not count: indexes and other rows cause some growth."""
 
 
 def unknown_to_postgres(
     new_table: Callable[..., TableContext], layout: str, analyzed: str, files: int
 ) -> TableContext:
-    """It has no statistics, or those of a table that is empty or has one file."""
+    """Returns a table for which PostgreSQL has no statistics, or those of an empty table or of one file."""
     table = new_table(
         layout=layout,
         split_points=list(range(files // FILES_A_LEAF - 1)),
@@ -60,7 +60,7 @@ def unknown_to_postgres(
 
 
 def steps(table: TableContext, files: int) -> Iterator[Step]:
-    """What the store and maintenance do with so many files; with `checked` each may be refused alone."""
+    """Yields calls of the store and of maintenance on so many files; a `checked` call has a transaction."""
     store, partitions = table.store, table.partitions
     leaves = [leaf.partition_id for leaf in partitions.leaves()]
     [[before]] = query(table.supplier, "select pg_current_snapshot()::text")
@@ -127,7 +127,7 @@ def looks(table: TableContext, leaves: list[str]) -> Iterator[Step]:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("analyzed", ["never", "empty", "with one file"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_eight_times_the_files_are_at_most_twelve_times_the_work(
+def test_eight_times_the_files_cause_at_most_twelve_times_the_work(
     new_table: Callable[..., TableContext], layout: str, analyzed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work: dict[str, list[int]] = {}
@@ -148,7 +148,7 @@ def test_eight_times_the_files_are_at_most_twelve_times_the_work(
 def test_a_replacement_reads_neither_the_other_files_of_its_partition_nor_the_other_jobs(
     new_table: Callable[..., TableContext], layout: str, walks_arrays: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also as servers are asked that may look arrays up by reading the whole partition."""
+    """Covers also the queries for servers that may look up arrays by reading the whole partition."""
     monkeypatch.setattr(queries, "WALKS_ARRAYS", walks_arrays)
     table, files = unknown_to_postgres(new_table, layout, "with one file", FILES_A_LEAF), 1_000
     names = [f"f{n}" for n in range(files)]
@@ -168,10 +168,10 @@ def test_a_replacement_reads_neither_the_other_files_of_its_partition_nor_the_ot
 
 
 @pytest.mark.slow
-def test_a_batch_of_messages_is_no_more_work_beside_a_long_queue(
+def test_the_work_of_a_batch_does_not_grow_with_the_queue(
     supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Vacuum has seen the tables with one row on many pages, as after a burst: plans are made for one row."""
+    """Vacuums tables with one row on many pages, as after a burst, so that plans are made for one row."""
     queue, others, few = PostgresQueue(supplier), 2_000, 10
     refused = [CommitOutcome(f"other {n}", "t", "rejected", "why", "Why") for n in range(others)]
     for _ in range(2):
@@ -213,10 +213,10 @@ def test_a_batch_of_messages_is_no_more_work_beside_a_long_queue(
 
 
 @pytest.mark.slow
-def test_commits_are_asked_for_and_forgotten_without_a_look_at_those_of_other_tables(
+def test_looking_up_and_deleting_commits_reads_none_of_other_tables(
     supplier: ConnectionSupplier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside many tables, when statistics say that there is one commit."""
+    """Covers many tables with statistics from when there was one commit."""
     tables, names = 1_000, [f"c{n}" for n in range(10)]
     query(
         supplier,

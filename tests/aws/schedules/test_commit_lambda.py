@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
-    """The instance of the lambda's environment."""
+    """Yields the instance that the lambda's environment names, with an empty table `t`."""
     url = (tmp_path / "objects").as_uri()
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
     monkeypatch.setenv("DORMOUSE_OBJECTS", url)
@@ -51,11 +51,11 @@ def record(message_id: str, body: CommitRequest | str, receives: int = 1) -> dic
 
 
 def again(*records: dict[str, Any]) -> list[str]:
-    """The records that the lambda wants to see again."""
+    """Returns the ids of the records that the lambda asks SQS to deliver again."""
     return [item["itemIdentifier"] for item in handler({"Records": list(records)}, None)["batchItemFailures"]]
 
 
-def test_only_what_must_be_tried_later_comes_again(instance: Instance) -> None:
+def test_only_requests_to_try_later_are_delivered_again(instance: Instance) -> None:
     assert again(
         record("1", replacement("t", "j", ["none"], "x")),
         record("2", add("t", "a")),
@@ -67,8 +67,8 @@ def test_only_what_must_be_tried_later_comes_again(instance: Instance) -> None:
     assert instance.commit_status("add b").state == "rejected"
 
 
-def test_what_is_for_a_table_of_another_timeline_goes_to_the_dead_letters(instance: Instance) -> None:
-    """Who goes back to that timeline may want it."""
+def test_a_request_for_a_table_of_another_timeline_becomes_a_dead_letter(instance: Instance) -> None:
+    """The request is needed again if an operator restores that timeline."""
     known = instance.table("t").files.table
     bodies = [
         encode(add("t", name), table_id=known.table_id, table_uuid=uuid)
@@ -80,10 +80,10 @@ def test_what_is_for_a_table_of_another_timeline_goes_to_the_dead_letters(instan
 
 
 @pytest.mark.parametrize(("is_adopted", "left"), [(True, ["1"]), (False, [])])
-def test_what_is_for_a_table_that_a_restored_database_never_had_goes_to_the_dead_letters(
+def test_a_request_for_a_table_that_a_restored_database_never_had_becomes_a_dead_letter(
     instance: Instance, is_adopted: bool, left: list[str]
 ) -> None:
-    """With its body. A table that another database lacks was dropped."""
+    """The body is kept with it. In a database that was not restored, an unknown table was dropped."""
     if is_adopted:
         query(instance._supplier, "update incarnation set reason = 'adoption'")
     queue = PointerQueue(PostgresQueue(instance._supplier, 0, body_bytes_max=300), instance._objects)
@@ -94,13 +94,13 @@ def test_what_is_for_a_table_that_a_restored_database_never_had_goes_to_the_dead
     assert [name for name, _ in instance._objects.list("commits/")] == [object_of(message.body)][: len(left)]
     assert instance.commit_status("c").state == "rejected"
     unmarked = encode(add("made later", "y", "d"), table_id=99)
-    assert again(record("2", unmarked)) == [], "of an older Dormouse"
+    assert again(record("2", unmarked)) == [], "written by an older Dormouse"
 
 
-def test_what_another_lambda_applies_meanwhile_is_waited_for(
+def test_a_request_waits_for_what_another_lambda_applies_meanwhile(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQS would hide the record for six times the lambda's timeout."""
+    """Asking SQS to deliver again would hide the record for six times the lambda's timeout."""
     monkeypatch.setenv("DORMOUSE_PATIENCE_SECONDS", "60")
     replaced, assigned, added = compaction("t", 1)
     waiting, other = record("1", replaced), [record("2", assigned), record("3", added)]
@@ -120,8 +120,8 @@ def test_records_that_need_each_other_are_applied_together(instance: Instance) -
     assert [name for _, name, _, _ in live(instance.table("t").files)] == ["new 1"]
 
 
-def test_what_never_gets_what_it_needs_is_rejected_and_left_to_the_dead_letters(instance: Instance) -> None:
-    """In time, before SQS takes it for dead; until then it may only have waited for a database."""
+def test_a_request_whose_needs_never_arrive_is_rejected_and_becomes_a_dead_letter(instance: Instance) -> None:
+    """The rejection comes before SQS's limit. Until then, the record may only have waited for a database."""
     assert again(record("1", assignment("t", "j", "none"), 9)) == ["1"]
     assert instance.commit_status("assign j").state == "unknown"
     assert again(record("1", assignment("t", "j", "none"), 40)) == ["1"]
@@ -129,23 +129,23 @@ def test_what_never_gets_what_it_needs_is_rejected_and_left_to_the_dead_letters(
     status = instance.commit_status("assign j")
     assert status.state == "rejected" and "tried 40 times" in str(status.error)
     assert again(record("1", assignment("t", "j", "a"), 41), record("2", add("t", "a"))) == []
-    assert instance.commit_status("assign j").state == "applied", "what it needs has come after all"
+    assert instance.commit_status("assign j").state == "applied", "the file that it needs was added later"
 
 
-def test_what_cannot_be_read_is_left_to_the_dead_letter_queue(
+def test_an_unreadable_message_is_left_to_the_dead_letter_queue(
     instance: Instance, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether it names a commit, whose refusal is found, or none."""
+    """A message that names a commit also has that commit rejected; 'nonsense' names none."""
     wrong = encode(add("t", "a")).replace('"version":1', '"version":0')
     assert again(record("1", "nonsense"), record("2", wrong), record("3", add("t", "b"))) == ["1", "2"]
     assert instance.commit_status("add a").state == "rejected"
     assert "a message without an id is rejected: " in caplog.text and "commit ''" not in caplog.text
 
 
-def test_what_was_refused_keeps_its_reason_when_it_is_delivered_again_without_its_object(
+def test_a_rejected_commit_keeps_its_reason_when_delivered_again_without_its_object(
     instance: Instance,
 ) -> None:
-    """SQS delivers at least once. What was never answered is a dead letter."""
+    """SQS delivers at least once. A request that was never answered becomes a dead letter."""
     assert again(record("1", add("t", "a" * 500, "first"))) == []
     known = instance.table("t").files.table
     queue = PointerQueue(PostgresQueue(instance._supplier, 0, body_bytes_max=300), instance._objects)
@@ -165,20 +165,20 @@ def test_what_was_refused_keeps_its_reason_when_it_is_delivered_again_without_it
     assert kept == [(known.table_id,)]
 
 
-def test_what_a_newer_dormouse_wrote_comes_again(instance: Instance) -> None:
+def test_a_request_of_a_newer_dormouse_is_delivered_again(instance: Instance) -> None:
     unknown = encode(add("t", "a")).replace('"add_files"', '"odd"')
     assert again(record("1", unknown, 49), record("2", add("t", "b"))) == ["1"]
     assert instance.commit_status("add a").state == "unknown"
 
 
 def test_no_connection_outlives_the_call(instance: Instance) -> None:
-    """The server needs a moment to notice that one was closed."""
+    """Waits, because the server needs a moment to notice that a connection was closed."""
     assert again(record("1", add("t", "a"))) == []
     text = "select count(*) from pg_stat_activity where application_name = 'dormouse-commit'"
     wait_until(lambda: query(instance._supplier, text) == [(0,)], seconds_max=60)
 
 
-def test_a_database_that_is_away_has_every_record_come_again(
+def test_every_record_is_delivered_again_while_the_database_is_unreachable(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All records of a call that raises are delivered again, and the error is one of the lambda's metrics."""
@@ -189,10 +189,10 @@ def test_a_database_that_is_away_has_every_record_come_again(
 
 
 @pytest.mark.slow
-def test_a_database_that_wakes_is_waited_for(
+def test_a_lambda_waits_for_a_database_that_starts(
     instance: Instance, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It refuses first, then holds connections until it can answer them."""
+    """The database first refuses connections, then accepts them and answers late."""
     given = conninfo_to_dict(dsn)
     path = f"{given['host']}/.s.PGSQL.{given.get('port') or 5432}"
     with waking_server(path, 0.5) as port:
@@ -201,7 +201,7 @@ def test_a_database_that_wakes_is_waited_for(
     assert instance.commit_status("add a").state == "applied"
 
 
-def test_what_it_did_is_in_metrics(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_count_the_outcomes(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     records = [
         record("1", replacement("t", "j", ["none"], "x")),
         record("2", add("t", "a")),
@@ -218,7 +218,7 @@ def test_what_it_did_is_in_metrics(instance: Instance, capsys: pytest.CaptureFix
     }
 
 
-def test_its_log_is_json_with_table_and_commit(
+def test_the_log_is_json_with_table_and_commit(
     instance: Instance, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with lambda_service(monkeypatch):
@@ -230,7 +230,9 @@ def test_its_log_is_json_with_table_and_commit(
     assert warnings[0]["function"] == "commit" and warnings[0]["request_id"] == "request-1"
 
 
-def test_it_notes_activity(instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_applied_commits_are_noted_as_activity(
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(store_module, "_noted", {})
     again(record("1", add("nowhere", "a")))
     assert not (tmp_path / "objects" / "activity").exists()
@@ -238,7 +240,7 @@ def test_it_notes_activity(instance: Instance, tmp_path: Path, monkeypatch: pyte
     assert len(list((tmp_path / "objects" / "activity").rglob("*"))) == 2
 
 
-def test_what_is_not_an_event_of_sqs_is_refused(instance: Instance) -> None:
+def test_an_event_that_is_not_from_sqs_is_refused(instance: Instance) -> None:
     with pytest.raises(InvalidCommitRequest, match="not an event of SQS"):
         handler({"Records": [{"body": "x"}]}, None)
 

@@ -1,4 +1,4 @@
-"""The lambdas of runs: jobs are made once for an execution, submitted once, and released when it failed."""
+"""The lambdas of runs: jobs are made once per execution, submitted once, and released if the run fails."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def instance(dsn: str, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
-    """The instance of the lambda's environment, with a table of three jobs."""
+    """Yields the instance that the lambda's environment names, with a table of two jobs."""
     given = {"instance_id": "dev", "dsn": dsn, "objects": url, "jobs_max": 3}
     for name, value in CompactionEnvironment.variables(**given).items():
         monkeypatch.setenv(name, value)
@@ -62,27 +62,29 @@ def test_jobs_are_made_once_for_an_execution(instance: Instance, url: str) -> No
     assert compaction.create(EXECUTION, Context()) == created
 
 
-def test_without_work_the_database_is_not_asked(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_work_the_database_is_not_queried(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     created = compaction.create(EXECUTION, Context())
     monkeypatch.setenv("DORMOUSE_DSN", "postgresql://nobody@127.0.0.1:1/none")
     monkeypatch.setenv("DORMOUSE_CONNECT_SECONDS_MAX", "0.1")
     assert compaction.create(OTHER, Context()) == {"jobs": 0}
-    # and the run that there is, is found without it
+    # the list of the existing run is read from the store, without the database
     assert compaction.create(EXECUTION, Context()) == created
 
 
-def test_more_jobs_than_a_run_gets_wait_for_the_next_schedule(instance: Instance) -> None:
+def test_jobs_beyond_the_limit_of_a_run_wait_for_the_next_schedule(instance: Instance) -> None:
     instance.table("t").files.add_files(ref(f"more {n}", rows=10) for n in range(6))
     assert compaction.create(EXECUTION, Context())["jobs"] == 3
     assert compaction.create(OTHER, Context())["jobs"] == 2
 
 
-def test_nothing_to_do_is_no_run(instance: Instance) -> None:
+def test_without_files_to_compact_there_is_no_run(instance: Instance) -> None:
     instance.drop_table("t")
     assert compaction.create(EXECUTION, Context()) == {"jobs": 0}
 
 
-def test_a_run_that_failed_gives_its_jobs_back_and_says_so(
+def test_a_failed_run_releases_its_jobs_and_reports_it(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str
 ) -> None:
     created = compaction.create(EXECUTION, Context())
@@ -109,14 +111,14 @@ def test_a_run_that_failed_gives_its_jobs_back_and_says_so(
         "RunJobsGivenUp": 0,
         "RoundsFailing": 1,
     }
-    # the run died before it could say so itself
-    [told] = instance.table("t").status().rounds
-    assert (told.kind, told.failures) == ("compaction", 1)
-    assert told.error == f"the run {created['run_id']} failed: AwsRefused: Application gone"
+    # the run died before it could record its failure
+    [last] = instance.table("t").status().rounds
+    assert (last.kind, last.failures) == ("compaction", 1)
+    assert last.error == f"the run {created['run_id']} failed: AwsRefused: Application gone"
     assert set(jobs_of(instance.table("t").files).values()) == {None}
     assert list(before.list("runs")) == []
     assert [name for name, _ in before.list("activity")]
-    # what was released is work for the next
+    # the next execution gets the released files
     assert compaction.create(OTHER, Context())["jobs"] == 2
 
 
@@ -134,7 +136,9 @@ def test_a_run_that_succeeded_releases_nothing(
     }  # fmt: skip
 
 
-def test_a_run_that_told_how_a_round_ended_or_was_cancelled_is_not_told_of_again(instance: Instance) -> None:
+def test_a_failed_run_that_recorded_its_round_and_a_cancelled_run_record_no_failure_again(
+    instance: Instance,
+) -> None:
     table = instance.table("t")
     for event, status in ((EXECUTION, {"state": "CANCELLED", "reason": "paused"}), (OTHER, FAILED)):
         created = compaction.create(event, Context())
@@ -142,8 +146,8 @@ def test_a_run_that_told_how_a_round_ended_or_was_cancelled_is_not_told_of_again
             with pytest.raises(dm.DormouseError), table.context.last_rounds.round("compaction"):
                 raise dm.DormouseError("no executors")
         assert compaction.report({"run": created, "status": status}, Context())["released"] == 2
-        told = [(one.error, one.failures) for one in table.status().rounds]
-        assert told == ([("no executors", 1)] if status == FAILED else [])
+        rounds = [(last.error, last.failures) for last in table.status().rounds]
+        assert rounds == ([("no executors", 1)] if status == FAILED else [])
 
 
 def test_jobs_that_a_run_gives_up_are_counted_once(
@@ -159,27 +163,27 @@ def test_jobs_that_a_run_gives_up_are_counted_once(
         with lambda_service(monkeypatch):
             reported = compaction.report({"run": created, "status": FAILED}, Context())
         assert (reported["given_up"], reported["released"]) == (jobs, 2 - jobs)
-        told = metrics_in(capsys.readouterr().out)
-        assert (told["RunJobsGivenUp"], told["RoundsFailing"]) == (jobs, 1)
+        metrics = metrics_in(capsys.readouterr().out)
+        assert (metrics["RunJobsGivenUp"], metrics["RoundsFailing"]) == (jobs, 1)
         monkeypatch.setattr(store_module, "_noted", {})
         store_module.note_activity(instance._objects)
     assert compaction.report({"run": created, "status": FAILED}, Context())["given_up"] == 0
 
 
-def test_a_table_whose_jobs_cannot_be_made_is_told(
+def test_a_table_whose_jobs_cannot_be_made_has_a_failed_round(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     table = instance.table("t")
     with monkeypatch.context() as broken:
         broken.setattr(CompactionJobs, "create", lambda *_: 1 / 0)
         assert compaction.create(EXECUTION, Context()) == {"jobs": 0}
-    [found] = table.status().rounds
-    assert (found.kind, found.error, found.failures) == ("compaction", "division by zero", 1)
+    [failed] = table.status().rounds
+    assert (failed.kind, failed.error, failed.failures) == ("compaction", "division by zero", 1)
     monkeypatch.setattr(store_module, "_noted", {})
     store_module.note_activity(open_store(url))
-    # jobs are made: how the round ends is told by the run that has them
+    # jobs were made: the run that has them records how the round ends
     assert compaction.create(OTHER, Context())["jobs"] == 2
-    assert table.status().rounds == (found,)
+    assert table.status().rounds == (failed,)
 
 
 def test_the_report_of_a_run_of_splits_needs_no_database(
@@ -201,7 +205,7 @@ def test_an_event_without_an_execution_is_refused(instance: Instance, event: dic
         compaction.create(event, Context())
 
 
-def test_a_database_that_is_away_leaves_the_work_for_the_next(
+def test_an_unreachable_database_leaves_the_work_for_the_next_execution(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, dsn: str
 ) -> None:
     monkeypatch.setenv("DORMOUSE_DSN", "postgresql://nobody@127.0.0.1:1/none")

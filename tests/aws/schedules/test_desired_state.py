@@ -1,4 +1,4 @@
-"""The desired state, which the first deploy makes, and what a deploy does with an instance that is paused."""
+"""The desired state, which the first deploy creates, and deploys of a paused instance."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Aws:
 
 @pytest.fixture
 def event(cloudformation: CloudFormation) -> dict[str, Any]:
-    """Of a first deploy."""
+    """Returns the event that CloudFormation sends at the first deploy."""
     return {
         "RequestType": "Create",
         "ResponseURL": cloudformation.url,
@@ -43,7 +43,7 @@ def event(cloudformation: CloudFormation) -> dict[str, Any]:
 
 
 def updated(event: dict[str, Any], *, migrations: str = "c2", **changes: str) -> dict[str, Any]:
-    """An update from other migrations."""
+    """Returns the event of an update from `migrations` and from the properties of `event` to `changes`."""
     now = {**event["ResourceProperties"], **changes}
     old = {**event["ResourceProperties"], "Migrations": migrations}
     more = {"ResourceProperties": now, "OldResourceProperties": old, "PhysicalResourceId": PHYSICAL_ID}
@@ -51,14 +51,14 @@ def updated(event: dict[str, Any], *, migrations: str = "c2", **changes: str) ->
 
 
 @pytest.mark.parametrize(("deploy_paused", "state"), [("false", "running"), ("true", "paused")])
-def test_the_first_deploy_makes_the_desired_state_and_no_other_touches_it(
+def test_only_the_first_deploy_creates_the_desired_state(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, deploy_paused: str, state: str
 ) -> None:
     event["ResourceProperties"]["DeployPaused"] = deploy_paused
     aws.secrets.add_client_error("get_secret_value", "AccessDeniedException", "no")
     begin(event, Context())
     assert aws.state == state
-    aws.state = "paused"  # somebody did so meanwhile
+    aws.state = "paused"  # an operator paused the instance meanwhile
     begin(updated(event), Context())
     assert (aws.state, cloudformation.answers[-1]["Data"]) == ("paused", {"Result": "nothing to migrate"})
     begin({**event, "RequestType": "Delete"}, Context())
@@ -71,7 +71,7 @@ def test_the_first_deploy_makes_the_desired_state_and_no_other_touches_it(
 def test_a_change_of_the_setting_changes_the_desired_state_and_needs_no_database(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, before: str, after: str
 ) -> None:
-    """Which may sleep as yet."""
+    """The database may still be stopped at that time."""
     event["ResourceProperties"]["DeployPaused"] = str(before == "paused").lower()
     aws.state = before
     begin(updated(event, DeployPaused=str(after == "paused").lower()), Context())
@@ -83,7 +83,7 @@ def test_a_change_of_the_setting_changes_the_desired_state_and_needs_no_database
 def test_a_change_of_the_setting_with_migrations_is_refused_and_leaves_the_state(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, before: str, after: str
 ) -> None:
-    """It would be kept when CloudFormation rolls back."""
+    """A new state would stay when CloudFormation rolls back."""
     event["ResourceProperties"]["DeployPaused"] = str(before == "paused").lower()
     aws.state = before
     begin(updated(event, migrations="c1", DeployPaused=str(after == "paused").lower()), Context())
@@ -92,10 +92,10 @@ def test_a_change_of_the_setting_with_migrations_is_refused_and_leaves_the_state
     assert not aws.handed
 
 
-def test_a_setting_that_says_what_is_so_already_holds_up_no_migrations(
+def test_a_setting_equal_to_the_current_state_does_not_stop_migrations(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
-    """Of an instance that was deployed paused, and resumed since."""
+    """The instance was deployed paused and resumed since; the new setting agrees with that."""
     event["ResourceProperties"]["DeployPaused"] = "true"
     aws.state = "running"
     login = json.dumps({"username": "master", "password": "secret"})
@@ -106,10 +106,10 @@ def test_a_setting_that_says_what_is_so_already_holds_up_no_migrations(
     assert (aws.state, len(aws.handed), cloudformation.answers) == ("running", 1, [])
 
 
-def test_a_rollback_leaves_the_state_that_people_have_chosen(
+def test_a_rollback_leaves_the_state_that_an_operator_chose(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
-    """The settings go back to those of a first deploy that was to be paused, and was resumed since."""
+    """The instance was deployed paused and resumed since; the rollback brings back the old setting only."""
     aws.state, aws.stack_status = "running", "UPDATE_ROLLBACK_IN_PROGRESS"
     back = updated(event, DeployPaused="true")
     aws.secrets.add_client_error("get_secret_value", "AccessDeniedException", "no")
@@ -120,7 +120,7 @@ def test_a_rollback_leaves_the_state_that_people_have_chosen(
 def test_a_cluster_of_rows_does_not_touch_the_state(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
-    """It goes, or comes, while the instance stays."""
+    """A cluster of row tables is added or deleted while the instance stays."""
     event["ResourceProperties"] |= {"RowsOnly": "true", "Database": "rows"}
     aws.state = "paused"
     begin({**event, "RequestType": "Delete"}, Context())
@@ -130,7 +130,7 @@ def test_a_cluster_of_rows_does_not_touch_the_state(
     assert (aws.state, {answer["Status"] for answer in cloudformation.answers}) == ("running", {"SUCCESS"})
 
 
-def test_a_state_that_may_not_be_deleted_keeps_no_stack(
+def test_a_stack_is_deleted_although_its_state_may_not_be(
     event: dict[str, Any],
     cloudformation: CloudFormation,
     aws: Aws,
@@ -146,7 +146,7 @@ def test_a_state_that_may_not_be_deleted_keeps_no_stack(
     assert "no right to ssm:DeleteParameter" in caplog.text
 
 
-def test_migrations_for_a_paused_instance_are_refused_in_one_line_and_taken_back(
+def test_migrations_of_a_paused_instance_are_refused_and_rolled_back(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
     aws.state = "paused"
@@ -161,7 +161,7 @@ def test_migrations_for_a_paused_instance_are_refused_in_one_line_and_taken_back
     assert not aws.handed
 
 
-def test_a_database_in_place_of_another_is_awake_and_migrated_also_while_paused(
+def test_a_replacing_database_is_migrated_even_while_the_instance_is_paused(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
     aws.state = "paused"

@@ -1,4 +1,4 @@
-"""The garbage lambda: one table after another within its time, and nothing when there is no work."""
+"""The garbage lambda: it collects table after table within its time, and does nothing without work."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def table_with_garbage(instance: Instance, name: str, files: int = 2, **properties: Any) -> dm.Table:
-    """A table whose files are there, and nothing refers to them."""
+    """Creates a table with objects that no partition refers to."""
     layout = properties.pop("layout", "file_table")
     made = instance.create_table(
         name, SCHEMA, layout=layout, properties=dm.TableProperties(**{"gc_delay_seconds": 0, **properties})
@@ -60,7 +60,7 @@ def noted(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_nothing_refers_to_is_deleted(
+def test_unreferenced_files_are_deleted(
     instance: Instance, layout: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table_with_garbage(instance, "t", layout=layout)
@@ -72,7 +72,7 @@ def test_what_nothing_refers_to_is_deleted(
     }  # fmt: skip
 
 
-def test_rounds_that_fail_are_counted_whatever_their_kind(
+def test_failing_rounds_of_every_kind_are_counted(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("a", "b"):
@@ -91,7 +91,7 @@ def test_rounds_that_fail_are_counted_whatever_their_kind(
 def test_a_share_of_the_tables_is_checked_once_a_day(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(checking, "SHARES", 1)  # all are of today
+    monkeypatch.setattr(checking, "SHARES", 1)  # every table is in today's share
     table = instance.create_table("t", SCHEMA)
     table.ingest(pa.table({"key": [1]}))
     handler({}, Context())
@@ -104,7 +104,7 @@ def test_a_share_of_the_tables_is_checked_once_a_day(
         noted(instance, monkeypatch)
         handler({}, Context())
         assert metrics_in(capsys.readouterr().out)["RoundsFailing"] == failing
-    errors = {one.kind: one.error for one in instance.rounds()}
+    errors = {last.kind: last.error for last in instance.rounds()}
     assert errors.keys() == {"check 0", "check rest"}
     assert errors["check rest"] is None
     assert lost in str(errors["check 0"])
@@ -120,14 +120,14 @@ def test_without_activity_the_database_is_left_asleep(
     assert metrics_in(capsys.readouterr().out) == {}
 
 
-def test_activity_has_it_look_again(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activity_starts_another_round(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     handler({}, Context())
     table_with_garbage(instance, "t")
     noted(instance, monkeypatch)
     assert handler({}, Context())["deleted_files"] == 2
 
 
-def test_files_that_wait_are_due_by_themselves(instance: Instance) -> None:
+def test_files_that_wait_for_their_delay_make_the_next_round_due(instance: Instance) -> None:
     table_with_garbage(instance, "t", gc_delay_seconds=900, history_retention_seconds=1_000)
     handler({}, Context())
     later = utc_now() + timedelta(seconds=1_001)
@@ -137,10 +137,10 @@ def test_files_that_wait_are_due_by_themselves(instance: Instance) -> None:
     assert Schedule(instance._objects, "garbage", lambda: sooner).turn() is None
 
 
-def test_a_round_that_has_no_time_left_goes_on_where_it_ended(instance: Instance) -> None:
+def test_a_round_without_time_left_is_continued_by_the_next(instance: Instance) -> None:
     for name in ("a", "b", "c"):
         table_with_garbage(instance, name)
-    # whether time is over is asked before a table, and before each of its batches
+    # the clock is read before each table, and before each of its batches
     clock = itertools.chain([1.0] * 2, itertools.repeat(0.0))
     first = collect(instance._supplier, instance._objects, new_turn(), seconds_left=lambda: next(clock))
     assert (first.tables, first.tables_left, first.deleted_files) == (1, 2, 2)
@@ -161,7 +161,7 @@ def test_a_large_table_ends_between_two_batches(instance: Instance) -> None:
     assert done.due_at is not None and done.due_at <= utc_now()
 
 
-def test_without_time_it_looks_at_no_table(instance: Instance) -> None:
+def test_without_time_no_table_is_collected(instance: Instance) -> None:
     table_with_garbage(instance, "t")
     assert handler({}, Context(seconds=MARGIN_SECONDS)) == {"skipped": False, "tables": 0, "deleted_files": 0}
     assert handler({}, Context())["deleted_files"] == 2  # the rest is due
@@ -176,7 +176,7 @@ def test_a_round_rolls_the_log_of_removals_once(instance: Instance, monkeypatch:
     assert len(rolled) == 1
 
 
-def test_a_table_that_fails_holds_up_no_other(
+def test_a_failing_table_does_not_stop_the_others(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("a", "b"):
@@ -209,8 +209,8 @@ def test_a_table_dropped_meanwhile_is_no_failure(instance: Instance, monkeypatch
     assert (done.tables_failed, done.due_at) == (0, None)
 
 
-def test_objects_of_dropped_tables_go(instance: Instance) -> None:
-    """Those that a writer wrote after its table was dropped, as nobody else looks for them."""
+def test_objects_of_dropped_tables_are_deleted(instance: Instance) -> None:
+    """A writer may write objects after its table was dropped; nothing else deletes them."""
     table = table_with_garbage(instance, "t", files=0)
     instance._objects.put(f"{table.context.table.object_prefix}late/0-root.parquet", b"x")
     instance.drop_table("t")

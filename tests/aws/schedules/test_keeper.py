@@ -1,4 +1,4 @@
-"""What keeps an instance as it is wanted, while commands die, calls are denied and events are lost."""
+"""The keeper: it holds an instance in its desired state while commands die and calls and events fail."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ def paused(status: str, **more: Any) -> Weeks:
 
 
 def interrupted(weeks: Weeks, command: Callable[..., Any], fault: Fault) -> bool:
-    """Whether the command met the fault."""
+    """Returns whether the command was interrupted by the fault."""
     with suppress(Killed, InstanceError):
         command(weeks.instance(fault), wait=True, clock=weeks.clock)
         return False
     return True
 
 
-def at(wanted: tuple[str, int], fault: str) -> Fault:
-    """Of a call, when it comes for the second time, say."""
+def at(place: tuple[str, int], fault: str) -> Fault:
+    """Returns a fault at one call, given as its name and its count, such as the second of that name."""
     counts: Counter[str] = Counter()
 
     def look(call: str) -> BaseException | None:
         counts[call] += 1
-        return FAULTS[fault]() if (call, counts[call]) == wanted else None
+        return FAULTS[fault]() if (call, counts[call]) == place else None
 
     return look
 
 
 def calls(weeks: Weeks, command: Callable[..., Any]) -> list[tuple[str, int]]:
-    """Each call of the whole command, and its second time: later ones only wait."""
+    """Returns the first and second call of each name in a whole command; later calls only poll."""
     counts: Counter[str] = Counter()
     assert not interrupted(weeks, command, lambda call: counts.update([call]))
     return [(call, time) for call in counts for time in (1, 2) if time <= counts[call]]
@@ -64,13 +64,13 @@ def calls(weeks: Weeks, command: Callable[..., Any]) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.slow
 @pytest.mark.parametrize("status", STATES)
-def test_an_interrupted_pause_costs_hours_and_not_weeks(status: str, fault: str) -> None:
-    """Interrupted at each of its calls; then AWS starts the database twice, and tells of neither."""
+def test_an_interrupted_pause_is_finished_within_hours(status: str, fault: str) -> None:
+    """Interrupts the pause at each of its calls; later AWS starts the database twice without an event."""
     for call in calls(Weeks(status), pause):
         weeks = Weeks(status)
         assert interrupted(weeks, pause, at(call, fault)) or call[0].startswith("get_metric_data")
         if weeks.desired == "running":
-            continue  # it was interrupted before anything was asked for
+            continue  # it was interrupted before the desired state changed
         for sent in range(32):
             weeks.send(sent)
             weeks.until(weeks.now + DAY / 2)
@@ -98,8 +98,8 @@ def test_an_interrupted_resume_is_finished(status: str, fault: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("loses_events", [True, False])
-def test_the_lambda_itself_may_fail_at_every_call(fault: str, loses_events: bool) -> None:
-    """Two of three invocations, at one of their calls."""
+def test_the_keeper_succeeds_although_its_calls_fail(fault: str, loses_events: bool) -> None:
+    """Two of three invocations fail, at one of their calls."""
     for call in range(30):
         weeks = Weeks(
             "available", "paused", loses_events,
@@ -113,7 +113,7 @@ def test_the_lambda_itself_may_fail_at_every_call(fault: str, loses_events: bool
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("wanted", ["paused", "running"])
-def test_an_update_that_fails_is_asked_for_once_an_hour_and_told(wanted: str) -> None:
+def test_a_failing_update_is_retried_once_an_hour_and_reported(wanted: str) -> None:
     weeks = paused("stopped") if wanted == "paused" else Weeks()
     weeks.sleepers, weeks.updates_fail = dict.fromkeys(SLEEPERS, wanted == "paused"), True
     weeks.until(12 * HOUR)
@@ -121,20 +121,20 @@ def test_an_update_that_fails_is_asked_for_once_an_hour_and_told(wanted: str) ->
         assert 6 <= len(times) - 1 <= 12
     state = "running" if wanted == "paused" else "asleep"
     left = (f"the query service is {state}", f"the host for access is {state}")
-    [found, *_] = [one for one in weeks.looks if one is not None and one.left == left]
-    assert (found.ended, found.runs_while_paused) == (False, wanted == "paused")
+    [look, *_] = [look for look in weeks.looks if look is not None and look.left == left]
+    assert (look.ended, look.runs_while_paused) == (False, wanted == "paused")
 
 
-def test_without_anybody_who_looks_it_runs_for_weeks() -> None:
-    """So the simulation can tell."""
+def test_without_the_keeper_an_instance_runs_for_weeks() -> None:
+    """Shows that the simulation can detect a missing keeper."""
     weeks = Weeks(is_kept=False)
     assert interrupted(weeks, pause, at(("stop_db_cluster ", 1), "killed"))
     weeks.until(14 * DAY)
     assert not weeks.is_asleep and weeks.awake_while_paused > 13 * DAY
 
 
-def test_a_mapping_that_is_on_while_the_database_sleeps_makes_no_dead_letter() -> None:
-    """As after a change of its tags, which writes it anew."""
+def test_a_mapping_enabled_while_the_database_is_stopped_makes_no_dead_letter() -> None:
+    """A change of its tags, for example, rewrites the mapping and enables it."""
     weeks = Weeks("stopped", "paused")
     weeks.send(0)
     weeks.until(5 * HOUR)
@@ -145,7 +145,7 @@ def test_a_mapping_that_is_on_while_the_database_sleeps_makes_no_dead_letter() -
 @pytest.mark.parametrize("tells_ages", [True, False])
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 def test_messages_outlive_a_pause_of_months(tells_ages: bool, fault: str | None) -> None:
-    """SQS forgets them after 14 days; the lambda sends them again before, whatever its calls come to."""
+    """SQS deletes them after 14 days; the lambda sends them again before, even if some calls fail."""
     for at_call in range(0, 30, 3) if fault else (0,):
         weeks = paused("stopped", tells_ages=tells_ages)
         weeks.wanted_since = 0.0
@@ -172,10 +172,12 @@ SENDERS = {
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 @pytest.mark.parametrize("tells_ages", [True, False])
 @pytest.mark.parametrize("sender", SENDERS)
-def test_passes_make_no_dead_letters_and_go_on(sender: str, tells_ages: bool, fault: str | None) -> None:
-    """SQS counts what a pass only looks at: what it received often is no longer told of, and then buried."""
+def test_repeated_passes_over_the_queue_make_no_dead_letters(
+    sender: str, tells_ages: bool, fault: str | None
+) -> None:
+    """SQS counts each look as a receive. After many, it omits a message's age or makes it a dead letter."""
     weeks = paused("stopped", tells_ages=tells_ages, looks_hourly=True, wanted_since=0.0)
-    if fault:  # between the sending and the deleting, among others
+    if fault:  # also between the sending and the deleting of a message
         weeks.lambda_fault = lambda call, number: FAULTS[fault]() if number % 3 and call % 5 == 4 else None
     for number, at_second in enumerate(SENDERS[sender]):
         weeks.until(at_second)
@@ -194,7 +196,7 @@ def test_passes_make_no_dead_letters_and_go_on(sender: str, tells_ages: bool, fa
 
 
 @pytest.mark.slow
-def test_a_pass_comes_once_in_a_quarter_of_the_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pass_comes_once_in_a_quarter_of_the_retention(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="dormouse.aws.renewal")
     weeks = paused("stopped", looks_hourly=True, wanted_since=0.0)
     for number in range(24):
@@ -204,8 +206,8 @@ def test_a_pass_comes_once_in_a_quarter_of_the_time(caplog: pytest.LogCaptureFix
     assert 24 / 3.5 <= len(passes) <= 24 / 3.5 + 1
 
 
-def test_without_the_lambda_they_are_forgotten() -> None:
-    """So the simulation can tell."""
+def test_without_the_keeper_messages_are_lost() -> None:
+    """Shows that the simulation can detect a missing keeper."""
     weeks = paused("stopped", is_kept=False)
     weeks.send(0)
     weeks.until(15 * DAY)
@@ -213,7 +215,7 @@ def test_without_the_lambda_they_are_forgotten() -> None:
 
 
 @pytest.mark.slow
-def test_runs_are_waited_for_but_not_longer_than_a_day() -> None:
+def test_a_pause_waits_for_runs_for_at_most_a_day() -> None:
     weeks = Weeks("available", "paused", wanted_since=0.0, run_ends=3 * HOUR)
     weeks.until(2.9 * HOUR)
     assert weeks.status == "available" and weeks.mapping == "Disabled"
@@ -227,7 +229,7 @@ def test_runs_are_waited_for_but_not_longer_than_a_day() -> None:
 
 
 def test_an_instance_that_is_being_destroyed_is_left_alone() -> None:
-    """Its rule is off; what was sent before is still delivered."""
+    """Its rule is disabled, but earlier events are still delivered."""
     weeks = Weeks("stopped", rules=dict.fromkeys([*RULES, "keeper"], False), mapping="Disabled")
     assert weeks.look()
     assert (weeks.status, weeks.mapping, set(weeks.rules.values())) == ("stopped", "Disabled", {False})
@@ -236,7 +238,9 @@ def test_an_instance_that_is_being_destroyed_is_left_alone() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("wanted", ["paused", "running"])
 @pytest.mark.parametrize("status", ["available", "starting", "stopping", "stopped"])
-def test_the_last_wish_counts_whatever_comes_between_the_calls_of_a_look(wanted: str, status: str) -> None:
+def test_the_last_desired_state_wins_even_if_it_changes_during_a_call_of_the_keeper(
+    wanted: str, status: str
+) -> None:
     happenings: dict[str, Callable[[Weeks], object]] = {
         "resume": lambda weeks: weeks.wishes("running"),
         "pause": lambda weeks: weeks.wishes("paused"),
@@ -261,13 +265,13 @@ def test_the_last_wish_counts_whatever_comes_between_the_calls_of_a_look(wanted:
 
 
 @pytest.mark.parametrize("status", sorted(HOPELESS))
-def test_what_only_people_can_mend_is_said(status: str) -> None:
+def test_a_cluster_state_that_only_an_operator_can_fix_is_an_error(status: str) -> None:
     with pytest.raises(InstanceError, match=f"cluster db is {status}: "):
         keep(paused(status).instance())
 
 
-def test_a_deploy_that_may_need_the_database_is_waited_for() -> None:
-    """A database that is restored comes awake, and adopts the store before it may sleep."""
+def test_the_keeper_waits_for_a_deploy_that_may_need_the_database() -> None:
+    """A restored database starts running, and must adopt the store before it is stopped."""
     weeks = paused("available")
     weeks.deploying = True
     found = keep(weeks.instance())
@@ -277,8 +281,8 @@ def test_a_deploy_that_may_need_the_database_is_waited_for() -> None:
     assert keep(weeks.instance()).left == ("cluster db is stopping",)
 
 
-def test_lambdas_of_schedules_that_were_on_until_now_are_waited_for() -> None:
-    """However long ago the pause was wished for: they may have been called a moment before."""
+def test_the_keeper_waits_for_lambdas_whose_schedules_were_just_disabled() -> None:
+    """Lambdas may have been called a moment before their rules were disabled, even long after the pause."""
     weeks = Weeks("available", "paused", mapping="Disabled")
     found = keep(weeks.instance())
     assert found.left == (
@@ -292,7 +296,7 @@ def test_lambdas_of_schedules_that_were_on_until_now_are_waited_for() -> None:
 
 @pytest.fixture
 def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
-    """In moto, and the lambda's environment."""
+    """Yields an instance in moto, which the lambda's environment names."""
     monkeypatch.setenv("DORMOUSE_INSTANCE_ID", "dev")
     monkeypatch.setenv("AWS_REGION", REGION)
     with mock_aws(config={"lambda": {"use_docker": False}}):
@@ -303,22 +307,22 @@ EVENT = {"Records": [{"messageId": str(number), "body": "{}"} for number in rang
 
 
 @pytest.mark.slow
-def test_the_lambda_answers_when_all_is_as_wanted(
+def test_the_lambda_acknowledges_its_messages_when_the_desired_state_is_reached(
     deployed: Deployed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert handler(EVENT, None) == {"batchItemFailures": []}
     assert deployed.state() == RUNNING
     deployed.client("ssm").put_parameter(Name=state_parameter("dev"), Value="paused", Overwrite=True)
     assert handler(EVENT, None) == {"batchItemFailures": []}
-    assert deployed.state() == {**PAUSED, "spark": "STARTED"}  # which stops itself
+    assert deployed.state() == {**PAUSED, "spark": "STARTED"}  # Spark stops itself
     metric = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (metric["instance"], metric["RunningWhilePaused"]) == ("dev", [0.0])
-    [told] = metric["_aws"]["CloudWatchMetrics"]
-    assert (told["Namespace"], told["Dimensions"]) == ("Dormouse", [["instance"]])
+    [described] = metric["_aws"]["CloudWatchMetrics"]
+    assert (described["Namespace"], described["Dimensions"]) == ("Dormouse", [["instance"]])
 
 
 @pytest.mark.slow
-def test_the_lambda_wants_its_messages_back_while_something_is_left(
+def test_the_lambda_asks_for_its_messages_again_while_something_is_left(
     deployed: Deployed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deployed.client("ssm").put_parameter(Name=state_parameter("dev"), Value="paused", Overwrite=True)
@@ -328,9 +332,7 @@ def test_the_lambda_wants_its_messages_back_while_something_is_left(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["RunningWhilePaused"] == [1.0]
 
 
-def test_what_aws_does_not_tell_counts_as_running(
-    deployed: Deployed, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_state_counts_as_running(deployed: Deployed, capsys: pytest.CaptureFixture[str]) -> None:
     deployed.client("ssm").delete_parameter(Name=state_parameter("dev"))
     with pytest.raises(
         InstanceError, match="the parameter /dormouse/dev/desired is missing: deploy dev again"

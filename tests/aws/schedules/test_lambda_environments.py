@@ -1,4 +1,4 @@
-"""The environments of the lambdas: what a stack writes is what the lambda reads."""
+"""The environments of the lambdas: a lambda reads the variables that its stack writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"DORMOUSE_{name}", raising=False)
 
 
-def test_what_a_stack_writes_is_what_the_lambda_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lambda_reads_the_variables_that_its_stack_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"dsn": "rds-iam://r@h:5432/d?region=eu-west-1", "objects": "s3://b/data", "jobs_max": 7}
     for name, text in CompactionEnvironment.variables(instance_id="dev", **values).items():
         monkeypatch.setenv(name, text)
@@ -25,7 +25,7 @@ def test_what_a_stack_writes_is_what_the_lambda_reads(monkeypatch: pytest.Monkey
     assert (found.instance_id, found.region, found.function_name) == ("dev", "eu-west-1", None)
 
 
-def test_all_that_is_missing_or_bad_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_missing_and_invalid_variables_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DORMOUSE_DSN", "postgresql://user:secret@h/d")
     monkeypatch.setenv("DORMOUSE_RECEIVES_MAX", "none")
     with pytest.raises(InvalidInput) as error:
@@ -35,7 +35,7 @@ def test_all_that_is_missing_or_bad_is_named_at_once(monkeypatch: pytest.MonkeyP
     assert "\n" not in message and "secret" not in message
 
 
-def test_a_stack_is_told_what_it_forgot_and_what_is_not_known() -> None:
+def test_a_stack_that_omits_or_invents_variables_gets_an_error() -> None:
     with pytest.raises(InvalidInput, match="CommitEnvironment needs dsn, objects"):
         CommitEnvironment.variables(instance_id="dev")
     with pytest.raises(InvalidInput, match="CommitEnvironment has no colour, region"):

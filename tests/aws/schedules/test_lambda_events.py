@@ -1,4 +1,4 @@
-"""Odd events to each lambda: one line that names what is missing, and nothing is done."""
+"""Malformed events: each lambda raises a one-line error that names the fault, and does nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def without(event: dict[str, Any], *path: str) -> dict[str, Any]:
 
 
 def of_sqs(*, of_records: bool) -> list[tuple[Any, str]]:
-    """Events that are not of SQS, and what their lines name."""
+    """Returns events that are not from SQS, each with a part of the expected error."""
     events = [(one, "the event must be an object of JSON") for one in NO_OBJECTS]
     events += [({}, "'Records'"), ({"Records": None}, "'Records'"), ({"Records": []}, "'Records'")]
     events += [({"Records": {"messageId": "1"}}, "'Records' of the event must be a list, not an object")]
@@ -117,7 +117,7 @@ def of_executions(*, needed: bool) -> list[tuple[Any, str]]:
 
 
 def of_cloudformation() -> list[tuple[Any, str]]:
-    """Events that cannot be answered."""
+    """Returns events that lack what an answer to CloudFormation needs, each with a part of the error."""
     whole = {
         "RequestType": "Create",
         "ResponseURL": "u",
@@ -155,7 +155,7 @@ ODD = {
 
 @pytest.fixture(autouse=True)
 def environment(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of all lambdas at once, without a right to call AWS."""
+    """Sets the environment of all lambdas at once, and refuses every call of AWS."""
     given = {"dsn": dsn, "objects": (tmp_path / "objects").as_uri()}
     engine = {"engine": "emr-serverless", "application_id": "a", "execution_role": "arn"}
     for variables in (
@@ -180,7 +180,7 @@ def refused(*_given: Any, **_more: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_an_odd_event_is_one_line_that_names_what_is_missing(name: str) -> None:
+def test_a_malformed_event_is_one_line_that_names_the_fault(name: str) -> None:
     handler, events = ODD[name]
     for event, named in events:
         with pytest.raises(dm.DormouseError) as caught:
@@ -190,7 +190,7 @@ def test_an_odd_event_is_one_line_that_names_what_is_missing(name: str) -> None:
 
 
 @pytest.mark.parametrize("event", [{}, *NO_OBJECTS])
-def test_collection_needs_nothing_of_its_event(event: Any) -> None:
+def test_the_garbage_lambda_ignores_its_event(event: Any) -> None:
     assert garbage.handler(event, Context())["tables"] == 0
 
 
@@ -215,10 +215,10 @@ def test_collection_needs_nothing_of_its_event(event: Any) -> None:
         ),
     ],
 )
-def test_what_cloudformation_can_be_told_is_answered(
+def test_a_malformed_event_that_can_be_answered_fails_the_deployment(
     handler: Any, changes: dict[str, Any], named: str | dict[str, str], cloudformation: CloudFormation
 ) -> None:
-    """Or it waits for an hour."""
+    """CloudFormation would wait for an hour without an answer."""
     whole = {"ResponseURL": cloudformation.url, "StackId": "s", "RequestId": "r", "LogicalResourceId": "l"}
     handler(whole | changes, Context())
     assert cloudformation.answer["Status"] == "FAILED"
@@ -226,7 +226,7 @@ def test_what_cloudformation_can_be_told_is_answered(
     assert line in cloudformation.answer["Reason"]
 
 
-def test_a_field_is_of_its_kind_or_named() -> None:
+def test_a_field_of_another_type_is_an_error_that_names_it() -> None:
     from dormouse.settings.lambdas import field
 
     assert field({"run": {"jobs": 3}}, "run.jobs", int) == 3

@@ -26,12 +26,12 @@ from tests.standard import OF_KEYS
 
 MODULES_MAX = 810
 SIZE_BYTES_MAX = {"database": 64 * 1024 * 1024, "calls": 20 * 1024 * 1024}
-"""What costs time in a cold import; so many take less than a second, as --measure tells."""
+"""The limits on modules and bytes keep a cold import under a second, as `--measure` shows."""
 
 
 @pytest.fixture
 def python() -> Path:
-    """The Python of the lambdas."""
+    """Returns the path of the Python version that the lambdas run on, or skips the test."""
     if (found := interpreter(LAMBDA)) is None:
         pytest.skip(build.NO_PYTHON)
     return found
@@ -39,7 +39,7 @@ def python() -> Path:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the sources, which nobody changes meanwhile."""
+    """Returns a copy of the sources, which no editor changes while the tests run."""
     root = tmp_path_factory.mktemp("root")
     copy_sources(ROOT, root)
     return root
@@ -47,7 +47,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def target(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The packages for this machine."""
+    """Yields the folder of packages built for this machine's processor."""
     folder = tmp_path_factory.mktemp("built")
     assert build.build(root, folder, native())
     yield folder / "lambdas"
@@ -65,7 +65,7 @@ def package(target: Path, name: str) -> Path:
 
 
 def fingerprint(folder: Path) -> str:
-    """Of names, modes, times and bytes, as an archive has them."""
+    """Returns a digest of the names, modes, times and bytes of all files, as an archive would store them."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         status = path.stat()
@@ -75,8 +75,8 @@ def fingerprint(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_that_the_libraries_need_is_with_them(kind: str) -> None:
-    known = {*LIBRARIES[kind], "botocore"}  # which the runtime has
+def test_packages_contain_the_requirements_of_their_libraries(kind: str) -> None:
+    known = {*LIBRARIES[kind], "botocore"}  # the runtime provides botocore
     for name in LIBRARIES[kind]:
         for needed in metadata.requires(name) or []:
             if "extra ==" not in needed and "sys_platform" not in needed and "python_version" not in needed:
@@ -90,8 +90,8 @@ def test_a_library_without_a_pin_is_named() -> None:
         pins(found.replace("obstore==", "other=="), LIBRARIES["database"])
 
 
-def test_every_path_that_packaging_names_is_there() -> None:
-    """What is left out, and what a migration is made of: a room that moves must be followed."""
+def test_every_path_that_packaging_names_exists() -> None:
+    """Checks the paths left out of packages, and those of migrations, so that they follow moved folders."""
     from stacks.assets import MIGRATIONS
 
     for name in (*build.ELSEWHERE, *build.OF_CALLS, *image.ELSEWHERE):
@@ -100,10 +100,8 @@ def test_every_path_that_packaging_names_is_there() -> None:
         assert [*ROOT.glob(pattern)], pattern
 
 
-def test_a_python_that_is_on_the_path_and_does_not_start_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As what pyenv puts there, when another version is chosen."""
+def test_a_python_that_does_not_start_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pyenv, for example, puts such a stub on the path when another version is chosen."""
     runtime = Runtime("3.99.0", 34)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -118,7 +116,7 @@ def test_a_python_that_is_on_the_path_and_does_not_start_is_passed_over(
     assert interpreter.__wrapped__(runtime) == tmp_path / "python3.99"
 
 
-def test_a_build_without_the_python_of_the_lambdas_says_what_it_costs(
+def test_a_build_without_the_python_of_the_lambdas_warns_of_slow_cold_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("packages.interpreter", lambda runtime: None)
@@ -146,7 +144,7 @@ print(*{{"psycopg", "obstore", "msgspec", "pyarrow"}} & set(sys.modules))
 
 
 @pytest.mark.slow
-def test_each_is_small_and_imports_little(python: Path, target: Path) -> None:
+def test_each_package_is_small_and_imports_few_modules(python: Path, target: Path) -> None:
     for kind, names in KINDS.items():
         for name in names:
             folder = package(target, name)
@@ -159,7 +157,7 @@ def answers(name: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_each_has_what_it_needs_and_no_more(root: Path, target: Path) -> None:
+def test_each_package_has_exactly_the_modules_that_it_needs(root: Path, target: Path) -> None:
     for name in KINDS["database"]:
         folder = package(target, name)
         modules = {path.stem for path in (folder / "lambdas").glob("*.py")}
@@ -192,7 +190,7 @@ def test_each_has_what_it_needs_and_no_more(root: Path, target: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_is_compiled_for_the_python_of_the_lambdas(python: Path, target: Path) -> None:
+def test_every_module_is_compiled_for_the_python_of_the_lambdas(python: Path, target: Path) -> None:
     tag = f"cpython-{LAMBDA.python.replace('.', '')}"
     for name in PACKAGES:
         folder = package(target, name)
@@ -203,7 +201,7 @@ def test_all_is_compiled_for_the_python_of_the_lambdas(python: Path, target: Pat
 
 @pytest.mark.slow
 def test_two_builds_have_the_same_bytes(root: Path, target: Path, tmp_path: Path) -> None:
-    """Of the same sources, in another folder and at another time, downloaded anew."""
+    """The second build uses another folder and another time, and downloads the libraries again."""
     copy_sources(root, tmp_path / "elsewhere")
     assert build.build(tmp_path / "elsewhere", tmp_path, native())
     for name in PACKAGES:
@@ -211,13 +209,13 @@ def test_two_builds_have_the_same_bytes(root: Path, target: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_it_is_built_again_only_when_something_changed(
+def test_packages_are_rebuilt_only_after_a_change(
     root: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy_sources(root, tmp_path / "root")
     root = tmp_path / "root"
     shutil.copytree(target.parent, tmp_path / "build")
-    monkeypatch.setattr("packages.install", None)  # nothing is downloaded any more
+    monkeypatch.setattr("packages.install", None)  # a download would now fail
     assert not build.build(root, tmp_path / "build", native())
     garbage = package(tmp_path / "build/lambdas", "garbage")
     before = fingerprint(garbage)
@@ -230,10 +228,10 @@ def test_it_is_built_again_only_when_something_changed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["arm64", "x86_64"])
-def test_the_runtime_has_all_that_binaries_need(
+def test_the_runtime_has_the_libraries_that_binaries_need(
     architecture: Architecture, root: Path, target: Path, tmp_path: Path
 ) -> None:
-    """Of the libraries that they name, and of the versions of symbols in these, none is newer."""
+    """Checks that the runtime has the libraries of the binaries, with the symbol versions that they need."""
     if architecture != native():
         assert build.build(root, tmp_path, architecture)
         target = tmp_path / "lambdas"
@@ -242,7 +240,7 @@ def test_the_runtime_has_all_that_binaries_need(
 
 
 @pytest.mark.slow
-def test_the_commit_lambda_works_with_nothing_but_its_package(
+def test_the_commit_lambda_needs_only_its_package(
     python: Path, target: Path, dsn: str, tmp_path: Path
 ) -> None:
     url = (tmp_path / "objects").as_uri()

@@ -1,4 +1,4 @@
-"""The maintenance lambda: the days of the removal log, and the list of what a run on Spark is to split."""
+"""The maintenance lambda: it rolls the days of the removal log and lists tables for a run of splits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def table(instance: Instance, name: str, *rows: int, threshold: int = 1_000) -> dm.Table:
-    """With a file of so many rows each in its only leaf."""
+    """Creates a table with one leaf, and in it one file for each number of `rows`."""
     properties = dm.TableProperties(split_threshold_rows=threshold, split_min_rows=2)
     made = instance.create_table(name, OF_KEYS, properties=properties)
     for number, count in enumerate(rows):
@@ -81,8 +81,8 @@ def test_tables_with_references_above_leaves_are_listed(instance: Instance) -> N
     assert upkeep.run is not None and [one.table for one in upkeep.run.tables] == ["t"]
 
 
-def test_references_that_a_job_holds_wait(instance: Instance) -> None:
-    """They are pushed down when the job is done."""
+def test_references_assigned_to_a_job_are_not_listed(instance: Instance) -> None:
+    """References of a job are pushed down only after the job has ended."""
     made = table(instance, "t", 10)
     made.files.assign_job_ids([assign("j", "root", "t 0")])
     made.partitions.split("root", 5)
@@ -96,7 +96,7 @@ def test_the_same_execution_gets_the_same_list(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_run_could_not_split_waits_for_a_change_or_a_day(
+def test_a_leaf_that_a_run_could_not_split_waits_for_a_change_or_a_day(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = table(instance, "t", 2_000)
@@ -118,7 +118,7 @@ def test_without_activity_the_database_is_left_asleep(
     assert call("two") == {"jobs": 0}
 
 
-def test_it_makes_the_coming_days_and_drops_those_of_long_ago(instance: Instance) -> None:
+def test_coming_days_are_created_and_old_days_dropped(instance: Instance) -> None:
     with instance._supplier.connection() as conn:
         for (name,) in conn.execute(
             "select inhrelid::regclass::text from pg_inherits where inhparent = 'removal'::regclass"
@@ -133,19 +133,19 @@ def test_it_makes_the_coming_days_and_drops_those_of_long_ago(instance: Instance
     assert query(instance._supplier, DAYS) == [(DAYS_AHEAD + 1,)]
 
 
-def test_called_by_no_state_machine_it_lists_nothing(instance: Instance) -> None:
+def test_without_an_execution_no_list_is_written(instance: Instance) -> None:
     table(instance, "t", 2_000)
     assert call(None) == {"jobs": 0}
     assert not list(instance._objects.list("runs"))
 
 
-def test_without_time_the_rest_is_due_at_once(instance: Instance) -> None:
+def test_after_a_call_without_time_the_next_is_due_at_once(instance: Instance) -> None:
     table(instance, "t", 2_000)
     assert handler({"execution": "one"}, Context(seconds=MARGIN_SECONDS)) == {"jobs": 0}
     assert call("two")["jobs"] == 1
 
 
-def test_a_table_that_cannot_be_asked_holds_up_no_other(
+def test_a_table_that_cannot_be_examined_does_not_stop_the_others(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     table(instance, "a", 2_000)
@@ -161,9 +161,9 @@ def test_a_table_that_cannot_be_asked_holds_up_no_other(
     monkeypatch.setattr(PartitionStore, "look_for_full_leaves", look_for_full_leaves)
     assert call()["tables"] == 1
     assert "table a is not looked at in this round" in caplog.text
-    told = {one.name: [last.error for last in one.status().rounds] for one in instance.tables()}
-    # how it went with b is told by the run that divides it
-    assert told == {"a": ["broken"], "b": [], "small": [None]}
+    errors = {one.name: [last.error for last in one.status().rounds] for one in instance.tables()}
+    # table b has no error here: the run that divides it records its round
+    assert errors == {"a": ["broken"], "b": [], "small": [None]}
 
 
 def turn() -> Turn:

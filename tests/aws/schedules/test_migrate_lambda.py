@@ -1,4 +1,4 @@
-"""The migrate lambda as CloudFormation calls it: every event is answered; to the database it speaks TLS."""
+"""The migrate lambda: it answers every event of CloudFormation, and connects to the database by TLS."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def authority() -> Iterator[CertificateAuthority]:
 
 @pytest.fixture(scope="module")
 def server(authority: CertificateAuthority) -> Iterator[tuple[str, int]]:
-    """A server behind TLS with a master user that is no superuser: its DSN for superusers, and its port."""
+    """Yields the superuser's DSN and the TLS port of a server whose master user is no superuser."""
     folder = Path(tempfile.mkdtemp(prefix="dormouse-tls-"))
     try:
         with EmbeddedPostgres(folder, options={"fsync": "off", **on_tcp()}) as running:
@@ -61,7 +61,7 @@ def server(authority: CertificateAuthority) -> Iterator[tuple[str, int]]:
 
 @pytest.fixture
 def dsn(server: tuple[str, int]) -> Iterator[str]:
-    """A DSN for superusers of an empty database of the master user's."""
+    """Yields a superuser's DSN of an empty database that the master user owns."""
     with psycopg.connect(server[0], autocommit=True) as conn:
         conn.execute("create database dormouse owner master")
         yield make_conninfo(server[0], dbname="dormouse")
@@ -86,7 +86,7 @@ def event(cloudformation: CloudFormation, server: tuple[str, int], dsn: str) -> 
 
 
 def updated(event: dict[str, Any], *, migrations: str = NEW, **changes: str) -> dict[str, Any]:
-    """An update from other migrations."""
+    """Returns the event of an update from `migrations` and from the properties of `event` to `changes`."""
     now = {**event["ResourceProperties"], **changes}
     old = {**event["ResourceProperties"], "Migrations": migrations}
     more = {"ResourceProperties": now, "OldResourceProperties": old, "PhysicalResourceId": PHYSICAL_ID}
@@ -98,7 +98,7 @@ def schema(dsn: str) -> str | None:
         return conn.execute("select to_regclass('dormouse.file_reference')::text").fetchall()[0][0]
 
 
-def test_create_migrates_and_makes_the_roles(
+def test_create_applies_migrations_and_creates_roles(
     event: dict[str, Any], cloudformation: CloudFormation, dsn: str
 ) -> None:
     handler(event, Context())
@@ -118,15 +118,17 @@ def test_create_migrates_and_makes_the_roles(
 
 
 @pytest.mark.slow
-def test_databases_of_row_tables_are_made(event: dict[str, Any], cloudformation: CloudFormation) -> None:
+def test_databases_of_row_tables_are_created(event: dict[str, Any], cloudformation: CloudFormation) -> None:
     for more in ({"RowDatabases": "rows_1 rows_2"}, {"Database": "rows_1", "RowsOnly": "true"}):
         handler({**event, "ResourceProperties": event["ResourceProperties"] | more}, Context())
-    told = [answer["Data"]["Result"].rpartition("; ")[2] for answer in cloudformation.answers]
-    assert told == ["databases of row tables: rows_1, rows_2", "databases of row tables: rows_1"]
+    results = [answer["Data"]["Result"].rpartition("; ")[2] for answer in cloudformation.answers]
+    assert results == ["databases of row tables: rows_1, rows_2", "databases of row tables: rows_1"]
 
 
 @pytest.mark.slow
-def test_an_update_is_the_same_resource(event: dict[str, Any], cloudformation: CloudFormation) -> None:
+def test_an_update_keeps_the_id_of_the_resource(
+    event: dict[str, Any], cloudformation: CloudFormation
+) -> None:
     handler(event, Context())
     handler(updated(event, migrations="c1"), Context())
     assert [answer["Status"] for answer in cloudformation.answers] == ["SUCCESS"] * 2
@@ -145,7 +147,7 @@ def test_delete_leaves_the_database_alone(
 
 
 def test_delete_needs_no_database(event: dict[str, Any], cloudformation: CloudFormation) -> None:
-    """Nor a creation that succeeded: CloudFormation deletes what failed, and must not fail at that too."""
+    """A delete after a failed creation succeeds too, because CloudFormation deletes the failed resource."""
     del event["ResourceProperties"]["Host"]
     handler({**event, "RequestType": "Delete", "PhysicalResourceId": "of a failure"}, Context())
     assert cloudformation.answer["Status"] == "SUCCESS"
@@ -193,7 +195,7 @@ def owners(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_new_database_and_an_empty_store_become_each_others(
+def test_a_new_database_becomes_the_owner_of_an_empty_store(
     event: dict[str, Any], cloudformation: CloudFormation, dsn: str, tmp_path: Path
 ) -> None:
     for one in (event, event, updated(event, migrations="c1")):  # the first is delivered twice
@@ -206,7 +208,7 @@ def test_a_new_database_and_an_empty_store_become_each_others(
 
 
 @pytest.mark.slow
-def test_a_database_in_place_of_another_adopts_the_store_and_a_rollback_gives_it_back(
+def test_a_replacing_database_adopts_the_store_and_a_rollback_returns_it(
     event: dict[str, Any], cloudformation: CloudFormation, server: tuple[str, int], dsn: str, tmp_path: Path
 ) -> None:
     handler(event, Context())
@@ -230,19 +232,19 @@ def test_a_database_in_place_of_another_adopts_the_store_and_a_rollback_gives_it
             conn.execute("drop database restored with (force)")
 
 
-def test_a_snapshot_in_a_new_deployment_adopts_the_store_that_was_kept(
+def test_a_restored_snapshot_in_a_new_deployment_adopts_the_kept_store(
     event: dict[str, Any],
     cloudformation: CloudFormation,
     dsn: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a lambda had begun to delete fails none. Its life begins before it is brought up to date."""
+    """An old announcement of a deletion is ignored. The new incarnation begins before the migrations."""
     monkeypatch.setattr("dormouse.aws.schedules.migration.OLD_DELETIONS_SECONDS", 0.0)
     handler(event, Context())
     objects = open_store(tmp_path / "objects")
     objects.put("owner/now/deletion-1-ab.json", b'{"host": "169.254.1.1", "pid": 8, "since": "then"}')
-    with psycopg.connect(dsn, autocommit=True) as conn:  # what a restored cluster differs in
+    with psycopg.connect(dsn, autocommit=True) as conn:  # as after a restore into another cluster
         conn.execute("update dormouse.incarnation set system_identifier = system_identifier + 1")
         [(next_xid,)] = conn.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::int").fetchall()
         handler(event, Context())
@@ -255,7 +257,7 @@ def test_a_snapshot_in_a_new_deployment_adopts_the_store_that_was_kept(
 
 
 @pytest.mark.slow
-def test_an_empty_database_beside_the_store_of_another_fails_the_deployment(
+def test_an_empty_database_with_the_store_of_another_instance_fails_the_deployment(
     event: dict[str, Any], cloudformation: CloudFormation, tmp_path: Path
 ) -> None:
     handler(event, Context())
@@ -266,7 +268,7 @@ def test_an_empty_database_beside_the_store_of_another_fails_the_deployment(
     assert "belongs to instance 0" in cloudformation.answers[-1]["Reason"]
 
 
-def test_a_server_of_another_name_is_not_spoken_to(
+def test_a_server_whose_certificate_has_another_name_is_refused(
     event: dict[str, Any], cloudformation: CloudFormation, dsn: str
 ) -> None:
     event["ResourceProperties"]["Host"] = "127.0.0.1"
@@ -276,7 +278,7 @@ def test_a_server_of_another_name_is_not_spoken_to(
     assert schema(dsn) is None
 
 
-def test_a_server_that_amazon_did_not_certify_is_not_spoken_to(
+def test_a_server_without_a_certificate_of_amazon_is_refused(
     event: dict[str, Any], cloudformation: CloudFormation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DORMOUSE_CA_BUNDLE")
@@ -284,7 +286,7 @@ def test_a_server_that_amazon_did_not_certify_is_not_spoken_to(
     assert "certificate verify failed" in cloudformation.answer["Reason"]
 
 
-def test_an_answer_that_is_not_taken_is_given_again(
+def test_an_answer_that_cloudformation_refuses_is_retried(
     event: dict[str, Any], cloudformation: CloudFormation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answers.time, "sleep", lambda seconds: None)
@@ -294,10 +296,10 @@ def test_an_answer_that_is_not_taken_is_given_again(
 
 
 @pytest.mark.slow
-def test_it_answers_before_its_time_is_over(
+def test_the_lambda_answers_before_its_time_limit(
     event: dict[str, Any], cloudformation: CloudFormation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As nobody else does when the lambda is ended; what comes later is no second answer."""
+    """No other process answers when the lambda is ended. A result that comes later is not sent."""
     answered = threading.Event()
     give = answers._put
     monkeypatch.setattr(answers, "_put", lambda url, body: (give(url, body), answered.set()))
@@ -315,7 +317,9 @@ def test_a_resource_without_its_properties_is_refused(
 
 
 @pytest.mark.slow
-def test_two_at_once_both_succeed(event: dict[str, Any], cloudformation: CloudFormation) -> None:
+def test_two_concurrent_migrations_both_succeed(
+    event: dict[str, Any], cloudformation: CloudFormation
+) -> None:
     threads = [threading.Thread(target=handler, args=(event, Context())) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -333,7 +337,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Aws:
 
 
 def of_cloudformation(event: dict[str, Any]) -> dict[str, Any]:
-    """As it comes to the first of the two: with the name of the secret, and not what is in it."""
+    """Returns the event for the first of the two lambdas: with the secret's name instead of its content."""
     properties = {**event["ResourceProperties"], "Secret": SECRET}
     del properties["User"], properties["Password"]
     return {**event, "ResourceProperties": properties}
@@ -374,10 +378,10 @@ def test_a_resource_without_a_secret_is_refused(
 
 
 @pytest.mark.slow
-def test_a_rollback_to_older_code_succeeds_and_says_what_the_database_is(
+def test_a_rollback_to_older_code_succeeds_and_reports_the_newer_schema(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, dsn: str
 ) -> None:
-    """Or the stack would end in UPDATE_ROLLBACK_FAILED; the newer schema serves the older code."""
+    """A failure would leave the stack in UPDATE_ROLLBACK_FAILED. Older code works with the newer schema."""
     handler(event, Context())
     with psycopg.connect(dsn) as conn:
         conn.execute("insert into dormouse.migration values (999, 'of_tomorrow', 'x')")
@@ -394,7 +398,7 @@ def test_a_rollback_to_older_code_succeeds_and_says_what_the_database_is(
     assert answer["Data"]["Result"].startswith(left)
 
 
-def test_what_fails_in_a_rollback_is_no_failure(
+def test_an_error_during_a_rollback_does_not_fail_it(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
     aws.stack_status = "UPDATE_ROLLBACK_IN_PROGRESS"

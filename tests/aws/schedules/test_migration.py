@@ -1,4 +1,4 @@
-"""A deployment's database: schema and roles, brought up to date by who is no superuser."""
+"""A deployment's database: an administrator without superuser rights updates its schema and roles."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rds(server_dsn: str) -> Iterator[None]:
 
 @pytest.fixture
 def database(rds: None, server_dsn: str, databases: Databases) -> Iterator[str]:
-    """A DSN of the administrator, of an empty database that is its own."""
+    """Yields the administrator's DSN of an empty database that the administrator owns."""
     with database_of_administrator(server_dsn, databases) as dsn:
         yield dsn
 
@@ -73,22 +73,22 @@ def test_an_empty_database_gets_schema_and_roles(database: str) -> None:
     ]  # fmt: skip
 
 
-def test_it_may_be_run_again_and_changes_nothing(database: str) -> None:
+def test_a_second_update_changes_nothing(database: str) -> None:
     bring_up_to_date(database)
     report = bring_up_to_date(database)
     assert (report.applied, report.adopted) == ((), 0)
 
 
 @pytest.mark.slow
-def test_many_at_once_apply_each_migration_once(database: str) -> None:
+def test_concurrent_updates_apply_each_migration_once(database: str) -> None:
     with ThreadPoolExecutor(4) as threads:
         reports = list(threads.map(bring_up_to_date, [database] * 4))
     assert sorted(len(report.applied) for report in reports) == [0, 0, 0, len(read_migrations(MIGRATIONS))]
     assert owners(database) == {SCHEMA_ROLE}
 
 
-def test_all_are_members_of_rds_iam_and_the_administrator_is_granted_none(database: str) -> None:
-    """For what it may do; for what RDS may make of its having made the roles, see test_migrate_login.py."""
+def test_roles_are_members_of_rds_iam_and_the_administrator_gets_no_membership(database: str) -> None:
+    """Checks the rights alone. See test_migrate_login.py for what creating the roles means on RDS."""
     bring_up_to_date(database)
     members = "select pg_has_role(%s, 'rds_iam', 'usage') or pg_has_role(%s, 'rds_iam', 'set')"
     with psycopg.connect(database) as conn:
@@ -101,8 +101,8 @@ def test_all_are_members_of_rds_iam_and_the_administrator_is_granted_none(databa
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("role", [OWNER_ROLE, RUN_ROLE, READ_ROLE])
-def test_sessions_have_their_settings_from_the_role(database: str, role: str) -> None:
-    """As through an RDS Proxy, which takes none from those who connect."""
+def test_sessions_get_their_settings_from_the_role(database: str, role: str) -> None:
+    """An RDS Proxy ignores settings that a client sends, so the role must carry them."""
     bring_up_to_date(database)
     with psycopg.connect(as_role(database, role)) as conn:
         found = {name: conn.execute(f"show {name}").fetchall()[0][0] for name in SESSION_SETTINGS}
@@ -110,7 +110,7 @@ def test_sessions_have_their_settings_from_the_role(database: str, role: str) ->
 
 
 @pytest.mark.slow
-def test_rows_are_indexed_by_who_runs_and_read_by_who_reads(
+def test_the_run_role_indexes_row_tables_and_the_read_role_reads_them(
     database: str, server_dsn: str, databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bring_up_to_date(database)
@@ -122,19 +122,19 @@ def test_rows_are_indexed_by_who_runs_and_read_by_who_reads(
         with dm.connect(as_role(database, OWNER_ROLE), str(tmp_path)) as instance:
             instance.create_row_table("t", [dm.Column("n", "INTEGER")])
 
-        def as_who(role: str, **how: Any) -> dm.Instance:
+        def connect_as(role: str, **options: Any) -> dm.Instance:
             addresses = [
                 f"postgresql://{role}@/{one['dbname']}?host={one['host']}&port={one.get('port', 5432)}"
                 for one in map(conninfo_to_dict, others)
             ]
             monkeypatch.setenv("DORMOUSE_ROW_INDEXES", " ".join(addresses))
-            return dm.connect(as_role(database, role), str(tmp_path), **how)
+            return dm.connect(as_role(database, role), str(tmp_path), **options)
 
-        with as_who(RUN_ROLE) as instance:
+        with connect_as(RUN_ROLE) as instance:
             table = instance.row_table("t")
             table.change([dm.Insert([{"n": n} for n in range(5)])])
             assert table.query("select n from t", wait_seconds=60).rows == [(n,) for n in range(5)]
-        with as_who(READ_ROLE, read_only=True) as instance:
+        with connect_as(READ_ROLE, read_only=True) as instance:
             page = instance.row_table("t").query("select n from t", 3)
             following = instance.row_table("t").query(page=page.next_page)
             assert page.rows + following.rows == [(n,) for n in range(5)]
@@ -146,7 +146,7 @@ def test_rows_are_indexed_by_who_runs_and_read_by_who_reads(
 
 
 @pytest.mark.slow
-def test_what_an_owner_makes_belongs_to_the_schema_s_role(database: str, tmp_path: Path) -> None:
+def test_tables_that_an_owner_creates_belong_to_the_schema_role(database: str, tmp_path: Path) -> None:
     bring_up_to_date(database)
     with dm.connect(as_role(database, OWNER_ROLE), str(tmp_path)) as instance:
         for layout in LAYOUTS:
@@ -160,7 +160,7 @@ def test_what_an_owner_makes_belongs_to_the_schema_s_role(database: str, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_whoever_runs_jobs_reads_and_writes_rows(database: str, tmp_path: Path, layout: str) -> None:
+def test_the_run_role_reads_and_writes_rows(database: str, tmp_path: Path, layout: str) -> None:
     bring_up_to_date(database)
     with dm.connect(as_role(database, OWNER_ROLE), str(tmp_path)) as instance:
         instance.create_table(
@@ -186,7 +186,7 @@ def test_whoever_runs_jobs_reads_and_writes_rows(database: str, tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_whoever_runs_jobs_makes_and_drops_no_tables(database: str, tmp_path: Path) -> None:
+def test_the_run_role_creates_and_drops_no_tables(database: str, tmp_path: Path) -> None:
     bring_up_to_date(database)
     with dm.connect(as_role(database, OWNER_ROLE), str(tmp_path)) as instance:
         instance.create_table("t", SCHEMA)
@@ -206,15 +206,15 @@ def test_whoever_runs_jobs_makes_and_drops_no_tables(database: str, tmp_path: Pa
             pytest.raises(psycopg.errors.InsufficientPrivilege),
         ):
             conn.execute(statement)
-    assert days == 8  # those of a week, and the default
+    assert days == 8  # seven days, and the default partition
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_whoever_reads_queries_all_tables_and_changes_nothing(
+def test_the_read_role_queries_all_tables_and_changes_nothing(
     database: str, tmp_path: Path, layout: str
 ) -> None:
-    """Also those that are made later."""
+    """The rights include tables that are created after the migration."""
     bring_up_to_date(database)
     with dm.connect(as_role(database, OWNER_ROLE), str(tmp_path)) as instance:
         table = instance.create_table("t", SCHEMA, layout=layout)
@@ -248,7 +248,7 @@ def test_whoever_reads_queries_all_tables_and_changes_nothing(
 
 
 @pytest.mark.slow
-def test_a_database_that_others_made_is_adopted(database: str, tmp_path: Path) -> None:
+def test_tables_of_the_administrator_are_given_to_the_schema_role(database: str, tmp_path: Path) -> None:
     with dm.connect(database, str(tmp_path)) as instance:
         instance.create_table("t", SCHEMA).ingest(pa.table({"key": [1, 2]}), engine="local")
     assert owners(database) == {ADMINISTRATOR}
@@ -260,7 +260,7 @@ def test_a_database_that_others_made_is_adopted(database: str, tmp_path: Path) -
 
 
 def test_the_oldest_schema_is_upgraded_with_its_data(database: str, tmp_path: Path) -> None:
-    """All that the first release could hold: a table with files, references, removals, a job and commits."""
+    """The data covers the first release: a table with files, references, removals, a job and commits."""
     first = tmp_path / "migrations"
     first.mkdir()
     shutil.copy(sorted(MIGRATIONS.glob("*.sql"))[0], first)
@@ -305,7 +305,7 @@ def test_a_newer_database_is_refused_and_not_changed(database: str, tmp_path: Pa
     assert rows(database, f"select rolcanlogin from pg_roles where rolname = '{RUN_ROLE}'") == [(False,)]
 
 
-def test_who_may_not_make_roles_is_told_so(database: str) -> None:
+def test_a_role_that_may_not_create_roles_gets_an_error(database: str) -> None:
     bring_up_to_date(database)
     with psycopg.connect(database) as conn:
         conn.execute(f"alter role {RUN_ROLE} nologin")
@@ -316,7 +316,7 @@ def test_who_may_not_make_roles_is_told_so(database: str) -> None:
 
 
 def old_rows(conn: psycopg.Connection[Any]) -> dict[str, list[dict[str, str]]]:
-    """The tables of the first release, each value as text."""
+    """Returns the rows of the tables of the first release, by table, each value as text."""
     query = (
         "select (select jsonb_object_agg(key, coalesce(value, 'null')) from jsonb_each_text(to_jsonb(t)))"
         " from {} t"

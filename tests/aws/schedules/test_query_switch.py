@@ -1,4 +1,4 @@
-"""The query service of a deployed instance sleeps and wakes: whatever CloudFormation does meanwhile."""
+"""Pause and resume of the query service of a deployed instance, in every state of its stack."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.deployed import PAUSED, REGION, Deployed, FakeClock, StubSession, dep
 from tests.support.aws import Aws, DeployedInstance, pause, resume, status
 
 STACK = "dormouse-dev-query"
-TOLD = QueryResources(
+QUERY = QueryResources(
     stack=STACK, token="arn:secret", cluster="c", service="query",  # noqa: S106
     url="http://query.dev.dormouse.internal",
     tasks_min=1, cpu=1_024, memory_mb=4_096, endpoints=4,
 )  # fmt: skip
-WITH_SWITCH = TOLD.model_copy(update={"switch": "switch"})
+WITH_SWITCH = QUERY.model_copy(update={"switch": "switch"})
 TEMPLATE = {
     "Parameters": {
         "Running": {"Type": "String", "Default": "true"},
@@ -45,7 +45,7 @@ BEGAN = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
 
 @pytest.fixture
 def deployed() -> Iterator[Deployed]:
-    """With a stack of the query service that has what matters of it."""
+    """Yields an instance with a small stack of the query service, which has its parameters."""
     with mock_aws(config={"lambda": {"use_docker": False}}):
         found = deploy()
         found.client("cloudformation").create_stack(
@@ -54,18 +54,18 @@ def deployed() -> Iterator[Deployed]:
             Parameters=[{"ParameterKey": "Other", "ParameterValue": "kept"}],
         )
         found.client("ssm").put_parameter(
-            Name=resources_parameter("dev", "query"), Value=TOLD.model_dump_json(), Type="String"
+            Name=resources_parameter("dev", "query"), Value=QUERY.model_dump_json(), Type="String"
         )
         yield found
 
 
 def parameters(deployed: Deployed) -> dict[str, str]:
-    """Of the stack; what moto makes of them is not what CloudFormation would."""
+    """Returns the stack's parameters. Moto handles updates of parameters unlike CloudFormation."""
     [stack] = deployed.client("cloudformation").describe_stacks(StackName=STACK)["Stacks"]
     return {one["ParameterKey"]: one["ParameterValue"] for one in stack["Parameters"]}
 
 
-def test_it_sleeps_first_and_wakes_last_and_other_parameters_stay(deployed: Deployed) -> None:
+def test_the_service_stops_first_and_starts_last_and_other_parameters_stay(deployed: Deployed) -> None:
     clock = FakeClock().clock
     report = pause(deployed.find(), clock=clock)
     assert [one.step for one in report.steps][1] == "stop the query service"
@@ -76,18 +76,18 @@ def test_it_sleeps_first_and_wakes_last_and_other_parameters_stay(deployed: Depl
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_a_stack_that_somebody_must_mend_keeps_nothing_else_awake(deployed: Deployed, *, wait: bool) -> None:
+def test_a_broken_stack_does_not_keep_other_parts_running(deployed: Deployed, *, wait: bool) -> None:
     stacks = cloudformation_backends[DEFAULT_ACCOUNT_ID][REGION].stacks.values()
     [broken] = [one for one in stacks if one.name == STACK]
     broken.status = "UPDATE_ROLLBACK_FAILED"
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.raises(InstanceError, match=r"could not stop the query service: .*update rollback failed"):
-        pause(deployed.find(), wait=wait, tell=said.append, clock=FakeClock().clock)
+        pause(deployed.find(), wait=wait, tell=lines.append, clock=FakeClock().clock)
     assert deployed.state() == PAUSED
-    assert [one for one in said if one.endswith("then pause it again; the other steps continue")]
+    assert [line for line in lines if line.endswith("then pause it again; the other steps continue")]
 
 
-def test_a_wish_of_meanwhile_is_heard_though_a_stack_is_broken(deployed: Deployed) -> None:
+def test_a_resume_during_a_pause_wins_although_a_stack_is_broken(deployed: Deployed) -> None:
     stacks = cloudformation_backends[DEFAULT_ACCOUNT_ID][REGION].stacks.values()
     [broken] = [one for one in stacks if one.name == STACK]
     broken.status = "UPDATE_ROLLBACK_FAILED"
@@ -102,7 +102,7 @@ def test_a_wish_of_meanwhile_is_heard_though_a_stack_is_broken(deployed: Deploye
     assert deployed.state()["database"] == "available"
 
 
-def test_what_sleeps_already_is_left_alone(deployed: Deployed) -> None:
+def test_a_stopped_service_is_left_alone(deployed: Deployed) -> None:
     clock = FakeClock().clock
     pause(deployed.find(), clock=clock)
     report = pause(deployed.find(), wait=True, clock=clock)
@@ -110,7 +110,7 @@ def test_what_sleeps_already_is_left_alone(deployed: Deployed) -> None:
     assert {one.step: one.outcome for one in report.steps}["stop the query service"] == "already"
 
 
-def test_a_dry_run_says_what_it_would_do(deployed: Deployed) -> None:
+def test_a_dry_run_reports_the_steps_without_doing_them(deployed: Deployed) -> None:
     report = pause(deployed.find(), dry_run=True, clock=FakeClock().clock)
     [step] = [one for one in report.steps if one.step == "stop the query service"]
     assert (step.outcome, step.what) == ("would", ("it runs",))
@@ -118,9 +118,9 @@ def test_a_dry_run_says_what_it_would_do(deployed: Deployed) -> None:
 
 
 @pytest.mark.slow
-def test_status_tells_whether_it_runs_where_it_is_and_what_it_costs(deployed: Deployed) -> None:
+def test_status_reports_whether_the_service_runs_its_address_and_cost(deployed: Deployed) -> None:
     found = status(deployed.find())
-    assert (found.query, found.query_url, found.summary) == ("running", TOLD.url, "running")
+    assert (found.query, found.query_url, found.summary) == ("running", QUERY.url, "running")
     assert dict(found.usd_hour)["load balancer and endpoints"] == pytest.approx(0.0252 + 4 * 0.011)
     pause(deployed.find(), wait=True, clock=FakeClock().clock)
     found = status(deployed.find())
@@ -129,7 +129,7 @@ def test_status_tells_whether_it_runs_where_it_is_and_what_it_costs(deployed: De
     assert (costs["query tasks"], costs["load balancer and endpoints"]) == (0.0, 0.0)
 
 
-def test_status_says_when_it_runs_though_it_should_sleep(deployed: Deployed) -> None:
+def test_status_reports_a_service_that_runs_while_paused(deployed: Deployed) -> None:
     pause(deployed.find(), wait=True, clock=FakeClock().clock)
     deployed.client("cloudformation").update_stack(
         StackName=STACK,
@@ -139,7 +139,7 @@ def test_status_says_when_it_runs_though_it_should_sleep(deployed: Deployed) -> 
     assert status(deployed.find()).summary == "should be paused, but a part of it is not: pause it again"
 
 
-def test_without_a_query_service_there_is_no_step() -> None:
+def test_a_pause_without_a_query_service_has_no_step_for_it() -> None:
     with mock_aws(config={"lambda": {"use_docker": False}}):
         report = pause(deploy().find(), clock=FakeClock().clock)
         assert not [one.step for one in report.steps if "query" in one.step]
@@ -152,11 +152,14 @@ def test_without_a_query_service_there_is_no_step() -> None:
 def stubs() -> Iterator[StubSession]:
     session = StubSession()
     yield session
-    session.assert_all_were_asked()
+    session.assert_all_stubs_were_used()
 
 
 def described(stubs: StubSession, *states: tuple[str, str, int], desired: str = "running") -> None:
-    """Each a state of the stack, the parameter, and which update it is of; `desired` is what that read."""
+    """Stubs answers on the stack: its status, the parameter `Running` and the number of its last update.
+
+    `desired` is the desired state that the last update read.
+    """
     for state, running, update in states:
         stack = {
             "StackName": STACK,
@@ -173,7 +176,8 @@ def described(stubs: StubSession, *states: tuple[str, str, int], desired: str = 
         )
 
 
-def asked(stubs: StubSession, running: str) -> None:
+def expect_update(stubs: StubSession, running: str) -> None:
+    """Stubs one update of the stack that sets the parameter `Running` and keeps all else."""
     stubs.stub("cloudformation").add_response(
         "update_stack",
         {"StackId": "id"},
@@ -189,8 +193,8 @@ def asked(stubs: StubSession, running: str) -> None:
     )
 
 
-def switched(stubs: StubSession, running: str, answer: str = '{"asked": true}', **more: str) -> None:
-    """The lambda is called, which has the right to update the stack."""
+def expect_switch(stubs: StubSession, running: str, answer: str = '{"asked": true}', **more: str) -> None:
+    """Stubs one call of the lambda that has the right to update the stack."""
     payload = io.BytesIO(answer.encode())
     stubs.stub("lambda").add_response(
         "invoke",
@@ -199,23 +203,23 @@ def switched(stubs: StubSession, running: str, answer: str = '{"asked": true}', 
     )
 
 
-def test_the_lambda_of_the_stack_is_asked_so_that_its_user_needs_no_right_to_update_stacks(
+def test_the_switch_lambda_updates_the_stack_so_that_users_need_no_right_to(
     stubs: StubSession,
 ) -> None:
     described(stubs, ("UPDATE_COMPLETE", "true", 1))
-    switched(stubs, "false", '{"asked": false}')  # somebody was faster
+    expect_switch(stubs, "false", '{"asked": false}')  # another caller updated it first
     described(stubs, ("UPDATE_COMPLETE", "true", 1))
-    switched(stubs, "false")
+    expect_switch(stubs, "false")
     described(stubs, ("UPDATE_IN_PROGRESS", "false", 2), ("UPDATE_COMPLETE", "false", 2))
-    failed(stubs, (STACK, "UPDATE_IN_PROGRESS", "User Initiated"))
-    assert ran(step(stubs, runs=False, told=WITH_SWITCH)).outcome == "done"
+    expect_events(stubs, (STACK, "UPDATE_IN_PROGRESS", "User Initiated"))
+    assert ran(step(stubs, runs=False, query=WITH_SWITCH)).outcome == "done"
 
 
-def test_what_the_lambda_says_when_it_fails_is_said(stubs: StubSession) -> None:
+def test_an_error_of_the_switch_lambda_is_reported(stubs: StubSession) -> None:
     described(stubs, ("UPDATE_COMPLETE", "true", 1))
-    switched(stubs, "false", '{"errorMessage": "no right"}', FunctionError="Unhandled")
+    expect_switch(stubs, "false", '{"errorMessage": "no right"}', FunctionError="Unhandled")
     with pytest.raises(InstanceError, match="the lambda switch failed: no right"):
-        ran(step(stubs, runs=False, told=WITH_SWITCH))
+        ran(step(stubs, runs=False, query=WITH_SWITCH))
 
 
 @pytest.fixture
@@ -227,20 +231,20 @@ def lambda_of_the_stack(stubs: StubSession, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("lambda_of_the_stack")
 def test_the_lambda_changes_the_parameter_and_nothing_else(stubs: StubSession) -> None:
     described(stubs, ("UPDATE_COMPLETE", "true", 1))
-    asked(stubs, "false")
+    expect_update(stubs, "false")
     assert pause_lambda.switch({"running": False}, None) == {"asked": True}
 
 
 @pytest.mark.usefixtures("lambda_of_the_stack")
 @pytest.mark.parametrize("event", [{}, {"running": "false"}, {"running": None, "TemplateBody": "{}"}])
-def test_the_lambda_takes_no_other_event(stubs: StubSession, event: dict[str, Any]) -> None:
+def test_the_lambda_refuses_other_events(stubs: StubSession, event: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="the event must be running: true or false"):
         pause_lambda.switch(event, None)
 
 
-def failed(stubs: StubSession, *events: tuple[str, str, str]) -> None:
-    """The newest first, as CloudFormation tells them."""
-    told = [
+def expect_events(stubs: StubSession, *events: tuple[str, str, str]) -> None:
+    """Stubs the events of the stack, newest first, as CloudFormation lists them."""
+    listed = [
         {
             "StackId": "id", "EventId": str(number), "StackName": STACK, "Timestamp": BEGAN,
             "LogicalResourceId": name, "ResourceStatus": state, "ResourceStatusReason": why,
@@ -248,13 +252,13 @@ def failed(stubs: StubSession, *events: tuple[str, str, str]) -> None:
         for number, (name, state, why) in enumerate(events)
     ]  # fmt: skip
     stubs.stub("cloudformation").add_response(
-        "describe_stack_events", {"StackEvents": told}, {"StackName": STACK}
+        "describe_stack_events", {"StackEvents": listed}, {"StackName": STACK}
     )
 
 
-def step(stubs: StubSession, *, runs: bool, told: QueryResources = TOLD) -> SwitchStack:
-    instance = DeployedInstance("dev", "123456789012", REGION, Resources(query=told), Aws(stubs))
-    return SwitchStack(instance, "the query service", told, runs)
+def step(stubs: StubSession, *, runs: bool, query: QueryResources = QUERY) -> SwitchStack:
+    instance = DeployedInstance("dev", "123456789012", REGION, Resources(query=query), Aws(stubs))
+    return SwitchStack(instance, "the query service", query, runs)
 
 
 def ran(switch: SwitchStack) -> StepReport:
@@ -262,22 +266,22 @@ def ran(switch: SwitchStack) -> StepReport:
     return Run(wanted, lambda: wanted, clock=FakeClock().clock).step(switch)
 
 
-def test_an_update_is_waited_for_with_its_cleaning_up(stubs: StubSession) -> None:
-    """Only then what costs is gone."""
+def test_the_switch_waits_for_an_update_and_its_cleanup(stubs: StubSession) -> None:
+    """Parts that cost money are deleted only during the cleanup."""
     described(stubs, ("UPDATE_COMPLETE", "true", 1))
-    asked(stubs, "false")
+    expect_update(stubs, "false")
     described(
         stubs,
-        ("UPDATE_COMPLETE", "true", 1),  # CloudFormation may be late to know
+        ("UPDATE_COMPLETE", "true", 1),  # CloudFormation may report the update late
     )
-    asked(stubs, "false")
+    expect_update(stubs, "false")
     described(
         stubs,
         ("UPDATE_IN_PROGRESS", "false", 2),
         ("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS", "false", 2),
         ("UPDATE_COMPLETE", "false", 2),
     )
-    failed(
+    expect_events(
         stubs,
         ("AwakeRecord", "DELETE_COMPLETE", ""),
         ("AwakeRecord", "DELETE_FAILED", "it is tried again"),
@@ -287,10 +291,10 @@ def test_an_update_is_waited_for_with_its_cleaning_up(stubs: StubSession) -> Non
     assert ran(step(stubs, runs=False)).outcome == "done"
 
 
-def test_what_could_not_be_deleted_is_told_once(stubs: StubSession) -> None:
-    """CloudFormation says that it is complete, and forgets what is left over."""
+def test_a_resource_that_could_not_be_deleted_is_reported_once(stubs: StubSession) -> None:
+    """CloudFormation reports a complete update, and forgets the resource that it could not delete."""
     described(stubs, ("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS", "false", 2), ("UPDATE_COMPLETE", "false", 2))
-    failed(stubs, ("AwakeEndpointsLogs", "DELETE_FAILED", "in use"), (STACK, "UPDATE_IN_PROGRESS", ""))
+    expect_events(stubs, ("AwakeEndpointsLogs", "DELETE_FAILED", "in use"), (STACK, "UPDATE_IN_PROGRESS", ""))
     with pytest.raises(
         InstanceError, match=r"could not delete its AwakeEndpointsLogs, .*: in use; delete it"
     ):
@@ -299,29 +303,29 @@ def test_what_could_not_be_deleted_is_told_once(stubs: StubSession) -> None:
     assert ran(step(stubs, runs=False)).outcome == "already"
 
 
-def test_what_an_interrupted_run_began_is_waited_for(stubs: StubSession) -> None:
+def test_the_switch_waits_for_an_update_that_an_interrupted_run_began(stubs: StubSession) -> None:
     described(stubs, ("UPDATE_IN_PROGRESS", "true", 2), ("UPDATE_COMPLETE", "true", 2))
     assert ran(step(stubs, runs=True)).what == ("its stack is in update in progress",)
 
 
-def test_what_goes_on_in_the_other_direction_is_waited_for_and_turned(stubs: StubSession) -> None:
-    """As a pause that was interrupted, and then resumed: it has not failed."""
+def test_an_update_in_the_other_direction_is_awaited_and_reversed(stubs: StubSession) -> None:
+    """A pause that was interrupted and then resumed is such a case; it is no failure."""
     described(stubs, ("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS", "false", 2), ("UPDATE_COMPLETE", "false", 2))
-    asked(stubs, "true")
+    expect_update(stubs, "true")
     described(stubs, ("UPDATE_IN_PROGRESS", "true", 3), ("UPDATE_COMPLETE", "true", 3))
     assert ran(step(stubs, runs=True)).outcome == "done"
 
 
-def test_a_failed_update_is_told_with_its_reason(stubs: StubSession) -> None:
+def test_a_failed_update_is_reported_with_its_reason(stubs: StubSession) -> None:
     described(stubs, ("UPDATE_COMPLETE", "false", 1))
-    asked(stubs, "true")
+    expect_update(stubs, "true")
     described(
         stubs,
         ("UPDATE_IN_PROGRESS", "true", 2),
         ("UPDATE_ROLLBACK_IN_PROGRESS", "true", 2),
         ("UPDATE_ROLLBACK_COMPLETE", "false", 2),
     )
-    failed(
+    expect_events(
         stubs,
         (STACK, "UPDATE_ROLLBACK_IN_PROGRESS", "The following resource(s) failed"),
         ("AwakeRecord", "CREATE_FAILED", "Resource creation cancelled"),
@@ -339,21 +343,23 @@ def test_a_failed_update_is_told_with_its_reason(stubs: StubSession) -> None:
 
 def test_after_a_failure_the_next_run_tries_again(stubs: StubSession) -> None:
     described(stubs, ("UPDATE_ROLLBACK_COMPLETE", "false", 2))
-    asked(stubs, "true")
+    expect_update(stubs, "true")
     described(stubs, ("UPDATE_IN_PROGRESS", "true", 3), ("UPDATE_COMPLETE", "true", 3))
     assert ran(step(stubs, runs=True)).outcome == "done"
 
 
-def test_a_stack_that_somebody_must_mend_is_not_updated(stubs: StubSession) -> None:
+def test_a_broken_stack_is_not_updated(stubs: StubSession) -> None:
     described(stubs, ("UPDATE_ROLLBACK_FAILED", "true", 2))
-    failed(stubs, ("AwakeService", "UPDATE_FAILED", "no"), (STACK, "UPDATE_IN_PROGRESS", "User Initiated"))
+    expect_events(
+        stubs, ("AwakeService", "UPDATE_FAILED", "no"), (STACK, "UPDATE_IN_PROGRESS", "User Initiated")
+    )
     with pytest.raises(
         InstanceError, match="is update rollback failed: AwakeService: no; fix that, then pause"
     ):
         ran(step(stubs, runs=False))
 
 
-def test_who_deploys_at_the_same_moment_is_waited_for(stubs: StubSession) -> None:
+def test_the_switch_waits_for_a_concurrent_deploy(stubs: StubSession) -> None:
     described(stubs, ("UPDATE_COMPLETE", "true", 1))
     stubs.stub("cloudformation").add_client_error(
         "update_stack",
@@ -361,11 +367,11 @@ def test_who_deploys_at_the_same_moment_is_waited_for(stubs: StubSession) -> Non
         f"Stack:arn:{STACK} is in UPDATE_IN_PROGRESS state and can not be updated.",
     )
     described(stubs, ("UPDATE_IN_PROGRESS", "true", 2), ("UPDATE_COMPLETE", "false", 2))
-    assert ran(step(stubs, runs=False)).outcome == "done"  # by whom is no matter
+    assert ran(step(stubs, runs=False)).outcome == "done"  # another user's update has the same effect
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_a_stack_that_is_gone_sleeps_and_cannot_wake(runs: bool, stubs: StubSession) -> None:
+def test_a_missing_stack_counts_as_stopped_and_cannot_start(runs: bool, stubs: StubSession) -> None:
     stubs.stub("cloudformation").add_client_error(
         "describe_stacks", "ValidationError", f"Stack with id {STACK} does not exist"
     )
@@ -376,7 +382,7 @@ def test_a_stack_that_is_gone_sleeps_and_cannot_wake(runs: bool, stubs: StubSess
         assert ran(step(stubs, runs=False)).outcome == "already"
 
 
-def test_without_the_right_to_update_it_says_which(stubs: StubSession) -> None:
+def test_a_missing_right_to_update_is_named(stubs: StubSession) -> None:
     described(stubs, ("UPDATE_COMPLETE", "true", 1))
     stubs.stub("cloudformation").add_client_error("update_stack", "AccessDenied", "no")
     with pytest.raises(InstanceError, match="no right to cloudformation:UpdateStack: ask for it"):
@@ -384,7 +390,7 @@ def test_without_the_right_to_update_it_says_which(stubs: StubSession) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "running", "said"),
+    ("state", "running", "words"),
     [
         ("UPDATE_COMPLETE", "true", "running"),
         ("UPDATE_ROLLBACK_COMPLETE", "false", "asleep"),
@@ -392,6 +398,8 @@ def test_without_the_right_to_update_it_says_which(stubs: StubSession) -> None:
         ("UPDATE_ROLLBACK_FAILED", "true", "update rollback failed"),
     ],
 )
-def test_its_state_is_told_in_words(state: str, running: str, said: str, stubs: StubSession) -> None:
+def test_the_state_of_the_service_is_shown_in_words(
+    state: str, running: str, words: str, stubs: StubSession
+) -> None:
     described(stubs, (state, running, 1))
-    assert sleeper_state(step(stubs, runs=True).instance, TOLD) == said
+    assert sleeper_state(step(stubs, runs=True).instance, QUERY) == words

@@ -1,4 +1,4 @@
-"""Runs: jobs of every table in one list, written once; what a run did not finish is free again."""
+"""Runs: one list, written once, has the jobs of every table; unfinished jobs of a run are released."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def objects(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def filled(dsn: str, supplier: ConnectionSupplier, objects: ObjectStore) -> Filled:
-    """Makes a table with so many pairs of files that want to be compacted."""
+    """Returns a function that creates a table with `pairs` pairs of files to compact."""
 
     def make(name: str, pairs: int) -> TableContext:
         record = Catalog(supplier, WriteAttempts(supplier, objects)).create(
@@ -89,7 +89,9 @@ def test_a_run_has_the_jobs_of_every_table_in_one_list(
     }
 
 
-def test_a_run_made_again_is_the_same(filled: Filled, create: Callable[..., runs.RunList]) -> None:
+def test_creating_a_run_again_returns_the_same_run(
+    filled: Filled, create: Callable[..., runs.RunList]
+) -> None:
     filled("a", 3)
     run_id = new_run()
     run = create(run_id, 2)
@@ -101,7 +103,7 @@ def test_a_run_made_again_is_the_same(filled: Filled, create: Callable[..., runs
 def test_a_run_whose_list_was_not_written_gets_the_same_jobs(
     filled: Filled, create: Callable[..., runs.RunList], objects: ObjectStore
 ) -> None:
-    """Whoever made the jobs died before it wrote the list."""
+    """The process that made the jobs died before it wrote the list."""
     filled("a", 3)
     filled("b", 9)
     run_id = new_run()
@@ -111,7 +113,7 @@ def test_a_run_whose_list_was_not_written_gets_the_same_jobs(
     assert again.tables == first.tables and counts(again) == {"a": 3, "b": 3}
 
 
-def test_a_run_made_at_once_is_one(
+def test_a_run_created_by_several_threads_is_one(
     filled: Filled, create: Callable[..., runs.RunList], supplier: ConnectionSupplier
 ) -> None:
     filled("a", 20)
@@ -121,7 +123,7 @@ def test_a_run_made_at_once_is_one(
     assert query(supplier, "select count(*) from compaction_job where run_id = %s", run_id) == [(5,)]
 
 
-def test_nothing_to_do_writes_nothing(
+def test_without_jobs_no_list_is_written(
     filled: Filled, create: Callable[..., runs.RunList], objects: ObjectStore
 ) -> None:
     filled("a", 0)
@@ -129,7 +131,7 @@ def test_nothing_to_do_writes_nothing(
     assert list(objects.list("runs")) == []
 
 
-def test_each_table_has_its_fair_share(filled: Filled, create: Callable[..., runs.RunList]) -> None:
+def test_jobs_are_shared_fairly_among_tables(filled: Filled, create: Callable[..., runs.RunList]) -> None:
     for name, pairs in (("big", 50), ("small", 2), ("middle", 8)):
         filled(name, pairs)
     assert counts(create(new_run(), 20)) == {"small": 2, "middle": 8, "big": 10}
@@ -146,7 +148,7 @@ def test_a_table_with_enough_jobs_gets_no_more(
     assert query(supplier, "select count(*) from compaction_job") == [(20,)]
 
 
-def test_without_time_no_jobs_are_made_but_those_that_wait_are_handed_over(
+def test_without_time_a_run_gets_only_the_jobs_that_wait(
     filled: Filled, create: Callable[..., runs.RunList]
 ) -> None:
     table = filled("a", 5)
@@ -155,7 +157,7 @@ def test_without_time_no_jobs_are_made_but_those_that_wait_are_handed_over(
     assert table.jobs.count() == (2, 0)
 
 
-def test_a_table_that_fails_or_is_dropped_holds_up_no_other(
+def test_a_failing_or_dropped_table_does_not_stop_the_others(
     filled: Filled,
     create: Callable[..., runs.RunList],
     monkeypatch: pytest.MonkeyPatch,
@@ -177,13 +179,13 @@ def test_a_table_that_fails_or_is_dropped_holds_up_no_other(
     assert "table broken" in caplog.text and broken.jobs.count() == (0, 0)
 
 
-def test_a_database_that_is_away_fails_the_creation(objects: ObjectStore) -> None:
+def test_an_unreachable_database_fails_the_creation(objects: ObjectStore) -> None:
     supplier = ConnectionSupplier("postgresql://nobody@127.0.0.1:1/none", wait_seconds_max=0)
     with pytest.raises(InstanceError):
         runs.create(supplier, objects, new_run(), jobs_max=1, run_seconds=1)
 
 
-def test_a_report_releases_what_was_not_finished_and_removes_the_list(
+def test_a_report_releases_unfinished_jobs_and_removes_the_list(
     filled: Filled,
     create: Callable[..., runs.RunList],
     supplier: ConnectionSupplier,
@@ -204,7 +206,7 @@ def test_a_report_releases_what_was_not_finished_and_removes_the_list(
     assert (again.jobs, again.released) == (0, 0)
 
 
-def test_lists_of_runs_that_nobody_reported_go_with_time(objects: ObjectStore) -> None:
+def test_old_lists_of_unreported_runs_are_removed(objects: ObjectStore) -> None:
     young, old = new_run(), new_run()
     runs.write_list(objects, runs.RunList(young, "split", (runs.RunTable("t", 1),)))
     long_ago = datetime.now(UTC) - timedelta(days=8)
@@ -237,7 +239,7 @@ def test_a_list_of_splits_has_tables_and_is_never_overwritten(objects: ObjectSto
         (b'{"version": 1, "kind": "dance"}', "'dance'"),
     ],
 )
-def test_what_is_no_list_is_refused(objects: ObjectStore, data: bytes, message: str) -> None:
+def test_an_invalid_list_is_refused(objects: ObjectStore, data: bytes, message: str) -> None:
     objects.put("runs/x.json", data)
     with pytest.raises(InvalidInput, match=message):
         runs.read_list(objects, "runs/x.json")
@@ -259,7 +261,7 @@ def test_an_execution_has_one_run_id() -> None:
 def test_100_000_jobs_fit_into_little_memory(
     filled: Filled, supplier: ConnectionSupplier, create: Callable[..., runs.RunList]
 ) -> None:
-    """Their ids are all that is kept of them; what PostgreSQL does is its own."""
+    """Only the ids of the jobs are kept in memory. PostgreSQL's own memory is not measured."""
     table_id = filled("a", 0).table.table_id
     text = """insert into compaction_job (table_id, job_id, partition_id)
               select %s, gen_random_uuid()::text, '0-' || n from generate_series(1, 100000) n"""

@@ -1,4 +1,4 @@
-"""`dormouse table … --instance ID`: the command asks lambdas, which answer from a real database."""
+"""`dormouse table … --instance ID`: the command calls lambdas, which answer from a real database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CREATE = (
     *("--value", "delay:long?", "--split-point", "DL", "--property", "gc_delay_seconds=0"),
 )
 CREATE_T = {"do": "create", "table": "t", "schema": {"row_keys": [{"name": "a", "type": "long"}]}}
-TOLD = TablesResources(show="dev-show", change="dev-change")
+TABLES = TablesResources(show="dev-show", change="dev-change")
 
 
 @pytest.fixture
@@ -38,49 +38,49 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
     with mock_aws(config={"lambda": {"use_docker": False}}):
         found = deploy()
         name = resources_parameter("dev", "tables")
-        found.client("ssm").put_parameter(Name=name, Value=TOLD.model_dump_json(), Type="String")
+        found.client("ssm").put_parameter(Name=name, Value=TABLES.model_dump_json(), Type="String")
         yield found
 
 
 @pytest.fixture
 def variables(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of the lambdas."""
+    """Sets the environment of the lambdas."""
     given = {"dsn": dsn, "objects": (tmp_path / "objects").as_uri()}
     for name, value in DatabaseEnvironment.variables(**given).items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
-def asked(deployed: Deployed, variables: None, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """What the lambdas were asked, which answer as AWS would bring it: as JSON."""
-    found: list[tuple[str, Any]] = []
-    handlers = {TOLD.show: tables.show, TOLD.change: tables.change}
+def calls(deployed: Deployed, variables: None, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Returns the list of calls of lambdas, which grows. Events and answers travel as JSON, as in AWS."""
+    made: list[tuple[str, Any]] = []
+    handlers = {TABLES.show: tables.show, TABLES.change: tables.change}
 
     def invoke(aws: Aws, function: str, event: Any, *, seconds_max: float) -> Any:
-        found.append((function, json.loads(json.dumps(event))))
-        return json.loads(json.dumps(handlers[function](found[-1][1], Context())))
+        made.append((function, json.loads(json.dumps(event))))
+        return json.loads(json.dumps(handlers[function](made[-1][1], Context())))
 
     monkeypatch.setattr(Aws, "invoke", invoke)
-    return found
+    return made
 
 
 @pytest.fixture
-def there(cli: Cli, asked: Any) -> Cli:
-    """The command line on the deployed instance."""
+def there(cli: Cli, calls: Any) -> Cli:
+    """Returns the command line on the deployed instance."""
     return lambda *args: cli(*args, "--instance", "dev", "--region", REGION)
 
 
 @pytest.fixture
 def here(cli: Cli, dsn: str, tmp_path: Path) -> Cli:
-    """The command line on the same database, without lambdas."""
+    """Returns the command line on the same database, without lambdas."""
     return lambda *args: cli(*args, "--dsn", dsn, "--objects", (tmp_path / "objects").as_uri())
 
 
 @pytest.mark.slow
-def test_it_says_the_same_as_where_the_database_is_at_hand(there: Cli, here: Cli, asked: Any) -> None:
-    """Text, JSON, exit codes and errors."""
+def test_a_deployed_instance_answers_like_a_direct_connection(there: Cli, here: Cli, calls: Any) -> None:
+    """Compares texts, JSON, exit codes and errors."""
     assert there(*CREATE) == (0, "created table flights with 2 partitions\n", "")
-    assert [function for function, _ in asked] == [TOLD.change]
+    assert [function for function, _ in calls] == [TABLES.change]
     assert there("table", "add-column", "flights", "gate:string?")[0] == 0
     for args in (
         *(
@@ -114,15 +114,15 @@ def test_it_says_the_same_as_where_the_database_is_at_hand(there: Cli, here: Cli
         ("table", "create", "t", "--row-key", "a:long", "--split-point", "x"),
         ("table", "create", "t", "--row-key", "a:long", "--layout", "odd"),
     ):
-        there_ = there(*args)
-        assert there_ == here(*args), args
-        assert there_[2].count("\n") <= 1
+        outcome = there(*args)
+        assert outcome == here(*args), args
+        assert outcome[2].count("\n") <= 1
     assert "carrier ≥ 'DL'  0 rows" in there("table", "show", "flights")[1]
     assert here("table", "list", "--json")[1] == '["flights"]\n'
 
 
 def test_a_table_is_changed_and_dropped(there: Cli, here: Cli, dsn: str, tmp_path: Path) -> None:
-    """With its files, and only when that was agreed to."""
+    """The drop deletes the files too, and only with `--yes`."""
     assert json.loads(there(*CREATE, "--json")[1])["leaves"] == 2
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
         instance.table("flights").ingest(pa.table({"carrier": ["AA"], "time": [1], "delay": [2]}))
@@ -137,8 +137,8 @@ def test_a_table_is_changed_and_dropped(there: Cli, here: Cli, dsn: str, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_drop_is_asked_for_on_a_terminal(
-    there: Cli, asked: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+def test_a_drop_needs_agreement_on_a_terminal(
+    there: Cli, calls: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there(*CREATE)
     answers = iter([False, True])
@@ -146,25 +146,25 @@ def test_a_drop_is_asked_for_on_a_terminal(
     assert there("table", "drop", "flights")[::2] == (2, "dormouse: nothing was dropped\n")
     assert there("table", "list")[1] == "flights\n"
     assert there("table", "drop", "flights")[0] == 0
-    dropping = [event.get("dry_run", False) for _, event in asked if event["do"] == "drop"]
+    dropping = [event.get("dry_run", False) for _, event in calls if event["do"] == "drop"]
     assert dropping == [True, True, False]
 
 
-def test_while_the_instance_is_paused_it_is_refused(deployed: Deployed, there: Cli, asked: Any) -> None:
+def test_commands_on_a_paused_instance_are_refused(deployed: Deployed, there: Cli, calls: Any) -> None:
     name = state_parameter("dev")
     deployed.client("ssm").put_parameter(Name=name, Value="paused", Type="String", Overwrite=True)
     code, out, err = there("table", "list")
-    assert (code, out, asked) == (1, "", [])
+    assert (code, out, calls) == (1, "", [])
     assert err == "dormouse: dev is paused, so its database is stopped: run dormouse resume --instance dev\n"
 
 
-def test_an_instance_of_before_is_to_be_deployed(deployed: Deployed, there: Cli) -> None:
+def test_an_instance_without_these_lambdas_must_be_deployed_again(deployed: Deployed, there: Cli) -> None:
     deployed.client("ssm").delete_parameter(Name=resources_parameter("dev", "tables"))
     assert "dev has no lambdas for its tables: deploy it" in there("table", "list")[2]
 
 
 @pytest.mark.parametrize("verb", ["list", "drop"])
-def test_whether_a_change_was_made_is_not_known_without_an_answer(
+def test_a_change_without_an_answer_is_reported_as_unknown(
     verb: str, there: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(aws: Aws, function: str, event: Any, *, seconds_max: float) -> Any:
@@ -183,7 +183,7 @@ def test_whether_a_change_was_made_is_not_known_without_an_answer(
 def test_a_name_is_a_folder_where_there_are_no_credentials(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And an instance's id where there are: no folder is made for one that cannot be found."""
+    """The name is an instance's id where there are credentials: a wrong id does not create a folder."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -217,7 +217,7 @@ def error_of(answer: Any) -> str:
     return message
 
 
-def test_each_does_only_its_own(variables: None) -> None:
+def test_each_lambda_accepts_only_its_own_commands(variables: None) -> None:
     assert "'do' of the event must be one of describe, list, show, not 'drop'" in error_of(
         tables.show({"do": "drop", "table": "t"}, Context())
     )
@@ -256,14 +256,12 @@ def test_each_does_only_its_own(variables: None) -> None:
         ({"do": "convert-layout", "table": "t", "layout": "odd"}, "odd"),
     ],
 )
-def test_an_odd_event_is_one_line_that_names_what_is_missing(event: Any, named: str, variables: None) -> None:
+def test_a_malformed_event_is_one_line_that_names_the_fault(event: Any, named: str, variables: None) -> None:
     assert named in error_of(tables.change(event, Context()))
 
 
 @pytest.mark.slow
-def test_show_is_answered_to_one_who_may_only_read(
-    dsn: str, variables: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_show_needs_only_the_read_role(dsn: str, variables: None, monkeypatch: pytest.MonkeyPatch) -> None:
     tables.change(CREATE_T, Context())
     bring_up_to_date(dsn)
     monkeypatch.setenv("DORMOUSE_DSN", make_conninfo(dsn, user="dormouse_read"))
@@ -271,17 +269,17 @@ def test_show_is_answered_to_one_who_may_only_read(
     for drawn in (True, False):
         found = tables.show({"do": "show", "table": "t", "drawn": drawn}, Context())["answer"]
         assert (found["name"], found["leaves"]) == ("t", 1)
-    said = error_of(tables.change({"do": "drop", "table": "t"}, Context()))
-    assert "permission denied" in said or "cannot" in said, said
+    message = error_of(tables.change({"do": "drop", "table": "t"}, Context()))
+    assert "permission denied" in message or "cannot" in message, message
     monkeypatch.setenv("DORMOUSE_DSN", make_conninfo(dsn, user="dormouse_owner"))
     assert tables.change({"do": "drop", "table": "t"}, Context())["answer"]["dropped"]
 
 
 @pytest.mark.slow
-def test_a_database_that_wakes_is_waited_for(
+def test_a_lambda_waits_for_a_database_that_starts(
     dsn: str, variables: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It refuses first, then holds connections until it can answer them."""
+    """The database first refuses connections, then accepts them and answers late."""
     given = conninfo_to_dict(dsn)
     path = f"{given['host']}/.s.PGSQL.{given.get('port') or 5432}"
     with waking_server(path, 0.5) as port:
@@ -290,15 +288,13 @@ def test_a_database_that_wakes_is_waited_for(
     assert made.get("answer", {}).get("name") == "t", made
 
 
-def test_a_database_that_is_away_is_said(variables: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_database_is_reported(variables: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DORMOUSE_DSN", "postgresql://nobody@127.0.0.1:1/none")
     monkeypatch.setenv("DORMOUSE_CONNECT_SECONDS_MAX", "0.3")
     assert "cannot connect to PostgreSQL" in error_of(tables.show({"do": "list"}, Context()))
 
 
-def test_an_answer_that_is_too_long_for_a_lambda_is_refused(
-    variables: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_too_long_for_a_lambda_is_refused(variables: None, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = {"row_keys": [{"name": "a", "type": "long"}]}
     tables.change(CREATE_T | {"table": "t" * 20, "schema": schema}, Context())
     monkeypatch.setattr(tables, "ANSWER_BYTES_MAX", 10)

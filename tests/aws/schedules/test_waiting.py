@@ -1,4 +1,4 @@
-"""Messages that wait in a deployed instance: what is said of their age, and how they are kept."""
+"""Messages that wait in a paused instance: reports of their age, and renewal before they expire."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     with mock_aws(config={"lambda": {"use_docker": False}}):
         found = deploy()
-        told = found.find().resources.commit
-        assert told is not None
-        for url in (*told.queues, *told.dead_letters):
+        commit = found.find().resources.commit
+        assert commit is not None
+        for url in (*commit.queues, *commit.dead_letters):
             attributes = {"MessageRetentionPeriod": str(14 * DAY)}
             found.client("sqs").set_queue_attributes(QueueUrl=url, Attributes=attributes)
         for uuid in found.mappings:
@@ -38,7 +38,7 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
 
 
 def send(deployed: Deployed, body: str, days: float) -> None:
-    """A message that has waited for so long; CloudWatch tells of it."""
+    """Sends a message that has already waited for `days`, also according to CloudWatch."""
     url = deployed.queues[0]
     deployed.client("sqs").send_message(QueueUrl=url, MessageBody=body)
     name = url.rpartition("/")[2]
@@ -54,7 +54,7 @@ def send(deployed: Deployed, body: str, days: float) -> None:
 
 
 def messages(deployed: Deployed) -> list[Any]:
-    """As moto has them."""
+    """Returns the messages of the first queue, as moto stores them."""
     name = deployed.queues[0].rpartition("/")[2]
     return list(sqs_backends["123456789012"][REGION].queues[name]._messages)
 
@@ -68,7 +68,7 @@ def ages(deployed: Deployed) -> dict[str, float]:
     return {one.body: now - int(one.sent_timestamp) / 1_000 for one in messages(deployed)}
 
 
-def test_a_pause_says_what_waits_since_when_and_when_it_is_lost(deployed: Deployed) -> None:
+def test_a_pause_reports_waiting_messages_their_age_and_expiry(deployed: Deployed) -> None:
     send(deployed, "old", days=2)
     report = pause(deployed.find(), clock=FakeClock().clock)
     lost = datetime.now(UTC) + timedelta(days=12)
@@ -79,7 +79,7 @@ def test_a_pause_says_what_waits_since_when_and_when_it_is_lost(deployed: Deploy
 
 
 @pytest.mark.slow
-def test_before_a_loss_status_and_pause_offer_a_resume(deployed: Deployed, cli: Cli) -> None:
+def test_before_messages_expire_status_and_pause_propose_a_resume(deployed: Deployed, cli: Cli) -> None:
     send(deployed, "old", days=12)
     day = f"{datetime.now(UTC) + timedelta(days=2):%Y-%m-%d}"
     line = f"SQS deletes messages from {day} on: run dormouse resume --instance dev before that"
@@ -92,7 +92,7 @@ def test_before_a_loss_status_and_pause_offer_a_resume(deployed: Deployed, cli: 
     assert json.loads(cli("status", "--instance", "dev", "--region", REGION, "--json")[1])["offer"] == line
 
 
-def test_old_messages_are_sent_again_and_young_ones_are_left(deployed: Deployed) -> None:
+def test_only_old_messages_are_sent_again(deployed: Deployed) -> None:
     for number in range(12):
         send(deployed, f"young-{number:02}", days=1)
     for number in range(13):
@@ -105,14 +105,14 @@ def test_old_messages_are_sent_again_and_young_ones_are_left(deployed: Deployed)
     assert all(age > DAY / 2 for body, age in found.items() if body.startswith("young"))
 
 
-def test_nothing_is_sent_again_while_a_lambda_applies_it(deployed: Deployed) -> None:
+def test_no_message_is_sent_again_while_lambdas_receive_messages(deployed: Deployed) -> None:
     opened: list[str] = []
     send(deployed, "old", days=8)
     deployed.client("lambda").update_event_source_mapping(UUID=deployed.mappings[1], Enabled=True)
     assert renew(deployed.find(), opened.append) and not opened  # type: ignore[arg-type]
 
 
-def test_a_mapping_that_is_gone_is_off(deployed: Deployed) -> None:
+def test_a_deleted_mapping_counts_as_disabled(deployed: Deployed) -> None:
     send(deployed, "old", days=8)
     deployed.client("lambda").delete_event_source_mapping(UUID=deployed.mappings[1])
     assert renew(deployed.find())
@@ -120,7 +120,7 @@ def test_a_mapping_that_is_gone_is_off(deployed: Deployed) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_received_twice_is_sent_again_however_young_it_is(deployed: Deployed) -> None:
+def test_a_message_received_twice_is_sent_again_even_if_young(deployed: Deployed) -> None:
     send(deployed, "young", days=1)
     for number, age in enumerate((DAY, DAY, 0)):
         assert ages(deployed)["young"] == pytest.approx(age, abs=60), number
@@ -131,30 +131,32 @@ def test_what_was_received_twice_is_sent_again_however_young_it_is(deployed: Dep
             one.change_visibility(0)
 
 
-def test_old_dead_letters_are_sent_again_to_where_they_are(
+def test_old_dead_letters_are_sent_again_to_their_own_queue(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQS counts their days from when they were sent to the other queue."""
-    told = deployed.find().resources.commit
-    assert told is not None
-    dead, sqs = told.dead_letters[0], deployed.client("sqs")
+    """SQS counts the age of a dead letter from when it was first sent to the commit queue."""
+    commit = deployed.find().resources.commit
+    assert commit is not None
+    dead, sqs = commit.dead_letters[0], deployed.client("sqs")
     reason = {"reason": {"DataType": "String", "StringValue": "tried 41 times"}}
     for body in ("old", "young", "of others"):
         sqs.send_message(QueueUrl=dead, MessageBody=body, MessageAttributes=reason)
     queue = sqs_backends["123456789012"][REGION].queues[dead.rpartition("/")[2]]
     for number in (0, 2):
         queue._messages[number].sent_timestamp -= 8 * DAY * 1_000
-    # moto does not tell where they come from
+    # moto does not set the source queue of dead letters
     monkeypatch.setattr("dormouse.aws.renewal.foreign", lambda queue, one: one["Body"] == "of others")
     assert renew(deployed.find())
     now = datetime.now(UTC).timestamp()
     kept = [(one.body, round((now - int(one.sent_timestamp) / 1_000) / DAY)) for one in queue._messages]
-    assert sorted(kept) == [("of others", 8), ("old", 0), ("young", 0)], "which would look like one's own"
+    assert sorted(kept) == [("of others", 8), ("old", 0), ("young", 0)], (
+        "a renewed foreign letter would look like one of this queue"
+    )
     assert all("tried 41 times" in str(one.message_attributes) for one in queue._messages)
 
 
 @pytest.mark.slow
-def test_what_one_call_has_no_time_for_is_left_to_the_next(deployed: Deployed) -> None:
+def test_messages_that_one_call_has_no_time_for_are_left_to_the_next(deployed: Deployed) -> None:
     for number in range(30):
         send(deployed, f"old-{number}", days=8)
     moments = iter([0.0, 1.0, 99.0])

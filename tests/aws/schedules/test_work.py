@@ -1,4 +1,4 @@
-"""Whether a schedule has work: notes of activity, records of runs, and the races between them."""
+"""Schedules: notes of activity and records of runs show whether there is work, even in races."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def schedule(objects: ObjectStore, clock: Clock) -> Schedule:
 
 
 def note(objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As another process would at the clock's time."""
+    """Writes a note of activity at the clock's time, as another process would."""
 
     class Frozen(datetime):
         @classmethod
@@ -91,7 +91,7 @@ def test_activity_since_the_last_run_is_work_once(
     assert why(schedule) is None
 
 
-def test_what_happens_while_a_run_works_is_left_to_the_next(
+def test_activity_during_a_run_is_left_to_the_next(
     schedule: Schedule, objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = schedule.turn()
@@ -103,10 +103,10 @@ def test_what_happens_while_a_run_works_is_left_to_the_next(
     assert why(schedule) == "activity"
 
 
-def test_a_note_tells_of_what_its_process_did_in_the_minute_after_it(
+def test_a_note_covers_the_activity_of_its_process_in_the_minute_after_it(
     schedule: Schedule, objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process notes, a run begins and ends, and the process commits again without another note."""
+    """A process writes a note, a run begins and ends, and the process commits again without a second note."""
     clock.now = clock.now.replace(second=59)
     note(objects, clock, monkeypatch)
     clock.now += timedelta(seconds=58)
@@ -124,12 +124,12 @@ def test_a_run_that_fails_leaves_its_work(
     clock.now += 10 * MINUTE
     note(objects, clock, monkeypatch)
     clock.now += 10 * MINUTE
-    assert schedule.turn() is not None  # and is never done
+    assert schedule.turn() is not None  # it never calls done()
     clock.now += 10 * MINUTE
     assert why(schedule) == "activity"
 
 
-def test_what_is_due_is_work_when_its_time_has_come(schedule: Schedule, clock: Clock) -> None:
+def test_due_work_starts_a_run_at_its_time(schedule: Schedule, clock: Clock) -> None:
     run(schedule, due_at=clock.now + 15 * MINUTE)
     clock.now += 14 * MINUTE
     assert why(schedule) is None
@@ -139,7 +139,7 @@ def test_what_is_due_is_work_when_its_time_has_come(schedule: Schedule, clock: C
     assert why(schedule) is None
 
 
-def test_a_run_beside_another_keeps_what_that_one_knows_to_be_due(schedule: Schedule, clock: Clock) -> None:
+def test_a_run_keeps_the_due_time_of_a_concurrent_run(schedule: Schedule, clock: Clock) -> None:
     slow = schedule.turn()
     clock.now += MINUTE
     quick = schedule.turn()
@@ -155,7 +155,7 @@ def test_a_run_beside_another_keeps_what_that_one_knows_to_be_due(schedule: Sche
 def test_the_last_run_is_the_one_that_began_last(
     schedule: Schedule, objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that ends last may have begun before what was noted meanwhile, which the other has seen."""
+    """The run that ends last began before the note; the other run has seen it."""
     slow = schedule.turn()
     clock.now += 5 * MINUTE
     note(objects, clock, monkeypatch)
@@ -167,7 +167,7 @@ def test_the_last_run_is_the_one_that_began_last(
     assert why(schedule) is None
 
 
-def test_a_day_without_a_look_is_too_long(schedule: Schedule, clock: Clock) -> None:
+def test_a_schedule_runs_at_least_once_a_day(schedule: Schedule, clock: Clock) -> None:
     run(schedule)
     clock.now += timedelta(hours=23, minutes=59)
     assert why(schedule) is None
@@ -175,12 +175,12 @@ def test_a_day_without_a_look_is_too_long(schedule: Schedule, clock: Clock) -> N
     assert why(schedule) == "a day has passed"
 
 
-def test_schedules_of_different_kinds_do_not_meet(objects: ObjectStore, schedule: Schedule) -> None:
+def test_schedules_of_different_kinds_are_independent(objects: ObjectStore, schedule: Schedule) -> None:
     run(schedule)
     assert why(Schedule(objects, "maintenance")) == "the first run"
 
 
-def test_a_run_remembers_for_the_next(schedule: Schedule, clock: Clock) -> None:
+def test_the_memory_of_a_run_is_given_to_the_next(schedule: Schedule, clock: Clock) -> None:
     turn = schedule.turn()
     assert turn is not None and turn.last is None
     schedule.done(turn, memory={"after": "t"}, due_at=clock.now)
@@ -188,13 +188,13 @@ def test_a_run_remembers_for_the_next(schedule: Schedule, clock: Clock) -> None:
     assert turn is not None and turn.last is not None and turn.last.memory == {"after": "t"}
 
 
-def test_a_process_notes_once_a_minute(objects: ObjectStore) -> None:
+def test_a_process_writes_one_note_a_minute(objects: ObjectStore) -> None:
     for _ in range(3):
         store_module.note_activity(objects)
     assert len(list(objects.list("activity"))) == 1
 
 
-def test_records_and_notes_of_long_ago_are_deleted(
+def test_old_records_and_notes_are_deleted(
     schedule: Schedule, objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock.now -= timedelta(days=4)
@@ -207,12 +207,12 @@ def test_records_and_notes_of_long_ago_are_deleted(
     assert len(list(objects.list("activity"))) == 3
 
 
-def test_a_record_that_cannot_be_read_is_none(schedule: Schedule, objects: ObjectStore) -> None:
+def test_an_unreadable_record_is_ignored(schedule: Schedule, objects: ObjectStore) -> None:
     objects.put("work/garbage/20260101T000000000000Z-1.json", b"{")
     assert why(schedule) == "the first run"
 
 
-def test_whoever_cannot_note_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_that_cannot_write_a_note_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     store = open_store(tmp_path)
     with pytest.raises(ObjectStoreError):
@@ -223,7 +223,7 @@ def test_whoever_cannot_note_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.slow
-def test_whoever_changes_tables_in_s3_notes_it(
+def test_each_change_of_a_table_in_s3_is_noted(
     dsn: str, s3_store: ObjectStore, s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def noted_by(change: Callable[[], object]) -> bool:
@@ -246,7 +246,7 @@ def test_whoever_changes_tables_in_s3_notes_it(
         assert noted_by(lambda: instance.create_table("u", OF_KEYS))
 
 
-def test_an_instance_in_a_folder_has_no_schedules_to_tell(dsn: str, tmp_path: Path) -> None:
+def test_an_instance_in_a_folder_writes_no_notes(dsn: str, tmp_path: Path) -> None:
     with dm.connect(dsn, (tmp_path / "lake").as_uri()) as instance:
         instance.create_table("t", OF_KEYS)
     assert not (tmp_path / "lake" / "activity").exists()

@@ -1,4 +1,4 @@
-"""Tables as views of a DuckDB connection: all rows of one moment, with DuckDB's meaning of each value."""
+"""Tables as views of a DuckDB connection: all rows of one moment, with values as DuckDB treats them."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def new_lake(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Callable
 
 @pytest.fixture(scope="module")
 def lake(own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """A lake for the tests that only read."""
+    """Returns a lake for tests that only read."""
     folder = tmp_path_factory.mktemp("lake") / "k=v [b]*?%20é'"
     return four_leaves(lambda **more: Lake(*own_database, folder, SCHEMA, **more))
 
 
 @pytest.mark.slow
-def test_all_rows_are_there_once_with_their_types(lake: Lake) -> None:
+def test_a_view_has_all_rows_once_with_their_types(lake: Lake) -> None:
     with opened(lake) as db:
         found = db.execute("select * from t").fetchall()
         assert ordered(found) == ordered([tuple(one.values()) for one in lake.all.to_pylist()])
@@ -78,7 +78,7 @@ def test_all_rows_are_there_once_with_their_types(lake: Lake) -> None:
         {"at": None, "tags": [None]},
     ],
 )
-def test_a_view_has_what_a_query_has(lake: Lake, where: dict[str, Any]) -> None:
+def test_a_view_has_the_rows_of_a_query(lake: Lake, where: dict[str, Any]) -> None:
     with opened(lake, where) as db:
         found = db.execute("select * from t").fetchall()
     rows = [tuple(one.values()) for one in query(lake.context, where).read_all().to_pylist()]
@@ -93,9 +93,7 @@ def test_a_view_has_what_a_query_has(lake: Lake, where: dict[str, Any]) -> None:
         "x in (select max(x) from t)", "x = any(select 'nan'::double)",
     ],
 )  # fmt: skip
-def test_nan_is_the_largest_number_also_where_statistics_do_not_know_of_it(
-    numbers: Lake, condition: str
-) -> None:
+def test_nan_is_the_largest_number_even_if_statistics_lack_it(numbers: Lake, condition: str) -> None:
     statement = f"select k from t where {condition} order by k"
     with opened(numbers) as db:
         assert db.execute(statement).fetchall() == numbers.expect(statement)
@@ -117,7 +115,7 @@ def test_nan_in_orders_groups_and_joins(numbers: Lake, statement: str) -> None:
 
 @pytest.fixture(scope="module")
 def numbers(lake: Lake) -> Lake:
-    """A file for each number, and one with all numbers."""
+    """Returns a table with a file for each number, and one file with all numbers."""
     schema = Schema([Field("k", LONG)], [], [Field("x", DOUBLE, nullable=True)])
     context = lake.context
     made = Lake(context.dsn, context.supplier, Path(), schema, objects=context.objects, name="numbers")
@@ -128,7 +126,7 @@ def numbers(lake: Lake) -> Lake:
     return made
 
 
-def test_rows_of_equal_keys_are_one_after_the_filter(new_lake: Callable[..., Lake]) -> None:
+def test_rows_of_equal_keys_are_aggregated_after_the_filter(new_lake: Callable[..., Lake]) -> None:
     lake = new_lake(COUNTS, aggregate="sum(n), min(low), max(last)", split_points=["m"])
     rng = random.Random(3)
     for n in range(4):
@@ -149,7 +147,7 @@ def test_rows_of_equal_keys_are_one_after_the_filter(new_lake: Callable[..., Lak
         assert repr(db.execute("select * from t order by word, seen").fetchall()) == repr(lake.expect(merged))
         part = db.execute("select sum(n) from t where word = 'a'").fetchall()
     assert part == lake.expect("select sum(n) from t where word = 'a'")
-    # of the merged row, not of the rows merged into it
+    # the condition applies to the merged row, not to the rows merged into it
     with opened(lake, {"n": Range(2**61 + 1, None)}) as db:
         found = db.execute("select word, seen from t order by word, seen").fetchall()
     assert found == lake.expect(
@@ -174,7 +172,7 @@ def test_old_rows_are_left_out(new_lake: Callable[..., Lake], kind: Any, unit: i
         assert db.execute("select k from t order by k").fetchall() == [(2,), (3,)]
 
 
-def test_a_folder_like_those_of_hive_says_nothing_of_columns(
+def test_a_folder_named_like_a_hive_partition_adds_no_column(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path
 ) -> None:
     lake = Lake(dsn, supplier, tmp_path / "k=5", OF_K)
@@ -190,7 +188,7 @@ def test_a_table_without_rows_has_its_columns(new_lake: Callable[..., Lake]) -> 
         assert [one[1] for one in db.execute("describe t").fetchall()] == ["BLOB", "MAP(VARCHAR, BOOLEAN)"]
 
 
-def test_a_table_of_too_many_files_says_so_when_it_is_used(
+def test_a_table_of_too_many_files_is_an_error_when_it_is_used(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(views, "FILES_MAX", 1)
@@ -205,7 +203,7 @@ def test_a_table_of_too_many_files_says_so_when_it_is_used(
         assert db.execute("select count(*) from t").fetchall() == [(0,)]
 
 
-def test_a_file_that_is_lost_or_damaged_is_said_where_its_table_is_used(
+def test_a_lost_or_damaged_file_is_named_when_its_table_is_used(
     new_lake: Callable[..., Lake],
 ) -> None:
     schema = OF_K
@@ -232,7 +230,7 @@ def test_a_file_that_is_lost_or_damaged_is_said_where_its_table_is_used(
                 db.execute(f"select count(*) from {name}").fetchall()
 
 
-def test_a_file_that_is_collected_meanwhile_has_a_successor(
+def test_a_file_collected_while_views_are_made_is_replaced_by_its_successor(
     new_lake: Callable[..., Lake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = new_lake(OF_K)
@@ -253,7 +251,9 @@ def test_a_file_that_is_collected_meanwhile_has_a_successor(
 
 
 @pytest.mark.slow
-def test_it_opens_while_tables_come_and_go_and_files_are_collected(dsn: str, tmp_path: Path) -> None:
+def test_a_connection_opens_while_tables_are_created_and_dropped_and_files_collected(
+    dsn: str, tmp_path: Path
+) -> None:
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
         properties = dm.TableProperties(gc_delay_seconds=0, compaction_batch_files=2)
         table = instance.create_table("stays", OF_K, properties=properties)
@@ -287,7 +287,7 @@ def test_it_opens_while_tables_come_and_go_and_files_are_collected(dsn: str, tmp
             assert db.execute("select count(*) from stays").fetchall()[0][0] > 1
 
 
-def test_s3(dsn: str, supplier: ConnectionSupplier, s3_store: ObjectStore) -> None:
+def test_views_read_files_in_s3(dsn: str, supplier: ConnectionSupplier, s3_store: ObjectStore) -> None:
     lake = Lake(dsn, supplier, Path(), SCHEMA, split_points=["g"], objects=s3_store)
     rng = random.Random(5)
     for n in range(2):

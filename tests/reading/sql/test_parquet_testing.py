@@ -16,7 +16,7 @@ FILES = Path(__file__).parents[2] / "parquet_testing"
 
 
 def keyed(source: Path, folder: Path) -> Path:
-    """The file, with a key added if no column can be one."""
+    """Writes a copy of the file with an added key column, and returns its path."""
     rows = pq.read_table(source)
     numbers = pa.field("k", pa.int64(), nullable=False)
     path = folder / source.name

@@ -8,7 +8,7 @@ from dormouse.reading.sql import engine
 from dormouse.reading.sql.engine import CHARACTERS_MAX, Remembered
 
 
-def test_a_value_is_computed_once_for_each_statement_and_further_key() -> None:
+def test_a_value_is_computed_once_for_each_statement_and_key() -> None:
     made = Remembered[int]()
     assert [made.get("a", 1, lambda: 1), made.get("a", 2, lambda: 2), made.get("b", 1, lambda: 3)] == [
         1,
@@ -30,7 +30,7 @@ def test_the_least_recently_used_value_is_dropped(monkeypatch: pytest.MonkeyPatc
     assert [made.get(statement, None, lambda: 9) for statement in "acb"] == [0, 3, 9]
 
 
-def test_long_statements_and_mistakes_are_not_remembered() -> None:
+def test_long_statements_and_errors_are_not_cached() -> None:
     made = Remembered[int]()
     long = "a" * (CHARACTERS_MAX + 1)
     assert [made.get(long, None, lambda: 1), made.get(long, None, lambda: 2)] == [1, 2]

@@ -1,4 +1,4 @@
-"""SQL over tables whose files were written by hand, compared with DuckDB on the same rows."""
+"""SQL over tables with files that the tests write, compared with DuckDB on the same rows."""
 
 from __future__ import annotations
 
@@ -34,18 +34,20 @@ COUNTS = Schema([Field("word", STRING)], [Field("at", LONG)], [Field("n", LONG),
 def shared(
     own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, ConnectionSupplier, Path]:
-    """A database and a folder for all tests."""
+    """Yields a database and a folder for all tests."""
     return *own_database, tmp_path_factory.mktemp("lake") / "a b [c]%20"
 
 
 @pytest.fixture(scope="module")
 def lake(shared: tuple[str, ConnectionSupplier, Path]) -> Lake:
-    """A lake for the tests that only read."""
+    """Returns a lake for tests that only read."""
     return flights(*shared)
 
 
 def flights(dsn: str, supplier: ConnectionSupplier, folder: Path) -> Lake:
-    """1,800 rows in four leaves, of which two interleave; some files have references on several leaves."""
+    """Returns 1,800 rows in four leaves, of which two interleave; some files have references on several
+    leaves.
+    """
     lake = Lake(dsn, supplier, folder, SCHEMA, split_points=["DL", "UA"], name="Flights")
     lake.context.partitions.split(lake.context.partitions.leaves()[1].partition_id, 50, "flight")
     rng = random.Random(1)
@@ -102,7 +104,7 @@ def test_answers_are_those_of_duckdb(lake: Lake, statement: str) -> None:
     assert sorted(ours) == [pytest.approx(row) for row in sorted(theirs)]
 
 
-def test_rows_come_in_the_order_that_the_statement_says(lake: Lake) -> None:
+def test_rows_are_in_the_order_of_the_statement(lake: Lake) -> None:
     statement = "select flight, time from {} where Carrier >= 'DL' order by flight desc, time limit 50"
     assert tuples(sql({"Flights": lake.context}, statement.format("Flights"))) == lake.expect(
         statement.format("t")
@@ -126,7 +128,7 @@ def test_rows_come_in_the_order_that_the_statement_says(lake: Lake) -> None:
         ("leg > 5", 4, 9),
     ],
 )
-def test_a_statement_reads_only_what_it_wants(
+def test_a_statement_reads_only_the_partitions_and_files_that_it_needs(
     lake: Lake, condition: str, partitions: int, files: int
 ) -> None:
     found = explain_sql({"Flights": lake.context}, f"select * from Flights where {condition}")
@@ -134,7 +136,7 @@ def test_a_statement_reads_only_what_it_wants(
     assert ((summary.partitions, summary.files) if summary else (0, 0)) == (partitions, files)
 
 
-def test_what_one_use_of_a_table_wants_does_not_hide_rows_from_another(lake: Lake) -> None:
+def test_conditions_on_one_use_of_a_table_do_not_prune_another(lake: Lake) -> None:
     """A scan in a subquery is not among the plan's inputs: other scans must not prune it."""
     contexts = {"Flights": lake.context}
     text = "select * from Flights where Carrier = 'AA' and flight > (select min(flight) from Flights)"
@@ -171,7 +173,7 @@ def test_equal_keys_are_aggregated_and_old_rows_filtered(
     assert explain_sql(contexts, "select n from t where word > 'm'")["t"].files == 3
 
 
-def test_the_schema_is_plain_also_without_rows(lake: Lake) -> None:
+def test_the_schema_is_the_same_with_and_without_rows(lake: Lake) -> None:
     text = (
         "select Carrier || 'x', code, tags, [Carrier], {'a': [Carrier]}, count(*) over (), map {Carrier: leg}"
     )
@@ -218,7 +220,7 @@ def test_names_are_found_in_upper_and_lower_case(lake: Lake) -> None:
         sql({"Xx": lake.context, "xX": lake.context}, "from xx")
 
 
-def test_a_name_that_the_statement_defines_is_its_own(lake: Lake) -> None:
+def test_a_name_defined_by_the_statement_hides_a_table(lake: Lake) -> None:
     contexts = {"Flights": lake.context}
     assert tuples(sql(contexts, "with Flights as (select 1) from Flights")) == [(1,)]
     assert tuples(sql(contexts, "with Mine as (select 1) from mINE")) == [(1,)]
@@ -234,7 +236,7 @@ def test_columns_of_one_name_are_numbered(lake: Lake) -> None:
     assert tuples(sql({"Flights": lake.context}, "select leg, leg from Flights limit 0")) == []
 
 
-def test_what_fails_while_it_runs_is_a_mistake_too(lake: Lake) -> None:
+def test_a_failure_while_a_statement_runs_is_an_invalid_query(lake: Lake) -> None:
     with pytest.raises(InvalidQuery, match="Could not convert string"):
         sql({"Flights": lake.context}, "select Carrier::int from Flights").read_all()
     with pytest.raises(InvalidQuery, match="a statement must be a string"):
@@ -259,7 +261,7 @@ def test_explain_shows_the_pruned_scans(lake: Lake) -> None:
     assert "TABLE_SCAN" in str(plan)
 
 
-def test_it_needs_no_datafusion() -> None:
+def test_sql_needs_no_datafusion() -> None:
     """The extra `sql` does not install DataFusion."""
     script = (
         "import sys; sys.modules['datafusion'] = None; "
@@ -303,10 +305,10 @@ def test_a_damaged_file_is_named(dsn: str, supplier: ConnectionSupplier, tmp_pat
         "not (s = 'y') is true or s < 'B'",
     ],
 )
-def test_a_file_of_nulls_is_read_where_null_is_a_value(
+def test_a_file_of_nulls_is_read_if_nulls_can_meet_the_condition(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, condition: str
 ) -> None:
-    """DuckDB concludes from the statistics of such a file that no row meets the condition."""
+    """DuckDB would wrongly conclude from the file's statistics that no row meets the condition."""
     values = [Field("s", STRING, True), Field("b", BOOLEAN, True), Field("n", LONG, True)]
     lake = Lake(dsn, supplier, tmp_path, Schema([Field("k", LONG)], [], values))
     lake.add([{"k": k, "s": None, "b": None, "n": None} for k in range(3)])
@@ -320,7 +322,7 @@ def test_a_file_of_nulls_is_read_where_null_is_a_value(
 @pytest.mark.few(2)
 @pytest.mark.parametrize("column", ["k", "x"])
 @pytest.mark.parametrize("join", ["full join", "natural  FULL /* both */ outer join"])
-def test_the_first_rows_of_a_full_join_are_not_those_that_duckdb_skipped(
+def test_a_full_join_with_a_limit_loses_no_skipped_rows(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, column: str, join: str
 ) -> None:
     """DuckDB skips row groups of the left side that cannot be first, and returns NULL in their place."""
@@ -338,10 +340,10 @@ def test_the_first_rows_of_a_full_join_are_not_those_that_duckdb_skipped(
 @pytest.mark.parametrize(
     "join", ["small s left join t on s.k = t.k", "t right  OUTER join small s using (k)"]
 )
-def test_the_first_rows_of_an_outer_join_are_not_those_that_duckdb_skipped(
+def test_an_outer_join_with_a_limit_loses_no_skipped_rows(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, column: str, join: str
 ) -> None:
-    """All rows of the smaller side are kept, so that DuckDB reads the other side last."""
+    """The join keeps all rows of the smaller side, so that DuckDB reads the other side last."""
     schema = Schema([Field("k", LONG)], [], [Field("x", DOUBLE)])
     large, small = (Lake(dsn, supplier, tmp_path, schema, name=name) for name in ("t", "small"))
     for first in range(0, 30_000, 5_000):
@@ -357,7 +359,7 @@ def test_the_first_rows_of_an_outer_join_are_not_those_that_duckdb_skipped(
 def test_a_leaf_that_reaches_beyond_a_page_of_a_plan_is_read_once(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first row keys are those of several leaves: the partition above was divided by another key."""
+    """The parent was split by another key, so the leaf's first row keys overlap those of several leaves."""
     monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
     schema = Schema([Field("k", LONG), Field("j", LONG)])
     lake = Lake(dsn, supplier, tmp_path, schema, name="t")

@@ -160,7 +160,7 @@ class Watched:
             accepted.close()
 
     def texts(self, statement: str) -> tuple[str, str]:
-        """The statement with the path of an existing file, and with a missing path of equal length."""
+        """Returns the statement with the path of an existing file, and with a missing path as long."""
         return (
             statement.replace("{path}", str(self.folder)).replace("{url}", self.url),
             statement.replace("{path}", str(self.folder.with_name("nosuch"))).replace("{url}", self.url),
@@ -209,12 +209,12 @@ def check(watched: Watched, answers: Sequence[str], statement: str) -> None:
     watched.seen()  # the accesses of this test itself
 
 
-def test_every_type_of_statement_is_among_them() -> None:
+def test_every_type_of_statement_is_covered() -> None:
     types = {name for name in vars(duckdb.StatementType) if name.isupper()}
     assert types - NO_STATEMENTS == REFUSED.keys() - {"syntax"}
 
 
-def test_what_watches_sees_what_duckdb_does_by_itself(watched: Watched) -> None:
+def test_the_watcher_sees_accesses_by_duckdb(watched: Watched) -> None:
     with duckdb.connect(config={"autoinstall_known_extensions": False}) as connection:
         there, _ = watched.texts("import database '{path}'")
         with pytest.raises(duckdb.ParserException):

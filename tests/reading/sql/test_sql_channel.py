@@ -65,7 +65,7 @@ _BAD_OFFSETS = pa.record_batch(
         [_frame(VALUE, pickle.dumps(_Evil()))],
     ],
 )
-def test_what_a_corrupted_worker_sends_is_an_error(
+def test_frames_of_a_corrupted_worker_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frames: list[bytes]
 ) -> None:
     def started(end: int, lifeline: int) -> subprocess.Popen[bytes]:

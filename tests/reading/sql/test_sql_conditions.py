@@ -1,4 +1,4 @@
-"""Values as DuckDB's literals."""
+"""Values that are written as literals of DuckDB."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dormouse.reading.sql.conditions import literal
 from tests.support.model import DECIMAL, Field
 
 
-def test_decimals_of_any_digits_are_what_they_are() -> None:
+def test_decimals_of_any_precision_are_exact_literals() -> None:
     values = [
         (Field("x", DECIMAL(precision, scale)), Decimal((sign, digits, -scale)))
         for precision in range(1, 39)

@@ -1,4 +1,4 @@
-"""Temporary credentials expire while a statement reads S3: it is read again with new ones."""
+"""Temporary credentials that expire while a statement reads S3: the statement is repeated with new ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = 5
 
 
 class Bucket(ThreadingHTTPServer):
-    """A server of a folder's objects by path, as S3, for requests with the right key."""
+    """A fake S3 server of a folder's objects, which accepts only requests with the current key."""
 
     daemon_threads = True
 
@@ -89,7 +89,7 @@ def bucket(tmp_path: Path) -> Iterator[Bucket]:
 
 @pytest.fixture
 def engine(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """An engine with the credentials that the bucket accepts now."""
+    """Returns an engine with the credentials that the bucket currently accepts."""
     monkeypatch.setattr(
         s3,
         "s3_options",

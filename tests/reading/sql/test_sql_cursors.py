@@ -47,7 +47,7 @@ def test_a_table_that_was_dropped_is_not_seen(instance: Instance) -> None:
     assert tuples(instance.sql("show tables")) == [("b",)]
 
 
-def test_a_table_is_seen_as_it_is_now(instance: Instance) -> None:
+def test_a_statement_sees_the_current_table(instance: Instance) -> None:
     assert tuples(instance.sql("select word from a where k = 1")) == [("a",)]
     instance.table("a").ingest(pa.table({"k": [1], "word": ["more"]}))
     assert tuples(instance.sql("select word from a where k = 1 order by 1")) == [("a",), ("more",)]
@@ -58,7 +58,7 @@ def test_a_table_is_seen_as_it_is_now(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_statements_at_once_have_cursors_of_their_own(instance: Instance) -> None:
+def test_concurrent_statements_have_separate_cursors(instance: Instance) -> None:
     def is_right(number: int) -> bool:
         name = "ab"[number % 2]
         one, other = (instance.sql(f"select word, k + {n} from {name} where k = 2") for n in (0, number))
@@ -77,8 +77,10 @@ def test_statements_at_once_have_cursors_of_their_own(instance: Instance) -> Non
         "select nothing from t",
     ],
 )
-def test_nothing_of_a_statement_is_there_for_the_next(engine: Engine, statement: str) -> None:
-    """However the statement ended: read to the end, failed, abandoned after its first rows, or refused."""
+def test_a_statement_leaves_nothing_to_the_next(engine: Engine, statement: str) -> None:
+    """Covers statements that were read to the end, failed, were abandoned after their first rows, or were
+    refused.
+    """
     with (
         closing(engine.session(Interruption())) as session,
         suppress(InvalidQuery),
@@ -103,7 +105,7 @@ def test_an_interrupted_statement_leaves_nothing(engine: Engine) -> None:
         assert connection.execute("from duckdb_views() where not internal").fetchall() == []
 
 
-def test_a_statement_sees_its_views_as_they_were_made_last(engine: Engine) -> None:
+def test_a_statement_sees_the_newest_definition_of_its_views(engine: Engine) -> None:
     with closing(engine.session(Interruption())) as session:
         for k in (1, 2, 2):
             rows = session.rows({"T": f"SELECT {k}::BIGINT AS k"}, "select k from t", ())

@@ -1,4 +1,4 @@
-"""The review of DuckDB's functions lists each that exists; and the functions that Dormouse calls."""
+"""The review of DuckDB's functions, which lists each that exists; and the functions that Dormouse calls."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_each_refusal_has_a_reason() -> None:
         assert all(why and "\n" not in why for why in reviewed(kind).refused.values())
 
 
-def test_no_allowed_macro_calls_what_is_refused(connection: duckdb.DuckDBPyConnection) -> None:
+def test_no_allowed_macro_calls_a_refused_function(connection: duckdb.DuckDBPyConnection) -> None:
     """A macro's text is bound when it is called, so the check of a statement does not see it."""
     allowed = reviewed("expressions").allowed
     macros = connection.execute(
@@ -107,14 +107,14 @@ def test_no_refused_function_is_called_without_parentheses(connection: duckdb.Du
         ("a_function_of_tomorrow", "unknown function 'a_function_of_tomorrow'"),
     ],
 )
-def test_what_is_not_on_the_list_is_refused_in_one_line(called: str, message: str) -> None:
+def test_an_unlisted_function_is_refused_in_one_line(called: str, message: str) -> None:
     with pytest.raises(InvalidQuery) as error:
         check_expressions({"abs", called})
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
 
-def test_a_function_in_from_that_is_not_on_the_list_is_refused_too() -> None:
+def test_an_unlisted_function_in_from_is_refused() -> None:
     check_tables({"range", "UNNEST"})
     for name, why in (
         ("read_text", ": it reads files; the functions allowed"),

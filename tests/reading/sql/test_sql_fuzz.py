@@ -1,4 +1,4 @@
-"""Random statements on random tables, which are split, compacted and divided in between."""
+"""Random statements on random tables, which are split and compacted in between."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_wrong_answer_is_reported_with_a_script_that_shows_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The script does as little as is needed."""
+    """The script is reduced to the steps that are needed."""
     monkeypatch.setattr(Lake, "answer", without_nan)
     lake, statement = Lake(fuzz.instance), Statement("select x from a where k > $1", [3])
     rows = [{"k": k, "x": math.nan if k == 21 else 1.0} for k in range(30)]
@@ -107,7 +107,7 @@ def test_a_wrong_answer_is_reported_with_a_script_that_shows_it(
         ("select 7 / 2", "select 7 / 2", "PostgreSQL"),
     ],
 )
-def test_judges_see_what_differs(judges: Judges, ours: str, statement: str, wrong: str | None) -> None:
+def test_judges_find_differences(judges: Judges, ours: str, statement: str, wrong: str | None) -> None:
     answer = duckdb.sql(ours).to_arrow_table()
     found = judges.verdict(answer, Statement(statement, in_postgres=wrong == "PostgreSQL")).wrong
     assert (found is None) if wrong is None else wrong in str(found)
@@ -127,7 +127,7 @@ def test_postgresql_does_not_judge_orders_by_means_that_duckdb_rounds() -> None:
 
 
 @pytest.mark.slow
-def test_a_mistake_of_duckdbs_optimizer_is_none_of_ours(instance: Instance, judges: Judges) -> None:
+def test_an_error_of_duckdbs_optimizer_is_recognized(instance: Instance, judges: Judges) -> None:
     """DuckDB 1.5.5 pushes a part of this condition below the node that makes its row."""
     lake = Lake(instance)
     values = [Field("x", DOUBLE, nullable=True)]
@@ -147,7 +147,7 @@ def test_a_mistake_of_duckdbs_optimizer_is_none_of_ours(instance: Instance, judg
     assert not judges.contradict_themselves(instance, wrong, mistaken)
 
 
-def test_what_only_one_of_them_refuses_is_wrong(judges: Judges) -> None:
+def test_a_statement_that_only_one_engine_refuses_is_a_difference(judges: Judges) -> None:
     refused = InvalidQuery("no such column")
     assert judges.verdict(refused, Statement("select 1")).wrong
     assert judges.verdict(ValueError("1"), Statement("select nowhere")).wrong

@@ -1,4 +1,4 @@
-"""Abandoned statements stop: while they are planned, and while DuckDB computes."""
+"""Abandoned statements stop during planning and during DuckDB's computation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INTERRUPTED = "the query was interrupted"
 
 @pytest.fixture
 def computing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """An event that is set when a statement is about to run."""
+    """Returns an event that is set when a statement is about to run."""
     begun, rows = threading.Event(), LocalSession.rows
 
     def watched(*given: Any) -> Any:
@@ -63,7 +63,7 @@ def test_a_reader_that_waits_for_the_first_row_can_be_interrupted(
         interruption.set()
         with pytest.raises(DormouseError, match=INTERRUPTED):
             waiting.result(SECONDS_MAX)
-    del waiting  # but not the interruption, which may be kept
+    del waiting  # the interruption may be kept
     eventually(computes_nothing)
 
 
@@ -86,7 +86,7 @@ def ctrl_c(computing: threading.Event) -> Iterator[None]:
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("statement", [HEAVY, f"explain analyze {HEAVY}", SEARCH, FEW_FOUND])
 @pytest.mark.parametrize("restarts", [False, True], ids=["", "calls begin anew"])
-def test_ctrl_c_ends_what_is_computed(instance: dm.Instance, statement: str, restarts: bool) -> None:
+def test_ctrl_c_ends_the_computation(instance: dm.Instance, statement: str, restarts: bool) -> None:
     """Holds even with a library, such as Polars, that restarts calls which a signal interrupts."""
     signal.siginterrupt(signal.SIGINT, not restarts)
     try:
@@ -98,7 +98,7 @@ def test_ctrl_c_ends_what_is_computed(instance: dm.Instance, statement: str, res
 
 
 @pytest.mark.slow
-def test_a_reader_that_is_dropped_ends_what_it_computes(instance: dm.Instance) -> None:
+def test_dropping_a_reader_ends_its_computation(instance: dm.Instance) -> None:
     reader = instance.sql(SEARCH)
     for _ in range(2):
         assert reader.read_next_batch().num_rows
@@ -108,7 +108,7 @@ def test_a_reader_that_is_dropped_ends_what_it_computes(instance: dm.Instance) -
 
 
 @pytest.mark.parametrize("statement", ["select 1", "select * from t limit 1", "select * from t", HEAVY])
-def test_what_is_interrupted_before_it_is_planned_is_not_planned(
+def test_a_statement_interrupted_before_planning_is_not_planned(
     instance: dm.Instance, statement: str
 ) -> None:
     interruption = Interruption()
@@ -118,7 +118,7 @@ def test_what_is_interrupted_before_it_is_planned_is_not_planned(
 
 
 @pytest.mark.parametrize("step", ["_on_all", "_on", "_select"])
-def test_what_is_interrupted_while_it_is_planned_does_not_run(
+def test_a_statement_interrupted_during_planning_does_not_run(
     instance: dm.Instance, computing: threading.Event, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interruption = Interruption()
@@ -135,7 +135,7 @@ def test_what_is_interrupted_while_it_is_planned_does_not_run(
 
 
 @pytest.mark.slow
-def test_a_client_that_vanishes_before_the_first_row_ends_what_is_computed(
+def test_a_client_that_disconnects_before_the_first_row_ends_the_computation(
     instance: dm.Instance, computing: threading.Event
 ) -> None:
     with serving(instance, queries_max=1, queue_seconds_max=SECONDS_MAX) as url:
@@ -151,7 +151,7 @@ def test_a_client_that_vanishes_before_the_first_row_ends_what_is_computed(
 
 
 @pytest.mark.slow
-def test_the_time_limit_ends_what_is_computed(instance: dm.Instance) -> None:
+def test_the_time_limit_ends_the_computation(instance: dm.Instance) -> None:
     with serving(instance, seconds_max=0.3) as url:
         found = httpx.post(f"{url}/v1/sql", json={"statement": HEAVY}, timeout=SECONDS_MAX)
         assert (found.status_code, found.json()["type"]) == (504, "urn:dormouse:query-time-over")

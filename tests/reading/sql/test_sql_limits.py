@@ -1,4 +1,4 @@
-"""SQL that needs few files of many, too many of them, or files that are collected meanwhile."""
+"""SQL that needs few of many files, too many files, or files that are collected meanwhile."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def new_lake(
 
 @pytest.fixture(scope="module")
 def lake(new_lake: NewLake) -> Lake:
-    """Forty leaves, for tests that only read."""
+    """Returns a lake of forty leaves, for tests that only read."""
     return new_lake(LEAVES)
 
 
 @pytest.fixture(scope="module")
 def damaged(new_lake: NewLake) -> Lake:
-    """The same table, but reading a file of any leaf but the first fails."""
+    """Returns the same table, with a damaged file in every leaf but the first."""
     lake = new_lake(LEAVES)
     _damage_all_but_the_first(lake)
     return lake
@@ -104,11 +104,11 @@ def test_a_small_limit_reads_few_files(
         "select row_number() over (order by v) from t limit 1",
         "select a.k from t a join t b on a.v = b.v limit 1",
         "select k from t where k > (select max(k) - 1 from t) limit 1",
-        # may return fewer rows, without reading a damaged file
+        # with too few files it would return fewer rows, and read no damaged file
         "select * from (select * from t limit 1000) where v = 'v39'",
     ],
 )
-def test_a_limit_of_what_needs_all_rows_reads_all_files(
+def test_a_limit_on_a_result_that_needs_all_rows_reads_all_files(
     lake: Lake, damaged: Lake, statement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(statements, "FIRST_FILES", 1)
@@ -191,7 +191,9 @@ def test_too_many_files_are_one_clear_line(lake: Lake, monkeypatch: pytest.Monke
     assert tuples(sql({"t": lake.context}, "select count(*) from t where k < 0")) == [(0,)]
 
 
-def test_explain_of_many_files_says_what_is_read_alone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_of_too_many_files_shows_no_physical_plan(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kinds = [kind for kind, _ in tuples(sql({"t": lake.context}, "explain select count(*) from t"))]
     assert kinds == ["dormouse", "physical_plan"]
     monkeypatch.setattr(statements, "EXPLAINED_FILES_MAX", 39)
@@ -217,7 +219,7 @@ def _after(event: Callable[[], None], patch: pytest.MonkeyPatch) -> Callable[...
 def test_a_file_that_is_collected_before_rows_come_is_planned_around(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rows are then in another file, as after a compaction."""
+    """Another file has its rows by then, as after a compaction."""
     lake = new_lake(4)
     for statement in ("select count(*), min(k) from t", "select k, v from t", "select k from t limit 200"):
         with monkeypatch.context() as patch:
@@ -249,7 +251,7 @@ def _replace_first_file(lake: Lake) -> None:
     lake.context.objects.delete([old])
 
 
-def test_a_file_that_stays_lost_is_named(new_lake: NewLake) -> None:
+def test_a_lost_file_is_named(new_lake: NewLake) -> None:
     lake = new_lake(4)
     [gone] = [r.filename for r in lake.context.store.file_references_in([_leaves(lake)[3]])]
     lake.context.objects.delete([gone])
@@ -257,7 +259,7 @@ def test_a_file_that_stays_lost_is_named(new_lake: NewLake) -> None:
         sql({"t": lake.context}, "select sum(k) from t")
 
 
-def test_only_tables_that_a_statement_can_mean_are_loaded(
+def test_only_tables_named_in_the_statement_are_loaded(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("one", "two", "three"):
@@ -276,7 +278,7 @@ def test_only_tables_that_a_statement_can_mean_are_loaded(
 
 
 @pytest.mark.slow
-def test_a_statement_that_comes_again_is_of_the_table_that_is_there_now(instance: Instance) -> None:
+def test_a_repeated_statement_reads_the_current_table_of_the_name(instance: Instance) -> None:
     for key_type, value in ((LONG, 7), (STRING, "7")):
         table = instance.create_table("again", Schema([Field("k", key_type)]))
         for times in (1, 2):

@@ -1,4 +1,4 @@
-"""Odd values in answers of SQL, by every interface: each is exact, or refused by one clear line."""
+"""Odd values in answers of SQL: each interface returns them exactly, or refuses them in one clear line."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def written(instance: dm.Instance, statement: str, file_format: str) -> bytes:
 
 
 @pytest.mark.slow
-def test_odd_values_are_written_as_they_are(instance: dm.Instance, url: str) -> None:
+def test_odd_values_are_returned_exactly(instance: dm.Instance, url: str) -> None:
     with httpx.Client(base_url=url) as client, connect(url) as remote:
         for expression, (in_json, in_csv) in WRITTEN.items():
             statement = f"select {expression} as v"
@@ -128,7 +128,7 @@ def test_odd_values_are_written_as_they_are(instance: dm.Instance, url: str) -> 
 
 
 @pytest.mark.slow
-def test_values_that_arrow_has_not_are_refused_at_every_door(instance: dm.Instance, url: str) -> None:
+def test_values_without_an_arrow_type_are_refused_by_every_interface(instance: dm.Instance, url: str) -> None:
     with httpx.Client(base_url=url) as client, connect(url) as remote:
         for expression, why in REFUSED.items():
             statement = f"select {expression} as v"
@@ -146,7 +146,7 @@ def test_values_that_arrow_has_not_are_refused_at_every_door(instance: dm.Instan
 
 
 @pytest.mark.slow
-def test_an_infinite_date_that_comes_late_is_refused(instance: dm.Instance) -> None:
+def test_an_infinite_date_in_a_late_row_is_refused(instance: dm.Instance) -> None:
     statement = "select case when i = 99_999 then 'infinity'::date end as v from range(100_000) t(i)"
     reader = instance.sql(statement)
     with pytest.raises(Exception, match="has an infinite date"):

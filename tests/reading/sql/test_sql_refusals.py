@@ -1,4 +1,4 @@
-"""Statements that are refused, in one clear line: those that do not read tables only, and mistakes."""
+"""Statements that are refused in one clear line: faulty ones, and those that do more than read tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA = Schema(
 
 @pytest.fixture(scope="module")
 def lake(own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """A table of a few rows."""
+    """Returns a table of a few rows."""
     lake = Lake(*own_database, tmp_path_factory.mktemp("lake"), SCHEMA, name="Flights")
     lake.add([{"Carrier": "AA", "flight": n, "leg": 1, "delay": None} for n in range(3)])
     return lake
@@ -185,7 +185,7 @@ from (show all tables), duckdb_views
 from a_function_of_tomorrow(1)
 """
 CALLED = "current_setting('threads')"
-"""Expressions that are refused wherever they stand."""
+"""Expressions that are refused anywhere in a statement."""
 PLACES = """
 select [x for x in [1] if x::varchar > {}]
 select list_transform([1], lambda x: {})
@@ -243,7 +243,7 @@ INSTEAD = {
     "copy Flights to 'never.csv'": "not COPY; 'dormouse sql --output FILE'",
     "set threads = 1": "not SET; instance.duckdb()",
     "attach 'x' as y": "not ATTACH; instance.duckdb()",
-    "from Flights at (timestamp => now())": "a moment is given beside the statement: as_of, or --as-of",
+    "from Flights at (timestamp => now())": "give the moment beside the statement, by as_of or --as-of",
     "from Flights join (from Flights at (version => 1)) using (leg)": "as_of",
     "from information_schema.columns": "SHOW TABLES lists the tables, DESCRIBE their columns",
     "from pg_catalog.pg_class": "SHOW TABLES lists the tables",
@@ -267,7 +267,7 @@ def test_a_refusal_says_what_to_do_instead(lake: Lake, statement: str) -> None:
 
 
 @pytest.mark.parametrize("statement", REFUSED.strip().splitlines())
-def test_whatever_does_not_read_is_refused(lake: Lake, statement: str) -> None:
+def test_every_statement_that_does_not_only_read_is_refused(lake: Lake, statement: str) -> None:
     for ask in (sql, explain_sql):
         with pytest.raises(InvalidQuery, match=r"^SQL can only read|^syntax error|^only one") as error:
             ask({"Flights": lake.context}, statement)
@@ -276,7 +276,7 @@ def test_whatever_does_not_read_is_refused(lake: Lake, statement: str) -> None:
 
 
 @pytest.mark.parametrize("statement", NO_TABLES.strip().splitlines())
-def test_nothing_but_the_tables_is_read(lake: Lake, statement: str) -> None:
+def test_statements_that_read_other_things_than_tables_are_refused(lake: Lake, statement: str) -> None:
     with pytest.raises(
         InvalidQuery,
         match=r"^(SQL reads tables only|there is no schema|unknown table|unknown function)",
@@ -286,12 +286,12 @@ def test_nothing_but_the_tables_is_read(lake: Lake, statement: str) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES.strip().splitlines())
-def test_a_function_is_found_wherever_it_stands(lake: Lake, place: str) -> None:
+def test_a_refused_function_is_found_anywhere_in_a_statement(lake: Lake, place: str) -> None:
     with pytest.raises(InvalidQuery, match=r"^SQL reads tables only, not current_setting\(…\): it tells of"):
         sql({"Flights": lake.context}, place.replace("{}", CALLED))
 
 
-def test_no_view_of_duckdbs_own_can_be_named(lake: Lake) -> None:
+def test_duckdbs_own_views_cannot_be_named(lake: Lake) -> None:
     with duckdb.connect() as conn:
         views = conn.execute("from duckdb_views() select view_name where schema_name <> 'information_schema'")
         names = [name for (name,) in views.fetchall()]

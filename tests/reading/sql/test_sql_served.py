@@ -1,4 +1,4 @@
-"""SQL from untrusted clients, served: parameters, and statements that exhaust resources beside others."""
+"""SQL that a service runs for untrusted clients: parameters, and statements that exhaust resources."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def instance(module_instance: dm.Instance) -> dm.Instance:
 
 @contextmanager
 def _served(instance: dm.Instance, **settings: Any) -> Iterator[tuple[str, Workers]]:
-    """The URL and the workers of a service with two workers."""
+    """Yields the URL and the workers of a service with two workers."""
     given = {"sql_workers": 2, "sql_memory_bytes_max": MEMORY, "queue_seconds_max": SECONDS_MAX}
     with running(instance, **given | settings) as server:
         here: Any = server._server.config.app
@@ -86,7 +86,7 @@ def post_sql(url: str, statement: str, **others: Any) -> httpx.Response:
 
 
 class Watch:
-    """A thread that records the longest time of `/health`, and the most memory of a worker."""
+    """A thread that records the longest response time of `/health`, and the largest memory of a worker."""
 
     def __init__(self, url: str, workers: Workers) -> None:
         self.health_seconds, self.memory_bytes = 0.0, 0
@@ -135,13 +135,13 @@ def _check_hostile(served: tuple[str, Workers], statement: str) -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", FEW)
-def test_a_statement_that_wants_everything_harms_no_other(served: tuple[str, Workers], name: str) -> None:
+def test_a_statement_that_exhausts_resources_harms_no_other(served: tuple[str, Workers], name: str) -> None:
     _check_hostile(served, HOSTILE[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HOSTILE.keys() - set(FEW)))
-def test_all_statements_that_want_everything(served: tuple[str, Workers], name: str) -> None:
+def test_all_statements_that_exhaust_resources_harm_no_other(served: tuple[str, Workers], name: str) -> None:
     _check_hostile(served, HOSTILE[name])
 
 
@@ -161,7 +161,7 @@ def test_64_statements_at_once_and_look_ups_meanwhile(instance: dm.Instance) -> 
 
 
 @pytest.mark.slow
-def test_a_client_that_goes_gives_its_worker_back(
+def test_the_worker_of_a_disconnected_client_is_freed(
     served: tuple[str, Workers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, workers = served
@@ -178,7 +178,7 @@ def test_a_client_that_goes_gives_its_worker_back(
 
 
 @pytest.mark.slow
-def test_the_ends_of_workers_are_counted_for_prometheus(served: tuple[str, Workers]) -> None:
+def test_prometheus_metrics_count_ended_workers(served: tuple[str, Workers]) -> None:
     url, _ = served
     before = metric(url, "dormouse_sql_workers_ended_total", why="unheeding")
     assert post_sql(url, HOSTILE["levenshtein"]).status_code == 504
@@ -193,13 +193,15 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_parameters_are_what_they_are_in_python(instance: dm.Instance, client: Client, value: Any) -> None:
+def test_served_parameters_have_the_same_values_as_in_python(
+    instance: dm.Instance, client: Client, value: Any
+) -> None:
     expected = instance.sql("select $1 as v", [value]).read_all()
     assert client.sql("select $1 as v", [value]).read_all().equals(expected)
     assert client.sql("select $v as v", {"v": value}).read_all().equals(expected)
 
 
-def test_parameters_choose_what_is_read(instance: dm.Instance, client: Client) -> None:
+def test_parameters_select_the_files_that_are_read(instance: dm.Instance, client: Client) -> None:
     statement = "select count(*) as n from t where k in (select unnest($1)) or k = $2"
     assert client.sql(statement, [[1, 2], 5]).read_all().to_pylist() == [{"n": 3}]
     assert client.explain_sql("select * from t where k = $k", {"k": -1})["t"].files == 0

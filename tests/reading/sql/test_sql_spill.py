@@ -1,4 +1,4 @@
-"""Rows that DuckDB spills to disk can be read by no other user of the machine."""
+"""Rows that DuckDB spills to disk: no other user of the machine can read them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ SORTED = "SELECT range AS n FROM range(3_000_000) ORDER BY md5(range::VARCHAR) |
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for the temporary files of all users, in which another user created the predictable names."""
+    """Makes a folder for the temporary files of all users, in which another user created the predictable
+    names.
+    """
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     folder.chmod(0o1777)
     for name in ("dormouse-sql", "dormouse-spill"):

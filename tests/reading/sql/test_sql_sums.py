@@ -56,10 +56,10 @@ def test_whole_numbers_that_do_not_fit_are_exact(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_a_sum_that_comes_late_and_does_not_fit_is_refused(
+def test_a_sum_in_a_late_row_that_does_not_fit_is_refused(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The types were already chosen by then. Any rows may come first, so the largest sum is far behind."""
+    """The types are chosen before this row. Any rows may come first, so the largest sum comes far behind."""
     monkeypatch.setattr(results, "AHEAD_BYTES", 1)
     made(instance, LARGEST)
     far = "(select k from t union all select unnest(range(1, 100_000)))"
@@ -73,7 +73,7 @@ def test_a_sum_that_comes_late_and_does_not_fit_is_refused(
 
 
 @pytest.mark.slow
-def test_programs_get_numbers(
+def test_programs_get_sums_as_numbers(
     instance: Instance,
     cli: Callable[..., tuple[int, str, str]],
     dsn: str,
@@ -92,7 +92,7 @@ def test_programs_get_numbers(
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("value", ["{}", "[{}]", "{{'t': [{}]}}", "map {{1: {}}}", "array_value({})"])
-def test_the_end_of_a_day_is_no_time(instance: Instance, value: str) -> None:
+def test_the_time_24_00_00_is_refused(instance: Instance, value: str) -> None:
     """Python and pandas take it for 00:00:00."""
     late = value.format("time '24:00:00'")
     with pytest.raises(InvalidQuery, match=r"column 'x' has the time 24:00:00.*cast it to VARCHAR"):

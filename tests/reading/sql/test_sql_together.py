@@ -1,4 +1,4 @@
-"""Files that DuckDB reads together give the rows that each gives alone."""
+"""Files that DuckDB reads together: they give the same rows as when each is read alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _deletion(number: int) -> Deletion:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, list[tuple[int, int | None]]]]:
-    """Files with keys of their own; one third of them in key order."""
+    """Returns files with disjoint or equal ranges of keys; one third of them is in key order."""
     found = []
     for number in range(9):
         low = number % 3 * 10
@@ -110,7 +110,7 @@ def _rows(parts: Sequence[Sequence[Scan]]) -> list[tuple[Any, ...]]:
     return sorted(duckdb.sql(" UNION ALL ".join(selects)).fetchall(), key=repr)
 
 
-def test_files_that_may_have_a_column_of_the_index_s_name_are_read_apart() -> None:
+def test_files_that_may_have_a_column_named_like_the_index_are_read_separately() -> None:
     scans = [Scan(f"{n}.v2.parquet", (KeyRanges({"k": [Range(n, n + 1)]}),), "p", None) for n in range(200)]
     column = Field("File_Index", LONG, nullable=True)
     with_column = with_added_column(SCHEMA, column, None)

@@ -145,7 +145,7 @@ def url(instance: dm.Instance) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_what_reads_has_duckdbs_answer(instance: dm.Instance, url: str) -> None:
+def test_statements_that_read_have_duckdbs_answer(instance: dm.Instance, url: str) -> None:
     with duckdb.connect() as plain, httpx.Client(base_url=url) as client:
         plain.register("flights_", FLIGHTS)
         plain.register("names_", NAMES)
@@ -162,7 +162,7 @@ def test_what_reads_has_duckdbs_answer(instance: dm.Instance, url: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_does_not_read_says_what_to_do_instead(instance: dm.Instance, url: str) -> None:
+def test_statements_that_do_not_read_are_refused_with_an_alternative(instance: dm.Instance, url: str) -> None:
     with httpx.Client(base_url=url) as client:
         for statement, message in REFUSED.items():
             with pytest.raises(InvalidQuery) as error:
@@ -176,7 +176,7 @@ def test_what_does_not_read_says_what_to_do_instead(instance: dm.Instance, url: 
 
 
 @pytest.mark.slow
-def test_a_refusal_is_one_line_of_the_command_line(
+def test_the_command_line_shows_a_refusal_in_one_line(
     dsn: str, tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
 ) -> None:
     on = ("--dsn", dsn, "--objects", (tmp_path / "objects").as_uri())

@@ -55,7 +55,7 @@ def windows(seed: int) -> Iterator[tuple[str, str]]:
         yield random_.choice(FUNCTIONS), f"partition by {partitions} {random_.choice(FRAMES)}"
 
 
-def test_windows_beside_others_are_those_that_stand_alone(filled: Instance) -> None:
+def test_windows_beside_others_have_the_values_that_they_have_alone(filled: Instance) -> None:
     wrong = []
     for seed in SEEDS:
         named = [f"{function} over ({window})" for function, window in windows(seed)]
@@ -85,7 +85,7 @@ def test_windows_beside_others_are_those_that_stand_alone(filled: Instance) -> N
         "qualify sum(v) over (partition by b, a) + rank() over (partition by {}) > 0",
     ],
 )
-def test_windows_are_distinct_wherever_they_stand(filled: Instance, statement: str) -> None:
+def test_windows_stay_distinct_anywhere_in_a_statement(filled: Instance, statement: str) -> None:
     for twice in ("a, a", "a, coalesce(a, 1)", "a, a + $1 - $1") if "t.a" not in statement else ("a, a",):
         found = filled.sql(statement.replace("{}", twice), [3] if "$1" in twice and "{}" in statement else ())
         assert {(row["v"], row["x"], row["y"]) for row in found.read_all().to_pylist()} == {
@@ -98,7 +98,7 @@ def test_windows_are_distinct_wherever_they_stand(filled: Instance, statement: s
         }
 
 
-def test_columns_keep_the_names_of_the_statement_as_it_was_given(filled: Instance) -> None:
+def test_columns_keep_the_names_of_the_original_statement(filled: Instance) -> None:
     one, other = "sum(v) OVER (PARTITION BY a, a)", "sum(v) OVER (PARTITION BY a, b)"
     assert filled.sql(f"select {one}, {other}, {other} from t").schema.names == [one, other, f"{other}_1"]
     described = filled.sql(f"describe select {one}, {other} from t").read_all()
@@ -111,7 +111,7 @@ def test_columns_keep_the_names_of_the_statement_as_it_was_given(filled: Instanc
 
 
 def test_duckdb_still_gives_wrong_answers() -> None:
-    """DuckDB was repaired once this fails: `with_distinct_windows` can then be removed."""
+    """A failure means that DuckDB has fixed the error, and that `with_distinct_windows` can be removed."""
     rows = "(values (1, 1, 10), (1, 2, 20)) t(a, b, v)"
     found = duckdb.sql(
         f"select sum(v) over (partition by a, a), sum(v) over (partition by a, b) from {rows}"

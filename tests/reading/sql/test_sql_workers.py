@@ -1,4 +1,4 @@
-"""Processes that run SQL: their answers, and that a statement can exhaust or crash only its own process."""
+"""Worker processes that run SQL: their answers, and statements that exhaust or crash only their own."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def lent(session: WorkerSession) -> int:
         ("SELECT 1 AS n WHERE false", ()),
     ],
 )
-def test_answers_are_those_of_this_process(
+def test_workers_give_the_same_answers_as_this_process(
     workers: Workers, tmp_path: Path, statement: str, parameters: object
 ) -> None:
     with closing(Engine(open_store(tmp_path))) as engine:
@@ -129,7 +129,7 @@ def test_a_worker_returns_bounds_of_keys_of_every_type(workers: Workers) -> None
         ("SELECT repeat('x', 1000000) FROM range(1000)", QueryTooLarge, "more memory than it may use"),
     ],
 )
-def test_errors_come_with_their_class(
+def test_errors_of_a_worker_keep_their_class(
     workers: Workers, statement: str, kind: type[DormouseError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
@@ -158,7 +158,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_result_is_one_clear_line(
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_while_it_rests_is_not_lent(tmp_path: Path) -> None:
+def test_a_worker_that_died_while_idle_is_not_lent(tmp_path: Path) -> None:
     with pool(tmp_path) as workers:
         eventually(lambda: len(workers.process_ids) == 2)
         for worker in workers._idle:
@@ -169,13 +169,13 @@ def test_a_worker_that_dies_while_it_rests_is_not_lent(tmp_path: Path) -> None:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that reacts to an interruption is not killed, however slow the machine is."""
+    """Gives workers a long time to react to an interruption, so that slow machines do not kill them."""
     monkeypatch.setattr("dormouse.reading.sql.workers.STOP_SECONDS_MAX", SECONDS_MAX)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("statement", "survives"), [(ENDLESS, True), (UNHEEDING, False)])
-def test_an_interruption_ends_what_listens_to_it_and_what_does_not(
+def test_an_interruption_ends_statements_even_if_they_do_not_react(
     workers: Workers, statement: str, survives: bool, request: pytest.FixtureRequest
 ) -> None:
     if survives:
@@ -206,7 +206,7 @@ def test_a_session_that_is_closed_in_the_middle_gives_its_worker_back(workers: W
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_session_can_be_asked_anew_in_the_middle(workers: Workers) -> None:
+def test_a_session_can_start_a_new_statement_during_another(workers: Workers) -> None:
     with closing(workers.session(Interruption())) as session:
         next(session.rows({}, MANY, ()).batches)
         [batch] = session.rows({}, "SELECT 7 AS n", ()).batches
@@ -214,7 +214,7 @@ def test_a_session_can_be_asked_anew_in_the_middle(workers: Workers) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_gives_no_memory_back_is_replaced(tmp_path: Path) -> None:
+def test_a_worker_that_does_not_free_its_memory_is_replaced(tmp_path: Path) -> None:
     """Memory that it once mapped counts against its limit, even if it is no longer resident."""
     with pool(tmp_path) as workers:
         session = workers.session(Interruption())
@@ -286,7 +286,9 @@ def _spills(workers: Workers) -> None:
 
 
 @pytest.mark.slow
-def test_what_spills_more_than_it_may_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_statement_that_spills_more_than_allowed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pool(tmp_path, spill_bytes_max=10 * 1024**2) as workers:
         _spills(workers)
@@ -294,7 +296,9 @@ def test_what_spills_more_than_it_may_is_refused(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_with_spill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_statement_that_fills_the_disk_with_spill_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(disk)]
@@ -325,7 +329,7 @@ time.sleep(1000)
 
 
 @pytest.mark.slow
-def test_workers_end_with_their_server_whatever_they_do(
+def test_workers_end_with_their_server_even_while_computing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Holds even if the server is killed; the next server removes the workers' files."""
@@ -356,7 +360,7 @@ print(flush=True)
 
 
 @pytest.mark.slow
-def test_a_process_whose_parent_ends_need_not_have_the_interpreters_lock() -> None:
+def test_a_process_ends_with_its_parent_without_the_interpreters_lock() -> None:
     watched, lifeline = os.pipe()
     command = [sys.executable, "-c", BUSY, str(watched)]
     with subprocess.Popen(command, pass_fds=(watched,), stdout=subprocess.PIPE) as process:
@@ -376,7 +380,7 @@ def _runs(number: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_worker_is_limited_and_knows_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_has_limits_and_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DORMOUSE_SERVICE_TOKEN", "hunter-1")
     monkeypatch.setenv("PGPASSWORD", "hunter-2")
     with pool(tmp_path) as workers, closing(workers.session(Interruption())) as session:

@@ -1,4 +1,4 @@
-"""The runner of sqllogictest's files, tested on a small file."""
+"""The runner of sqllogictest files, tested with small files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_answer_that_the_order_of_rows_leaves_open_is_right(instance: Instanc
     assert (found.right, found.in_key_order, found.wrong) == (3, 3, [])
 
 
-def test_an_answer_to_what_duckdb_refuses_is_wrong(
+def test_an_answer_to_a_statement_that_duckdb_refuses_is_wrong(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = pa.table({"x": [1]}).to_reader()
@@ -85,7 +85,7 @@ def test_the_order_counts_where_a_statement_gives_one(
         ("foreach t <numeric>\n\nendloop", "loops over what DuckDB's runner knows"),
     ],
 )
-def test_files_that_need_what_is_not_here_are_left_out_from_there_on(
+def test_files_are_skipped_from_the_first_unsupported_requirement_on(
     instance: Instance, tmp_path: Path, text: str, why: str
 ) -> None:
     found = ran(instance, tmp_path, f"query I\nselect 1\n\n{text}\n\nquery I\nselect 2\n")
@@ -93,7 +93,7 @@ def test_files_that_need_what_is_not_here_are_left_out_from_there_on(
 
 
 @pytest.mark.slow
-def test_what_takes_long_is_left_out(
+def test_statements_that_take_long_are_skipped(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.sqllogic.SECONDS_MAX", 0.3)
@@ -102,7 +102,7 @@ def test_what_takes_long_is_left_out(
     assert list(found.left_out) == list(found.files_left_out) == ["takes more than 0.3 s"]
 
 
-def test_loops_are_unrolled_and_results_are_no_statements() -> None:
+def test_loops_are_unrolled_and_results_are_not_taken_for_statements() -> None:
     text = "loop i 1 3\n\nforeach s a b\n\nstatement ok\nselect ${i}, '${s}'\n----\n1\n\nendloop\n\nendloop\n"
     assert [one.sql for one in records(text)] == [
         "select 1, 'a'",
@@ -113,7 +113,7 @@ def test_loops_are_unrolled_and_results_are_no_statements() -> None:
     assert [*records("# no\nstatement ok\nselect\n  1;\n")] == [Record("select\n  1;", 2)]
 
 
-def test_types_are_dormouses_or_left_out() -> None:
+def test_types_are_translated_or_skipped() -> None:
     assert type_of("MAP(VARCHAR, INTEGER[])") == MAP(STRING, LIST(INT))
     for name, why in (("DECIMAL(18,3)", "type DECIMAL"), ("TINYINT[]", "type TINYINT")):
         with pytest.raises(LeftOut, match=why):
@@ -127,7 +127,9 @@ def test_types_are_dormouses_or_left_out() -> None:
         ("-- so\nWITH a AS (from t) from a", 'WITH "t" as (select "x" from "t_rows"), a AS (from t) from a'),
     ],
 )
-def test_a_table_without_a_key_is_numbered(instance: Instance, statement: str, whole: str) -> None:
+def test_a_table_without_a_key_gets_row_numbers_as_keys(
+    instance: Instance, statement: str, whole: str
+) -> None:
     with duckdb.connect() as db:
         db.execute("create table T as select 1.5::double as x")
         copies = Copies(instance, db)

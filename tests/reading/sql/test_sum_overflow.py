@@ -52,7 +52,7 @@ def test_a_total_that_is_too_large_fails_queries_and_compactions_and_loses_nothi
     assert query(counts, {"key": 2}).read_all()["count"].to_pylist() == [0]
 
 
-def test_what_only_passes_the_limit_on_the_way_is_exact(counts: TableContext) -> None:
+def test_a_sum_that_exceeds_the_limit_only_in_between_is_exact(counts: TableContext) -> None:
     add(counts, LARGEST, 1, -1, -LARGEST - 1, LARGEST)
     assert query(counts).read_all()["count"].to_pylist() == [LARGEST - 1, 0]
 

@@ -1,4 +1,4 @@
-"""TPC-H's tables as tpchgen-cli writes them go in as they are, and the answers are those of DuckDB."""
+"""TPC-H tables written by tpchgen-cli are loaded unchanged, and the answers equal DuckDB's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def theirs(generated: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 @pytest.mark.slow
-def test_the_tables_go_in_and_the_queries_are_right(
+def test_tpch_tables_are_loaded_and_the_queries_are_right(
     generated: Path, theirs: duckdb.DuckDBPyConnection, dsn: str, tmp_path: Path
 ) -> None:
     objects = f"file://{tmp_path}/objects"

@@ -52,24 +52,24 @@ from tests.wanted_ranges import SCHEMAS, of, shown, wanted
         ("explain analyze from t where k = ?", [3], "t k=3"),
     ],
 )
-def test_parameters_bound_it_too(statement: str, parameters: Any, expected: str) -> None:
+def test_parameters_bound_the_ranges(statement: str, parameters: Any, expected: str) -> None:
     assert of(statement, parameters) == expected
 
 
-def test_a_parameter_is_the_one_that_duckdb_counts() -> None:
-    """The condition of a list comprehension comes first, wherever it is written."""
+def test_parameters_are_numbered_as_duckdb_numbers_them() -> None:
+    """The condition of a list comprehension comes first, although it is written last."""
     statement = "from t where k = [? for i in [?] if ? = 7][1]"
     assert of(statement, [1, 7, 5]) == "t k=5"
 
 
-def test_a_statement_cannot_ask_for_another_ones_parameters() -> None:
+def test_a_statement_cannot_read_the_parameters_of_another() -> None:
     of("from t where k = ?", [5])
     with pytest.raises(InvalidQuery, match=r"not getvariable\(…\): it tells of the process's settings"):
         of("select * from t where k = 4 and getvariable('x') is null")
 
 
-def test_parameters_are_set_some_at_once() -> None:
-    """Setting a variable takes a statement, and reading a part of one copies the whole."""
+def test_parameters_are_set_in_groups() -> None:
+    """Setting a variable takes a statement, and reading a part of a variable copies all of it."""
     numbers = range(1, 1_001)
     with duckdb.connect() as parser:
         found = parsed(parser, f"from t where k in ({', '.join(f'${n}' for n in numbers)})")
@@ -92,15 +92,17 @@ def test_parameters_are_set_some_at_once() -> None:
         ("s = {}", "5", "t s='5'"),
     ],
 )
-def test_a_parameter_among_many_is_what_it_is_alone(condition: str, value: object, expected: str) -> None:
-    """Within a dict NaN would become NULL, and no number is below NULL."""
+def test_a_parameter_among_many_has_the_value_that_it_has_alone(
+    condition: str, value: object, expected: str
+) -> None:
+    """Within a dict NaN would become NULL, and a comparison with NULL would be true for no number."""
     assert of(f"from t where {condition.format('$1')}", [value]) == expected
     others = " and ".join(f"v <> ${n}" for n in range(2, 40))
     assert of(f"from t where {condition.format('$1')} and {others}", [value, *range(2, 40)]) == expected
 
 
-def test_what_one_statement_sets_the_next_one_does_not_find() -> None:
-    """Holds even after a parameter that cannot be used, in the middle of others."""
+def test_variables_of_a_statement_are_removed_before_the_next() -> None:
+    """Covers also a parameter that cannot be used, among others that can."""
     parameters = [5] * 40
     with pytest.raises(InvalidQuery, match="a parameter cannot be used"):
         of(f"from t where k in ({', '.join('?' * 41)})", [*parameters, object()])
@@ -140,7 +142,7 @@ def test_what_one_statement_sets_the_next_one_does_not_find() -> None:
         ("from t; from u", [], "only one statement can be run at a time, not 2; send each by itself"),
     ],
 )
-def test_what_duckdb_refuses_is_one_clear_line(statement: str, parameters: Any, message: str) -> None:
+def test_errors_of_duckdb_have_one_clear_line(statement: str, parameters: Any, message: str) -> None:
     with pytest.raises(InvalidQuery, match=f"^{message.replace('$', '[$]')}$") as raised:
         wanted(SCHEMAS, statement, parameters)
     assert "\n" not in str(raised.value)
@@ -226,7 +228,7 @@ def test_explain_is_separated_from_the_statement_that_it_explains(
     assert (shown(found.ranges), found.explains, found.runs) == ("t k=5", explains, runs)
 
 
-def test_tables_are_those_that_are_given() -> None:
+def test_each_call_uses_the_given_tables() -> None:
     changed = {"t": Schema([Field("v", STRING)]), "w": SCHEMAS["u"]}
     assert of("from t where v = 3") == "t"
     assert shown(wanted(changed, "from t, w where t.v = 'a' and w.k = 4").ranges) == "t v='a' | w k=4"
@@ -243,7 +245,7 @@ def test_constants_that_fill_the_memory_or_the_plan_bound_nothing() -> None:
     assert of("select repeat('a', 70_000_000) from t where k = 5") == "t"
 
 
-def test_thousands_of_values_are_ranges() -> None:
+def test_thousands_of_values_become_ranges() -> None:
     found = wanted(SCHEMAS, f"from t where k in ({', '.join(str(7 * n) for n in range(5_000))})")
     assert found.ranges["t"]["k"] == tuple(Range.exactly(7 * n) for n in range(5_000))
 
@@ -256,7 +258,7 @@ def test_conditions_too_deep_for_python_bound_nothing() -> None:
 
 
 class Watching(Interruption):
-    """An interruption that records the functions that end the planning."""
+    """A fake interruption that records the functions that end the planning."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,7 +281,7 @@ def test_an_interruption_gets_the_function_that_ends_the_planning() -> None:
 
 
 @pytest.mark.slow
-def test_threads_plan_at_once() -> None:
+def test_threads_plan_concurrently() -> None:
     found: list[Wanted] = []
 
     def plan(key: int) -> None:

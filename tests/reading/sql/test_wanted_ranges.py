@@ -1,4 +1,4 @@
-"""The ranges of row keys that statements need, by DuckDB's plans: a table of statements."""
+"""The ranges of row keys that statements need according to DuckDB's plans, for a list of statements."""
 
 from __future__ import annotations
 
@@ -309,5 +309,5 @@ OTHERS = [
     ("statement", "expected"),
     [*COMPARED, *SEVERAL, *NUMBERS, *TEXTS, *NOT_UNDERSTOOD, *NODES, *UNIONS, *JOINS, *SUBQUERIES, *OTHERS],
 )
-def test_the_plan_bounds_what_is_read_of_each_table(statement: str, expected: str) -> None:
+def test_the_plan_bounds_the_ranges_of_each_table(statement: str, expected: str) -> None:
     assert of(statement) == expected

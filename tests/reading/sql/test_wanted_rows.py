@@ -1,4 +1,4 @@
-"""Statements return the same rows from the ranges they need as from all rows: random conditions."""
+"""Statements with random conditions return the same rows from the ranges they need as from all rows."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ SHAPES = [
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[duckdb.DuckDBPyConnection]:
-    """All rows, as `all_t` and `all_u`."""
+    """Yields a connection with all rows, as the tables `all_t` and `all_u`."""
     chosen = random.Random(1)
     with duckdb.connect() as connection:
         for name, schema in SCHEMAS.items():
@@ -143,11 +143,11 @@ def result(database: duckdb.DuckDBPyConnection, statement: str, needs: Wanted | 
     max_examples=4 * settings.default.max_examples, deadline=None, suppress_health_check=list(HealthCheck)
 )
 @given(shape=st.sampled_from(SHAPES), first=CONDITIONS, second=CONDITIONS, join=JOINS, other=JOINS)
-def test_a_statement_has_the_same_rows_of_what_it_wants_as_of_all(
+def test_a_statement_has_the_same_rows_from_its_ranges_as_from_all_rows(
     database: duckdb.DuckDBPyConnection, shape: str, first: str, second: str, join: str, other: str
 ) -> None:
     if "{2}" not in shape or join in ("semi join", "anti join"):
-        # only a is known there
+        # only a is visible there
         first = first.replace("b.", "a.")
     if "b.k" not in shape:
         second = second.replace("b.", "a.")

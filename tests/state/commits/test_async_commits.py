@@ -1,4 +1,6 @@
-"""Jobs that commit through the queue: what they return is visible, what is refused leaves nothing behind."""
+"""Jobs that commit through the queue: their rows are visible when they return, and refused jobs leave
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def opened(dsn: str, folder: Path, settings: Settings | None = None, *, committe
 
 @pytest.fixture
 def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    """One whose own committer begins with the first job."""
+    """Yields an instance whose own committer starts with the first job."""
     with opened(dsn, tmp_path, committer=True) as instance:
         instance.create_table("t", SCHEMA, properties=dm.TableProperties(**MERGE_PAIRS))
         yield instance
@@ -70,7 +72,7 @@ def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
 
 @pytest.fixture
 def unserved(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    """One whose committers, as its settings say, are elsewhere."""
+    """Yields an instance without a committer. Its settings say that committers run elsewhere."""
     with opened(dsn, tmp_path, load_settings(commit_queue="postgres"), committer=False) as instance:
         instance.create_table("t", SCHEMA)
         yield instance
@@ -78,7 +80,7 @@ def unserved(dsn: str, tmp_path: Path) -> Iterator[Instance]:
 
 @pytest.fixture
 def sent(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The commit ids that jobs sent."""
+    """Records the commit ids that jobs send."""
     found: list[str] = []
     job_commits = instance._tables.job_commits
     assert isinstance(job_commits, QueuedJobCommits)
@@ -101,7 +103,7 @@ def context_of(instance: Instance) -> TableContext:
 
 
 def written(context: TableContext) -> tuple[WriteAttempt, list[FileWithReferences]]:
-    """An attempt, and its file as an object."""
+    """Returns a write attempt and its file, which is stored as an object."""
     attempt = context.attempts.begin(context.table)
     name = attempt.object_name("root")
     context.objects.put(name, b"rows")
@@ -113,7 +115,7 @@ def pending(instance: Instance) -> int:
 
 
 @pytest.mark.slow
-def test_what_an_ingest_returns_is_visible(instance: Instance, sent: list[str]) -> None:
+def test_rows_are_visible_when_an_ingest_returns(instance: Instance, sent: list[str]) -> None:
     table = instance.table("t")
     report = table.ingest(keys(3, 1, 2), ingest_id="july")
     assert (report.applied, report.rows, report.files) == (True, 3, 1)
@@ -214,7 +216,7 @@ def test_an_abandoned_job_harms_no_other_in_its_batch(unserved: Instance) -> Non
     assert len(live(context.store)) == 4
 
 
-def test_an_id_that_another_applied_adds_nothing_and_leaves_nothing(unserved: Instance) -> None:
+def test_of_two_jobs_with_one_id_the_second_adds_nothing_and_leaves_no_objects(unserved: Instance) -> None:
     context = context_of(unserved)
     jobs = [written(context) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
@@ -262,7 +264,7 @@ def test_a_refusal_is_an_error_and_the_next_run_with_the_id_is_applied(instance:
     assert table.query().read_all().num_rows == 2
 
 
-def test_a_compaction_whose_inputs_are_gone_is_superseded_at_once(instance: Instance) -> None:
+def test_a_compaction_whose_inputs_were_replaced_is_superseded_at_once(instance: Instance) -> None:
     table, context = instance.table("t"), context_of(instance)
     for key in (1, 2):
         table.ingest(keys(key))
@@ -273,7 +275,7 @@ def test_a_compaction_whose_inputs_are_gone_is_superseded_at_once(instance: Inst
     assert attempts(context) == 0 and len(live(context.store)) == 1
 
 
-def test_a_request_that_no_committer_takes_is_taken_back(
+def test_a_request_that_no_committer_answers_is_abandoned(
     unserved: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_commits, "ANSWER_SECONDS_MAX", 0.0)
@@ -283,7 +285,7 @@ def test_a_request_that_no_committer_takes_is_taken_back(
     check_holds_no_objects(context_of(unserved))
 
 
-def test_a_database_that_does_not_answer_for_a_while_is_asked_again(
+def test_a_job_retries_while_the_database_does_not_answer(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = iter([OSError("gone"), OSError("gone")])
@@ -298,10 +300,10 @@ def test_a_database_that_does_not_answer_for_a_while_is_asked_again(
     assert instance.table("t").ingest(keys(1)).applied
 
 
-def test_a_commit_whose_answer_is_lost_is_asked_for(
+def test_a_job_looks_up_a_commit_whose_answer_is_lost(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database is silent until the commit is applied, and for longer than the job waits."""
+    """The database does not answer until the commit is applied, which is longer than the job waits."""
     monkeypatch.setattr(job_commits, "SILENCE_SECONDS_MAX", 0.0)
 
     def silent(self: Any, questions: Any) -> Any:
@@ -332,7 +334,7 @@ def test_a_job_killed_before_its_commit_adds_nothing_and_runs_again(tmp_path: Pa
         assert table.query().read_all().num_rows == 2
 
 
-def test_a_replacement_tells_its_attempt() -> None:
+def test_a_replacement_keeps_its_attempt_when_encoded() -> None:
     request = ReplaceFileReferences(
         commit_id="c", table="t", requests=(replace("j", ["a"], "b"),), attempt_id="0a" * 16
     )

@@ -1,4 +1,4 @@
-"""Backpressure: callers that make work wait while the queue is long, see why, and go on at half of it."""
+"""Backpressure: callers wait while the queue is long, see why, and go on when it has half its length."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MANY = 2 * AGE_MESSAGES_MIN
 
 
 class Depths:
-    """A queue that is found so deep at each look; the last depth stays."""
+    """A fake queue that has the given depth at each look. The last depth stays."""
 
     def __init__(self, *messages: int, approximate: bool = False, oldest_seconds: float = 0.0) -> None:
         self._found = [QueueDepth(number, oldest_seconds, approximate) for number in messages]
@@ -48,15 +48,15 @@ def test_a_short_queue_is_looked_at_once() -> None:
     assert (depths.looks, depths.pauses) == (1, 0)
 
 
-def test_above_the_mark_callers_wait_until_half_of_it_and_are_told_why() -> None:
-    depths, told = Depths(101, 100, 60, 51, 50), list[str]()
-    depths.gate().wait(told.append)
+def test_above_the_high_mark_callers_wait_until_half_of_it_and_see_why() -> None:
+    depths, messages = Depths(101, 100, 60, 51, 50), list[str]()
+    depths.gate().wait(messages.append)
     assert depths.looks == 5
-    assert len(told) == 1
-    assert "has 101 messages" in told[0] and "below 50 messages" in told[0]
+    assert len(messages) == 1
+    assert "has 101 messages" in messages[0] and "below 50 messages" in messages[0]
 
 
-def test_old_messages_are_waited_for_as_many_are() -> None:
+def test_many_old_messages_make_callers_wait_and_one_old_message_does_not() -> None:
     def full(messages: int) -> bool:
         depths = Depths(messages, oldest_seconds=61)
         try:
@@ -68,7 +68,7 @@ def test_old_messages_are_waited_for_as_many_are() -> None:
     assert (full(MANY), full(1)) == (True, False), "a single old message is tried again, and no sign of load"
 
 
-def test_approximate_depths_are_believed_when_several_looks_agree() -> None:
+def test_approximate_depths_count_only_when_several_looks_agree() -> None:
     peak = Depths(500, 500, 90, approximate=True)
     peak.gate().wait()
     assert peak.looks == 3, "not three looks above the mark, so no sender waits"
@@ -127,7 +127,7 @@ def test_a_full_queue_refuses_at_last(dsn: str, tmp_path: Path) -> None:
 def test_runaway_producers_against_a_slow_committer_keep_the_queue_bounded(
     small: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Never above the high mark and one batch for each producer; and nothing is lost."""
+    """The queue exceeds the high mark by at most one batch for each producer, and nothing is lost."""
     producers, batches, batch = 4, 12, 10
     deepest, full, done = [0], threading.Event(), threading.Event()
     real = apply._TableBatch.apply

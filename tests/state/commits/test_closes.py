@@ -27,7 +27,7 @@ from tests.working import PATIENCE_SECONDS, until
 
 @pytest.fixture
 def apart(dsn: str) -> Iterator[ConnectionSupplier]:
-    """A supplier of the test's own, which does not freeze."""
+    """A connection supplier of the test's own, whose sessions are not frozen."""
     with closing(ConnectionSupplier(dsn)) as supplier:
         yield supplier
 
@@ -41,7 +41,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Ended:
-    """Runs something in a thread, and waits for its end."""
+    """A thread that runs a function, and a check that it ends in time."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self.error: BaseException | None = None
@@ -77,7 +77,7 @@ def test_committers_and_the_instance_close_though_all_sessions_are_frozen(
     with frozen_sessions(apart):
         Ended(instance.close).check()
         for one in running:
-            one.check()  # no thread is left that the program would wait for
+            one.check()  # no thread is left for which the program would wait
     assert not [one for one in threading.enumerate() if one.name.startswith("committer")]
     assert all(
         one.error is None or "did not answer for 0.5 s: its messages are delivered again" in str(one.error)
@@ -87,7 +87,7 @@ def test_committers_and_the_instance_close_though_all_sessions_are_frozen(
 
 
 @pytest.mark.slow
-def test_what_other_threads_began_ends_after_the_close(dsn: str, apart: ConnectionSupplier) -> None:
+def test_statements_of_other_threads_end_after_the_close(dsn: str, apart: ConnectionSupplier) -> None:
     supplier, pids = ConnectionSupplier(dsn), []
 
     def work(conn: object) -> None:
@@ -104,7 +104,7 @@ def test_what_other_threads_began_ends_after_the_close(dsn: str, apart: Connecti
         pass
 
 
-def test_the_close_of_a_healthy_supplier_cuts_nothing(dsn: str) -> None:
+def test_closing_a_healthy_supplier_cuts_no_connections(dsn: str) -> None:
     supplier = ConnectionSupplier(dsn)
     with supplier.connection() as conn:
         assert supplier._lines._lent() == [conn]
@@ -140,11 +140,11 @@ def test_a_reader_closes_though_its_session_is_frozen(dsn: str, apart: Connectio
 def test_a_worker_stops_while_it_opens_a_connection_that_is_never_answered(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: ConnectionSupplier
 ) -> None:
-    monkeypatch.setattr(session, "_CONNECT_SECONDS_MAX", 2)  # of psycopg, of each try
+    monkeypatch.setattr(session, "_CONNECT_SECONDS_MAX", 2)  # the time limit of psycopg for each attempt
     looks, look = threading.Event(), ConnectionSupplier._look
     with closing(CuttingProxy(dsn)) as proxy:
         instance = dm.connect(proxy.dsn, (tmp_path / "objects").as_uri())
-        instance._supplier._wait_seconds_max = 1.0  # the time in which it tries
+        instance._supplier._wait_seconds_max = 1.0  # the time limit for all attempts
         worker = instance.jobs.worker({"work": lambda *_: None})
 
         def silent_look(self: ConnectionSupplier, conn: object) -> None:
@@ -155,7 +155,7 @@ def test_a_worker_stops_while_it_opens_a_connection_that_is_never_answered(
         monkeypatch.setattr(ConnectionSupplier, "_look", silent_look)
         with instance._supplier._lock:
             instance._supplier._pool.close()
-            instance._supplier._pool = None  # so that the worker opens one
+            instance._supplier._pool = None  # so that the worker opens a connection
         running = Ended(worker.run)
         assert looks.wait(PATIENCE_SECONDS)
         worker.stop()
@@ -192,7 +192,7 @@ def test_the_committer_program_ends_though_all_sessions_are_frozen(
         assert program.stderr is not None
         while "the committer runs" not in program.stderr.readline():
             assert program.poll() is None
-        # its threads wait for messages, and have to leave that wait
+        # the signal must interrupt its threads, which wait for messages
         until(lambda: len(query(apart, "select 1 from commit_waiter")) >= 2)
         with frozen_sessions(apart):
             program.send_signal(signal.SIGTERM)

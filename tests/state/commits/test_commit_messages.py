@@ -1,4 +1,4 @@
-"""Messages that wait in a queue while Dormouse is upgraded: what earlier versions wrote is still read."""
+"""Messages that wait in a queue during an upgrade: the new version reads those of earlier versions."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ for _ in range(25):
     os._exit(0)
 print(*codes)
 """
-"""Threads of a process that has read no message yet read the same one at once; in 25 such processes."""
+"""A program that forks 25 processes; in each, four threads read its first message at the same time."""
 
 
 @pytest.mark.slow
 def test_threads_may_read_a_process_s_first_messages_at_once() -> None:
-    """A committer's threads do; it ended more than one process of four with a segmentation fault."""
+    """A committer's threads do this. It crashed more than one process in four with a segmentation fault."""
     message = encode(ReplaceFileReferences(**NAMED, requests=REPLACEMENTS))
     command = [sys.executable, "-c", FIRST_TOGETHER, message]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
@@ -174,7 +174,7 @@ def test_threads_may_read_a_process_s_first_messages_at_once() -> None:
 def test_messages_of_before_msgspec_are_still_read(
     text: str, request_: CommitRequest, table_id: int | None
 ) -> None:
-    """New messages are the same JSON, except the order of keys, "Z", and fields with defaults."""
+    """New messages are the same JSON, except for the order of keys, "Z", and fields with defaults."""
     assert decode(text) == decode(text.encode()) == Envelope(request_, table_id)
     written = json.loads(encode(request_, table_id=table_id).replace('Z"', '+00:00"'))
     assert {"table_id": None, **written} == json.loads(text)

@@ -1,4 +1,4 @@
-"""Commit requests: every value survives the journey, and nothing malformed gets in."""
+"""Commit requests: every value survives encoding and decoding, and malformed requests are refused."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_a_request_cut_short_is_refused(request: CommitRequest, where: int) -> N
     refusal(text[: where % len(text)])
 
 
-def test_a_later_version_asks_for_an_upgrade() -> None:
+def test_a_request_of_a_later_version_asks_for_an_upgrade() -> None:
     said = "version 7 of a commit request is not known; this Dormouse reads version 1: upgrade it"
     assert refusal(body(version=7, novelty=1)) == said
     assert "so large a number" in refusal(body(version=10**4000))
@@ -324,7 +324,7 @@ def test_a_missing_field_is_named(key: str) -> None:
     assert key in refusal(json.dumps(fields))
 
 
-def test_a_key_that_is_there_twice_is_refused() -> None:
+def test_a_repeated_key_is_refused() -> None:
     assert "a key is there twice" in refusal(body()[:-1] + ', "table": "other"}')
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in what is asked of the commit queue, and settings that change under waiting requests."""
+"""Wrong arguments to the commit queue, and settings that change while requests wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.standard import OF_KEYS
 from tests.stored import live
 
 
-def test_requests_that_wait_in_queues_that_are_no_more_are_applied(
+def test_requests_in_queues_that_were_removed_from_the_settings_are_applied(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = (tmp_path / "objects").as_uri()

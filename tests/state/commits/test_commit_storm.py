@@ -1,6 +1,6 @@
-"""Commits in a storm of deaths, frozen processes, cut and silent connections, changed tables.
+"""Commits while processes die or freeze, connections are cut or silent, and tables change.
 
-The answers that a process got for its commits are true.
+Every answer that a process got for a commit must be true at the end.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ IDS: dict[str, Callable[[str], str]] = {
     "rewrite": str,
     "futile": str,
 }
-"""Of commits, by what was asked for."""
+"""Functions that return the commit id for a name, by kind of work."""
 
 
 class Crowd:
-    """The storm's processes; one that is killed is followed by another."""
+    """The storm's processes. A killed process is replaced by another."""
 
     def __init__(self, storm: Storm, seed: int) -> None:
         self._context = multiprocessing.get_context("forkserver")
@@ -96,7 +96,7 @@ class Crowd:
 
 
 def plan(seed: int, seconds: float, committers: int) -> list[tuple[float, str, int, float]]:
-    """Returns when each committer is frozen or killed, and for how long; all ends in time."""
+    """Returns the time, kind, committer and length of each freeze or kill. All end in time."""
     dice = random.Random(seed)
     found = []
     for number in range(committers):
@@ -142,7 +142,7 @@ def is_enough(answers: list[Answer]) -> bool:
 def check_answers(instance: Instance, answers: list[Answer]) -> None:
     """Checks that the state of each commit is known by its id, and equals the answers that were given."""
     there = {table.name: table.context.table.table_id for table in instance.tables()}
-    # of a table that was dropped nothing is remembered
+    # the answers for dropped tables are not kept
     answers = [t for t in answers if t.what in IDS and there.get(t.table) == t.table_id]
     ids = [IDS[t.what](t.name) for t in answers]
     for one, status in zip(answers, instance.commits.statuses(ids), strict=True):
@@ -169,7 +169,7 @@ def check_answer(answer: Answer, status: CommitStatus) -> None:
 
 
 def check_rows(instance: Instance, answers: list[Answer]) -> None:
-    """Each row that was acknowledged is there once, by a query and by SQL; of what was refused, none."""
+    """Checks that each acknowledged row exists once, by a query and by SQL, and no refused row exists."""
     for table in instance.tables():
         found = Counter(table.query().read_all()["key"].to_pylist())
         by_sql = instance.sql(f"select key from {table.name}").read_all()["key"].to_pylist()
@@ -238,7 +238,7 @@ def storm_of(
         print(f"{proxy.vanished} connections vanished")
         assert proxy.vanished or not CAN_VANISH or seconds < LONG_SECONDS
     with opened(dsn, storm) as instance:
-        # as if the time had passed after which a committer is taken for dead
+        # as if the visibility timeout had passed
         query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
         instance.committer().drain()
         answers = storm.answers()
@@ -250,12 +250,12 @@ def storm_of(
 
 
 @pytest.mark.slow
-def test_what_was_told_in_a_storm_is_true(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_given_in_a_storm_are_true(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storm_of(dsn, tmp_path, monkeypatch, seed=1, seconds=1, submitters=2, committers=2)
 
 
 @pytest.mark.slow
-def test_what_was_told_in_a_long_storm_is_true(
+def test_answers_given_in_a_long_storm_are_true(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storm_of(dsn, tmp_path, monkeypatch, seed=2, seconds=35, submitters=4, committers=3)
@@ -263,10 +263,10 @@ def test_what_was_told_in_a_long_storm_is_true(
 
 @contextmanager
 def killed_again_and_again(folder: Path, seed: int, seconds: float) -> Iterator[str]:
-    """Runs a server that is killed at random times, and is started again each time.
+    """Runs a server that is repeatedly killed at random times and started again.
 
-    At every other kill one of its processes is frozen, and outlives the others as an orphan. The log is
-    written every 10 s, or when a commit asks for it: so a kill loses commits that did not.
+    At every other kill one of its processes is frozen, and survives the others as an orphan. The log is
+    written every 10 s, or when a commit asks for it, so a kill loses the commits that did not ask.
     """
     options = {"fsync": "off", "wal_writer_delay": "10s", "autovacuum": "off"}
     dice, over, kills = random.Random(f"kills {seed}"), threading.Event(), list[float]()
@@ -296,7 +296,7 @@ def killed_again_and_again(folder: Path, seed: int, seconds: float) -> Iterator[
 
 
 @pytest.mark.slow
-def test_what_was_told_in_a_storm_that_kills_the_server_is_true(
+def test_answers_given_in_a_storm_that_kills_the_server_are_true(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with killed_again_and_again(tmp_path / "server", seed=3, seconds=25) as dsn:

@@ -24,12 +24,12 @@ from tests.support.api import Instance, Table
 from tests.support.commits import AddFiles, PostgresQueue
 from tests.support.embedded import EmbeddedPostgres
 
-OPTIONS = {"fsync": "off", "autovacuum": "off"}  # a kill is no power cut: what was written is there
+OPTIONS = {"fsync": "off", "autovacuum": "off"}  # a kill is no power cut: written data survives it
 TABLES = ("t", "u", "v")
 
 
 class Server:
-    """A server that writes its log when it is asked to, and only then; and an instance of it."""
+    """A server that writes its log only when a commit asks for it, and an instance of it."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
@@ -43,7 +43,7 @@ class Server:
         writers: list[psutil.Process] = []
 
         def find() -> bool:
-            """It is named a moment after it was started."""
+            """Returns whether the log writer was found; it gets its name shortly after it starts."""
             processes = postmaster(self._folder / "server").children()
             writers[:] = [one for one in processes if "walwriter" in " ".join(one.cmdline())]
             return bool(writers)
@@ -78,7 +78,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def crash_after(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Makes the next committer act when all is applied, then crashes and restarts the server."""
+    """Makes the next committer call a function once its batch is applied, then crashes and restarts the
+    server.
+    """
 
     def run(meanwhile: Callable[[], object]) -> None:
         def crash(*_: Any) -> None:
@@ -97,7 +99,7 @@ def crash_after(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[Ca
 
 
 @pytest.mark.slow
-def test_what_a_crash_undoes_was_told_to_be_pending_and_comes_again(
+def test_a_commit_that_a_crash_undoes_was_reported_pending_and_is_applied_again(
     server: Server, crash_after: Callable[[Callable[[], object]], None]
 ) -> None:
     instance = server.instance
@@ -121,26 +123,26 @@ def test_what_a_crash_undoes_was_told_to_be_pending_and_comes_again(
 
 
 @pytest.mark.slow
-def test_who_commits_what_a_committer_has_just_applied_is_told_of_it_when_it_is_on_disk(
+def test_a_commit_that_a_committer_just_applied_is_acknowledged_once_it_is_on_disk(
     server: Server, crash_after: Callable[[Callable[[], object]], None]
 ) -> None:
     instance = server.instance
-    instance.commit([add("t", "known")])  # from then on the table is known
+    instance.commit([add("t", "known")])  # now the table is cached
     instance.submit([add("t", "a")])
-    told: list[str] = []
-    crash_after(lambda: told.append(instance.commit([add("t", "a")])[0].state))
-    assert (told, files_of(instance)) == (["applied"], ["a", "known"])
+    answers: list[str] = []
+    crash_after(lambda: answers.append(instance.commit([add("t", "a")])[0].state))
+    assert (answers, files_of(instance)) == (["applied"], ["a", "known"])
 
 
 @pytest.mark.slow
-def test_a_job_is_told_nothing_that_a_crash_may_undo(
+def test_a_job_gets_no_answer_that_a_crash_may_undo(
     server: Server, crash_after: Callable[[Callable[[], object]], None]
 ) -> None:
     instance = server.instance
     context = instance.table("t").context
     attempt = context.attempts.begin(context.table)
     name = attempt.object_name("root")
-    told: list[bool] = []
+    answers: list[bool] = []
     looks: list[float] = []
     sent = threading.Event()
 
@@ -151,7 +153,7 @@ def test_a_job_is_told_nothing_that_a_crash_may_undo(
     def looking(deadline: float) -> Iterator[float]:
         for seconds in instance.commits.looks(deadline):
             yield min(seconds, 0.01)
-            looks.append(seconds)  # that look found nothing
+            looks.append(seconds)  # the look before found nothing
 
     def job() -> None:
         commits = QueuedJobCommits(
@@ -159,29 +161,29 @@ def test_a_job_is_told_nothing_that_a_crash_may_undo(
         )
         files = (file(name, ref(name)),)
         request = AddFiles(commit_id="c", table="t", files=files, attempt_id=attempt.attempt_id)
-        told.append(commits.commit(request, attempt))
+        answers.append(commits.commit(request, attempt))
 
     def look() -> None:
         assert files_of(instance) == [name]
         already = len(looks)
         wait_until(lambda: len(looks) > already + 1)
-        assert told == []
+        assert answers == []
 
     thread = threading.Thread(target=job)
     thread.start()
     assert sent.wait(60)
     crash_after(look)
-    assert (files_of(instance), told) == ([], [])
+    assert (files_of(instance), answers) == ([], [])
     assert [outcome.state for outcome in instance.committer().drain()] == ["applied"]
     thread.join(60)
-    assert told == [True]
+    assert answers == [True]
     server.crash()
     server.start()
     assert files_of(instance) == [name]
 
 
 @pytest.mark.slow
-def test_what_was_committed_at_once_outlives_a_crash(server: Server) -> None:
+def test_direct_commits_survive_a_crash(server: Server) -> None:
     instance = server.instance
     for number in range(3):
         assert [status.state for status in instance.commit([add("t", f"f{number}")])] == ["applied"]
@@ -198,7 +200,7 @@ def crashing(server: Server, work: Callable[..., Any], *, before: bool) -> Calla
         crashed.append(True)
         server.crash()
         server.start()
-        # as if the time had passed after which a delivery is taken for lost
+        # as if the visibility timeout had passed
         query(server.instance._supplier, "update commit_message set visible_at = clock_timestamp()")
 
     def run(*args: Any, **more: Any) -> Any:
@@ -238,12 +240,14 @@ def test_a_batch_outlives_a_crash_of_the_server_alone(
 ) -> None:
     instance = server.instance
     instance.submit([add(table, "a", commit_id=f"add {table}") for table in TABLES])
-    instance.submit([add("t", "a", commit_id="again")])  # its refusal rests on what the crash may undo
+    instance.submit(
+        [add("t", "a", commit_id="again")]
+    )  # it is refused because of a commit that the crash may undo
     ids = [f"add {table}" for table in TABLES]
     receive = PostgresQueue.receive
 
     def received_on_disk(*args: Any, **more: Any) -> Any:
-        """Makes the delivery durable: a message whose delivery was lost would not be deleted either."""
+        """Receives messages durably: a message whose delivery was lost would not be deleted either."""
         found = receive(*args, **more)
         query(instance._supplier, "select pg_logical_emit_message(true, 'test', '')::text")
         return found
@@ -256,14 +260,14 @@ def test_a_batch_outlives_a_crash_of_the_server_alone(
     server.crash()
     server.start()
     query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
-    drain(instance)  # the crash may bring messages back, which are then found to be applied
+    drain(instance)  # messages may exist again after the crash; they were applied before
     assert [instance.commit_status(one).state for one in ids] == ["applied"] * 3
     assert [files_of(instance, table) for table in TABLES] == [["a"]] * 3
     assert instance.commit_status("again").state == "rejected"
 
 
 @pytest.mark.slow
-def test_a_direct_commit_is_not_acknowledged_by_what_a_crash_undid(
+def test_a_direct_commit_is_not_acknowledged_after_a_crash_undid_it(
     server: Server, crash_after: Callable[[Callable[[], object]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = server.instance

@@ -1,4 +1,4 @@
-"""The committer: every request is answered, applied once, and none holds up another."""
+"""The committer answers every request, applies it once, and lets no request hold up another."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_each_kind_of_request_is_applied(instance: Instance) -> None:
 
 
 def test_a_request_whose_inputs_come_in_the_same_batch_is_applied_at_once(instance: Instance) -> None:
-    """Replaced twice in a row: the second replacement needs what the first one makes."""
+    """The file is replaced twice in a row: the second replacement needs the output of the first."""
     committer = instance.committer(concurrency=1)
     instance.submit(
         [replacement("t", "j", ["new 1"], "last"), assignment("t", "j", "new 1"), *compaction("t", 1)]
@@ -87,7 +87,7 @@ def test_a_request_whose_inputs_come_later_waits_for_them(instance: Instance) ->
     assert files_of(instance) == ["new 1"]
 
 
-def test_inputs_that_never_come_are_rejected_at_last_and_buried(instance: Instance) -> None:
+def test_a_request_whose_inputs_never_come_becomes_a_dead_letter(instance: Instance) -> None:
     outcome = drained(instance, replacement("t", "j", ["none"], "x"), receives_max=3)["replace j"]
     assert (outcome.state, outcome.error_class) == ("rejected", "FileNotFound")
     assert "tried 3 times" in str(outcome.error) and "'none'" in str(outcome.error)
@@ -101,7 +101,9 @@ def test_inputs_that_never_come_are_rejected_at_last_and_buried(instance: Instan
 def test_inputs_that_a_dead_committer_holds_are_waited_for(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often they are missed meanwhile; they come again when it is taken for dead."""
+    """The inputs may be missing any number of times. They are delivered again when their committer counts as
+    dead.
+    """
     monkeypatch.setattr(handling, "PATIENCE_RECEIVES", 10_000)
     show = "update commit_message set visible_at = clock_timestamp()"
     outcomes = drained_while_one_is_held(instance, show, receives_max=2)
@@ -137,7 +139,7 @@ def test_a_partition_split_delivered_twice_is_applied_once(instance: Instance) -
     assert drained(instance, again)["again"].error_class == "PartitionNotActive"
 
 
-def test_a_commit_id_reused_with_other_content_is_refused_and_said_so(instance: Instance) -> None:
+def test_a_commit_id_reused_with_other_content_is_refused_with_an_error(instance: Instance) -> None:
     drained(instance, add("t", "a", "id"))
     outcome = drained(instance, add("t", "b", "id"))["id"]
     assert (outcome.state, outcome.error_class) == ("rejected", "CommitIdReused")
@@ -156,7 +158,7 @@ def test_one_bad_request_among_a_hundred_harms_no_other(instance: Instance) -> N
 
 
 def test_a_request_that_makes_the_statement_fail_harms_no_other(instance: Instance) -> None:
-    """It stands alone at last, and is refused with what the database says."""
+    """The request is finally applied alone, and refused with the database's error."""
     tables = apply.Tables(instance._supplier)
     huge = file("huge", ref("huge"))
     object.__setattr__(huge.references[0], "row_count", 1 << 70)
@@ -167,7 +169,7 @@ def test_a_request_that_makes_the_statement_fail_harms_no_other(instance: Instan
     assert "out of range" in str(outcomes[20].error)
 
 
-def test_what_failed_of_a_commit_applied_in_part_is_kept(instance: Instance) -> None:
+def test_the_errors_of_a_partly_applied_commit_are_kept(instance: Instance) -> None:
     drained(instance, *compaction("t", 1)[1:])
     both = (replace("job 1", ["old 1"], "new 1"), replace("job 2", ["none"], "x"))
     outcome = drained(instance, ReplaceFileReferences(commit_id="both", table="t", requests=both))["both"]
@@ -226,7 +228,7 @@ def test_a_request_that_names_no_table_id_is_applied_by_its_name(instance: Insta
     assert outcomes == {"add a": "applied", "add b": "rejected", "add c": "rejected"}
 
 
-def test_what_is_submitted_is_checked_at_once(instance: Instance, dsn: str, tmp_path: Path) -> None:
+def test_requests_are_checked_when_they_are_submitted(instance: Instance, dsn: str, tmp_path: Path) -> None:
     with pytest.raises(TableNotFound, match="table 'none' does not exist"):
         instance.submit([add("t", "a"), add("none", "b")])
     with pytest.raises(InvalidCommitRequest, match="write \\[request\\]"):
@@ -262,7 +264,7 @@ def test_a_write_attempt_ends_with_its_files_and_an_abandoned_one_commits_nothin
 
 @pytest.mark.slow
 def test_a_large_request_travels_through_the_object_store(instance: Instance, tmp_path: Path) -> None:
-    names = [f"{number:04}{'😀' * 255}" for number in range(3_000)]  # 1,024 bytes, and in JSON 3,064
+    names = [f"{number:04}{'😀' * 255}" for number in range(3_000)]  # 1,024 bytes each, and 3,064 in JSON
     request = AddFiles(commit_id="big", table="t", files=tuple(file(name, ref(name)) for name in names))
     objects = open_store(tmp_path / "objects")
     instance.submit([request])
@@ -295,14 +297,14 @@ def test_batches_in_work_are_bounded_by_the_concurrency(
 
 
 @pytest.mark.slow
-def test_a_batch_is_larger_where_many_requests_wait_for_many_tables(instance: Instance) -> None:
+def test_a_batch_is_larger_when_many_requests_wait_for_many_tables(instance: Instance) -> None:
     names = [f"many_{number}" for number in range(6)]
     for name in names:
         instance.create_table(name, SCHEMA)
     instance.submit([add(name, f"{name} {number}") for number in range(10) for name in names])
     committer = instance.committer(concurrency=1, batch_max=3)
     assert states({o.commit_id: o for o in committer.drain()}) and committer.metrics().applied == 60
-    # three at first, of three tables, and then ten for each table that was in the batch before
+    # first three messages of three tables, then ten for each table of the batch before
     assert (committer.metrics().batch_messages_max, committer.metrics().batches) == (30, 3)
 
 
@@ -321,7 +323,7 @@ def test_requests_for_several_queues_are_all_served(dsn: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_an_instance_with_a_committer_applies_what_is_submitted(dsn: str, tmp_path: Path) -> None:
+def test_an_instance_with_a_committer_applies_submitted_requests(dsn: str, tmp_path: Path) -> None:
     settings, objects = load_settings(), open_store(tmp_path / "objects")
     with Instance(dsn, objects, settings, committer=True).open() as instance:
         instance.submit(compaction("t", 1))
@@ -333,7 +335,7 @@ def test_an_instance_with_a_committer_applies_what_is_submitted(dsn: str, tmp_pa
         assert files_of(instance) == ["last", "new 1"]
 
 
-def test_a_committer_that_is_stopped_finishes_what_it_holds(
+def test_a_stopped_committer_finishes_the_batch_that_it_holds(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -358,7 +360,7 @@ def test_a_committer_that_is_stopped_finishes_what_it_holds(
     assert instance.commits.depths()[0].messages == 0
 
 
-def test_a_batch_that_is_not_acknowledged_comes_again_and_is_applied_before(
+def test_an_unacknowledged_batch_is_delivered_again_and_was_applied_before(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committer = instance.committer()
@@ -371,7 +373,7 @@ def test_a_batch_that_is_not_acknowledged_comes_again_and_is_applied_before(
     assert [o.state for o in committer.drain()] == ["applied_before"]
 
 
-def test_rejections_are_logged_and_what_was_done_is_counted(
+def test_rejections_are_logged_and_outcomes_are_counted(
     instance: Instance, caplog: pytest.LogCaptureFixture
 ) -> None:
     committer = instance.committer()

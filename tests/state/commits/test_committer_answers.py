@@ -1,4 +1,4 @@
-"""The answers of a committer, whatever happens between the commit and its answer."""
+"""The committer's answers, whatever happens between a commit and its answer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.usefixtures("table_t")
 SCHEMA = OF_KEYS
 
 
-def test_what_was_refused_of_a_part_is_told_though_its_answer_was_lost(instance: Instance) -> None:
-    """The committer dies between the commit and its answer; the request comes again."""
+def test_the_errors_of_a_partly_applied_commit_are_kept_if_its_answer_is_lost(instance: Instance) -> None:
+    """The committer dies between the commit and its answer, so the request is delivered again."""
     drained(instance, *compaction("t", 1)[1:])
     both = (replace("job 1", ["old 1"], "new 1"), replace("job 2", ["none"], "x"))
     request = ReplaceFileReferences(commit_id="both", table="t", requests=both)
-    drained(instance, replacement("t", "job 2", ["none"], "x", "both"), receives_max=1)  # refused once
+    drained(instance, replacement("t", "job 2", ["none"], "x", "both"), receives_max=1)  # the first refusal
     tables = apply.Tables(instance._supplier)
     [lost] = apply.apply(tables, [apply.Envelope(request)])
     status = instance.commit_status("both")
@@ -36,28 +36,30 @@ def test_what_was_refused_of_a_part_is_told_though_its_answer_was_lost(instance:
     assert instance.commit_status("both") == status
 
 
-def test_an_id_of_two_tables_is_applied_when_both_have_it(instance: Instance) -> None:
+def test_a_commit_id_sent_to_two_tables_is_applied_once_both_applied_it(instance: Instance) -> None:
     instance.create_table("u", SCHEMA)
     ids = [instance.table(name).files.table.table_id for name in ("t", "u")]
     drained(instance, add("t", "a", "both"))
     instance.submit([add("u", "b", "both")])
     assert instance.commit_status("both").state == "pending"
-    told = commit_statuses(instance._supplier, ["both", "both"], 0, table_ids=ids)
-    assert [status.state for status in told] == ["applied", "pending"]
+    statuses = commit_statuses(instance._supplier, ["both", "both"], 0, table_ids=ids)
+    assert [status.state for status in statuses] == ["applied", "pending"]
     assert instance.commit([add("t", "a", "both")], seconds_max=0)[0].state == "applied"
     instance.committer().drain()
     assert instance.commit_status("both").state == "applied"
-    told = commit_statuses(instance._supplier, ["both", "both"], 0, table_ids=ids)
-    assert [status.state for status in told] == ["applied", "applied"]
+    statuses = commit_statuses(instance._supplier, ["both", "both"], 0, table_ids=ids)
+    assert [status.state for status in statuses] == ["applied", "applied"]
 
 
-def test_a_refusal_of_another_table_s_commit_with_the_id_is_not_told(instance: Instance) -> None:
+def test_a_refusal_by_another_table_is_not_the_answer_of_a_commit_with_the_same_id(
+    instance: Instance,
+) -> None:
     instance.create_table("u", SCHEMA)
     t, u = (instance.table(name).files.table.table_id for name in ("t", "u"))
     drained(instance, add("t", "a", "both"), add("u", "b"))
     drained(instance, add("u", "b", "both"))
-    told = commit_statuses(instance._supplier, ["both"] * 3, table_ids=[t, u, None])
-    assert [(one.state, bool(one.error)) for one in told] == [
+    statuses = commit_statuses(instance._supplier, ["both"] * 3, table_ids=[t, u, None])
+    assert [(one.state, bool(one.error)) for one in statuses] == [
         ("applied", False),
         ("rejected", True),
         ("applied", True),
@@ -66,7 +68,7 @@ def test_a_refusal_of_another_table_s_commit_with_the_id_is_not_told(instance: I
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("table_id", [-1, 2**31, 2**64])
-def test_a_pointer_to_nothing_with_no_id_of_a_table_is_buried_and_harms_no_other(
+def test_a_pointer_without_object_or_table_becomes_a_dead_letter_and_harms_no_other(
     instance: Instance, table_id: int
 ) -> None:
     name = f"commits/{'0' * 32}-{'1' * 32}.json"
@@ -78,10 +80,10 @@ def test_a_pointer_to_nothing_with_no_id_of_a_table_is_buried_and_harms_no_other
 
 
 @pytest.mark.slow
-def test_what_others_wait_for_may_come_beside_one_that_needs_both(
+def test_a_request_may_arrive_together_with_one_of_its_two_inputs(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replacement, and its file; the assignment that was put off comes later."""
+    """A replacement and its file arrive first; the assignment, which was postponed, arrives later."""
     monkeypatch.setattr(handling, "PATIENCE_RECEIVES", 10_000)
     again = """update commit_message set visible_at = clock_timestamp()
                + case when body like '%%assign_job%%' then interval '2 s' else interval '0' end"""

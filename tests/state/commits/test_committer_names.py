@@ -1,4 +1,4 @@
-"""Names in requests: of files, which belong to one table; of tables, which change; and waiting calls."""
+"""Names in requests: files belong to one table, and tables change their names. Also calls that wait."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SCHEMA = OF_KEYS
         "{victim.object_prefix}x",
     ],
 )
-def test_a_request_that_adds_a_file_of_others_is_rejected(instance: Instance, name: str) -> None:
+def test_a_request_that_adds_a_file_of_another_table_is_rejected(instance: Instance, name: str) -> None:
     victim = instance.create_table("victim", SCHEMA).files.table
     name = name.format(victim=victim)
     outcomes = drained(
@@ -51,13 +51,13 @@ def test_a_request_that_adds_a_file_of_others_is_rejected(instance: Instance, na
 
 
 @pytest.mark.slow
-def test_requests_go_to_the_table_that_has_their_name_now(instance: Instance) -> None:
+def test_requests_go_to_the_table_that_currently_has_their_name(instance: Instance) -> None:
     def sent(commit_id: str) -> None:
         requests = [add(name, f"{commit_id} {name}", f"{commit_id} {name}") for name in ("t", "u")]
         assert set(states(drained(instance, *requests)).values()) == {"applied"}
 
     instance.create_table("u", SCHEMA)
-    sent("first")  # from here on the names are known
+    sent("first")  # now the names are cached
     instance.rename_table("t", "old")
     instance.create_table("t", SCHEMA)
     sent("second")
@@ -70,7 +70,7 @@ def test_requests_go_to_the_table_that_has_their_name_now(instance: Instance) ->
     sent("third")
     assert files_of(instance, "t") == ["first u", "second u", "third t"]
     assert files_of(instance, "u") == ["second t", "third u"]
-    # each of two names that one table had is looked at
+    # a batch may have two names of one table
     instance.rename_table("u", "v")
     instance.create_table("u", SCHEMA)
     assert len(drained(instance, add("v", "of v"))) == 1
@@ -86,7 +86,7 @@ def test_requests_go_to_the_table_that_has_their_name_now(instance: Instance) ->
     assert instance.commit_status("fourth").state == "unknown"
 
 
-def test_one_who_knows_an_old_name_harms_no_other_sender(instance: Instance) -> None:
+def test_a_sender_with_an_old_table_name_harms_no_other_sender(instance: Instance) -> None:
     queue = instance.commits.queues[0]
     table = instance.table("t").files.table
     uuid = table.uuid
@@ -102,7 +102,7 @@ def test_one_who_knows_an_old_name_harms_no_other_sender(instance: Instance) -> 
 
 
 @pytest.mark.slow
-def test_who_waits_looks_seldom_and_is_told_at_once(
+def test_a_waiting_caller_polls_seldom_and_is_notified_at_once(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[float] = []
@@ -124,14 +124,14 @@ def test_who_waits_looks_seldom_and_is_told_at_once(
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(instance.wait_for_commits, ["a"])
         wait_until(lambda: looks)
-        monkeypatch.setattr(commit_queues, "AWAIT_SECONDS", 600.0)  # none but the commit ends the next look
+        monkeypatch.setattr(commit_queues, "AWAIT_SECONDS", 600.0)  # only the commit can end the next look
         wait_until(lambda: looks[-1] > 1)
         drained(instance)
         assert [one.state for one in waiting.result(60)] == ["applied"]
     assert [seconds for seconds in looks if seconds > 1] == looks[-1:]
 
 
-def test_tables_that_are_gone_cost_one_question_a_batch(instance: Instance) -> None:
+def test_dropped_tables_cost_one_query_a_batch(instance: Instance) -> None:
     counting = CountingSupplier(instance._supplier)
     envelopes = [Envelope(add(f"gone {n}", "x"), 900 + n, uuid4().hex) for n in range(9)]
     envelopes.append(Envelope(add("gone 9", "x")))

@@ -1,4 +1,4 @@
-"""Committers as processes: killed at any instant, they lose nothing; stopped, they finish what they hold."""
+"""Committer processes lose nothing if they are killed, and finish their batches if they are stopped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ APPLIED = "select count(*) from applied_commit"
 def committer(
     dsn: str, tmp_path: Path, *options: str, ignored: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """A committer that has said that it runs, started with SIGINT ignored or not."""
+    """Yields a committer process that has reported that it runs. It is started with SIGINT ignored or not."""
     command = [DORMOUSE, "committer", "--batch", "20", *options]
     command += ["--dsn", dsn, "--objects", (tmp_path / "objects").as_uri()]
     command = [*IGNORING, *command] if ignored else command
@@ -57,7 +57,7 @@ def produce(instance: Instance, producer: int) -> None:
 def test_killed_committers_lose_nothing_and_apply_everything_once(
     instance: Instance, dsn: str, tmp_path: Path
 ) -> None:
-    """Two at a time, at work for two producers; killed while they are."""
+    """Two committers at a time are killed while they serve two producers."""
     for round_number in range(ROUNDS):
         numbers = range(round_number * PRODUCERS, (round_number + 1) * PRODUCERS)
         producers = [threading.Thread(target=produce, args=(instance, number)) for number in numbers]
@@ -71,7 +71,7 @@ def test_killed_committers_lose_nothing_and_apply_everything_once(
         for thread in producers:
             thread.join(SECONDS_MAX)
             assert not thread.is_alive()
-    # as if the time had passed after which a committer is taken for dead
+    # as if the visibility timeout had passed
     query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
     assert {outcome.state for outcome in instance.committer().drain()} <= {"applied", "applied_before"}
     total = ROUNDS * PRODUCERS * COMPACTIONS
@@ -87,10 +87,12 @@ def test_killed_committers_lose_nothing_and_apply_everything_once(
 @pytest.mark.parametrize(
     ("number", "ignored"), [(signal.SIGTERM, True), (signal.SIGINT, False), (signal.SIGTERM, False)]
 )
-def test_a_signal_ends_it_in_order(
+def test_a_signal_stops_a_committer_in_order(
     instance: Instance, dsn: str, tmp_path: Path, number: int, ignored: bool
 ) -> None:
-    """It finishes what it holds, acknowledges it, and says what it did; an ignored SIGINT ends nothing."""
+    """It finishes and acknowledges the batch that it holds, and reports its work. An ignored SIGINT ends
+    nothing.
+    """
     with committer(dsn, tmp_path, "--json", ignored=ignored) as process:
         if ignored:
             process.send_signal(signal.SIGINT)
@@ -109,7 +111,7 @@ def test_a_signal_ends_it_in_order(
 
 
 @pytest.mark.slow
-def test_drained_on_the_command_line(instance: Instance, dsn: str, tmp_path: Path) -> None:
+def test_the_command_line_drains_the_queue(instance: Instance, dsn: str, tmp_path: Path) -> None:
     instance.submit([*compaction("t", 1), add("t", "new 1", "late")])
     options = ["--dsn", dsn, "--objects", (tmp_path / "objects").as_uri(), "--json"]
 

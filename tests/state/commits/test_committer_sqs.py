@@ -1,4 +1,4 @@
-"""The committer over queues in SQS: the same answers as over PostgreSQL's."""
+"""The committer over queues in SQS gives the same answers as over queues in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NewQueue = Callable[..., str]
 
 @pytest.fixture
 def environment(sqs_options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets the environment as a process on AWS has it."""
+    """Sets the environment variables that a process on AWS has."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", sqs_options["endpoint_url"])
     monkeypatch.setenv("AWS_DEFAULT_REGION", sqs_options["region_name"])
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", sqs_options["aws_access_key_id"])
@@ -30,7 +30,7 @@ def environment(sqs_options: dict[str, str], monkeypatch: pytest.MonkeyPatch) ->
 def instance(
     dsn: str, tmp_path: Path, new_sqs_queue: NewQueue, environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Instance]:
-    """Its tables are spread over two queues."""
+    """Yields an instance whose tables are spread over two queues."""
     monkeypatch.setenv("DORMOUSE_COMMIT_QUEUE", f"{new_sqs_queue()}, {new_sqs_queue()}")
     monkeypatch.setenv("DORMOUSE_QUEUES", "2")
     with connect(dsn, (tmp_path / "objects").as_uri()) as instance:
@@ -55,7 +55,7 @@ def test_requests_travel_through_sqs_and_are_applied(instance: Instance) -> None
 
 
 @pytest.mark.slow
-def test_what_cannot_be_buried_holds_up_no_others(instance: Instance) -> None:
+def test_a_message_that_cannot_become_a_dead_letter_holds_up_no_others(instance: Instance) -> None:
     """The queues have no dead-letter queue."""
     instance.create_table("t", OF_KEYS)
     replace, assign, *adds = compaction("t", 1)
@@ -68,7 +68,7 @@ def test_what_cannot_be_buried_holds_up_no_others(instance: Instance) -> None:
     thread = threading.Thread(target=committer.run)
     thread.start()
     try:
-        # sooner than what was received comes again by itself
+        # sooner than the visibility timeout
         ids = [request.commit_id for request in (replace, assign, *adds)]
         statuses = instance.wait_for_commits(ids, seconds_max=45)
         assert {status.state for status in statuses} == {"applied"}
@@ -90,7 +90,7 @@ def test_draining_ends_at_once_when_one_thread_of_it_fails(instance: Instance) -
 
     thread = threading.Thread(target=drain, daemon=True)
     thread.start()
-    thread.join(45)  # sooner than the message comes again
+    thread.join(45)  # sooner than the visibility timeout
     assert len(errors) == 1
     assert "has no dead-letter queue" in str(errors[0])
 

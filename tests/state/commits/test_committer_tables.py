@@ -1,4 +1,4 @@
-"""A batch for many tables is sent at once: what becomes of each request is as when its table were alone."""
+"""Batches for many tables are sent at once; each request gets the same answer as if its table were alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def applied(instance: Instance, requests: Sequence[CommitRequest]) -> list[str]:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, then: Callable[[Any], Any] = lambda found: found) -> list[int]:
-    """Records how many statements were sent together each time; `then` changes their answers."""
+    """Records the number of statements in each group that is sent together; `then` changes their answers."""
     sent: list[int] = []
 
     def execute(conn: psycopg.Connection[Any], calls: Any) -> Any:
@@ -49,7 +49,9 @@ def watched(monkeypatch: pytest.MonkeyPatch, then: Callable[[Any], Any] = lambda
     return sent
 
 
-def test_tables_of_one_kind_each_are_sent_together(tables: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_of_one_kind_for_several_tables_are_sent_together(
+    tables: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent = watched(monkeypatch)
     requests = [add(name, f"{name}{number}") for number in range(3) for name in NAMES]
     assert applied(tables, requests) == ["applied"] * 12
@@ -83,7 +85,7 @@ def test_each_request_is_answered_as_if_its_table_were_alone(tables: Instance) -
     assert [files_of(tables, name) for name in NAMES] == [["new"], ["fine", "old"], ["old 2"], ["new 1"]]
 
 
-def test_what_was_sent_when_the_connection_died_is_applied_once(
+def test_requests_sent_when_the_connection_died_are_applied_once(
     tables: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(answers: Any) -> None:
@@ -94,7 +96,7 @@ def test_what_was_sent_when_the_connection_died_is_applied_once(
     assert [files_of(tables, name) for name in NAMES] == [[name] for name in NAMES]
 
 
-def test_a_table_that_was_waited_for_is_not_waited_for_again(
+def test_a_table_whose_lock_timed_out_in_a_batch_is_not_tried_again_alone(
     tables: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent, alone = watched(monkeypatch), list[object]()
@@ -121,7 +123,7 @@ def test_a_table_that_was_waited_for_is_not_waited_for_again(
     ]
 
 
-def test_a_layout_that_was_converted_meanwhile_is_followed(tables: Instance) -> None:
+def test_a_committer_follows_a_conversion_of_the_layout(tables: Instance) -> None:
     known = Tables(tables._supplier)
     envelopes = [Envelope(add(name, f"first {name}")) for name in NAMES]
     assert {outcome.state for outcome in apply(known, envelopes)} == {"applied"}
@@ -132,7 +134,9 @@ def test_a_layout_that_was_converted_meanwhile_is_followed(tables: Instance) -> 
     assert query(tables._supplier, "select count(*) from applied_commit") == [(8,)]
 
 
-def test_a_message_stays_where_only_another_table_has_a_commit_of_its_id(tables: Instance, dsn: str) -> None:
+def test_a_message_is_kept_if_only_another_table_applied_a_commit_with_its_id(
+    tables: Instance, dsn: str
+) -> None:
     """Covers a standby that lacks a commit and takes over before the messages are deleted."""
     queue = tables.commits.queues[0]
     tables.submit([add("a", "file a", "july"), add("b", "file b", "july")])

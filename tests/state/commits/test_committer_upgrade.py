@@ -1,4 +1,4 @@
-"""A committer that runs while the instance is upgraded: what is newer than it waits for a newer one."""
+"""A committer that runs during an upgrade leaves newer requests to a newer committer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ NEWER: list[dict[str, Any]] = [{"version": 2}, {"type": "merge_partitions"}, {"c
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("newer", NEWER)
-def test_what_a_newer_dormouse_wrote_is_left_to_it(instance: Instance, newer: dict[str, Any]) -> None:
-    """Requests that may wait for it stay, too; all others are applied."""
+def test_requests_of_a_newer_dormouse_are_left_to_a_newer_committer(
+    instance: Instance, newer: dict[str, Any]
+) -> None:
+    """Requests whose inputs may come from a newer request also stay. All others are applied."""
     replaced, assigned, added = compaction("t", 1)
     body = encode(added)
     send_raw(instance, json.dumps({**json.loads(body), **newer}, separators=(",", ":")))
@@ -37,7 +39,7 @@ def test_what_a_newer_dormouse_wrote_is_left_to_it(instance: Instance, newer: di
     assert instance.commits.dead_letters(10) == []
     sent = {id: instance.commit_status(id).state for id in ("add old 1", "assign job 1", "replace job 1")}
     assert set(sent.values()) == {"pending"}
-    # the newer committer, for which it is as any other
+    # to the newer committer the request is like any other
     query(instance._supplier, "update commit_message set body = %s where body like %s", body, "%add old 1%")
     query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
     instance.committer().drain()
@@ -45,7 +47,9 @@ def test_what_a_newer_dormouse_wrote_is_left_to_it(instance: Instance, newer: di
 
 
 @pytest.mark.slow
-def test_it_comes_back_with_a_delay(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_of_a_newer_dormouse_returns_to_the_queue_with_a_delay(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     send_raw(instance, encode(add("t", "a")).replace('"version":1', '"version":2'))
     instance.committer().drain()
     text = "select receive_count, extract(epoch from visible_at - clock_timestamp()) > 30 from commit_message"
@@ -89,7 +93,7 @@ def test_a_migration_ends_a_committer_and_nothing_is_rejected(instance: Instance
     assert query(instance._supplier, "select count(*) from rejected_commit") == [(0,)]
 
 
-def test_an_own_committer_that_died_is_replaced_but_not_one_that_is_too_old(
+def test_an_instances_committer_is_replaced_if_it_died_but_not_if_it_is_too_old(
     instance: Instance, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors: list[Exception] = [InstanceTooNew("newer"), RuntimeError("no thread can be started")]

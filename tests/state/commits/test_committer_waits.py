@@ -1,4 +1,4 @@
-"""Requests that wait for a lock or a database out of reach are retried until done, at little cost."""
+"""Requests that wait for a lock or for an unreachable database are retried until applied, at little cost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.commits import Committer, Envelope, Tables
 
 SCHEMA = OF_KEYS
 TIMEOUTS = {"lock_timeout": 60, "statement_timeout": 300}
-"""In milliseconds; a statement that waits for nothing takes a few."""
+"""Milliseconds; a statement that does not wait takes a few."""
 
 
 @pytest.fixture
@@ -49,14 +49,14 @@ def patient(dsn: str, tmp_path: Path) -> Iterator[Instance]:
 
 @pytest.fixture
 def limited(patient: Instance, dsn: str, timeout: str) -> Iterator[Instance]:
-    """The same, but its role has a timeout."""
+    """Yields the same instance with a role that has a timeout."""
     options = f"-c {timeout}={TIMEOUTS[timeout]}"
     with dm.connect(make_conninfo(dsn, options=options), patient._objects.url) as instance:
         yield instance
 
 
 @pytest.mark.slow
-def test_a_failover_is_waited_for_and_a_takeover_ends_it(
+def test_a_committer_waits_for_a_failover_and_ends_at_a_takeover(
     patient: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue, committer = patient.commits.queues[0], patient.committer(concurrency=1)
@@ -83,7 +83,7 @@ def test_a_failover_is_waited_for_and_a_takeover_ends_it(
 
 @pytest.fixture
 def held(dsn: str) -> Iterator[Callable[[str], psycopg.Connection]]:
-    """Locks a table against all others until the connection is rolled back."""
+    """Yields a function that locks a table exclusively until its connection is rolled back."""
     conns = []
 
     def hold(table: str) -> psycopg.Connection:
@@ -100,10 +100,10 @@ def held(dsn: str) -> Iterator[Callable[[str], psycopg.Connection]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("timeout", TIMEOUTS)
-def test_what_waits_is_never_rejected(
+def test_a_request_that_waits_for_a_lock_is_never_rejected(
     limited: Instance, patient: Instance, held: Callable[[str], psycopg.Connection]
 ) -> None:
-    """Requests of all kinds, of which none needs what another makes: that would be a try."""
+    """Covers all kinds of requests. None needs another's output, since a missing input counts as a try."""
     drained(patient, add("t", "a"), add("t", "b"), assignment("t", "j", "a"))
     holder = held("t")
     patient.submit([add("t", f"f{number}") for number in range(6)])
@@ -114,7 +114,7 @@ def test_what_waits_is_never_rejected(
     thread = threading.Thread(target=lambda: outcomes.extend(committer.drain()))
     thread.start()
     wait_until(lambda: committer.metrics().try_later >= 8 * 3)
-    wait_until(lambda: files_of(patient, "u") == ["other"])  # it waits for nothing
+    wait_until(lambda: files_of(patient, "u") == ["other"])  # its table is not locked
     assert thread.is_alive()
     holder.rollback()
     thread.join(60)
@@ -131,7 +131,7 @@ def test_a_batch_that_waits_is_not_tried_request_by_request(
     supplier = CountingSupplier(limited._supplier)
     outcomes = apply(Tables(supplier), [Envelope(add("t", f"f{number}")) for number in range(32)])
     assert all(outcome.waits for outcome in outcomes)
-    assert supplier.lent <= waits_max + 1  # one looks the table up
+    assert supplier.lent <= waits_max + 1  # one statement looks the table up
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_a_batch_that_waits_is_not_tried_request_by_request(
 def test_a_batch_that_is_too_much_for_the_limits_is_applied_in_parts(
     limited: Instance, patient: Instance
 ) -> None:
-    """A trigger makes each file slow; twenty at once take longer than a statement may."""
+    """A trigger makes each file slow, so that twenty files together exceed the statement timeout."""
     query(
         patient._supplier,
         """create function slow() returns trigger language plpgsql as
@@ -149,11 +149,11 @@ def test_a_batch_that_is_too_much_for_the_limits_is_applied_in_parts(
     patient.submit([add("t", f"f{number}") for number in range(20)])
     committer = Committer(Tables(limited._supplier), patient.commits.queues)
     assert {o.state for o in committer.drain()} == {"applied"}
-    assert committer.metrics().try_later < 20  # none waits for another chance to be the only one
+    assert committer.metrics().try_later < 20  # not every request had to wait until it was alone in a batch
 
 
 @pytest.mark.slow
-def test_what_waits_in_sqs_is_not_counted(
+def test_waits_for_a_lock_do_not_count_as_tries_in_sqs(
     dsn: str,
     tmp_path: Path,
     sqs_options: dict[str, str],
@@ -161,7 +161,7 @@ def test_what_waits_in_sqs_is_not_counted(
     held: Callable[[str], psycopg.Connection],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SQS counts deliveries itself, and buries what had too many."""
+    """SQS counts deliveries itself, and moves a message with too many to the dead letters."""
     for name, key in (("ENDPOINT_URL_SQS", "endpoint_url"), ("DEFAULT_REGION", "region_name")):
         monkeypatch.setenv(f"AWS_{name}", sqs_options[key])
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
@@ -208,5 +208,5 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (InvalidInput("wrong"), False),
     ],
 )
-def test_what_is_no_try(error: Exception, waits: bool) -> None:
+def test_errors_that_only_mean_waiting_are_no_tries(error: Exception, waits: bool) -> None:
     assert only_waits(error) is waits

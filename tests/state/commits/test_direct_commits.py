@@ -1,4 +1,4 @@
-"""`Instance.commit`: callers get answers at once; only requests without inputs go through the queue."""
+"""`Instance.commit` answers callers at once; only requests whose inputs are missing go through the queue."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def messages(instance: Instance) -> int:
 
 def test_a_commit_is_answered_without_a_committer(instance: Instance) -> None:
     first = add("t", "a")
-    for _ in range(3):  # the first looks the table up, the last repeat what is applied
+    for _ in range(3):  # the first commit looks the table up, the others repeat it
         assert committed(instance, first) == ["applied"]
     assert committed(instance, *reversed(compaction("t", 1))) == ["applied"] * 3
     assert committed(instance) == []
@@ -43,7 +43,7 @@ def test_a_commit_is_answered_without_a_committer(instance: Instance) -> None:
     assert instance.commit_status("add a").state == "applied"
 
 
-def test_what_is_refused_is_told_now_and_later(instance: Instance) -> None:
+def test_a_refusal_is_returned_at_once_and_can_be_looked_up_later(instance: Instance) -> None:
     committed(instance, add("t", "a"))
     (status, good) = instance.commit([add("t", "a", commit_id="again"), add("t", "b")])
     assert (status.state, good.state) == ("rejected", "applied")
@@ -64,7 +64,7 @@ def test_what_is_refused_is_told_now_and_later(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_what_waits_for_its_inputs_is_left_to_the_queue(
+def test_a_commit_that_waits_for_its_inputs_is_left_to_the_queue(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer_module, "RETRY_SECONDS_MAX", 0.1)
@@ -86,7 +86,7 @@ def test_what_waits_for_its_inputs_is_left_to_the_queue(
         thread.join()
 
 
-def test_a_name_means_the_table_that_has_it_now(instance: Instance, dsn: str, tmp_path: Path) -> None:
+def test_a_name_means_the_table_that_currently_has_it(instance: Instance, dsn: str, tmp_path: Path) -> None:
     assert committed(instance, add("t", "before")) == ["applied"]
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as other:
         other.rename_table("t", "former")
@@ -99,7 +99,7 @@ def test_a_name_means_the_table_that_has_it_now(instance: Instance, dsn: str, tm
     assert committed(instance, add("former", "known again")) == ["applied"]
 
 
-def test_what_threads_commit_at_once_is_one_statement_and_one_bad_request_harms_no_other(
+def test_commits_of_several_threads_are_one_statement_and_a_bad_one_harms_no_other(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committed(instance, add("t", "taken"))
@@ -126,12 +126,12 @@ def test_what_threads_commit_at_once_is_one_statement_and_one_bad_request_harms_
     states = at_once(*(lambda n=number: commit(n) for number in range(full + 1)))
     assert states == [["rejected" if number == 5 else "applied"] for number in range(full + 1)]
     assert files_of(instance) == [*(f"f{n:02}" for n in range(full + 1) if n != 5), "taken"]
-    # the first alone, the others together; these failed for the bad one, and each was looked at alone
+    # the first was sent alone, the others together; the bad one failed them all, so each was then tried alone
     assert sent == [0, 1, 1]
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "serializable"])
-def test_of_an_attempt_that_was_abandoned_nothing_is_applied(instance: Instance, isolation: str) -> None:
+def test_a_commit_of_an_abandoned_attempt_is_rejected(instance: Instance, isolation: str) -> None:
     instance.create_table("u", SCHEMA, properties=dm.TableProperties(isolation=isolation))
     context = instance.table("u").context
     committed(instance, add("u", "known"))
@@ -149,7 +149,7 @@ def test_of_an_attempt_that_was_abandoned_nothing_is_applied(instance: Instance,
 def test_an_attempt_that_is_abandoned_while_its_commit_waits_for_it_commits_nothing(
     instance: Instance, dsn: str
 ) -> None:
-    """Servers before 15.15, 16.11, 17.7 and 18.1 find a row by its place whatever it has become."""
+    """Servers before 15.15, 16.11, 17.7 and 18.1 find a row by its place even after it has changed."""
     context = instance.table("t").context
     committed(instance, add("t", "known"))
     attempt = context.attempts.begin(context.table)
@@ -166,7 +166,7 @@ def test_an_attempt_that_is_abandoned_while_its_commit_waits_for_it_commits_noth
     assert (found, files_of(instance)) == (["rejected"], ["known"])
 
 
-def test_who_only_reads_commits_nothing(instance: Instance, dsn: str, tmp_path: Path) -> None:
+def test_a_read_only_instance_commits_nothing(instance: Instance, dsn: str, tmp_path: Path) -> None:
     with (
         dm.connect(dsn, (tmp_path / "objects").as_uri(), read_only=True) as reader,
         pytest.raises(InstanceReadOnly),

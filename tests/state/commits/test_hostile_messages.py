@@ -1,4 +1,4 @@
-"""Hostile messages in the queue are refused, put off or applied, and touch nothing of another table."""
+"""Hostile messages in the queue are refused, postponed or applied, and never affect another table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.commits import encode
 from tests.support.state import LAYOUTS
 
 OWN_ID = 57
-"""So that no slip of a digit makes it the other table's."""
+"""An id that does not become the other table's if one digit changes."""
 MESSAGES, BATCH = 240, 40
 SECONDS_MAX = 60.0
 ANSWERS = {"applied", "applied_before", "rejected", "try_later"}
@@ -32,7 +32,10 @@ ANSWERS = {"applied", "applied_before", "rejected", "try_later"}
 
 @contextmanager
 def two_tables(dsn: str, folder: Path, seed: int) -> Iterator[Instance]:
-    """One for the messages, and another; with rows, claims, a writer at work, and what is unreferenced."""
+    """Yields an instance with a table for the messages, and another.
+
+    Both have rows, compaction jobs, a writer that has not finished, and unreferenced files.
+    """
     layouts = list(LAYOUTS)
     with dm.connect(dsn, (folder / "objects").as_uri()) as instance:
         for number, name in enumerate(("other", "t")):
@@ -55,7 +58,7 @@ def two_tables(dsn: str, folder: Path, seed: int) -> Iterator[Instance]:
 
 
 def rows_of(instance: Instance, table_id: int) -> dict[str, list[str]]:
-    """All that the database has of a table, as text."""
+    """Returns all rows about a table in the database, as text."""
     columns = """select table_name, bool_or(column_name = 'table_id') from information_schema.columns
                  where table_schema = 'dormouse' group by 1 order by 1"""
     found = {}
@@ -68,14 +71,14 @@ def rows_of(instance: Instance, table_id: int) -> dict[str, list[str]]:
 
 
 def objects_of(instance: Instance, own: str) -> dict[str, str]:
-    """All objects by their digests, but the table's own, bodies of requests, and how far all has come."""
+    """Returns the digests of all objects except the table's own, bodies of requests, and milestones."""
     passing = (own, "commits/", "owner/now/")
     names = [name for name, _ in instance._objects.list() if not name.startswith(passing)]
     return {name: hashlib.sha256(instance._objects.get(name)).hexdigest() for name in names}
 
 
 def answered(instance: Instance, bodies: list[str]) -> list[CommitOutcome]:
-    """Sends what the queue takes, and drains it."""
+    """Sends the messages that the queue accepts, drains it, and returns the outcomes."""
     taken = []
     for body in bodies:
         try:
@@ -89,7 +92,7 @@ def answered(instance: Instance, bodies: list[str]) -> list[CommitOutcome]:
     thread.start()
     thread.join(SECONDS_MAX)
     assert not thread.is_alive(), "the committer hangs"
-    # what is for a newer committer, and what that one may bring the inputs of
+    # requests for a newer committer, and requests whose inputs it may add
     put_off = query(instance._supplier, "delete from commit_message returning 1")
     answers = [outcome for outcome in outcomes if outcome.state != "try_later"]
     assert len(answers) + len(put_off) == len(taken), "a message has no answer, or the committer died"
@@ -97,7 +100,7 @@ def answered(instance: Instance, bodies: list[str]) -> list[CommitOutcome]:
 
 
 def check_answer(outcome: CommitOutcome) -> None:
-    """It is of our own making: no error of the database, and no mistake of the code."""
+    """Checks that an error is one of Dormouse's own, and not one of the database or of faulty code."""
     assert outcome.state in ANSWERS, outcome
     if outcome.error_class is not None:
         assert issubclass(getattr(errors, outcome.error_class, Exception), errors.DormouseError) or (
@@ -106,14 +109,14 @@ def check_answer(outcome: CommitOutcome) -> None:
 
 
 def read(instance: Instance) -> list[int]:
-    """The rows of the other table, by a query and by SQL."""
+    """Returns the rows of the other table; a query and SQL must agree."""
     found = instance.table("other").query().read_all()["key"].to_pylist()
     assert instance.sql("select key from other order by key").read_all()["key"].to_pylist() == found
     return list(found)
 
 
 def check_usable(instance: Instance) -> None:
-    """Its metadata can be read, maintained and counted, whatever files it was given; and emptied."""
+    """Checks that the table can be read, maintained, counted and emptied, whatever files it was given."""
     table = instance.table("t")
     before = live(table.files)
     assert len(before) == table.status().references
@@ -121,7 +124,7 @@ def check_usable(instance: Instance) -> None:
     list(table.partitions.leaves())
     table.explain()
     table.context.jobs.create()
-    with suppress(errors.DormouseError):  # it was given files that are not there
+    with suppress(errors.DormouseError):  # some of its files do not exist
         table.split()
     table.convert_layout("file_table")
     table.files.clear()
@@ -153,7 +156,7 @@ def bombard(dsn: str, folder: Path, seed: int, messages: int) -> Counter[str]:
                 check_answer(outcome)
             answers.update(outcome.state for outcome in outcomes)
             assert instance.commit_status(f"add {control}").state == "applied"
-        with suppress(errors.CheckFailed):  # reports references without the rows of their file
+        with suppress(errors.CheckFailed):  # raised for references whose file has no row
             own.garbage.collect()
         own.store.differences.accept()
         for _ in range(2):
@@ -174,5 +177,5 @@ def test_no_message_touches_another_table(dsn: str, tmp_path: Path, seed: int) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3, 9))
-def test_no_message_of_very_many_touches_another_table(dsn: str, tmp_path: Path, seed: int) -> None:
+def test_no_message_touches_another_table_among_very_many(dsn: str, tmp_path: Path, seed: int) -> None:
     bombard(dsn, tmp_path, seed, 1_000)

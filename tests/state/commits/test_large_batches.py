@@ -1,4 +1,4 @@
-"""Batches of large requests: bounded by bytes and files, and hidden from others for as long as they take."""
+"""Batches of large requests are bounded by bytes and files, and stay hidden while they are applied."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.usefixtures("table_t")
 
 
 @pytest.mark.slow
-def test_what_takes_long_is_not_handled_twice(
+def test_a_request_that_takes_long_is_not_handled_twice(
     dsn: str, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is hidden anew as long as it takes, here behind a lock."""
+    """The committer extends the timeout of the messages while it waits, here for a lock."""
     assert in_flight.EXTENSIONS >= 3
-    monkeypatch.setattr(in_flight, "EXTENSIONS", 300)  # every 0.2 s of a minute
+    monkeypatch.setattr(in_flight, "EXTENSIONS", 300)  # 300 times in the 60 s: every 0.2 s
     queue = PostgresQueue(instance._supplier, 0, visibility_seconds=60)
     committer = Committer(Tables(instance._supplier), [queue])
     instance.submit([add("t", f"f{number}") for number in range(5)])
@@ -45,8 +45,8 @@ def test_what_takes_long_is_not_handled_twice(
 
 
 @pytest.mark.slow
-def test_what_a_killed_committer_held_comes_again(instance: Instance) -> None:
-    """Nothing hides it any more."""
+def test_messages_of_a_killed_committer_are_delivered_again(instance: Instance) -> None:
+    """A killed committer does not extend their timeout."""
     queue = PostgresQueue(instance._supplier, 0, visibility_seconds=0.3)
     instance.submit([add("t", "a")])
     assert len(queue.receive(1)) == 1
@@ -58,7 +58,7 @@ def many(commit_id: str, files: int) -> AddFiles:
     return AddFiles(commit_id=commit_id, table="t", files=tuple(file(name, ref(name)) for name in names))
 
 
-def test_a_transaction_has_so_many_files(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_of_a_transaction_are_bounded(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handling, "ITEMS_MAX", 100)
     instance.submit([many("a", 60), many("b", 60), many("c", 30), many("d", 300), many("e", 1)])
     assert {o.state for o in instance.committer(concurrency=1).drain()} == {"applied"}

@@ -71,7 +71,7 @@ def test_a_pointer_is_found_by_its_commit(
     assert names(objects)[0].startswith(f"commits/{narrow_id('c9').hex}-")
 
 
-def test_the_same_request_sent_twice_has_two_lives(large: PointerQueue) -> None:
+def test_a_request_sent_twice_has_two_objects(large: PointerQueue) -> None:
     large.send([encode(request())])
     large.send([encode(request())])
     first, second = large.receive(2)
@@ -91,7 +91,7 @@ def test_a_dead_letter_keeps_its_object(
     assert names(objects) == [object_of(body)]
 
 
-def test_a_pointer_whose_object_is_gone_is_refused_when_it_is_read(
+def test_a_pointer_whose_object_was_deleted_is_refused_when_it_is_read(
     large: PointerQueue, objects: ObjectStore
 ) -> None:
     large.send([encode(request()), encode(request("c2", 1))])
@@ -104,7 +104,7 @@ def test_a_pointer_whose_object_is_gone_is_refused_when_it_is_read(
         decode(gone.body)
 
 
-def test_an_object_that_cannot_be_read_now_holds_up_nobody(
+def test_an_object_that_cannot_be_read_now_holds_up_no_other_message(
     large: PointerQueue,
     objects: ObjectStore,
     monkeypatch: pytest.MonkeyPatch,
@@ -159,7 +159,7 @@ def test_an_object_that_is_no_text_is_refused(
         decode(message.body)
 
 
-def test_what_is_too_large_even_for_an_object_is_refused(
+def test_a_request_too_large_for_an_object_is_refused(
     large: PointerQueue, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BODY_BYTES_MAX", 5_000)
@@ -169,10 +169,10 @@ def test_what_is_too_large_even_for_an_object_is_refused(
     assert names(objects) == []
 
 
-def test_a_write_that_succeeded_unheard_is_not_an_error(
+def test_a_write_that_succeeded_without_an_answer_is_no_error(
     large: PointerQueue, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store's client tries a write again when its answer is lost, and finds its own object."""
+    """The store's client repeats a write whose answer is lost, and finds the object that it wrote."""
     put = type(objects).put
 
     def twice(self: Any, name: str, data: bytes) -> None:

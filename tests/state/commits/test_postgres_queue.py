@@ -1,4 +1,4 @@
-"""The commit queue in PostgreSQL: every message is delivered, to one at a time, until it is deleted."""
+"""The commit queue in PostgreSQL delivers every message, to one receiver at a time, until it is deleted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.commits import DeleteCollectedFiles, Message, PostgresQueue, 
 
 
 def expire(lender: ConnectionSupplier, number: int) -> None:
-    """Makes the visibility timeout of all messages pass."""
+    """Ends the visibility timeout of all messages."""
     text = "update commit_message set visible_at = clock_timestamp() where queue = %s"
     query(lender, text, number)
 
@@ -36,7 +36,7 @@ def test_messages_are_received_oldest_first_and_hidden_then(queue: PostgresQueue
     assert queue.receive(10) == []
 
 
-def test_what_is_deleted_never_comes_again(
+def test_deleted_messages_are_never_delivered_again(
     queue: PostgresQueue, lender: ConnectionSupplier, number: int
 ) -> None:
     queue.send(["a", "b", "c"])
@@ -45,7 +45,7 @@ def test_what_is_deleted_never_comes_again(
     assert bodies(queue.receive(10, WAIT_SECONDS)) == ["c"]
 
 
-def test_what_is_not_deleted_comes_again_and_is_counted(
+def test_messages_that_are_not_deleted_are_delivered_again_and_counted(
     queue: PostgresQueue, lender: ConnectionSupplier, number: int
 ) -> None:
     queue.send(["a"])
@@ -55,10 +55,10 @@ def test_what_is_not_deleted_comes_again_and_is_counted(
         expire(lender, number)
 
 
-def test_who_is_too_late_takes_nothing_away(
+def test_a_receiver_whose_timeout_passed_cannot_change_the_message(
     queue: PostgresQueue, lender: ConnectionSupplier, number: int
 ) -> None:
-    """The visibility timeout ran out, and another one has the message."""
+    """Another receiver has the message, since the visibility timeout has passed."""
     queue.send(["a"])
     late = queue.receive(1)
     expire(lender, number)
@@ -74,15 +74,15 @@ def test_who_is_too_late_takes_nothing_away(
 
 
 @pytest.mark.parametrize("what", ["delete", "bury", "retry_later", "send_again"])
-def test_who_is_overtaken_while_it_waits_takes_nothing_away(
+def test_a_receiver_that_is_overtaken_while_it_waits_cannot_change_the_message(
     queue: PostgresQueue, lender: ConnectionSupplier, number: int, what: str
 ) -> None:
-    """The message is being received again by a transaction that is still open."""
+    """An open transaction is receiving the message again."""
     more = {"bury": ("too late",), "retry_later": (0.0,), "send_again": (0.0,)}.get(what, ())
     with lender.connection(), lender.connection():
-        pass  # in a session that is younger than the message it would wait for nothing
+        pass  # makes sessions older than the message: a younger one would not wait
     queue.send(["a"])
-    # as if the session that deletes were older: a younger one only deletes what it finds applied
+    # as if the deleting session were older: a younger one only deletes messages that were applied
     late = [replace(message, born=float("inf")) for message in queue.receive(1)]
     with lender.connection() as other:
         other.execute("begin")
@@ -112,7 +112,7 @@ def test_a_message_is_hidden_for_as_long_as_it_is_put_off(
     assert 300 < query(lender, left, number)[0][0] <= 600
 
 
-def test_what_is_received_at_once_is_bounded_in_bytes(queue: PostgresQueue) -> None:
+def test_received_messages_are_bounded_in_bytes(queue: PostgresQueue) -> None:
     mebibyte = "x" * 2**20
     queue.send([mebibyte[: 2**19]] * 3 + [mebibyte * 5] + [mebibyte] * 5)
     received = [[len(message.body) // 2**19 for message in queue.receive(100)] for _ in range(4)]
@@ -120,7 +120,7 @@ def test_what_is_received_at_once_is_bounded_in_bytes(queue: PostgresQueue) -> N
     assert all(sum(sizes) <= 8 or len(sizes) == 1 for sizes in received)
 
 
-def test_what_is_sent_again_does_not_count(
+def test_sending_again_does_not_count_as_a_delivery(
     queue: PostgresQueue, lender: ConnectionSupplier, number: int
 ) -> None:
     queue.send(["a", "b"])
@@ -185,7 +185,7 @@ while messages := queue.receive(7):
             assert process.stdout
             outputs.append(process.stdout.read().split())
             assert process.wait(WAIT_SECONDS) == 0
-    # a receiver skips messages that another one is taking, and may see an empty queue
+    # a receiver skips messages that another one is receiving, and may see an empty queue
     rest = bodies(queue.receive(1_000))
     taken = [body for output in outputs for body in output] + rest
     assert len(taken) == len(sent)
@@ -193,7 +193,9 @@ while messages := queue.receive(7):
 
 
 @pytest.mark.slow
-def test_what_a_killed_receiver_held_comes_again(queue: PostgresQueue, dsn_of_all: str, number: int) -> None:
+def test_messages_of_a_killed_receiver_are_delivered_again(
+    queue: PostgresQueue, dsn_of_all: str, number: int
+) -> None:
     queue.send(["a"])
     script = """
 assert queue.receive(1)
@@ -233,7 +235,7 @@ def test_threads_share_a_queue_at_every_isolation_level(
 def test_a_sender_can_be_part_of_a_transaction(
     queue: PostgresQueue, lender: ConnectionSupplier, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message of a transaction that ends long after it sent is found as well."""
+    """A message is also received if its transaction ends long after it was sent."""
     monkeypatch.setattr(module, "_LOOK_EVERYWHERE_SECONDS", 0.2)
     with lender.connection() as conn:
         conn.execute("begin")
@@ -252,7 +254,7 @@ def test_a_sender_can_be_part_of_a_transaction(
 @pytest.mark.parametrize(
     ("received", "hidden"), [(0, "10 seconds"), (0, "1 year"), (1, "16 minutes"), (9, "1 year")]
 )
-def test_a_clock_that_ran_back_hides_nothing_for_ever(
+def test_a_clock_that_was_set_back_does_not_hide_messages_forever(
     queue: PostgresQueue, lender: ConnectionSupplier, number: int, received: int, hidden: str
 ) -> None:
     queue.send(["a"])
@@ -263,7 +265,7 @@ def test_a_clock_that_ran_back_hides_nothing_for_ever(
     assert bodies(queue.receive(10)) == ["a"]
 
 
-def test_what_is_put_off_stays_hidden_from_all(
+def test_postponed_messages_are_hidden_from_all_receivers(
     queue: PostgresQueue, lender: ConnectionSupplier, number: int
 ) -> None:
     queue.send(["a"])
@@ -271,7 +273,7 @@ def test_what_is_put_off_stays_hidden_from_all(
     assert PostgresQueue(lender, number).receive(1) == []
 
 
-def test_depth_counts_what_is_taken_and_tells_the_oldest(
+def test_depth_counts_received_messages_and_has_the_age_of_the_oldest(
     queue: PostgresQueue,
     lender: ConnectionSupplier,
     number: int,
@@ -296,7 +298,7 @@ def test_a_commit_is_found_by_its_id(queue: PostgresQueue, lender: ConnectionSup
         assert query(lender, "select 1 from commit_message where commit_key = %s", UUID(bytes=key))
 
 
-def test_what_cannot_be_stored_is_refused_with_all_of_its_call(
+def test_a_body_that_cannot_be_stored_refuses_the_whole_call(
     queue: PostgresQueue, lender: ConnectionSupplier, number: int
 ) -> None:
     small = PostgresQueue(lender, number, body_bytes_max=100)
@@ -336,7 +338,7 @@ USES: list[Callable[[PostgresQueue], Any]] = [
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_database_that_is_no_instance_is_said(use: Any, empty_dsn: str) -> None:
+def test_an_error_names_a_queue_in_a_database_without_an_instance(use: Any, empty_dsn: str) -> None:
     supplier = ConnectionSupplier(empty_dsn)
     try:
         with pytest.raises(CommitQueueError, match=r"^commit queue 7 in PostgreSQL does not exist: "):
@@ -347,7 +349,7 @@ def test_a_database_that_is_no_instance_is_said(use: Any, empty_dsn: str) -> Non
 
 @pytest.fixture
 def denied(dsn_of_all: str, lender: ConnectionSupplier) -> Iterator[ConnectionSupplier]:
-    """Connections of a role that may do nothing."""
+    """Yields connections of a role without privileges."""
     role = f"denied_{next(queue_numbers)}"
     query(lender, f"create role {role}")
     query(lender, f"grant usage on schema dormouse to {role}")
@@ -359,6 +361,6 @@ def denied(dsn_of_all: str, lender: ConnectionSupplier) -> Iterator[ConnectionSu
 
 
 @pytest.mark.parametrize("use", USES)
-def test_denied_access_is_said(use: Any, denied: ConnectionSupplier) -> None:
+def test_denied_access_is_an_error(use: Any, denied: ConnectionSupplier) -> None:
     with pytest.raises(CommitQueueError, match=r"^commit queue 7 in PostgreSQL denies access: [^\n]*$"):
         use(PostgresQueue(denied, 7))

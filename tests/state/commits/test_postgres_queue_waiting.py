@@ -1,4 +1,4 @@
-"""Receivers that wait for the queue in PostgreSQL are notified; without any, senders do not notify."""
+"""Waiting receivers of the queue in PostgreSQL are notified; senders do not notify if no receiver waits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def waiters(lender: ConnectionSupplier, number: int) -> int:
 
 
 @pytest.mark.slow
-def test_who_waits_is_notified(
+def test_a_waiting_receiver_is_notified(
     queue: PostgresQueue,
     lender: ConnectionSupplier,
     dsn_of_all: str,
@@ -46,20 +46,20 @@ def test_who_waits_is_notified(
     """A message of another process wakes the receiver without polling."""
     monkeypatch.setattr(module, "POLL_SECONDS", WAIT_SECONDS)
     thread, outcome = in_background(lambda: bodies(queue.receive(10, 50)))
-    # the waiter is asleep, not only announced
+    # the receiver must already wait, and not only be registered
     asleep = """select count(*) from pg_stat_activity
                 where state = 'idle' and query like '%%commit_message%%' and query like '%%skip locked%%'
                     and datname = current_database()"""
     wait_until(lambda: waiters(lender, number) == 1 and query(lender, asleep)[0][0], WAIT_SECONDS)
     with receiver(dsn_of_all, "queue.send(['a'])", number, 1) as process:
         assert process.wait(WAIT_SECONDS) == 0
-    wait_until(lambda: outcome, 30)  # the wait itself would look again only at its end
+    wait_until(lambda: outcome, 30)  # without a notification it would look again only after 50 s
     thread.join(WAIT_SECONDS)
     assert outcome == [["a"]]
     assert waiters(lender, number) == 0
 
 
-def test_who_missed_the_notification_polls(
+def test_a_receiver_that_missed_the_notification_polls(
     queue: PostgresQueue, lender: ConnectionSupplier, number: int
 ) -> None:
     thread, outcome = in_background(lambda: bodies(queue.receive(10, 50)))
@@ -70,8 +70,8 @@ def test_who_missed_the_notification_polls(
     assert outcome == [["a"]]
 
 
-def test_nobody_is_notified_while_nobody_waits(dsn_of_all: str, queue: PostgresQueue) -> None:
-    """Notifications make the commits of all the database queue up."""
+def test_senders_do_not_notify_without_waiting_receivers(dsn_of_all: str, queue: PostgresQueue) -> None:
+    """Notifications make all commits of the database wait for each other."""
     with psycopg.connect(dsn_of_all, autocommit=True) as conn:
         conn.execute(f"listen {queue._channel}")
         queue.send(["a"])
@@ -79,7 +79,7 @@ def test_nobody_is_notified_while_nobody_waits(dsn_of_all: str, queue: PostgresQ
         assert list(conn.notifies(timeout=0)) == []
 
 
-def test_a_wait_in_vain_leaves_nothing_behind(dsn_of_all: str, number: int) -> None:
+def test_a_wait_without_messages_leaves_nothing_behind(dsn_of_all: str, number: int) -> None:
     supplier = ConnectionSupplier(dsn_of_all, connections_max=1)
     queue = PostgresQueue(supplier, number)
     try:
@@ -90,7 +90,9 @@ def test_a_wait_in_vain_leaves_nothing_behind(dsn_of_all: str, number: int) -> N
         supplier.close()
 
 
-def test_who_died_asleep_is_forgotten(queue: PostgresQueue, lender: ConnectionSupplier, number: int) -> None:
+def test_waiting_receivers_that_died_are_forgotten(
+    queue: PostgresQueue, lender: ConnectionSupplier, number: int
+) -> None:
     text = """insert into commit_waiter
               values (%s, gen_random_uuid(), clock_timestamp() - interval '1 hour'),
                      (%s, gen_random_uuid(), clock_timestamp() + interval '1 year')"""
@@ -99,7 +101,7 @@ def test_who_died_asleep_is_forgotten(queue: PostgresQueue, lender: ConnectionSu
     assert waiters(lender, number) == 0
 
 
-def test_a_connection_that_dies_while_it_waits_is_an_error_and_the_next_call_works(
+def test_a_lost_connection_of_a_waiting_receiver_is_an_error_and_the_next_call_works(
     dsn_of_all: str, lender: ConnectionSupplier, number: int
 ) -> None:
     supplier = ConnectionSupplier(dsn_of_all, application_name=f"waiter {number}")

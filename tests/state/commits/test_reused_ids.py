@@ -1,4 +1,4 @@
-"""Ids that come again with another request: refused, and never taken for a repetition."""
+"""Commit ids that are reused with another request are refused, and never taken for a repetition."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ def table(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> TableContex
 
 
 def test_an_id_with_other_rows_is_refused(table: TableContext) -> None:
-    """An id that comes again with other rows is a mistake, and not a repetition."""
+    """An id reused with other rows is a mistake, and not a repetition."""
     rows = flights(100)
     assert ingest(table, rows, ingest_id="july").applied
     with pytest.raises(CommitIdReused, match="ingest id 'july' was used before, for other data"):
         ingest(table, flights(101), ingest_id="july")
     same = pa.concat_tables([rows.slice(0, 7), rows.slice(7)])
     assert not ingest(table, same, ingest_id="july").applied
-    assert not ingest(table, same.to_reader(), ingest_id="july").applied  # a stream is not compared
+    assert not ingest(
+        table, same.to_reader(), ingest_id="july"
+    ).applied  # the rows of a stream are not compared
     check_holds(table, rows)
 
 
 def test_an_id_with_another_file_is_refused(table: TableContext, tmp_path: Path) -> None:
-    """The content of files is compared, and not where they lie."""
+    """The contents of files are compared, and not their paths."""
     rows = flights(100)
     for name, content in (("a.parquet", rows), ("b.parquet", rows), ("other.parquet", flights(99))):
         pq.write_table(content, tmp_path / name)
@@ -57,7 +59,7 @@ def test_an_id_with_another_file_is_refused(table: TableContext, tmp_path: Path)
     check_holds(table, rows)
 
 
-def test_an_id_that_another_uses_meanwhile_for_other_rows_is_refused(table: TableContext) -> None:
+def test_an_id_that_a_concurrent_ingest_used_for_other_rows_is_refused(table: TableContext) -> None:
     rows = flights(100)
 
     def overtake(done: int, total: int | None) -> None:
@@ -71,7 +73,7 @@ def test_an_id_that_another_uses_meanwhile_for_other_rows_is_refused(table: Tabl
 
 
 def test_an_id_with_another_request_is_refused(instance: Instance) -> None:
-    """Before the job ends, and after."""
+    """Covers a request before the job ends, and after."""
     jobs = instance.jobs
     ran: list[Any] = []
     jobs.start("work", {"n": 1}, job_id="mine")
@@ -86,7 +88,9 @@ def test_an_id_with_another_request_is_refused(instance: Instance) -> None:
 
 @pytest.mark.slow
 def test_a_change_of_rows_that_changes_nothing_keeps_its_id(instance: Instance, tmp_path: Path) -> None:
-    """The id answers the same change again, also after other changes, and refuses another one."""
+    """The id returns the first result for the same change, also after other changes, and refuses another
+    change.
+    """
     samples = instance.create_row_table("samples", [dm.Column("name", "STRING")])
     samples.change([], change_id="nothing")
     samples.change([dm.Insert([{"name": "a"}, {"name": "b"}])])
@@ -105,7 +109,7 @@ def test_a_change_of_rows_that_changes_nothing_keeps_its_id(instance: Instance, 
     assert [list(one.versions) for one in first] == [[], [], []]
     assert ask() == first
     samples.change([dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 1, "name": "c"}])])
-    assert ask() == first  # a change without an id of its own would be in conflict
+    assert ask() == first  # a change without an id would be in conflict
     path.write_text(content.replace("b", "d"), "utf-8")
     others: list[Callable[[], Changed]] = [
         lambda: samples.change([dm.Insert([{"name": "d"}])], change_id="nothing"),
@@ -118,12 +122,12 @@ def test_a_change_of_rows_that_changes_nothing_keeps_its_id(instance: Instance, 
             other()
     assert samples.version() == 2
     assert len(samples.history()) == 2
-    with samples.locks.write(1):  # each change has given the lock back
+    with samples.locks.write(1):  # each change has released the lock
         pass
 
 
 def test_a_change_that_lost_its_lock_keeps_no_id(instance: Instance) -> None:
-    """Another worker may have changed the rows meanwhile."""
+    """Another worker may have changed the rows since the lock was lost."""
     samples = instance.create_row_table("samples", [dm.Column("name", "STRING")])
     samples.change([dm.Insert([{"name": "a"}])])
 
@@ -138,7 +142,7 @@ def test_a_change_that_lost_its_lock_keeps_no_id(instance: Instance) -> None:
 
 @pytest.mark.slow
 def test_the_header_of_a_request_names_its_job(instance: Instance) -> None:
-    """`Idempotency-Key` is the id of the job, quoted or not: sent again with another body it is refused."""
+    """`Idempotency-Key` is the id of the job, quoted or not. The same key with another body is refused."""
     instance.create_row_table("samples", [dm.Column("name", "STRING")])
     with serving(instance, job_threads=2, shutdown_seconds_max=10) as url, connect(url) as client:
         samples = client.row_table("samples")
@@ -175,7 +179,7 @@ def test_the_header_of_a_request_names_its_job(instance: Instance) -> None:
 
 @pytest.mark.slow
 def test_a_file_that_is_sent_with_the_id_of_another_is_refused(instance: Instance, tmp_path: Path) -> None:
-    """A file that a client sends in vain is not kept."""
+    """The service does not keep the refused file."""
     instance.create_row_table("samples", [dm.Column("name", "STRING")])
     path = tmp_path / "rows.csv"
     path.write_text("name\na\n", "utf-8")
@@ -200,7 +204,7 @@ def test_a_file_that_is_sent_with_the_id_of_another_is_refused(instance: Instanc
 
 
 @pytest.mark.slow
-def test_an_id_of_no_rows_is_not_that_of_rows(table: TableContext) -> None:
+def test_an_id_used_without_rows_cannot_be_reused_with_rows(table: TableContext) -> None:
     """Every kind of data without rows counts as the same data; rows of any kind are other data."""
     rows = flights(10)
     none = rows.slice(0, 0)
@@ -227,5 +231,7 @@ def test_an_id_of_no_rows_is_not_that_of_rows(table: TableContext) -> None:
         for id_ in ("rows 0", "rows 1"):
             with pytest.raises(CommitIdReused, match="nothing was added"):
                 ingest(table, empty(), ingest_id=id_)
-        assert not ingest(table, empty(), ingest_id="rows 2").applied, number  # a stream is not compared
+        assert not ingest(table, empty(), ingest_id="rows 2").applied, (
+            number
+        )  # the rows of a stream are not compared
     check_holds(table, pa.concat_tables([rows] * 4))

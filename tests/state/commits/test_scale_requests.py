@@ -1,4 +1,4 @@
-"""A request to change leaves that comes again: its id is of one request alone."""
+"""Repeated requests to change leaves: an id belongs to one request."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ def halves(new_table: NewTable) -> TableContext:
 
 
 @pytest.mark.parametrize("splits", [[8], [7, 3], [], [99], ["x"]])
-def test_a_request_that_comes_again_with_other_points_is_refused(
-    halves: TableContext, splits: list[Any]
-) -> None:
+def test_a_repeated_request_with_other_points_is_refused(halves: TableContext, splits: list[Any]) -> None:
     a, b, c, _ = ids(halves)
     scale, given = halves.partitions.scale, [("key", point) for point in splits]
     merged, divided = scale([a, b], [("key", 7)], "r1"), scale([c], [("key", 25)], "r2")

@@ -26,7 +26,7 @@ def queue(new_sqs_queue: NewQueue, sqs_options: Options) -> SqsQueue:
 
 @pytest.fixture
 def denying(aws_endpoint: str) -> Iterator[Callable[[], None]]:
-    """Makes moto check credentials to the end of the test; it knows no user."""
+    """Returns a function that makes moto check credentials until the test ends; moto knows no user."""
 
     def checked_after(requests: str) -> None:
         connection = HTTPConnection(aws_endpoint.removeprefix("http://"), timeout=60)
@@ -46,7 +46,7 @@ def received(queue: SqsQueue) -> list[Message]:
     return queue.receive(100, 0)
 
 
-def test_what_is_sent_is_received_once_and_gone_when_deleted(queue: SqsQueue) -> None:
+def test_messages_are_received_once_and_can_be_deleted(queue: SqsQueue) -> None:
     bodies = [f"body {n}" for n in range(25)]
     queue.send(bodies)
     messages = received(queue)
@@ -69,7 +69,7 @@ def test_a_wait_for_an_empty_queue_ends(queue: SqsQueue) -> None:
     assert queue.receive(10, 0.5) == []
 
 
-def test_a_message_that_is_tried_later_comes_again_with_its_count(queue: SqsQueue) -> None:
+def test_a_postponed_message_is_delivered_again_with_its_count(queue: SqsQueue) -> None:
     queue.send(["again"])
     (first,) = received(queue)
     queue.retry_later([first], 0)
@@ -81,12 +81,12 @@ def test_a_message_that_is_tried_later_comes_again_with_its_count(queue: SqsQueu
 
 
 @pytest.mark.slow
-def test_what_is_received_at_once_is_bounded_in_bytes(queue: SqsQueue) -> None:
+def test_received_messages_are_bounded_in_bytes(queue: SqsQueue) -> None:
     queue.send(["x" * 2**19] * 30)
     assert [len(received(queue)) for _ in range(4)] == [10, 10, 10, 0]
 
 
-def test_what_is_sent_again_was_never_received(queue: SqsQueue) -> None:
+def test_sending_again_makes_a_new_message(queue: SqsQueue) -> None:
     queue.send(["again", "late"])
     again, late = sorted(received(queue), key=lambda message: message.body)
     queue.send_again([again], 0)
@@ -110,7 +110,7 @@ def test_a_body_too_large_or_not_xml_is_refused(queue: SqsQueue) -> None:
 
 
 def redrive_to(url: str, options: Options) -> str:
-    """The redrive policy of a queue whose dead letters go to the one at the URL."""
+    """Returns the redrive policy of a queue whose dead letters go to the queue at the URL."""
     answer = client(options).get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
     return json.dumps({"deadLetterTargetArn": answer["Attributes"]["QueueArn"], "maxReceiveCount": 100})
 
@@ -131,7 +131,7 @@ def test_a_dead_letter_goes_where_the_redrive_policy_says(
     assert letter["MessageAttributes"]["reason"]["StringValue"].startswith("no�t JSON: é")
 
 
-def test_a_dead_letter_goes_there_without_a_reason(new_sqs_queue: NewQueue, sqs_options: Options) -> None:
+def test_a_dead_letter_may_have_no_reason(new_sqs_queue: NewQueue, sqs_options: Options) -> None:
     dead = SqsQueue(new_sqs_queue(), **sqs_options)
     queue = SqsQueue(new_sqs_queue(RedrivePolicy=redrive_to(dead._url, sqs_options)), **sqs_options)
     queue.send(["bad"])
@@ -147,8 +147,10 @@ def test_without_a_dead_letter_queue_a_message_stays(queue: SqsQueue) -> None:
     assert queue.depth().messages == 1
 
 
-def test_what_a_batch_could_not_take_is_sent_again(queue: SqsQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """moto takes everything, so what fails is cut from the request, and said to have failed."""
+def test_the_messages_that_failed_in_a_batch_are_sent_again(
+    queue: SqsQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """moto accepts everything, so the test cuts messages from the request and reports that they failed."""
     call = queue._call
     sizes: list[int] = []
 
@@ -167,14 +169,18 @@ def test_what_a_batch_could_not_take_is_sent_again(queue: SqsQueue, monkeypatch:
     assert sorted(m.body for m in received(queue)) == sorted(str(n) for n in range(10))
 
 
-def test_what_the_queue_refuses_is_reported(queue: SqsQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_the_queue_refuses_are_reported(
+    queue: SqsQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fault = {"Id": "0", "SenderFault": True, "Code": "InvalidMessageContents", "Message": "bad text"}
     monkeypatch.setattr(queue, "_call", lambda *_, **__: {"Failed": [fault]})
     with pytest.raises(CommitQueueError, match="refused 1 of 1 messages: InvalidMessageContents: bad text"):
         queue.send(["x"])
 
 
-def test_what_never_succeeds_is_reported_in_the_end(queue: SqsQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_never_succeed_are_reported_in_the_end(
+    queue: SqsQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fault = {"Id": "0", "SenderFault": False, "Code": "InternalError"}
     monkeypatch.setattr(queue, "_call", lambda *_, **__: {"Failed": [fault]})
     monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
@@ -222,7 +228,7 @@ class TestFailures:
             use(SqsQueue(url, **options))
 
 
-def test_no_region_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_region_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
@@ -232,7 +238,7 @@ def test_no_region_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         queue.depth()
 
 
-def test_no_credentials_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -243,6 +249,6 @@ def test_no_credentials_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("url", ["queue", "arn:aws:sqs:us-east-1:1:q", "https://sqs.x/1/q.fifo"])
-def test_a_url_that_is_none_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput, match="commit queue"):
         SqsQueue(url)

@@ -1,4 +1,4 @@
-"""Calls of several threads at once are done together, and each gets its own answer."""
+"""Concurrent calls of several threads are done together, and each gets its own answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dormouse.state.commits.queue import SECONDS_MIN, Patience
 from tests.stored import wait_until
 
 
-def test_what_comes_while_one_is_asking_is_asked_for_at_once() -> None:
+def test_calls_that_arrive_during_a_call_are_done_together() -> None:
     begun, go_on, asked = threading.Event(), threading.Event(), []
 
     def work(items: Sequence[int]) -> list[int]:
@@ -45,7 +45,7 @@ def test_what_comes_while_one_is_asking_is_asked_for_at_once() -> None:
     assert together(7) == 14
 
 
-def test_one_that_is_refused_harms_no_other() -> None:
+def test_a_call_that_fails_harms_no_other() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def work(items: Sequence[int]) -> list[int]:
@@ -70,7 +70,7 @@ def test_one_that_is_refused_harms_no_other() -> None:
     assert together(5) == 5
 
 
-def test_one_that_is_interrupted_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_call_leaves_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def work(items: Sequence[int]) -> list[int]:
@@ -100,9 +100,10 @@ def test_one_that_is_interrupted_leaves_nobody_waiting(monkeypatch: pytest.Monke
 
 
 def interrupted_at(number: int, *, leads: bool) -> str:
-    """The line of the module, after so many, at which a caller is interrupted; all others get answers.
+    """Interrupts a call at its line with the given number, and returns that line; all other calls get
+    answers.
 
-    It leads the others, or waits for one of them and leads those that come after it.
+    The interrupted call leads the others, or waits for one of them and leads those that come later.
     """
     line, seen, go_on = "", itertools.count(1), threading.Event()
     asked: set[int] = set()
@@ -117,7 +118,7 @@ def interrupted_at(number: int, *, leads: bool) -> str:
         source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         if frame.f_code.co_filename != module.__file__:
             return None
-        # a lock is taken and given back in one step
+        # an interruption at `with` could leave the lock taken
         if event == "line" and not source.startswith("with ") and next(seen) == number:
             line = source
             raise KeyboardInterrupt
@@ -151,12 +152,12 @@ def interrupted_at(number: int, *, leads: bool) -> str:
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_one_that_is_interrupted_anywhere_leaves_nobody_waiting(leads: bool) -> None:
+def test_a_call_interrupted_at_any_line_leaves_no_other_waiting(leads: bool) -> None:
     lines = list(itertools.takewhile(bool, (interrupted_at(n, leads=leads) for n in itertools.count(1))))
     assert "self._lead(call)" in lines
     assert "self._waiting.popleft()" in lines
     assert "each.is_over = True" in lines
-    assert ("each.woken.set()" in lines) is not leads  # one that leads from the start serves itself alone
+    assert ("each.woken.set()" in lines) is not leads  # a call that leads from the start serves only itself
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks")
@@ -180,7 +181,7 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-def test_answers_are_looked_for_when_the_last_ones_came() -> None:
+def test_polling_learns_when_answers_usually_come() -> None:
     patience = Patience()
     for _ in range(200):
         pauses, waited = patience.pauses(), 0.0

@@ -159,7 +159,7 @@ def test_of_a_concurrent_expiry_and_commit_one_succeeds(table: TableContext) -> 
         assert (name in names(table)) is is_live
 
 
-def test_what_could_not_be_deleted_is_deleted_next_time(table: TableContext) -> None:
+def test_objects_that_could_not_be_deleted_are_deleted_by_the_next_collection(table: TableContext) -> None:
     class Broken:
         def __getattr__(self, name: str) -> object:
             return getattr(table.objects, name)
@@ -288,7 +288,7 @@ def test_leftovers_written_after_an_attempt_was_discarded_are_deleted_later(
 
 
 def test_an_attempt_that_is_discarded_after_its_table_was_dropped_leaves_no_row(table: TableContext) -> None:
-    """No collection would find its row, as the attempts of a table are collected with the table."""
+    """No collection would find its row, since a table's attempts are collected with the table."""
     with (
         pytest.raises(OSError, match="a task failed"),
         table.attempts.attempt(table.table, leftovers=True) as attempt,

@@ -108,7 +108,7 @@ def test_tables_are_made_while_the_files_of_another_are_converted(
     assert [table.layout for table in instance.tables()] == ["salted_counts", "file_table", "salted_counts"]
 
 
-def test_a_wait_for_a_table_has_an_end(dsn: str, instance: Instance) -> None:
+def test_a_wait_for_a_table_is_limited(dsn: str, instance: Instance) -> None:
     table_id = instance.table("t").files.table.table_id
 
     def work(conn: psycopg.Connection) -> None:

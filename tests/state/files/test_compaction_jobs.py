@@ -1,4 +1,4 @@
-"""Tests of compaction jobs: chosen as a Python model chooses, made once, leased, put back and given up."""
+"""Tests of compaction jobs: chosen as by a Python model, made once, leased, released and given up."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_files_of_unequal_sizes_are_merged_whatever_the_ratio(
     assert table.jobs.create() == 160 // files
 
 
-def test_the_model_itself() -> None:
+def test_the_model_chooses_the_expected_files() -> None:
     files = [(rows, str(rows)) for rows in (1, 2, 3, 7, 1000)]
     assert size_ratio(files, 10, 0.5) == [files[:4]]
     assert size_ratio(files[:2], 10, 3) == []
@@ -263,7 +263,7 @@ def test_a_late_failure_does_not_end_another_runners_lease(table: TableContext) 
     assert table.jobs.take(1) == []
 
 
-def test_a_replaced_job_is_gone(table: TableContext) -> None:
+def test_a_job_whose_files_were_replaced_no_longer_exists(table: TableContext) -> None:
     names = fill(table, 2)
     table.jobs.create()
     (job,) = table.jobs.take(1)

@@ -91,7 +91,7 @@ def free_since(table: TableContext) -> dict[str, datetime | None]:
 
 
 @pairs
-def test_everything_is_as_it_was(new_table: NewTable, source: str, target: str) -> None:
+def test_a_conversion_keeps_files_references_and_jobs(new_table: NewTable, source: str, target: str) -> None:
     table = filled(new_table, source)
     # the last removed file is not stamped yet: the conversion stamps it
     before = state(table)
@@ -109,7 +109,9 @@ def test_everything_is_as_it_was(new_table: NewTable, source: str, target: str) 
 
 
 @pairs
-def test_there_and_back(new_table: NewTable, source: str, target: str) -> None:
+def test_a_conversion_and_its_reverse_restore_the_table(
+    new_table: NewTable, source: str, target: str
+) -> None:
     table = filled(new_table, source)
     table.store.stamp_unreferenced()
     before = state(table)
@@ -119,7 +121,7 @@ def test_there_and_back(new_table: NewTable, source: str, target: str) -> None:
 
 
 @pairs
-def test_the_table_goes_on_as_before(new_table: NewTable, source: str, target: str) -> None:
+def test_a_converted_table_works_as_before(new_table: NewTable, source: str, target: str) -> None:
     table = convert(filled(new_table, source), target)
     store = table.store
     leaf = table.partitions.leaves()[0].partition_id
@@ -139,7 +141,9 @@ def test_the_table_goes_on_as_before(new_table: NewTable, source: str, target: s
 
 
 @pairs
-def test_the_time_since_a_file_is_free_is_kept(new_table: NewTable, source: str, target: str) -> None:
+def test_a_conversion_keeps_the_time_since_which_files_are_free(
+    new_table: NewTable, source: str, target: str
+) -> None:
     """Files keep the time of their last removal, even if stage one had not stamped them yet."""
     table = filled(new_table, source)
     table.store.stamp_unreferenced()
@@ -156,7 +160,7 @@ def test_the_time_since_a_file_is_free_is_kept(new_table: NewTable, source: str,
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_to_the_same_layout_nothing_happens(new_table: NewTable, layout: str) -> None:
+def test_a_conversion_to_the_same_layout_does_nothing(new_table: NewTable, layout: str) -> None:
     table = filled(new_table, layout)
     before, tables = state(table), own_tables(table)
     assert convert(table, layout).table == table.table
@@ -255,7 +259,7 @@ def test_a_dropped_table_is_not_taken_for_a_converted_one(new_table: NewTable) -
 
 
 @pairs
-def test_an_older_snapshot_is_never_half_seen(new_table: NewTable, source: str, target: str) -> None:
+def test_a_reader_with_an_older_snapshot_is_retried(new_table: NewTable, source: str, target: str) -> None:
     """A reader that knows the new layout and has an older snapshot is retried on a newer one."""
     table = filled(new_table, source)
     converted = changed(table, table=changed(table.table, layout=target))
@@ -273,7 +277,7 @@ def test_an_older_snapshot_is_never_half_seen(new_table: NewTable, source: str, 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_it_waits_for_a_commit_that_is_under_way(new_table: NewTable, layout: str) -> None:
+def test_a_conversion_waits_for_an_open_commit(new_table: NewTable, layout: str) -> None:
     table = filled(new_table, layout)
     target = next(name for name in LAYOUTS if name != layout)
     with transaction(table) as conn:
@@ -289,7 +293,7 @@ def test_it_waits_for_a_commit_that_is_under_way(new_table: NewTable, layout: st
 
 
 @pytest.mark.slow
-def test_a_stream_is_read_to_its_end(new_table: NewTable) -> None:
+def test_a_conversion_waits_until_a_stream_is_read_to_its_end(new_table: NewTable) -> None:
     table = new_table(layout="file_table")
     table.store.add_files(ref(f"f{n:05}") for n in range(10_500))
     stream = table.store.file_references()

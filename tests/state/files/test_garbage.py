@@ -53,7 +53,7 @@ def objects(table: TableContext) -> list[str]:
 
 
 class Wrapped:
-    """The table's objects, with a deletion that calls a function first, and may fail."""
+    """The table's objects, with a deletion that first calls a function, and may fail."""
 
     def __init__(
         self, table: TableContext, fails: str = "", before: Callable[[], Any] = lambda: None
@@ -84,7 +84,7 @@ def test_a_file_is_deleted_with_its_sketches_and_its_row(table: TableContext) ->
     assert table.garbage.collect().deleted_files == ()
 
 
-def test_in_batches(table: TableContext) -> None:
+def test_files_are_deleted_in_batches(table: TableContext) -> None:
     names = [f"f{n}" for n in range(10)]
     add(table, *names)
     remove(table.store, *names)
@@ -166,7 +166,7 @@ def test_objects_of_other_owners_are_never_deleted(
     assert objects(table) == sorted(name + end for name in (others, "commits/x") for end in ("", ".sketches"))
 
 
-def test_freeing_the_files_of_an_erasure_deletes_the_tables_own_alone(
+def test_freeing_the_files_of_an_erasure_deletes_only_the_tables_own(
     table: TableContext, new_table: Callable[..., TableContext]
 ) -> None:
     foreign = [f"{new_table().table.object_prefix}x/0-root.parquet", "commits/x", "instance.json"]
@@ -192,7 +192,7 @@ def test_a_report_names_some_and_counts_all(table: TableContext, monkeypatch: py
     assert (len(report.failed), report.failures) == (1, 1)
 
 
-def test_a_data_file_that_is_called_like_a_sketch(table: TableContext) -> None:
+def test_a_data_file_with_the_name_of_a_sketch_is_kept_if_its_deletion_fails(table: TableContext) -> None:
     table.store.add_files([ref("x.sketches"), ref("y")])
     table.objects.put("x.sketches", b"rows")
     remove(table.store, "x.sketches", "y")
@@ -254,7 +254,7 @@ def test_concurrent_collectors_delete_each_file_once(table: TableContext) -> Non
     assert objects(table) == []
 
 
-def test_a_file_that_another_collector_forgot_meanwhile(table: TableContext) -> None:
+def test_a_file_whose_row_another_collector_deleted_is_skipped(table: TableContext) -> None:
     add(table, "a", "b")
     remove(table.store, "a", "b")
     other = collector(table, before=lambda: table.store.delete_collected_files(["a"]))
@@ -318,7 +318,7 @@ def test_digests_are_noted_before_stage_one_or_after_it(table: TableContext) -> 
 
 
 @pytest.mark.slow
-def test_stage_one_costs_what_was_unreferenced_and_not_the_table(table: TableContext) -> None:
+def test_the_work_of_stage_one_grows_with_unreferenced_files_only(table: TableContext) -> None:
     """Stage one finds the removals since the last run, and their files, by index."""
     store, number = table.store, table.table.table_id
     store.add_files(ref(f"f{n}", f"p{n % 100}") for n in range(10_000))
@@ -339,7 +339,7 @@ def test_stage_one_costs_what_was_unreferenced_and_not_the_table(table: TableCon
     assert any("removal" in line and "Index" in line for line in plan), plan
 
 
-def test_a_table_whose_delay_changed(table: TableContext) -> None:
+def test_a_changed_delay_decides_when_a_file_is_deleted(table: TableContext) -> None:
     add(table, "a")
     remove(table.store, "a")
     properties = table.properties.model_copy(update={"gc_delay_seconds": 3_000_000_000.0})

@@ -318,7 +318,7 @@ def test_a_queue_that_is_full_is_no_failed_round(instance: Instance, monkeypatch
 
 
 @pytest.mark.slow
-def test_the_command_line_says_what_fails_since_when_and_what_to_do(
+def test_the_status_command_shows_failures_since_when_and_remedies(
     instance: Instance, cli: Callable[..., tuple[int, str, str]], dsn: str
 ) -> None:
     where = ("--dsn", dsn, "--objects", instance._objects.url)
@@ -368,7 +368,7 @@ def test_the_command_that_cannot_divide_a_leaf_fails(
     assert "could not split 1 partition; the first: partition root is not divided" in err
 
 
-def test_an_instance_that_may_only_read_reads_them(instance: Instance, dsn: str) -> None:
+def test_a_read_only_instance_reads_last_rounds(instance: Instance, dsn: str) -> None:
     table = broken_table(instance)
     with dm.connect(dsn, instance._objects.url, read_only=True) as reader:
         assert reader.table("t").status().rounds == table.status().rounds

@@ -78,7 +78,7 @@ def test_a_removal_is_logged_in_its_day(table: TableContext) -> None:
     assert query(table.supplier, f"select count(*) from {day}") == [(1,)]
 
 
-def test_a_day_that_the_default_partition_has_removals_of_loses_none(table: TableContext) -> None:
+def test_making_a_day_keeps_its_removals_from_the_default_partition(table: TableContext) -> None:
     table.store.add_files([ref("a"), ref("b")])
     remove(table.store, "a")
     removal_log.roll(table.supplier)
@@ -120,7 +120,7 @@ def test_removals_of_a_clock_that_was_ahead_are_those_of_today(table: TableConte
     assert table.store.stamp_unreferenced() == 1
 
 
-def test_days_are_those_of_the_database(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_days_follow_the_clock_of_the_database(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(datetime):
         @classmethod
         def now(cls, tz: object = None) -> Wrong:

@@ -1,6 +1,6 @@
 """Tests of transactions whose connection, commit or process dies.
 
-Each is applied once, not at all, or raises that its outcome is unknown.
+Each transaction is applied once, or not at all, or raises that its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def test_a_statement_whose_connection_was_dead_before_is_sent_on_another(
 
 
 class Careless:
-    """A supplier that lends connections without checking whether they live."""
+    """A fake supplier that lends connections without checking that they work."""
 
     def __init__(self, supplier: ConnectionSupplier, dsn: str) -> None:
         self._supplier = supplier

@@ -1,7 +1,7 @@
-"""The effects of a jump of the database's clock, and their correction.
+"""Effects of a jump of the database's clock, and their correction.
 
-The clock was five days ahead for a while and is right again: leases and times of then lie five days ahead.
-The tests write them so; `tests/state/history/test_clock_storm.py` has the clock jump for real.
+The clock was five days ahead for a while and is right again, so leases and times written meanwhile lie five
+days ahead. The tests write such times; in `tests/state/history/test_clock_storm.py` the clock really jumps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HEALED = {
     "truncation.recorded_at", "watermark.looked_at", "watermark.whole_at", "write_attempt.abandoned_at",
     "write_attempt.finished_at", "write_attempt.started_at",
 }  # fmt: skip
-"""What `restart_leases` corrects."""
+"""Columns that `restart_leases` corrects."""
 
 ELSEWHERE = {
     "commit_message.visible_at": "committers show messages that are hidden for longer than any is",
@@ -53,7 +53,7 @@ ELSEWHERE = {
     "instance_round.ended_at": "a round that ended in the future is due",
     "removal.removed_at": "dated back where no day was made for it",
 }
-"""What the statement that reads it takes care of."""
+"""Columns that the statements which read them correct, and how."""
 
 KEPT_LONGER = {
     "applied_commit.applied_at", "applied_commit.expires_at", "backup_taken.taken_at",
@@ -61,7 +61,7 @@ KEPT_LONGER = {
     "ended_job.ended_at", "erased_file.freed_at", "file.unreferenced_at", "payload.inserted_at",
     "payload_object.changed_at", "rejected_commit.rejected_at", "removal.removed_at",
 }  # fmt: skip
-"""Until when something is kept: for longer by as much as the clock was ahead, which harms nothing."""
+"""Columns that determine how long something is kept. A clock that was ahead only prolongs that."""
 
 FOR_PEOPLE = {
     "commit_message.sent_at", "compaction_job.created_at", "consumer.created_at",
@@ -76,11 +76,11 @@ FOR_PEOPLE = {
     "row_table.changed_at", "schema_change.changed_at", "tables.created_at", "truncation.truncated_at",
     "write_stream.committed_at",
 }  # fmt: skip
-"""What is only shown, or part of a key."""
+"""Columns that are only shown, or part of a key."""
 
 
-def test_each_stored_time_is_known_with_what_a_jump_does_to_it(instance: Instance) -> None:
-    """A new column belongs into one of the lists: ask what becomes of it when it lies five days ahead."""
+def test_each_stored_time_is_listed_with_the_effect_of_a_clock_jump(instance: Instance) -> None:
+    """Each new column must be added to one of the lists: consider what happens if it lies five days ahead."""
     found = query(
         instance._supplier,
         """
@@ -95,7 +95,7 @@ def test_each_stored_time_is_known_with_what_a_jump_does_to_it(instance: Instanc
     assert {name for (name,) in found} ^ known == set()
 
 
-def test_what_lasts_as_long_as_it_may_is_left_alone(instance: Instance, table_t: Table) -> None:
+def test_leases_of_normal_length_are_not_restarted(instance: Instance, table_t: Table) -> None:
     rows = instance.create_row_table("r", [dm.Column("n", "INTEGER")])
     release = threading.Event()
     job = instance.jobs.start("work", {})
@@ -113,7 +113,7 @@ def test_what_lasts_as_long_as_it_may_is_left_alone(instance: Instance, table_t:
     assert clock_jumps(instance._supplier) == []
 
 
-def test_a_lock_of_rows_is_over_a_while_later(instance: Instance) -> None:
+def test_a_row_lock_ends_soon_after_a_clock_jump(instance: Instance) -> None:
     rows = instance.create_row_table("r", [dm.Column("n", "INTEGER")])
     query(
         instance._supplier,
@@ -129,7 +129,7 @@ def test_a_lock_of_rows_is_over_a_while_later(instance: Instance) -> None:
     assert rows.change([dm.Insert([{"n": 1}])], wait_seconds=0).versions
 
 
-def test_a_day_of_payloads_is_free_a_while_later(instance: Instance) -> None:
+def test_the_lease_of_a_payload_day_ends_soon_after_a_clock_jump(instance: Instance) -> None:
     with days.leased(instance._supplier, YESTERDAY, "offload", ["open"]):
         query(instance._supplier, f"update payload_day set leased_until = {AHEAD}")
         with (
@@ -141,7 +141,7 @@ def test_a_day_of_payloads_is_free_a_while_later(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_of_a_dead_worker_is_run_a_while_later(
+def test_a_job_of_a_dead_worker_runs_soon_after_a_clock_jump(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "LOOK_SECONDS_MAX", 0.1)
@@ -169,7 +169,7 @@ def test_a_job_of_a_dead_worker_is_run_a_while_later(
 
 
 @pytest.mark.slow
-def test_a_compaction_job_is_taken_when_its_span_is_over(instance: Instance) -> None:
+def test_a_compaction_job_is_taken_when_its_restarted_lease_ends(instance: Instance) -> None:
     table = filled(instance)
     assert table.context.jobs.create(10) == 1
     assert len(table.context.jobs.take(1)) == 1
@@ -188,8 +188,10 @@ def test_a_compaction_job_is_taken_when_its_span_is_over(instance: Instance) -> 
 
 
 @pytest.mark.slow
-def test_history_can_be_read_from_now_on(instance: Instance, table_t: Table) -> None:
-    """A moment, a new consumer, and a cut, though collection let all go that came before the wrong clock."""
+def test_history_can_be_read_from_the_correction_on(instance: Instance, table_t: Table) -> None:
+    """Covers a time, a new consumer and a cut, after a collection that expired all moments before the wrong
+    clock.
+    """
     add(table_t, 1)
     let_go(instance)
     assert table_t.query(as_of=datetime.now(UTC) + timedelta(seconds=1)).read_all().num_rows == 1
@@ -207,7 +209,7 @@ def test_history_can_be_read_from_now_on(instance: Instance, table_t: Table) -> 
 
 
 @pytest.mark.slow
-def test_a_truncation_at_a_cut_of_the_wrong_clock_lets_the_present_be_read(
+def test_a_truncation_dated_by_the_wrong_clock_does_not_hide_the_present(
     instance: Instance, table_t: Table
 ) -> None:
     add(table_t, 1)
@@ -223,7 +225,7 @@ def test_a_cut_holds_its_files_also_after_cuts_of_the_wrong_clock(instance: Inst
     query(instance._supplier, f"update hold set since = {AHEAD}")
     add(table_t, 2)
     cut = record_cut(table_t.context, "later")
-    assert cut.recorded_at > datetime.now(UTC) + timedelta(days=DAYS - 1)  # they stay in their order
+    assert cut.recorded_at > datetime.now(UTC) + timedelta(days=DAYS - 1)  # cuts are ordered by time
     table_t.collect_garbage()
     late = "select count(*) from hold where since > clock_timestamp()"
     assert query(instance._supplier, late) == [(0,)]
@@ -231,7 +233,7 @@ def test_a_cut_holds_its_files_also_after_cuts_of_the_wrong_clock(instance: Inst
     assert table_t.history.record_if_due() is not None
 
 
-def test_holds_of_the_dead_end_and_those_of_cuts_stay(instance: Instance, table_t: Table) -> None:
+def test_holds_of_backups_end_soon_and_holds_of_cuts_stay(instance: Instance, table_t: Table) -> None:
     record_cut(table_t.context, "named")
     table_t.consumer("etl")
     query(
@@ -255,7 +257,7 @@ def test_holds_of_the_dead_end_and_those_of_cuts_stay(instance: Instance, table_
     assert len(left) == 3
 
 
-def test_a_hold_that_began_ahead_ends_as_much_earlier(instance: Instance, table_t: Table) -> None:
+def test_a_hold_that_began_in_the_future_is_moved_back(instance: Instance, table_t: Table) -> None:
     table_t.consumer("etl")
     [(before,)] = query(instance._supplier, "select until from hold")
     query(
@@ -297,7 +299,7 @@ def test_a_time_of_the_wrong_clock_is_corrected(instance: Instance, name: str, c
     assert restart_leases(instance._supplier) is None
 
 
-def test_what_maintenance_does_once_a_day_is_due(instance: Instance) -> None:
+def test_a_daily_round_that_ended_in_the_future_is_due(instance: Instance) -> None:
     rounds = InstanceRounds(instance._supplier)
     rounds.run("daily", lambda: None)
     assert not rounds.is_due("daily", 86_400)
@@ -307,7 +309,7 @@ def test_what_maintenance_does_once_a_day_is_due(instance: Instance) -> None:
     assert not rounds.is_due("daily", 86_400)
 
 
-def test_a_table_is_counted_as_a_whole_again(instance: Instance, table_t: Table) -> None:
+def test_a_table_that_was_counted_in_the_future_is_counted_again(instance: Instance, table_t: Table) -> None:
     add(table_t, 1)
     table_t.collect_garbage()
     query(instance._supplier, f"update watermark set whole_at = {AHEAD}")
@@ -316,14 +318,14 @@ def test_a_table_is_counted_as_a_whole_again(instance: Instance, table_t: Table)
     assert query(instance._supplier, fresh) == [(0,)]
 
 
-def test_the_days_of_removals_that_may_be_missing_end_soon(instance: Instance) -> None:
+def test_the_time_until_which_removals_may_be_missing_ends_soon(instance: Instance) -> None:
     query(instance._supplier, f"update instance set removals_since = {AHEAD}")
     restart_leases(instance._supplier)
     soon = "select removals_since <= clock_timestamp() + interval '1 day' from instance"
     assert query(instance._supplier, soon) == [(True,)]
 
 
-def test_status_and_check_tell_of_a_jump(
+def test_status_and_check_report_a_clock_jump(
     instance: Instance, table_t: Table, dsn: str, capsys: pytest.CaptureFixture[str], cli: Callable[..., Any]
 ) -> None:
     let_go(instance)
@@ -336,8 +338,8 @@ def test_status_and_check_tell_of_a_jump(
     assert "0 leases were restarted, and 1 other times corrected" in str(jump)
 
 
-def test_maintenance_holds_no_snapshot_however_often_it_runs(instance: Instance) -> None:
-    """Statements that run often are prepared, and keep theirs until the transaction ends."""
+def test_maintenance_does_not_hold_a_snapshot(instance: Instance) -> None:
+    """A statement that often runs is prepared; its snapshot would be kept until the transaction ends."""
     rounds = InstanceRounds(instance._supplier)
     held = (
         "select count(*) from pg_stat_activity "
@@ -361,7 +363,7 @@ def add(table: Table, *keys: int) -> None:
 
 
 def let_go(instance: Instance) -> None:
-    """Leaves a table as a collection by the wrong clock does."""
+    """Leaves a table as a collection with the wrong clock does: its history begins in the future."""
     query(instance._supplier, f"update tables set history_since = {AHEAD}, log_since = {AHEAD}")
 
 

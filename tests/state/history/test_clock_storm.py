@@ -1,7 +1,7 @@
-"""The database's clock really jumps while processes that hold leases are killed: nothing is lost.
+"""Processes that hold leases are killed while the database's clock really jumps: nothing is lost.
 
-The clock of the server alone is moved, by libfaketime, which CI installs. Each lease and time is in
-`tests/state/history/test_clock_jumps.py`, without it.
+Only the server's clock is moved, by libfaketime, which CI installs. `tests/state/history/test_clock_jumps.py`
+covers each lease and time without it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ with dm.local(sys.argv[1]) as i:
 
 
 class Clock:
-    """The clock of the servers that are started from now on."""
+    """The clock of all servers that are started from now on."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -98,14 +98,14 @@ def lake(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Clock]]:
     monkeypatch.setenv("FAKETIME_TIMESTAMP_FILE", str(parent / "clock"))
     monkeypatch.setenv("FAKETIME_NO_CACHE", "1")
     monkeypatch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-    with dm.local(parent / "lake"):  # its server goes on while it is open
+    with dm.local(parent / "lake"):  # its server runs while this instance is open
         monkeypatch.delenv("LD_PRELOAD")
         yield parent / "lake", clock
     shutil.rmtree(parent, ignore_errors=True)
 
 
 def killed(folder: Path, holder: str) -> bool:
-    """A process that has a lease, and is killed then; False: it did not get one."""
+    """Starts a process that takes a lease, and kills it. Returns whether it got the lease."""
     code = HOLDER + "".join(f"    {line}\n" for line in HOLDERS[holder].splitlines())
     with subprocess.Popen([sys.executable, "-c", code, folder], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -144,7 +144,7 @@ def test_leases_of_the_dead_end_after_a_jump(lake: tuple[Path, Clock]) -> None:
                 f"select extract(epoch from max({column}) - clock_timestamp())::float8 from {name}",
             )
             assert left <= seconds_max, name
-            # what is left of it need not be waited for
+            # skips the rest of the lease
             query(
                 instance._supplier,
                 f"update {name} set {column} = clock_timestamp() where {column} > clock_timestamp()",
@@ -167,7 +167,7 @@ def test_leases_of_the_dead_end_after_a_jump(lake: tuple[Path, Clock]) -> None:
         assert instance.check(deep=True).problems == ()
 
 
-def test_times_have_what_was_committed_while_the_clock_was_ahead(lake: tuple[Path, Clock]) -> None:
+def test_times_include_commits_made_while_the_clock_was_ahead(lake: tuple[Path, Clock]) -> None:
     folder, clock = lake
 
     with dm.local(folder) as instance:
@@ -198,8 +198,8 @@ def test_times_have_what_was_committed_while_the_clock_was_ahead(lake: tuple[Pat
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_rows_outlast_jumps_in_all_directions(lake: tuple[Path, Clock], seed: int) -> None:
-    """Acknowledged rows are there at the end, once, and all operations work."""
+def test_rows_survive_clock_jumps_in_both_directions(lake: tuple[Path, Clock], seed: int) -> None:
+    """At the end each acknowledged row exists once, and all operations work."""
     folder, clock = lake
     chance = random.Random(seed)
     written, changed = set[int](), 0
@@ -246,7 +246,7 @@ def keys_at(table: Table, when: Any) -> list[int]:
 
 
 def tried(work: Any) -> Any:
-    """Returns what `work` returns; None where a lease is in its way."""
+    """Returns the result of `work`, or None if a lease prevents it."""
     try:
         return work()
     except DormouseError:

@@ -1,4 +1,4 @@
-"""Consumers: no gap, no row twice; two readers, readers that die, and what expires."""
+"""Consumers read each row once, with two readers, readers that die, and consumers that expire."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_new_consumer_begins_now(instance: Instance) -> None:
     assert rows(consumer) == [2]
 
 
-def test_a_new_consumer_begins_at_a_cut_and_one_that_is_there_stays_where_it_is(instance: Instance) -> None:
+def test_a_new_consumer_begins_at_a_cut_and_an_existing_one_keeps_its_position(instance: Instance) -> None:
     table = new_table(instance)
     add(table, 1)
     cut = record_cut(table.context, "start")
@@ -61,7 +61,7 @@ def test_a_new_consumer_begins_at_a_cut_and_one_that_is_there_stays_where_it_is(
     assert cut < later
 
 
-def test_what_is_not_acknowledged_comes_again_with_what_came_since(instance: Instance) -> None:
+def test_unacknowledged_rows_are_read_again_with_later_rows(instance: Instance) -> None:
     table = new_table(instance)
     consumer = table.consumer("etl")
     add(table, 1)
@@ -76,7 +76,7 @@ def test_what_is_not_acknowledged_comes_again_with_what_came_since(instance: Ins
     assert rows(table.consumer("etl")) == [3]
 
 
-def test_acknowledging_moves_to_the_moment_of_the_read(instance: Instance) -> None:
+def test_acknowledging_moves_the_position_to_the_moment_of_the_read(instance: Instance) -> None:
     table = new_table(instance)
     consumer = table.consumer("etl")
     add(table, 1)
@@ -87,7 +87,7 @@ def test_acknowledging_moves_to_the_moment_of_the_read(instance: Instance) -> No
     assert rows(consumer) == [2]
 
 
-def test_rows_that_were_not_taken_are_not_acknowledged(instance: Instance) -> None:
+def test_rows_that_were_not_read_to_the_end_cannot_be_acknowledged(instance: Instance) -> None:
     table = new_table(instance)
     consumer = table.consumer("etl")
     with pytest.raises(InvalidInput, match="nothing was read"):
@@ -119,7 +119,7 @@ def test_of_two_readers_one_is_overtaken(instance: Instance) -> None:
     assert rows(one) == [2]
 
 
-def test_an_acknowledge_whose_answer_was_lost_can_be_given_again(instance: Instance) -> None:
+def test_an_acknowledgement_whose_answer_was_lost_can_be_repeated(instance: Instance) -> None:
     table = new_table(instance)
     consumer = table.consumer("etl")
     add(table, 1)
@@ -156,7 +156,7 @@ def test_a_consumer_keeps_its_files_through_collection(instance: Instance, layou
 
 
 def let_margin_pass(instance: Instance) -> None:
-    """Makes the holds of consumers begin when these were made; usually they begin a while before."""
+    """Makes the holds of consumers begin at their positions. Usually they begin ten minutes earlier."""
     execute(instance, "update hold set since = since + interval '10 minutes'")
 
 
@@ -169,7 +169,7 @@ def expire(instance: Instance) -> None:
     execute(instance, "update hold set until = clock_timestamp()")
 
 
-def test_a_consumer_that_expired_says_so_and_skips_nothing(instance: Instance) -> None:
+def test_an_expired_consumer_raises_and_skips_nothing(instance: Instance) -> None:
     table = new_table(instance)
     consumer = table.consumer("etl")
     add(table, 1)
@@ -188,7 +188,7 @@ def test_a_consumer_that_expired_says_so_and_skips_nothing(instance: Instance) -
     assert rows(table.consumer("etl")) == []
 
 
-def test_longer_expiry_does_not_revive_what_may_be_gone(instance: Instance) -> None:
+def test_a_longer_expiry_does_not_revive_an_expired_consumer(instance: Instance) -> None:
     table = new_table(instance, consumer_expiry_seconds=0)
     consumer = table.consumer("etl")
     table.set_properties(consumer_expiry_seconds=1_000)
@@ -200,7 +200,7 @@ def test_longer_expiry_does_not_revive_what_may_be_gone(instance: Instance) -> N
         consumer.acknowledge()
 
 
-def test_acknowledging_holds_for_as_long_again(instance: Instance) -> None:
+def test_acknowledging_renews_the_hold(instance: Instance) -> None:
     table = new_table(instance, consumer_expiry_seconds=1_000)
     consumer = table.consumer("etl")
     execute(instance, "update hold set until = clock_timestamp() + interval '100 seconds'")
@@ -211,13 +211,13 @@ def test_acknowledging_holds_for_as_long_again(instance: Instance) -> None:
     assert before.expires_at and after.expires_at
     assert (after.expires_at - before.expires_at).total_seconds() > 800
     assert (after.expires_at - after.acknowledged_at).total_seconds() == 1_000
-    # and no longer what was before its position
+    # files from before its position are no longer held
     [held] = holds.holds(instance._supplier)
     assert after.position_at > before.position_at
     assert (after.position_at - held.since).total_seconds() == holds.MARGIN_SECONDS
 
 
-def test_a_consumer_that_was_made_anew_is_another(instance: Instance) -> None:
+def test_a_handle_of_a_dropped_consumer_is_not_one_of_its_successor(instance: Instance) -> None:
     table = new_table(instance)
     consumer = table.consumer("etl")
     add(table, 1)
@@ -233,7 +233,7 @@ def test_a_consumer_that_was_made_anew_is_another(instance: Instance) -> None:
         table.drop_consumer("etl")
 
 
-def test_lag_is_told_in_rows_and_seconds(instance: Instance) -> None:
+def test_lag_is_reported_in_rows_and_seconds(instance: Instance) -> None:
     table = new_table(instance)
     consumer = table.consumer("etl")
     [status] = table.consumers()
@@ -250,7 +250,7 @@ def test_lag_is_told_in_rows_and_seconds(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", 7, None, "x" * 256])
-def test_names_that_cannot_be(instance: Instance, name: Any) -> None:
+def test_invalid_names_of_consumers_are_refused(instance: Instance, name: Any) -> None:
     with pytest.raises(InvalidInput):
         new_table(instance).consumer(name)
 
@@ -270,7 +270,7 @@ def test_a_read_only_instance_reads_but_acknowledges_nothing(
             reading.table("t").consumer("other")
 
 
-def test_a_cleared_table_has_nothing_to_go_on_from(instance: Instance) -> None:
+def test_a_consumer_of_a_cleared_table_cannot_go_on(instance: Instance) -> None:
     table = new_table(instance)
     consumer = table.consumer("etl")
     add(table, 1)
@@ -292,7 +292,7 @@ def test_a_consumer_goes_on_over_a_restore(instance: Instance) -> None:
     assert rows(etl) == []
 
 
-def test_a_moment_that_cannot_be_read_is_no_beginning(instance: Instance) -> None:
+def test_a_consumer_cannot_begin_at_an_unreadable_moment(instance: Instance) -> None:
     table = new_table(instance, gc_delay_seconds=0)
     with pytest.raises(InvalidCut, match="no cut 'never'"):
         table.consumer("etl", from_="never")
@@ -311,7 +311,7 @@ def test_a_moment_that_cannot_be_read_is_no_beginning(instance: Instance) -> Non
         table.changes(after=None)
 
 
-def test_status_tells_who_keeps_the_history(instance: Instance) -> None:
+def test_status_lists_the_cuts_and_consumers_that_keep_the_history(instance: Instance) -> None:
     table = new_table(instance)
     record_cut(table.context, "release")
     table.consumer("etl")
@@ -335,8 +335,8 @@ def test_maintenance_applies_retention_and_measures_consumers(instance: Instance
     add(table, 2, 3)
     metrics = tmp_path / "metrics.prom"
     assert instance.maintain(once=True, metrics=metrics).failed == 0
-    told = metrics.read_text()
-    assert 'dormouse_consumer_rows_behind{consumer="etl",table="t"} 2.0' in told
-    assert 'dormouse_consumer_expired{consumer="etl",table="t"} 0.0' in told
+    text = metrics.read_text()
+    assert 'dormouse_consumer_rows_behind{consumer="etl",table="t"} 2.0' in text
+    assert 'dormouse_consumer_expired{consumer="etl",table="t"} 0.0' in text
     assert first not in list(table.history.cuts()), "retention went up to it"
     assert sorted(table.changes(after=first).read_all()["key"].to_pylist()) == [2, 3]

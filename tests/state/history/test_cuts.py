@@ -1,4 +1,4 @@
-"""Cuts and moments: a past state of a table is the same whenever it is read."""
+"""Cuts and moments: a past state of a table is the same at every read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NewTable = Callable[..., TableContext]
 
 
 def files_at(table: TableContext, position: Position) -> set[tuple[str, str]]:
-    """(partition, file) of each reference at a position."""
+    """Returns the (partition, file) of each reference at a position."""
     with table.supplier.connection() as conn:
         *_, (rows, _) = table.store.planned_at(_ids(table), KeyBounds(), position.snapshot, conn)
     assert all(row[-1] for row in rows), "all files are known"
@@ -81,8 +81,8 @@ def test_a_moment_has_the_same_files_whatever_comes_later(new_table: NewTable, l
     assert list(cuts.cuts(table)) == recorded == sorted(recorded)
 
 
-def test_a_slow_transaction_is_of_the_moment_of_its_commit(new_table: NewTable) -> None:
-    """It began long before, and others began and committed around it."""
+def test_a_slow_transaction_counts_at_the_moment_of_its_commit(new_table: NewTable) -> None:
+    """It begins long before, and other transactions begin and commit while it runs."""
     table = new_table()
     table.store.add_files([ref("before")])
     with closing(psycopg.connect(table.dsn, options="-c search_path=dormouse")) as slow:
@@ -107,7 +107,7 @@ def test_a_slow_transaction_is_of_the_moment_of_its_commit(new_table: NewTable) 
 
 @contextmanager
 def commits_held_back(dsn: str) -> Iterator[None]:
-    """Commits that wait for a standby, which there is not, have their time and are not visible."""
+    """Makes commits wait for a standby that does not exist: they have a time, and are not visible."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("alter system set synchronous_standby_names = 'absent'")
         conn.execute("select pg_reload_conf()")
@@ -118,7 +118,7 @@ def commits_held_back(dsn: str) -> Iterator[None]:
             conn.execute("select pg_reload_conf()")
 
 
-def test_a_commit_that_has_its_time_and_is_not_visible_is_waited_for(new_table: NewTable) -> None:
+def test_a_moment_waits_for_a_commit_that_is_not_visible_yet(new_table: NewTable) -> None:
     table = new_table()
     table.store.add_files([ref("before")])
     before = clock(table)
@@ -142,7 +142,7 @@ def test_a_commit_that_has_its_time_and_is_not_visible_is_waited_for(new_table: 
     assert asked == [{("root", "before"), ("root", "late")}] == [at(table, now)]
 
 
-def test_a_transaction_that_waits_for_its_client_holds_up_no_moment(new_table: NewTable) -> None:
+def test_a_moment_does_not_wait_for_an_idle_transaction(new_table: NewTable) -> None:
     table = new_table()
     with closing(psycopg.connect(table.dsn, options="-c search_path=dormouse")) as slow:
         table.store.add_files([ref("slow")], conn=slow)
@@ -150,15 +150,15 @@ def test_a_transaction_that_waits_for_its_client_holds_up_no_moment(new_table: N
         slow.commit()
 
 
-def test_a_moment_that_is_not_yet_past_waits(new_table: NewTable) -> None:
+def test_a_moment_in_the_near_future_is_waited_for(new_table: NewTable) -> None:
     table = new_table()
     soon = clock(table) + timedelta(seconds=0.3)
     assert at(table, soon) == set()
     assert clock(table) > soon
 
 
-def test_what_commits_while_a_moment_is_read_is_not_seen(new_table: NewTable) -> None:
-    """The moment is read by a snapshot, and a later read must not show the commit either."""
+def test_a_commit_during_a_read_of_a_moment_is_not_seen(new_table: NewTable) -> None:
+    """A snapshot defines the moment, so a later read of it must not show the commit either."""
     table = new_table()
     with closing(psycopg.connect(table.dsn, options="-c search_path=dormouse")) as slow:
         table.store.add_files([ref("slow")], conn=slow)
@@ -182,8 +182,8 @@ def test_a_cut_is_ordered_with_splits_and_with_the_first_stage_of_collection(new
     assert [one.epoch for one in made] == [1]
 
 
-def test_what_was_committed_while_a_cut_was_recorded_is_of_before_it(new_table: NewTable) -> None:
-    """The cut does not see it, and has a later time: what came after a time between them is none of it."""
+def test_commits_during_the_recording_of_a_cut_count_before_its_time(new_table: NewTable) -> None:
+    """The cut does not see such a commit, and has a later time, so no time between the two can be exact."""
     table = new_table()
     cuts.record_cut(table)
     recorded = cuts.record_cut(table)
@@ -196,7 +196,7 @@ def test_what_was_committed_while_a_cut_was_recorded_is_of_before_it(new_table: 
     assert size_between(table, between).row_count == 100
     cuts.record_cut(table)
     assert size_between(table, between).row_count == 100
-    # between two times there may be no cut
+    # also without a cut between two times
     begin = clock(table)
     table.store.add_files([ref("beside")])
     end = clock(table)

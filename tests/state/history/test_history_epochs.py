@@ -1,4 +1,4 @@
-"""The leaves of a table at any epoch and time, successors and predecessors: the cases of PDP-32."""
+"""The leaves of a table at any epoch or time, and their successors and predecessors: the cases of PDP-32."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.work_of import measured
 NewTable = Callable[..., TableContext]
 SECOND = timedelta(seconds=1)
 WORK_MAX = 1_500
-"""Rows and pages of a read of ten leaves, however long the history is."""
+"""The limit on the rows and pages of a read of ten leaves, however long the history is."""
 TRUNCATE = "insert into truncation (table_id, cut_id, epoch, recorded_at) values (%s, 1, %s, now())"
 
 
@@ -53,7 +53,7 @@ def between(history: Epochs, first: int, last: int) -> list[str]:
 
 @st.composite
 def stories(draw: st.DrawFn) -> Story:
-    """Ten epochs, each of which replaces a run of neighbours by others."""
+    """Draws at most ten epochs, each of which replaces adjacent leaves by new ones."""
     story = Story(sorted(draw(st.sets(st.integers(-50, 50), max_size=4))))
     for _ in range(draw(st.integers(1, 10))):
         leaves = story.leaves()
@@ -73,7 +73,7 @@ EXAMPLES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 @EXAMPLES
 @given(stories())
-def test_the_leaves_of_each_epoch_by_intervals_are_those_by_deltas(
+def test_the_leaves_of_each_epoch_are_equal_by_intervals_and_by_deltas(
     table: TableContext, history: Epochs, story: Story
 ) -> None:
     write(table, story)
@@ -92,7 +92,7 @@ def test_the_leaves_of_each_epoch_by_intervals_are_those_by_deltas(
 
 @EXAMPLES
 @given(stories(), st.data())
-def test_between_two_epochs_are_those_that_were_leaves_at_some_moment(
+def test_partitions_between_two_epochs_are_the_leaves_of_any_of_them(
     table: TableContext, history: Epochs, story: Story, data: st.DataObject
 ) -> None:
     write(table, story)
@@ -111,7 +111,7 @@ def test_between_two_epochs_are_those_that_were_leaves_at_some_moment(
 
 @EXAMPLES
 @given(stories())
-def test_successors_and_predecessors_are_those_that_overlap(
+def test_successors_and_predecessors_are_the_overlapping_partitions(
     table: TableContext, history: Epochs, story: Story
 ) -> None:
     write(table, story)
@@ -128,7 +128,7 @@ def test_successors_and_predecessors_are_those_that_overlap(
 
 @EXAMPLES
 @given(stories(), st.data())
-def test_totals_between_two_times_are_those_of_the_epochs_between(
+def test_totals_between_two_times_are_the_totals_of_the_epochs_between(
     table: TableContext, history: Epochs, story: Story, data: st.DataObject
 ) -> None:
     write(table, story)
@@ -147,8 +147,10 @@ def test_totals_between_two_times_are_those_of_the_epochs_between(
     assert [record.epoch for record in found.records] == [*range(found.first, found.last + 1)]
 
 
-def test_an_interval_is_kept_where_it_is_divided_first(shared_supplier: Any) -> None:
-    """At the only number in it whose lower bits are 0, as far as both of its ends differ."""
+def test_the_fork_of_an_interval_is_its_number_with_the_most_low_zero_bits(shared_supplier: Any) -> None:
+    """The fork is the only number in the interval whose bits below the highest differing bit of the ends are
+    0.
+    """
     chosen = random.Random(7)
     some = [sorted(chosen.choices(range(1 << bits), k=2)) for bits in (1, 3, 8, 16) for _ in range(40)]
     some += [sorted(chosen.getrandbits(bits) for _ in range(2)) for bits in (33, 62) for _ in range(40)]
@@ -161,7 +163,7 @@ def test_an_interval_is_kept_where_it_is_divided_first(shared_supplier: Any) -> 
 
 
 def test_a_time_before_at_between_and_after_records(table: TableContext, history: Epochs) -> None:
-    """PDP-32: findEpochAtTime."""
+    """Corresponds to findEpochAtTime in PDP-32."""
     story = Story(points=(1, 2, 3, 4))
     for _ in range(12):
         story.scale(story.leaves()[:1])
@@ -177,8 +179,8 @@ def test_a_time_before_at_between_and_after_records(table: TableContext, history
     assert history.epoch_at(BEGAN + timedelta(days=10_000)) == 12
 
 
-def test_who_became_whom(table: TableContext, history: Epochs) -> None:
-    """PDP-32: predecessorAndSuccessorTest, its keys from 0 to 1 as 0 to 100."""
+def test_successors_and_predecessors_after_splits_and_merges(table: TableContext, history: Epochs) -> None:
+    """Corresponds to predecessorAndSuccessorTest in PDP-32, with keys from 0 to 100 instead of 0 to 1."""
     story = Story(points=(20, 40, 60, 80))
     zero, one, two, three, four = story.leaves()
     [five] = story.scale([three, four])
@@ -200,8 +202,8 @@ def test_who_became_whom(table: TableContext, history: Epochs) -> None:
     assert history.predecessors(zero) == {}
 
 
-def test_partitions_that_a_table_was_made_with_have_no_predecessors(new_table: NewTable) -> None:
-    """Nor were those above them ever leaves."""
+def test_the_initial_partitions_of_a_table_have_no_predecessors(new_table: NewTable) -> None:
+    """The partitions above them were never leaves."""
     table = new_table(split_points=[0, 10])
     history = Epochs(table.supplier, table.table)
     assert ids(history.active_partitions(0)) == ids(table.partitions.leaves())
@@ -211,7 +213,7 @@ def test_partitions_that_a_table_was_made_with_have_no_predecessors(new_table: N
     assert between(history, 0, 0) == ids(table.partitions.leaves())
 
 
-def test_splits_of_several_keys_are_read_as_the_tree_has_them(new_table: NewTable) -> None:
+def test_splits_of_several_keys_are_read_as_in_the_tree(new_table: NewTable) -> None:
     table = new_table(dm.Field("a", dm.STRING), dm.Field("b", dm.BYTES), dm.Field("c", dm.INT))
     history, chosen = Epochs(table.supplier, table.table), random.Random(5)
     points: dict[str, Any] = {"a": ["\x00", "m", "\U0001f42d"], "b": [b"\x00", b"\xff"], "c": [-7, 0, 9]}
@@ -226,8 +228,10 @@ def test_splits_of_several_keys_are_read_as_the_tree_has_them(new_table: NewTabl
         assert {leaf.partition_id: leaf for leaf in history.active_partitions(epoch)} == expected
 
 
-def test_what_was_truncated_is_not_there_at_any_time(table: TableContext, history: Epochs) -> None:
-    """PDP-32: truncationTest; the leaves of before which lasted are there still."""
+def test_truncated_partitions_are_in_no_later_epoch(table: TableContext, history: Epochs) -> None:
+    """Corresponds to truncationTest in PDP-32. Older leaves that still existed at the truncation are still
+    found.
+    """
     story = Story(points=(50,))
     zero, one = story.leaves()
     two, three = story.scale([one], [75])
@@ -253,7 +257,7 @@ LONG_HISTORY = 12_000
 
 @pytest.fixture(scope="module")
 def long_history(new_table_in: Callable[..., TableContext], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Ten leaves, each of which is replaced by another in its turn; with running totals."""
+    """Returns a table with running totals, whose ten leaves were replaced in turn, again and again."""
     from tests.support.objects import open_store
 
     table = new_table_in(open_store(tmp_path_factory.mktemp("objects")))
@@ -282,8 +286,8 @@ def long_history(new_table_in: Callable[..., TableContext], tmp_path_factory: py
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [None, 7, 11])
-def test_incremental_totals_are_those_from_scratch(long_history: Any, lost: int | None) -> None:
-    """This holds without running totals, too, as in a table from before there were any."""
+def test_incremental_totals_equal_totals_from_scratch(long_history: Any, lost: int | None) -> None:
+    """Covers also a table without running totals, as from before there were any."""
     table, _ = long_history
     table_id, chosen = table.table.table_id, random.Random(32)
     history = Epochs(table.supplier, table.table)
@@ -329,7 +333,9 @@ def test_each_read_is_one_statement_whose_work_does_not_grow_with_the_history(
     assert {name: work for name, work in done.items() if not 0 < work < WORK_MAX} == {}
 
 
-def test_pages_are_one_stream(table: TableContext, history: Epochs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_of_epochs_form_one_stream(
+    table: TableContext, history: Epochs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     story = Story()
     for _ in range(10):
         story.scale(story.leaves())
@@ -342,7 +348,7 @@ def test_pages_are_one_stream(table: TableContext, history: Epochs, monkeypatch:
 
 
 @pytest.mark.parametrize("first", [None, 0])
-def test_what_retention_ends_between_two_pages_is_told_as_that(
+def test_a_truncation_between_two_pages_of_epochs_is_named_in_the_error(
     table: TableContext, history: Epochs, monkeypatch: pytest.MonkeyPatch, first: int | None
 ) -> None:
     story = Story()
@@ -357,7 +363,9 @@ def test_what_retention_ends_between_two_pages_is_told_as_that(
         list(records)
 
 
-def test_what_there_is_none_of_is_one_clear_line(table: TableContext, history: Epochs) -> None:
+def test_unknown_epochs_and_partitions_and_invalid_times_are_refused_in_one_line(
+    table: TableContext, history: Epochs
+) -> None:
     write(table, Story())
     name = table.table.name
     for epoch in (1, -1, 2**63, 2**200):
@@ -393,7 +401,7 @@ def write_two(table: TableContext) -> None:
     write(table, story)
 
 
-def test_an_epoch_whose_row_is_lost_is_not_passed_over(table: TableContext, history: Epochs) -> None:
+def test_a_lost_row_of_an_epoch_is_an_error(table: TableContext, history: Epochs) -> None:
     story = Story()
     for _ in range(4):
         story.scale(story.leaves())

@@ -1,4 +1,4 @@
-"""The history against a naive one, which keeps the leaves of each epoch and the rows of each cut."""
+"""The history compared with a naive model, which has the leaves of each epoch and the rows of each cut."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ _numbers = itertools.count()
 
 
 class HistoryMachine(RuleBasedStateMachine):
-    """`epochs` has each epoch's leaves, and when it was made; `cuts` the rows of each that can be read.
+    """A state machine of a table and its model.
 
-    Rows that are not of now are kept by names alone: collection waits for nothing else.
+    `epochs` has the leaves and the time of each epoch, and `cuts` the rows of each readable cut. Only named
+    cuts keep removed rows, since the delay of collection is 0.
     """
 
     instance: Instance
@@ -90,7 +91,7 @@ class HistoryMachine(RuleBasedStateMachine):
         if leaf.region.range("key").min != point:
             self.table.partitions.split(leaf.partition_id, point)
             self._note()
-        self.table.split()  # pushes down
+        self.table.split()  # pushes references down
 
     @rule(data=st.data())
     def merge(self, data: st.DataObject) -> None:
@@ -136,18 +137,18 @@ class HistoryMachine(RuleBasedStateMachine):
             self.rows = [*rows]
 
     @invariant()
-    def epochs_are_told(self) -> None:
+    def epochs_are_read(self) -> None:
         if not hasattr(self, "epochs"):
             return
         history = self.table.history
         for epoch, (leaves, at) in enumerate(self.epochs):
-            told = [(one.partition_id, one.region) for one in history.partitions_at(at)]
+            found = [(one.partition_id, one.region) for one in history.partitions_at(at)]
             if epoch >= self.first:
                 assert [(p.partition_id, p.region) for p in history.active_partitions(epoch)] == leaves
-                assert (history.epoch_at(at), told) == (epoch, leaves)
+                assert (history.epoch_at(at), found) == (epoch, leaves)
                 continue
             then = dict(self.epochs[self.first][0])
-            assert told == [(name, region) for name, region in leaves if name in then]
+            assert found == [(name, region) for name, region in leaves if name in then]
             with pytest.raises(EpochNotFound):
                 history.active_partitions(epoch)
         records = list(history.epochs())
@@ -171,7 +172,7 @@ class HistoryMachine(RuleBasedStateMachine):
 
 @pytest.fixture
 def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
-    # what was made a moment ago can be forgotten, as if it were long ago
+    # without a margin, new epochs can be forgotten at once
     monkeypatch.setattr(garbage, "MARGIN_SECONDS", 0.0)
     monkeypatch.setattr(garbage, "PIECE_EPOCHS", 2)
     with dm.connect(dsn, tmp_path.as_uri()) as found:
@@ -179,11 +180,11 @@ def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 @pytest.mark.slow
-def test_a_history_is_what_a_naive_one_says(instance: Instance) -> None:
+def test_a_history_equals_the_naive_model(instance: Instance) -> None:
     run_machine(HistoryMachine, instance, "file_table", EXAMPLES, STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_history_is_what_a_naive_one_says_in_many_lives(instance: Instance, layout: str) -> None:
+def test_a_history_equals_the_naive_model_in_many_runs(instance: Instance, layout: str) -> None:
     run_machine(HistoryMachine, instance, layout, 8, 50)

@@ -1,4 +1,4 @@
-"""The history that a table has: between moments, under another name, of one that was made again."""
+"""The history of a table between moments, after a rename, and after the table was made again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_table_made_again_under_an_old_name_has_a_history_of_its_own(instance:
             read()
 
 
-def test_between_two_moments_are_the_partitions_of_their_epochs(instance: Instance) -> None:
+def test_partitions_between_two_moments_are_those_of_their_epochs(instance: Instance) -> None:
     table = instance.table("t")
     history = table.history
     history.record_cut("begun")
@@ -65,7 +65,7 @@ def test_between_two_moments_are_the_partitions_of_their_epochs(instance: Instan
         history.partitions_between(divided, "begun")
 
 
-def test_a_history_outlives_a_new_name(instance: Instance) -> None:
+def test_a_history_survives_a_rename(instance: Instance) -> None:
     table = instance.table("t")
     table.partitions.split("root", 5)
     before = list(table.history.epochs())
@@ -74,10 +74,10 @@ def test_a_history_outlives_a_new_name(instance: Instance) -> None:
     assert isinstance(before[0], EpochRecord)
 
 
-def test_a_cut_that_was_read_before_is_read_in_one_statement_as_long_as_it_holds(
+def test_a_cut_is_cached_after_its_first_read_until_it_is_dropped_or_truncated(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process changes columns, drops the cut, and lets the history go."""
+    """Another process changes columns, truncates the history, and drops the cut."""
     schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("n", dm.LONG, nullable=True)])
     table = instance.create_table("cuts", schema)
     rows = pa.table({"k": [1, 2], "n": [10, 20]}, schema=arrow_schema(schema))

@@ -1,4 +1,4 @@
-"""Races of cuts, collection, the removal log and readers, and wrong clocks."""
+"""Races between cuts, collection, the removal log and readers; and wrong clocks."""
 
 from __future__ import annotations
 
@@ -37,10 +37,8 @@ def clock(table: TableContext) -> datetime:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_stamped_while_a_cut_is_recorded_is_stamped_after_it(
-    new_table: NewTable, layout: str
-) -> None:
-    """The cut may not have seen that it went, and needs it then."""
+def test_files_stamped_while_a_cut_is_recorded_have_a_later_time(new_table: NewTable, layout: str) -> None:
+    """The cut may not have seen their removal, and then needs the files."""
     table = new_table(layout=layout)
     table.store.add_files([ref("a")])
     remove(table.store, "a")
@@ -57,11 +55,13 @@ def test_what_is_stamped_while_a_cut_is_recorded_is_stamped_after_it(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_cut_keeps_what_goes_after_it_when_the_clock_was_set_back(new_table: NewTable, layout: str) -> None:
+def test_a_cut_keeps_files_removed_after_it_though_the_clock_was_set_back(
+    new_table: NewTable, layout: str
+) -> None:
     table = new_table(layout=layout, gc_delay_seconds=0)
     table.store.add_files([ref("a")])
     cut = cuts.record_cut(table, "kept")
-    # as if it had been recorded before the clock was
+    # as if it had been recorded before the clock was set back
     ahead = "with late as (update cut set recorded_at = recorded_at + interval '1 hour' where table_id = %s)"
     query(table.supplier, ahead + " update hold set since = since + interval '1 hour'", table.table.table_id)
     remove(table.store, "a")
@@ -70,7 +70,7 @@ def test_a_cut_keeps_what_goes_after_it_when_the_clock_was_set_back(new_table: N
     query(table.supplier, "delete from hold where table_id = %s", table.table.table_id)
 
 
-def test_a_cut_whose_id_was_given_again_is_not_another(new_table: NewTable) -> None:
+def test_a_cut_is_not_taken_for_another_with_the_same_id(new_table: NewTable) -> None:
     """Covers a database that was restored to a moment before the cut."""
     table = new_table()
     cut = cuts.record_cut(table)
@@ -80,7 +80,7 @@ def test_a_cut_whose_id_was_given_again_is_not_another(new_table: NewTable) -> N
     assert moments.position_of(table, cut).at == cut.recorded_at
 
 
-def test_the_time_of_another_transaction_with_the_same_lower_half_is_not_taken(new_table: NewTable) -> None:
+def test_transactions_with_equal_lower_id_halves_are_not_confused(new_table: NewTable) -> None:
     table = new_table()
     table.store.add_files([ref("a")])
     when = clock(table)
@@ -92,7 +92,7 @@ def test_the_time_of_another_transaction_with_the_same_lower_half_is_not_taken(n
         moments.position_of(table, when)
 
 
-def test_a_tree_of_what_the_server_lost_is_not_asked_for_a_moment(new_table: NewTable) -> None:
+def test_a_cached_tree_of_epochs_that_the_server_lost_is_not_used(new_table: NewTable) -> None:
     """Covers a database that was restored to an earlier moment under a running process."""
     table = new_table()
     table.partitions.split("root", 10)
@@ -152,8 +152,8 @@ def test_a_merge_counts_references_with_the_salts_of_their_partitions(new_table:
     assert query(table.supplier, counted) == [(expected, 1)] * 3
 
 
-def test_what_comes_beside_a_slow_transaction_is_of_one_span(new_table: NewTable) -> None:
-    """The slow one has the smaller id, and commits later; also when both were removed since."""
+def test_files_added_beside_a_slow_transaction_are_in_exactly_one_span(new_table: NewTable) -> None:
+    """The slow transaction has the smaller id and commits later. Covers also files removed since."""
     table = new_table()
     first = cuts.record_cut(table)
     with closing(psycopg.connect(table.dsn, options="-c search_path=dormouse")) as slow:
@@ -176,8 +176,8 @@ def test_what_comes_beside_a_slow_transaction_is_of_one_span(new_table: NewTable
     assert size_between(table, first, cuts.record_cut(table)).row_count == 15
 
 
-def test_what_an_older_transaction_removed_is_still_what_came(new_table: NewTable) -> None:
-    """It began before the moment after which that came."""
+def test_added_files_are_found_after_an_older_transaction_removed_them(new_table: NewTable) -> None:
+    """The transaction began before the moment after which the files were added."""
     table = new_table()
     with closing(psycopg.connect(table.dsn, options="-c search_path=dormouse")) as older:
         older.execute("select pg_current_xact_id()")
@@ -211,7 +211,7 @@ def test_files_of_a_moment_come_in_pages(new_table: NewTable, monkeypatch: pytes
         assert sorted(one.filename for one in islice(references_at(table, cut), 9)) == names
 
 
-def test_what_was_collected_before_it_was_counted_is_told_by_no_size(new_table: NewTable) -> None:
+def test_the_size_of_changes_is_refused_if_files_were_collected_uncounted(new_table: NewTable) -> None:
     table = new_table(gc_delay_seconds=0)
     first = cuts.record_cut(table, kept_seconds=0)
     table.store.add_files([ref("a")])
@@ -227,7 +227,7 @@ def test_what_was_collected_before_it_was_counted_is_told_by_no_size(new_table: 
 
 
 @pytest.mark.parametrize("how", ["collected", "truncated"])
-def test_a_moment_that_was_let_go_meanwhile_is_no_consumers_beginning(new_table: NewTable, how: str) -> None:
+def test_a_consumer_cannot_begin_at_a_moment_that_expired_meanwhile(new_table: NewTable, how: str) -> None:
     table = new_table()
     position = moments.position_of(table, cuts.record_cut(table))
     if how == "truncated":
@@ -241,7 +241,7 @@ def test_a_moment_that_was_let_go_meanwhile_is_no_consumers_beginning(new_table:
     assert consumers.all() == []
 
 
-def test_a_restore_waits_for_a_collection_and_is_refused_what_that_let_go(new_table: NewTable) -> None:
+def test_a_restore_waits_for_a_collection_and_fails_if_its_moment_expired(new_table: NewTable) -> None:
     table = new_table()
     table.store.add_files([ref("a")])
     cut = cuts.record_cut(table)
@@ -266,7 +266,7 @@ def test_a_restore_waits_for_a_collection_and_is_refused_what_that_let_go(new_ta
     assert list(table.store.file_references()) == []
 
 
-def test_a_cut_is_due_when_only_partitions_or_removals_came(new_table: NewTable) -> None:
+def test_a_cut_is_due_after_splits_or_removals_alone(new_table: NewTable) -> None:
     table = new_table()
     table.store.add_files([ref("a")])
     assert cuts.record_if_due(table, 0)
@@ -279,10 +279,10 @@ def test_a_cut_is_due_when_only_partitions_or_removals_came(new_table: NewTable)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_restored_while_stage_one_waits_is_not_stamped(
+def test_files_restored_while_stage_one_waits_are_not_stamped(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
-    """It would count as free since then when its reference goes again, whatever a cut of meanwhile keeps."""
+    """Otherwise they would count as free since then when they are removed again, whatever later cuts keep."""
     table = new_table(layout=layout, gc_delay_seconds=0, history_retention_seconds=0)
     table.store.add_files([ref("a")])
     cut = cuts.record_cut(table)

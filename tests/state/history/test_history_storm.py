@@ -1,6 +1,6 @@
 """Processes ingest, split, merge, compact and collect, and are killed, while cuts are read again and again.
 
-A consumer reads on meanwhile; then retention lets the history go.
+A consumer reads on meanwhile. At the end retention truncates the history.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def rows_of(reader: pa.RecordBatchReader) -> Rows:
 
 
 class Workers:
-    """Processes that are killed, and begin again."""
+    """Processes that are killed at random and started again."""
 
     def __init__(self, *arguments: str, folder: Path) -> None:
         self._command = [sys.executable, "-c", WORKER, *arguments, str(folder)]
@@ -121,9 +121,9 @@ class Workers:
             return subprocess.Popen([*self._command, role, str(ROWS)], stderr=errors)
 
     def kill_one(self, rng: random.Random) -> None:
-        """Often while it is stopped for a while, so that others overtake it.
+        """Kills or freezes a random process that has done some work; a frozen one may be overtaken or killed.
 
-        Not before it has done something: a slow machine would start processes alone.
+        On a slow machine, killing processes without work would leave time for starts only.
         """
         at = rng.randrange(len(ROLES))
         process = self._running[at]
@@ -216,7 +216,7 @@ def test_cuts_and_a_consumer_in_a_storm(dsn: str, tmp_path: Path, layout: str) -
         assert sorted(came) == everything
         ingests = Counter((writer, number // ROWS) for _, writer, number in everything)
         for writer in range(WRITERS):
-            # the last of one that was killed may have been sent, or not
+            # the last ingest of a killed process may have been committed or not
             begun = tmp_path / f"begun {writer}"
             last = int(begun.read_text()) if begun.exists() else 0
             assert {ingests[writer, number] for number in range(last)} <= {ROWS}
@@ -230,7 +230,7 @@ def test_cuts_and_a_consumer_in_a_storm(dsn: str, tmp_path: Path, layout: str) -
 def storm(
     table: Table, workers: Workers, answers: list[Any], failed: list[BaseException], read: Callable[[], None]
 ) -> None:
-    """Records cuts while it goes on."""
+    """Records cuts while the processes run and are killed."""
     rng, began, lasts = random.Random(26), time.monotonic(), SECONDS[table.context.table.layout]
     while not failed and (seconds := time.monotonic() - began) < PATIENCE_SECONDS:
         if seconds > lasts and len(answers) == 2 * CUTS and workers.killed > 1 and is_scaled(table):
@@ -254,7 +254,7 @@ def is_scaled(table: Table) -> bool:
 
 
 def let_go(table: Table, answers: list[tuple[Any, Rows]], everything: Rows) -> None:
-    """Retention goes up to the newest cut, and no further while a consumer needs what was before."""
+    """Checks that retention truncates at the newest cut, but keeps the moments that a consumer needs."""
     cuts = [cut for cut, _ in answers[::2]]
     slow = table.consumer("slow", from_=cuts[1])
     table.drop_consumer("etl")

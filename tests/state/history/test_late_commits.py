@@ -1,4 +1,6 @@
-"""Commits that were planned before leaves were merged, and come after: once, where the rows are now."""
+"""Commits that were planned before leaves were merged: each is applied once, to the leaves that have the rows
+now.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,8 @@ def references(table: TableContext) -> list[tuple[str, str, int, bool, bool]]:
     )
 
 
-def test_files_go_to_what_took_their_partitions_places(table: TableContext) -> None:
-    """One after another merged and divided; of two references that became one the counts are added up."""
+def test_files_of_merged_partitions_go_to_their_successors(table: TableContext) -> None:
+    """Partitions are merged and split repeatedly. If two references become one, their counts are added."""
     a, b, c, d = leaves(table)
     first = table.partitions.merge([a, b])
     table.partitions.split(first.partition_id, 5)
@@ -92,7 +94,7 @@ def test_files_go_to_what_took_their_partitions_places(table: TableContext) -> N
     assert FileChecks(table.store.own).problems() == []
 
 
-def test_of_a_batch_each_commit_succeeds_alone(table: TableContext) -> None:
+def test_each_commit_of_a_batch_succeeds_or_fails_alone(table: TableContext) -> None:
     a, b, c, d = leaves(table)
     table.store.add_files([ref("old", c)])
     new = table.partitions.merge([a, b]).partition_id
@@ -136,7 +138,7 @@ def test_a_push_down_follows_a_merge_of_its_targets_or_is_refused(table: TableCo
 def test_ingests_that_race_with_merges_lose_no_row_and_give_none_twice(
     new_table: NewTable, layout: str
 ) -> None:
-    """Each plans on the tree that it knows, which others divide, merge and push files down in."""
+    """Each ingest plans on its own copy of the tree, while other threads split, merge and push files down."""
     table = new_table(split_points=[100, 200, 300], layout=layout)
     done = threading.Event()
     merged = [0]
@@ -147,7 +149,7 @@ def test_ingests_that_race_with_merges_lose_no_row_and_give_none_twice(
         keys = []
         for n in range(12):
             some = [1_000 * k + number * 20 + n for k in range(-2, 3)] + [number * 20 + n]
-            if n % 3:  # on a tree that may be old
+            if n % 3:  # plans on a tree that may be outdated
                 tree = mine.partitions.cached()
                 mine.partitions.tree = lambda tree=tree: tree  # type: ignore[method-assign]
             else:
@@ -184,8 +186,10 @@ def test_ingests_that_race_with_merges_lose_no_row_and_give_none_twice(
     assert tree_problems(table.supplier, table.table) == []
 
 
-def test_a_merge_waits_for_who_is_adding_files(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that are added and not committed yet when a merge begins are moved by it."""
+def test_a_merge_waits_for_a_transaction_that_adds_files(
+    table: TableContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The merge also moves files whose transaction is open when it begins."""
     a, b, *_ = leaves(table)
     tried = threading.Event()
     keep_writers_out = Scaling.keep_writers_out
@@ -210,7 +214,7 @@ def test_a_merge_waits_for_who_is_adding_files(table: TableContext, monkeypatch:
 
 
 def forgotten(table: TableContext) -> tuple[list[str], PartitionTree]:
-    """Two partitions of before a truncation; and the tree of now."""
+    """Returns two partitions from before a truncation, and the current tree."""
     tree = table.partitions.tree()
     old = [leaf.partition_id for leaf in tree.leaves]
     table.partitions.merge(old)
@@ -225,8 +229,10 @@ def forgotten(table: TableContext) -> tuple[list[str], PartitionTree]:
     return old, table.partitions.tree()
 
 
-def test_a_commit_that_comes_later_still_is_refused_by_name(table: TableContext) -> None:
-    """Nothing of it is applied, and the others of its batch are; one that was applied before stays so."""
+def test_a_commit_to_a_forgotten_partition_is_refused_by_name(table: TableContext) -> None:
+    """Nothing of the commit is applied, but the rest of its batch is. A commit that was applied before stays
+    so.
+    """
     first = table.partitions.leaves()[0].partition_id
     early = [file("early", ref("early", first))]
     assert table.store.add_files_with_references(early, commit_id="early")
@@ -255,10 +261,10 @@ def test_a_commit_that_comes_later_still_is_refused_by_name(table: TableContext)
     assert FileChecks(table.store.own).problems() == []
 
 
-def test_a_commit_that_was_planned_before_and_is_not_forgotten_goes_to_its_place(
+def test_partitions_of_a_running_writer_are_not_forgotten(
     new_table: NewTable,
 ) -> None:
-    """While its writer is at work the partitions of then are kept, whatever is truncated."""
+    """A running writer keeps the partitions that existed when it began, whatever is truncated."""
     table = new_table(split_points=[10])
     old = TableContext(table.dsn, table.supplier, table.objects, table.table)
     tree = old.partitions.tree()

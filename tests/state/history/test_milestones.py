@@ -1,4 +1,4 @@
-"""A database that is put back as it was before has the same incarnation, and is a copy all the same."""
+"""A database restored to an earlier state has the same incarnation, but counts as a copy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Milestones are passed whenever something has changed."""
+    """Makes a process record a milestone after every change."""
     monkeypatch.setattr(ownership, "CHECK_SECONDS", 0.0)
 
 
@@ -66,7 +66,7 @@ def files(folder: Path) -> set[str]:
 
 
 def snapshot(dsn: str) -> Callable[[], None]:
-    """Puts what the database knows of its incarnations back as it is now: the rest does not matter here."""
+    """Returns a function that restores the current rows about incarnations; other rows do not matter."""
     with psycopg.connect(dsn) as conn:
         rows = conn.execute(f"select {COLUMNS} from dormouse.incarnation").fetchall()
 
@@ -83,10 +83,10 @@ def snapshot(dsn: str) -> Callable[[], None]:
 
 
 @pytest.mark.slow
-def test_a_postgres_that_is_put_back_is_a_copy(
+def test_a_database_restored_to_an_earlier_state_is_a_copy(
     tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taken while the instance ran, under the incarnation that it still has; a writer was at work."""
+    """The backup was taken while the instance ran, with the same incarnation and an active writer."""
     lake, tar = tmp_path / "lake", tmp_path / "tar"
     with dm.local(lake) as instance:
         instance.create_table("t", SCHEMA)
@@ -98,7 +98,7 @@ def test_a_postgres_that_is_put_back_is_a_copy(
         instance._objects.put(attempt.object_name("root"), b"committed later")
         add(instance, 2)
         before = files(lake / "objects" / "data")
-        # as one that is killed
+        # a killed process records no last milestone
         monkeypatch.setattr(ownership.Ownership, "advance", lambda *_, **__: None)
     shutil.rmtree(lake / "postgres")
     extract(tar, lake / "postgres")
@@ -119,7 +119,9 @@ def test_a_postgres_that_is_put_back_is_a_copy(
     assert files(lake / "objects" / "data") > before
 
 
-def test_a_process_that_has_it_open_is_told(dsn: str, url: str, at_once: None, tmp_path: Path) -> None:
+def test_an_open_instance_fails_once_its_database_is_put_back(
+    dsn: str, url: str, at_once: None, tmp_path: Path
+) -> None:
     with made(dsn, url) as instance:
         put_back = snapshot(dsn)
         add(instance, 1)
@@ -132,7 +134,7 @@ def test_a_process_that_has_it_open_is_told(dsn: str, url: str, at_once: None, t
         assert files(tmp_path / "objects") == before
 
 
-def test_of_two_copies_that_go_on_at_once_one_is_the_owner(dsn: str, url: str, at_once: None) -> None:
+def test_only_one_of_two_running_copies_is_the_owner(dsn: str, url: str, at_once: None) -> None:
     """Covers a cloned disk: system identifier, timeline, database and milestone are the same."""
     with made(dsn, url) as instance:
         add(instance, 1)
@@ -144,14 +146,14 @@ def test_of_two_copies_that_go_on_at_once_one_is_the_owner(dsn: str, url: str, a
         query(instance._supplier, "update incarnation set milestone_id = gen_random_uuid()")
         with pytest.raises(InstanceTakenOver):
             add(instance, 3)
-        put_back()  # to pass the milestone that the store has of the other
+        put_back()  # tries to replace the milestone that the other copy has recorded
         store = Milestones(instance._supplier, open_store(url))
         mine = max(ownership.known(instance._supplier), key=lambda one: one.number)
         seen = ownership.Records(mine.number, ((mine.number, mine.milestone),))
         assert store.pass_next(mine, seen, 0.0) is False
 
 
-def test_a_crash_between_the_halves_is_no_copy(
+def test_a_crash_between_the_two_steps_of_a_milestone_makes_no_copy(
     dsn: str, url: str, at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with made(dsn, url) as instance:
@@ -173,7 +175,9 @@ def test_a_crash_between_the_halves_is_no_copy(
 
 
 @pytest.mark.slow
-def test_a_store_that_is_put_back_is_not_taken(dsn: str, url: str, at_once: None, tmp_path: Path) -> None:
+def test_an_object_store_restored_to_an_earlier_state_is_refused(
+    dsn: str, url: str, at_once: None, tmp_path: Path
+) -> None:
     with made(dsn, url) as instance:
         add(instance, 1)
         shutil.copytree(tmp_path / "objects", tmp_path / "copy")
@@ -189,10 +193,10 @@ def test_a_store_that_is_put_back_is_not_taken(dsn: str, url: str, at_once: None
 
 
 @pytest.mark.slow
-def test_what_writes_nothing_passes_no_milestone(dsn: str, url: str) -> None:
+def test_a_process_that_writes_nothing_passes_no_milestone(dsn: str, url: str) -> None:
     with made(dsn, url):
         pass
-    with dm.connect(dsn, url):  # which makes the day's part of the log, say
+    with dm.connect(dsn, url):  # opening makes the day's partition of the log, for example
         pass
     before = milestone(url)
     for read_only in (False, True, False):
@@ -208,7 +212,7 @@ def test_what_writes_nothing_passes_no_milestone(dsn: str, url: str) -> None:
     assert len(records(open_store(url)).milestones) == 1
 
 
-def test_a_clock_that_is_set_back_stops_no_milestones(dsn: str, url: str) -> None:
+def test_milestones_go_on_after_the_clock_is_set_back(dsn: str, url: str) -> None:
     with made(dsn, url) as instance:
         add(instance, 1)
         query(instance._supplier, "update incarnation set passed_at = clock_timestamp() + interval '1 day'")
@@ -220,7 +224,7 @@ def test_a_clock_that_is_set_back_stops_no_milestones(dsn: str, url: str) -> Non
     assert milestone(url) == before + 2
 
 
-def test_a_store_that_takes_no_milestones_is_written_to(
+def test_a_store_that_refuses_milestones_can_be_written_to(
     dsn: str, url: str, at_once: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     put = FolderStore.put
@@ -241,9 +245,9 @@ def test_a_store_that_takes_no_milestones_is_written_to(
 
 def kill(folder: Path) -> None:
     main = postmaster(folder)
-    processes = [main, *main.children(recursive=True)]  # the other way it would start others
+    processes = [main, *main.children(recursive=True)]  # the parent first: it would start other processes
     for process in processes:
-        with suppress(ProcessLookupError):  # its parent ends it
+        with suppress(ProcessLookupError):  # its parent has already ended it
             os.kill(process.pid, signal.SIGKILL)
     psutil.wait_procs(processes, timeout=30)
 
@@ -263,14 +267,16 @@ def test_a_server_that_died_is_not_started_for_a_milestone(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("claims", [False, True], ids=["milestone", "incarnation"])
-def test_what_the_store_knows_survives_a_crash(tmp_path: Path, url: str, claims: bool) -> None:
-    """Commits do not wait for the disk there, but the store only gets what cannot be lost."""
+def test_milestones_in_the_store_survive_a_crash_of_the_database(
+    tmp_path: Path, url: str, claims: bool
+) -> None:
+    """Commits do not wait for the disk, but the store only gets milestones that a crash cannot undo."""
     options = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
     with EmbeddedPostgres(tmp_path / "server", options=options) as server:
         instance = made(server.dsn, url)
         add(instance, 1)
         instance._ownership.advance(last=True)
-        told = milestone(url)
+        number = milestone(url)
         if claims:
             instance._ownership.open(instance._catalog.instance_id(), starts=True)
         kill(tmp_path / "server")
@@ -278,5 +284,5 @@ def test_what_the_store_knows_survives_a_crash(tmp_path: Path, url: str, claims:
         assert server.revive()
         with dm.connect(server.dsn, url) as instance:
             assert instance.refusal is None
-            assert told > 0
+            assert number > 0
             assert records(open_store(url)).last == 1 + claims

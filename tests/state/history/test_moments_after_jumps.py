@@ -1,4 +1,4 @@
-"""Times around a jump of the database's clock: they have what was committed meanwhile, or are refused."""
+"""Times around a jump of the database's clock: they include the commits made meanwhile, or are refused."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.support.api import Instance, Table
 
 
 class Ahead:
-    """A clock of the database that is days ahead, for the times of commits and of cuts: those of `adding`."""
+    """A database clock that is some days ahead for the commits and cuts of `adding`."""
 
     def __init__(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
         self._table, self._patch = table, monkeypatch
         self._real = moments._QUERIES["committed_at"]
 
     def tell(self, before: str, after: str, days: int) -> None:
-        """Makes commits of transactions between two appear so many days later."""
+        """Makes the commits of the transactions between two ids appear some days later."""
         text = f"""
             select c.committed_at + interval '1 day' * case
                 when h.added_xid between '{before}'::xid8 and '{after}'::xid8 then {days} else 0
@@ -33,7 +33,7 @@ class Ahead:
         self._patch.setattr(moments, "_QUERIES", patched)
 
     def adding(self, first: int, days: int, cut: bool = False, split_at: int | None = None) -> None:
-        """Adds a row while the clock is so many days ahead, and perhaps records a cut or splits the table."""
+        """Adds a row while the clock is some days ahead, and optionally records a cut or splits the table."""
         supplier = self._table.context.supplier
         [(before,)] = query(supplier, "select pg_current_xact_id()::text")
         add(self._table, first, 1)
@@ -54,7 +54,7 @@ class Ahead:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("split_at", [None, 1])
 @pytest.mark.parametrize("cut_then", [False, True])
-def test_a_time_has_what_was_committed_while_the_clock_was_ahead(
+def test_a_time_includes_commits_made_while_the_clock_was_ahead(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, cut_then: bool, split_at: int | None
 ) -> None:
     table = made(instance, split_threshold_rows=10**6)
@@ -82,7 +82,7 @@ def test_a_time_has_what_was_committed_while_the_clock_was_ahead(
 
 
 @pytest.mark.parametrize("cut_after", [False, True])
-def test_portions_have_what_was_committed_while_the_clock_was_ahead(
+def test_portions_include_commits_made_while_the_clock_was_ahead(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, cut_after: bool
 ) -> None:
     table = made(instance)
@@ -102,10 +102,10 @@ def test_portions_have_what_was_committed_while_the_clock_was_ahead(
     assert sorted(seen) == [0, 1, 2]
 
 
-def test_a_time_lacks_what_was_committed_after_it_by_a_clock_that_was_behind(
+def test_a_time_excludes_later_commits_made_while_the_clock_was_behind(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It cannot be known which of the clocks was wrong: never are rows given that were not there."""
+    """Dormouse cannot know which clock was wrong, so it never returns rows that may not have existed."""
     table = made(instance, split_threshold_rows=10**6)
     add(table, 0, 1)
     then = clock(instance)
@@ -119,10 +119,10 @@ def test_a_time_lacks_what_was_committed_after_it_by_a_clock_that_was_behind(
 
 
 @pytest.mark.parametrize("split_at", [None, 1])
-def test_a_time_that_has_come_again_since_the_clock_was_set_back_is_refused(
+def test_a_time_that_the_clock_reached_twice_is_refused(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, split_at: int | None
 ) -> None:
-    """The clock has come to where it was before: then nothing tells which of the two times was meant."""
+    """The clock has reached a time that it had before, so the time does not identify one moment."""
     table = made(instance, split_threshold_rows=10**6)
     add(table, 0, 1)
     ahead = Ahead(table, monkeypatch)
@@ -130,7 +130,7 @@ def test_a_time_that_has_come_again_since_the_clock_was_set_back_is_refused(
     table.history.record_cut()
     then = clock(instance)
     assert keys(table, then) == [0, 1]
-    # five days later
+    # as if five days had passed
     for name, columns, days in (
         ("cut", ("recorded_at", "clock_at"), 5),
         ("epoch", ("created_at", "clock_at"), 5),

@@ -1,4 +1,4 @@
-"""Data that only epochs before a truncation need is deleted piece by piece; all that can be read stays."""
+"""Data that only epochs before a truncation need is deleted in pieces; everything readable is kept."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from tests.work_of import measured
 
 NewTable = Callable[..., TableContext]
 PIECE_WORK_MAX = 2_500
-"""Rows and pages of a piece of twenty epochs."""
+"""The limit on the rows and pages of forgetting a piece of twenty epochs."""
 LONG_AGO = timedelta(days=4_000)
-"""The epochs of a story are moved so far back, whenever the tests run."""
+"""The time by which the epochs of a story are moved back."""
 
 
 @pytest.fixture
@@ -110,10 +110,10 @@ def totals(story: Story, first: int, last: int) -> tuple[int, int, int, int]:
 
 @settings(EXAMPLES, max_examples=20)
 @given(stories(), st.data())
-def test_a_history_says_the_same_from_its_truncation_on(
+def test_a_history_is_unchanged_from_its_truncation_on(
     table: TableContext, story: Story, data: st.DataObject
 ) -> None:
-    """Truncated once and again, with only some of it forgotten in between."""
+    """The history is truncated twice, and only some of it is forgotten in between."""
     write(table, story)
     of(table, "update epoch set created_at = created_at - %s where table_id = %s", LONG_AGO)
     for first in sorted(data.draw(st.sets(st.integers(0, story.epoch), min_size=1, max_size=3))):
@@ -145,8 +145,10 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_totals_go_on_from_what_is_forgotten(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over the thousands, too, in which the truncation is, and of a thousand that ends after it."""
+def test_totals_continue_after_epochs_are_forgotten(
+    table: TableContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Covers also the thousand epochs in which the truncation lies, and a thousand that ends after it."""
     monkeypatch.setattr(garbage, "PIECE_EPOCHS", 400)
     story = Story(points=range(1, 4))
     leaves = story.leaves()
@@ -177,7 +179,7 @@ def test_totals_go_on_from_what_is_forgotten(table: TableContext, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_the_work_of_a_piece_does_not_grow_with_the_history(
+def test_the_work_of_forgetting_a_piece_does_not_grow_with_the_history(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story = Story(points=range(1, 10))
@@ -188,7 +190,7 @@ def test_the_work_of_a_piece_does_not_grow_with_the_history(
     of(table, "update epoch set created_at = created_at - %s where table_id = %s", LONG_AGO)
     truncate_at(table, 3_900)
     with table.supplier.connection() as conn:
-        conn.execute("analyze")  # else the statistics may be of the rows of a test before
+        conn.execute("analyze")  # otherwise the statistics may be those of an earlier test
     monkeypatch.setattr(garbage, "PIECE_EPOCHS", 20)
     pieces = garbage.forget_epochs(table.supplier, table.table)
     for _ in range(3):
@@ -199,7 +201,7 @@ def test_the_work_of_a_piece_does_not_grow_with_the_history(
 
 @pytest.mark.slow
 def test_a_tree_is_whole_from_the_truncation_on(table: TableContext) -> None:
-    """Through splits and merges after it, too; ids are not given again, and a check finds nothing."""
+    """Covers later splits and merges. Ids are not reused, and a check finds no problems."""
     trees, stale = dict[int, PartitionTree](), []
     for seed, epochs in enumerate((4, 28, 30)):
         trees |= scaled(table, epochs, seed)
@@ -222,17 +224,17 @@ def test_a_tree_is_whole_from_the_truncation_on(table: TableContext) -> None:
     assert leaves_of(trees[59]) == leaves_of(later[59])
     assert not (rows(table)[0] - before) & seen
     assert {e for e in rows(table)[1] if e > 59} == set(range(60, max(later) + 1))
-    # those that know an older tree, of which the next epochs are forgotten
+    # stores with an outdated tree, whose next epochs are forgotten
     for store in stale:
         assert leaves_of(store.tree()) == leaves_of(later[max(later)])
         assert leaves_of(store.at(65)) == leaves_of(later[65])
     assert tree_problems(table.supplier, table.table) == []
 
 
-def test_who_knows_an_older_tree_reads_the_one_of_now_anew(
+def test_a_process_with_an_outdated_tree_reads_the_current_tree_again(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The epoch that divided a leaf is forgotten, as its halves were divided since."""
+    """The epoch that split a leaf is forgotten, since both halves were split later."""
     monkeypatch.setattr(garbage, "MARGIN_SECONDS", 0.0)
     table = new_table(split_points=[100], gc_delay_seconds=0)
     stale = PartitionStore(table.supplier, table.table)
@@ -265,8 +267,8 @@ KEEPERS = {
 
 
 @pytest.mark.parametrize("keeper", KEEPERS)
-def test_what_somebody_may_still_ask_for_stays(table: TableContext, keeper: str) -> None:
-    """Up to the truncation alone it would all go."""
+def test_epochs_that_a_holder_or_writer_needs_are_not_forgotten(table: TableContext, keeper: str) -> None:
+    """Only the holder or writer keeps them, since all lie before the truncation."""
     story = Story(points=(10, 20))
     for _ in range(4):
         story.scale(story.leaves())
@@ -278,7 +280,7 @@ def test_what_somebody_may_still_ask_for_stays(table: TableContext, keeper: str)
     query(table.supplier, KEEPERS[keeper].format(table=table_id, at="'2020-01-01 02:30'::timestamptz"))
     try:
         forget(table)
-        # what left at epoch 3 was there at half past two
+        # a leaf that ended at epoch 3 existed at half past two
         assert [
             story.partitions[one].merged_id for one in rows(table)[0] if story.partitions[one].sealed == 3
         ]
@@ -316,8 +318,8 @@ def test_collection_forgets_for_a_while_and_goes_on_in_the_next_round(
 
 
 @pytest.mark.slow
-def test_truncations_and_rounds_that_race_leave_what_one_after_another_would(table: TableContext) -> None:
-    """While others divide, merge and record."""
+def test_concurrent_truncations_and_rounds_end_as_sequential_ones(table: TableContext) -> None:
+    """Other threads split, merge and record cuts meanwhile."""
     scaled(table, 30)
     for _ in range(4):
         record_cut(table)

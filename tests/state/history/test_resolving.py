@@ -1,4 +1,4 @@
-"""Deletions by values: each file is read once for their rows, and what it has none of costs no reader."""
+"""Deletions by values: each file is examined once, and readers skip deletions that match none of its rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILES = 5
 
 
 def filled(instance: Instance, layout: str = "file_table", **properties: Any) -> Table:
-    """Files of 40 rows; `v` is the file's number, but for a row of 7."""
+    """Returns a table with files of 40 rows; `v` is the file's number, except for one row of 7."""
     given = dm.TableProperties(
         **{"compaction_strategy": "basic", "compaction_batch_files": 100, **properties}
     )
@@ -118,8 +118,8 @@ def test_files_with_few_rows_stay_until_the_deletion_is_old(
 
 
 @pytest.mark.slow
-def test_what_was_undone_is_known_when_it_is_pending_again(instance: Instance) -> None:
-    """A look after a restore asks for the deletions that it has undone, too: another may bring them back."""
+def test_an_undone_deletion_is_counted_and_applies_when_it_is_pending_again(instance: Instance) -> None:
+    """After a restore, a look also examines undone deletions, since another restore may bring them back."""
     table = filled(instance)
     before = table.history.record_cut("before")
     table.delete({"v": 7})
@@ -135,7 +135,7 @@ def test_what_was_undone_is_known_when_it_is_pending_again(instance: Instance) -
     assert sum(batch.num_rows for batch in table.query(as_of="before")) == 40 * FILES
 
 
-def test_a_deletion_amid_a_look_is_not_taken_for_looked_at(
+def test_a_deletion_during_a_look_does_not_count_as_looked_at(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = filled(instance)
@@ -143,7 +143,7 @@ def test_a_deletion_amid_a_look_is_not_taken_for_looked_at(
     real, turn = scan_session.count_rows, threading.Lock()
 
     def slow(context: Any, *given: Any) -> dict[int, int]:
-        with turn:  # files are looked at by threads
+        with turn:  # threads look at the files
             if len(table.deletions()) == 1:
                 table.delete({"v": 7})
         return real(context, *given)
@@ -153,13 +153,13 @@ def test_a_deletion_amid_a_look_is_not_taken_for_looked_at(
     look_at(table.context, files[:2])
     assert count(table) == 39 * FILES
     assert sorted(applied(table)) == [*[(1, 2)] * 3, *[(2,)] * 2]
-    # one that is slower tells nothing that is known better
+    # the result of a slower look does not replace a newer result
     table.context.deletions.note([Noted(files[0][0], 0, [])])
     assert count(table) == 39 * FILES
 
 
 @pytest.mark.slow
-def test_a_compaction_that_began_before_a_look_and_one_that_knows_no_deletions(instance: Instance) -> None:
+def test_compactions_apply_deletions_that_they_learned_before_a_look(instance: Instance) -> None:
     table = filled(instance, compaction_batch_files=FILES)
     context = table.context
     table.delete({"v": 7})
@@ -188,7 +188,7 @@ def test_a_compaction_that_began_before_a_look_and_one_that_knows_no_deletions(i
 
 
 @pytest.mark.slow
-def test_a_split_keeps_what_a_look_has_found(instance: Instance) -> None:
+def test_a_split_keeps_the_results_of_a_look(instance: Instance) -> None:
     table = filled(instance, split_threshold_rows=50, split_min_rows=2)
     table.delete({"v": 7})
     table.compact()
@@ -216,7 +216,7 @@ def test_many_deletions_of_one_file_and_bounded_rounds(instance: Instance) -> No
 
 
 @pytest.mark.slow
-def test_a_job_that_looks_is_put_back_when_its_process_died(
+def test_a_job_of_a_look_runs_again_if_its_process_died(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = filled(instance, compaction_attempts_max=2)

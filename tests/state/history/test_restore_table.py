@@ -1,4 +1,4 @@
-"""A table is made again what it was at a moment, in one commit."""
+"""Restores of a table to the rows of a moment, in one commit."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def test_a_restore_puts_back_the_rows_of_a_moment(instance: Instance, layout: st
     bad = clock(instance)
     bad_rows, epoch = keys(table), table.partitions.tree().epoch
     assert epoch > 0
-    told = table.restore(good, dry_run=True)
+    planned = table.restore(good, dry_run=True)
     assert keys(table) == bad_rows, "nothing is done yet"
     done = table.restore("good")
-    assert done == told and done.at == good.recorded_at
+    assert done == planned and done.at == good.recorded_at
     assert (keys(table), table.partitions.tree().epoch) == (rows, epoch)
     assert keys(table, bad) == bad_rows, "what it was before can be read"
     again = table.restore("good")
@@ -54,7 +54,7 @@ def test_a_restore_puts_back_the_rows_of_a_moment(instance: Instance, layout: st
 
 
 @pytest.mark.slow
-def test_files_that_come_back_are_collected_when_they_go_again(instance: Instance) -> None:
+def test_restored_files_are_collected_when_they_are_removed_again(instance: Instance) -> None:
     for layout in LAYOUTS:
         table = made(instance, f"t_{layout}", layout=layout, gc_delay_seconds=0, history_retention_seconds=0)
         add(table, 0)
@@ -93,7 +93,7 @@ def test_a_compaction_that_runs_while_its_table_is_restored_is_given_up(instance
 
 
 @pytest.mark.slow
-def test_what_is_written_while_a_restore_counts_comes_after_it(
+def test_rows_written_while_a_restore_counts_are_kept(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = made(instance)
@@ -116,7 +116,7 @@ def test_what_is_written_while_a_restore_counts_comes_after_it(
 
 
 @pytest.mark.parametrize("properties", [{}, {"filter": "age_off(v, 1000)"}])
-def test_a_query_sees_no_restore_that_comes_after_it(
+def test_a_query_does_not_see_a_later_restore(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, properties: dict[str, str]
 ) -> None:
     """A restore that only removes files looks like a compaction that may drop any number of rows."""
@@ -137,8 +137,8 @@ def test_a_query_sees_no_restore_that_comes_after_it(
         plan_query(context, rows, moment)
 
 
-def test_a_query_sees_no_rows_that_came_before_a_merge(instance: Instance) -> None:
-    """They are in a leaf that has taken the place of the one that they came into."""
+def test_a_query_does_not_see_later_rows_that_a_merge_moved(instance: Instance) -> None:
+    """The later rows are in a leaf that replaced the leaf to which they were added."""
     table = made(instance, gc_delay_seconds=0, split_threshold_rows=10**6)
     context = table.context
     table.partitions.split("root", 20)
@@ -161,7 +161,7 @@ def merged_whole(table: Table) -> str:
 
 
 @pytest.mark.slow
-def test_a_restore_across_a_merge_puts_files_into_the_partition_of_now(instance: Instance) -> None:
+def test_a_restore_across_a_merge_puts_files_into_the_current_partition(instance: Instance) -> None:
     table = made(instance, compaction_batch_files=2, split_threshold_rows=10**6)
     table.partitions.split("root", 20)
     add(table, 0, 40)
@@ -185,7 +185,7 @@ def test_a_restore_across_a_merge_puts_files_into_the_partition_of_now(instance:
 
 @pytest.mark.slow
 def test_a_restore_that_would_show_other_rows_is_refused(instance: Instance) -> None:
-    """A file of both leaves, whose rows of one were compacted away before the moment."""
+    """A file has rows of both leaves; the rows of one were compacted away before the moment."""
     table = made(instance, compaction_batch_files=2, split_threshold_rows=10**6)
     add(table, 0, 40)
     table.partitions.split("root", 20)

@@ -1,4 +1,6 @@
-"""Restores against a naive list, with deletes, late ingests, merges and collections, read as changes."""
+"""Restores compared with a naive list, with deletes, late ingests, merges and collections, and read as
+changes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def applied(copy: Iterable[Row], changes: pa.RecordBatchReader) -> Counter[Row]:
 
 
 class RestoresMachine(DeletesMachine):
-    """`copy` is what a consumer has that applied each change."""
+    """A state machine; `copy` has the rows of a consumer that applied each change."""
 
     @initialize()
     def begin_to_consume(self) -> None:
@@ -55,16 +57,16 @@ class RestoresMachine(DeletesMachine):
         self.cut()
         gone, back = Counter(self.rows) - Counter(rows), Counter(rows) - Counter(self.rows)
         changes = self.table.changes(after=before, till=self.cuts.pop()[0]).read_all().to_pylist()
-        told = Counter((one.pop("_change"), tuple(one.values())) for one in changes)
+        changed = Counter((one.pop("_change"), tuple(one.values())) for one in changes)
         expected = {("delete", row): n for row, n in gone.items()}
-        assert told == expected | {("insert", row): n for row, n in back.items()}
+        assert changed == expected | {("insert", row): n for row, n in back.items()}
         self.rows = list(rows)
 
     @rule()
     def end_job(self) -> None:
         try:
             super().end_job()
-        except DormouseError:  # a restore has given it up
+        except DormouseError:  # a restore gave the job up
             self.jobs_given_up = True
 
     @rule()
@@ -74,7 +76,7 @@ class RestoresMachine(DeletesMachine):
         if len(leaves) > 1:
             try:
                 self.table.partitions.merge(leaves)
-            except DormouseError:  # files of others' rows, or that a job holds
+            except DormouseError:  # a file has rows of other leaves, or belongs to a job
                 return
 
     @rule(acknowledges=st.booleans())
@@ -84,7 +86,7 @@ class RestoresMachine(DeletesMachine):
             self.copy, self.copied_at = list(self.rows), next(self.clock)
         try:
             found = applied(self.copy, consumer.read())
-        except CutExpired:  # it begins anew
+        except CutExpired:  # the consumer starts again
             assert self.copied_at < self.erased_at
             self.copy, self.copies = None, self.copies + 1
             return
@@ -105,11 +107,11 @@ class RestoresMachine(DeletesMachine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_changes_tell_what_restores_did(instance: Instance, layout: str) -> None:
+def test_changes_describe_restores(instance: Instance, layout: str) -> None:
     run_machine(RestoresMachine, instance, layout, EXAMPLES // 2, STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_changes_tell_what_restores_did_in_many_lives(instance: Instance, layout: str) -> None:
+def test_changes_describe_restores_in_many_runs(instance: Instance, layout: str) -> None:
     run_machine(RestoresMachine, instance, layout, 2 * EXAMPLES, 2 * STEPS)

@@ -1,4 +1,6 @@
-"""Tables as they were: by the API, in SQL, whatever is ingested, compacted, split and collected since."""
+"""Tables read at past moments, by the API and in SQL, after later ingests, compactions, splits and
+collections.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,8 @@ def test_a_moment_has_the_same_rows_whatever_comes_later(instance: Instance, lay
 
 
 @pytest.mark.slow
-def test_rows_are_as_old_as_they_were_then(instance: Instance) -> None:
-    """One moment has the same rows, however many have aged off since: read in each way, and in parts."""
+def test_the_age_of_rows_is_computed_as_of_the_moment(instance: Instance) -> None:
+    """A moment always has the same rows, however many expire later. Covers all kinds of reads, and parts."""
     table = made(instance, filter="age_off(v, 60000)")
     began = time.time_ns() // 1_000_000 - 60_000
     table.ingest(pa.table({"k": range(3_000), "v": [began + 10 * n for n in range(3_000)]}))
@@ -97,7 +99,7 @@ def test_tables_are_read_as_of_one_moment(instance: Instance) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_collected_cannot_be_read_and_says_so_before_the_first_row(instance: Instance) -> None:
+def test_a_moment_with_collected_files_is_refused_before_the_first_row(instance: Instance) -> None:
     table = made(instance, gc_delay_seconds=0, history_retention_seconds=0)
     add(table, 0)
     kept, lost = table.history.record_cut("kept"), table.history.record_cut()
@@ -119,7 +121,7 @@ def test_what_is_collected_cannot_be_read_and_says_so_before_the_first_row(insta
     assert keys(table) == sorted([*range(20), *range(10, 30)])
 
 
-def test_a_reader_holds_the_files_of_a_moment_that_may_end_meanwhile(instance: Instance) -> None:
+def test_a_reader_holds_the_files_of_a_moment_that_expires_meanwhile(instance: Instance) -> None:
     table = made(instance, gc_delay_seconds=0, history_retention_seconds=0)
     add(table, 0)
     at = clock(instance)
@@ -138,8 +140,8 @@ def test_a_reader_holds_the_files_of_a_moment_that_may_end_meanwhile(instance: I
         table.query(as_of=at)
 
 
-def test_a_collection_between_plan_and_read_is_told(instance: Instance) -> None:
-    """It comes before the reader holds what it reads."""
+def test_a_collection_between_plan_and_read_is_an_error(instance: Instance) -> None:
+    """The collection comes before the reader holds the files."""
     table = made(instance, gc_delay_seconds=0, history_retention_seconds=0)
     add(table, 0)
     at = clock(instance)
@@ -152,7 +154,7 @@ def test_a_collection_between_plan_and_read_is_told(instance: Instance) -> None:
         pass
 
 
-def test_a_file_that_is_lost_is_no_matter_of_time(instance: Instance, tmp_path: Path) -> None:
+def test_a_lost_file_is_not_reported_as_collected(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     add(table, 0)
     cut = table.history.record_cut()
@@ -178,10 +180,10 @@ def test_a_file_that_is_lost_is_no_matter_of_time(instance: Instance, tmp_path: 
         (7.5, "is a cut, a cut's name, or a time"),
         (-1, "has no cut -1"),
         (1 << 70, "has no cut"),
-        (Cut(1, None, datetime.now(UTC), 0, 10**6), "the cut 1 is of another table"),
+        (Cut(1, None, datetime.now(UTC), 0, 10**6), "the cut 1 belongs to another table"),
     ],
 )
-def test_a_moment_that_cannot_be_is_refused_in_one_line(instance: Instance, when: Any, said: str) -> None:
+def test_an_invalid_moment_is_refused_in_one_line(instance: Instance, when: Any, said: str) -> None:
     table = made(instance)
     table.history.record_cut("a")
     for read in (
@@ -196,7 +198,7 @@ def test_a_moment_that_cannot_be_is_refused_in_one_line(instance: Instance, when
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", ["epoch", "schema_change"])
-def test_a_change_that_is_being_committed_is_waited_for(instance: Instance, changed: str) -> None:
+def test_a_moment_waits_for_a_change_that_is_being_committed(instance: Instance, changed: str) -> None:
     table = made(instance)
     done = threading.Event()
 
@@ -219,7 +221,7 @@ def test_a_change_that_is_being_committed_is_waited_for(instance: Instance, chan
     "name",
     ["", " a", "a\n", "a\0", "x" * 300, "2026-11-20", "20261120", "2026-11-20T14", "beginning", 5, "\ud800"],
 )
-def test_a_cut_needs_a_name_that_can_be_told(instance: Instance, name: Any) -> None:
+def test_a_cut_with_an_invalid_name_is_refused(instance: Instance, name: Any) -> None:
     table = made(instance)
     with pytest.raises(InvalidCut) as error:
         table.history.record_cut(name)
@@ -227,7 +229,7 @@ def test_a_cut_needs_a_name_that_can_be_told(instance: Instance, name: Any) -> N
     assert list(table.history.cuts()) == []
 
 
-def test_a_name_is_taken_once_and_free_when_its_cut_is_dropped(instance: Instance) -> None:
+def test_a_name_of_a_cut_is_unique_until_the_cut_is_dropped(instance: Instance) -> None:
     history = made(instance).history
     first = history.record_cut("a")
     with pytest.raises(InvalidCut, match="has a cut 'a' already"):
@@ -249,7 +251,7 @@ def test_a_name_is_taken_once_and_free_when_its_cut_is_dropped(instance: Instanc
     assert holds.holds(instance._supplier) == []
 
 
-def test_what_a_table_keeps_is_told_by_it_alone_and_ends_with_it(instance: Instance) -> None:
+def test_holds_of_cuts_and_consumers_are_listed_by_their_table_alone(instance: Instance) -> None:
     table = made(instance)
     cut = table.history.record_cut("a")
     table.consumer("etl")
@@ -260,7 +262,7 @@ def test_what_a_table_keeps_is_told_by_it_alone_and_ends_with_it(instance: Insta
     assert len(holds.holds(instance._supplier)) == 2
 
 
-def test_a_table_that_was_dropped_says_so(instance: Instance) -> None:
+def test_reading_a_dropped_table_is_an_error(instance: Instance) -> None:
     table = made(instance)
     etl = table.consumer("etl")
     instance.drop_table("t")
@@ -296,7 +298,7 @@ def test_maintenance_records_a_cut_when_the_last_is_old_and_something_has_change
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_cut_knows_what_was_ingested_till_then_each_file_once(instance: Instance, layout: str) -> None:
+def test_a_cut_records_the_ingested_totals_with_each_file_once(instance: Instance, layout: str) -> None:
     more = {"split_threshold_rows": 30, "ingest_file_writing": "one_reference_per_leaf"}
     table = made(instance, layout=layout, **more)
     add(table, 0)

@@ -1,4 +1,4 @@
-"""Statements over tables as they were, which read nothing of a table that they name."""
+"""Statements at past moments that read no rows of a table that they name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STATEMENTS = {
 
 @pytest.mark.slow
 def test_a_statement_may_name_tables_of_which_it_reads_nothing(instance: Instance) -> None:
-    """Tools ask for the columns of a statement in this way."""
+    """Tools find out the columns of a statement in this way."""
     for name in ("t", "u"):
         table = instance.create_table(name, SCHEMA)
         table.ingest({"k": [1, 2]})
@@ -50,8 +50,8 @@ def test_a_statement_may_name_tables_of_which_it_reads_nothing(instance: Instanc
         assert opened.sql("select * from t limit 0").to_arrow_table().schema.names == ["k"]
 
 
-def test_a_table_that_is_named_and_not_read_is_there_at_the_moment(instance: Instance) -> None:
-    """The columns of now would be those of another moment."""
+def test_a_table_that_is_named_and_not_read_must_exist_at_the_moment(instance: Instance) -> None:
+    """Otherwise the statement would get the current columns instead of those of the moment."""
     for name in ("t", "young"):
         instance.create_table(name, SCHEMA).ingest({"k": [1]})
     cut = instance.table("t").history.record_cut("then")

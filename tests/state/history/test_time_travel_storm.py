@@ -1,4 +1,4 @@
-"""Cuts that are read again and again while their table is ingested, split, merged and collected."""
+"""Cuts that are read repeatedly while their table is ingested into, split, merged and collected."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_readers_of_cuts_get_the_same_answer_each_time(instance: Instance) -> No
             table.compact()
             table.split()
             leaves = [one.partition_id for one in table.partitions.leaves()]
-            with suppress(PartitionError, InvalidRange):  # not neighbours, or not whole
+            with suppress(PartitionError, InvalidRange):  # the leaves are not adjacent, or have shared files
                 table.partitions.merge(leaves[:2])
             table.collect_garbage()
 

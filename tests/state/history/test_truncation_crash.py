@@ -1,6 +1,6 @@
 """Truncation, retention and collection are killed with SIGKILL before each exchange with the server.
 
-Each time they are begun again, and come to the same end; nothing from the truncation on is lost meanwhile.
+Each is started again every time and reaches the same end. Nothing from the truncation on is lost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ HOUR = 3_600.0
 
 @pytest.fixture
 def table(new_table: NewTable, monkeypatch: pytest.MonkeyPatch) -> TableContext:
-    """A history of splits and merges, with four cuts, of 40 to 10 hours ago, each before some files."""
+    """Returns a table with a history of splits and merges, and four cuts from 40 to 10 hours ago, with files
+    after each.
+    """
     monkeypatch.setattr(garbage, "PIECE_EPOCHS", 10)
     table = new_table()
     for number in range(4):
@@ -79,7 +81,9 @@ class Kept:
 def killed_until_done(
     table: TableContext, work: Callable[[TableContext], object], check: Callable[[], None]
 ) -> int:
-    """Begun again after each death, one exchange later; gives how often it died."""
+    """Repeats the work, and kills it one exchange later each time, until it is done. Returns how often it was
+    killed.
+    """
     for exchange in range(1, EXCHANGES_MAX):
         if not dies_at(table, work, exchange):
             return exchange - 1
@@ -88,7 +92,7 @@ def killed_until_done(
 
 
 @pytest.mark.slow
-def test_a_truncation_that_is_killed_is_done_or_not(table: TableContext) -> None:
+def test_a_killed_truncation_is_done_or_not(table: TableContext) -> None:
     before = list(cuts(table))
     kept = Kept(table, before[2])
 
@@ -109,7 +113,7 @@ def test_a_truncation_that_is_killed_is_done_or_not(table: TableContext) -> None
 
 
 @pytest.mark.slow
-def test_retention_that_is_killed_is_done_or_not(table: TableContext) -> None:
+def test_a_killed_retention_is_done_or_not(table: TableContext) -> None:
     before = list(cuts(table))
     kept, ids = Kept(table, before[1]), {cut.cut_id for cut in before}
 
@@ -134,8 +138,8 @@ def test_retention_that_is_killed_is_done_or_not(table: TableContext) -> None:
 
 
 @pytest.mark.slow
-def test_forgetting_that_is_killed_goes_on_where_it_was(table: TableContext) -> None:
-    """This holds after a further truncation in between, too."""
+def test_killed_forgetting_continues_where_it_stopped(table: TableContext) -> None:
+    """Covers also a further truncation in between."""
     before, seen = list(cuts(table)), set[int]()
     truncate(table, before[1])
     kept = Kept(table, before[3])

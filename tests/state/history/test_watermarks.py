@@ -1,4 +1,4 @@
-"""Looks at what has changed find all that looks at everything would find."""
+"""Looks at changes only: they find everything that looks at the whole table would find."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NewTable = Callable[..., TableContext]
 
 
 def with_properties(table: TableContext, **properties: Any) -> TableContext:
-    """The table as a process sees it that knows of other properties."""
+    """Returns the table as seen by a process that knows other properties."""
     given = TableProperties(**{**table.properties.model_dump(), **properties})
     return changed(table, table=changed(table.table, properties=given))
 
@@ -61,7 +61,7 @@ def above_leaves(table: TableContext) -> int:
 
 
 class History:
-    """A random history of a table: whatever adds references, takes them away, or frees them."""
+    """A random history of a table: operations that add, remove or free references."""
 
     def __init__(self, table: TableContext, seed: int) -> None:
         self.table = table
@@ -74,7 +74,7 @@ class History:
         self.chance.choice([*steps, self.free, self.release, self.divide, self.push_down])()
 
     def add(self) -> None:
-        """Adds files, also to partitions that were divided: the planner of an ingest may not know that."""
+        """Adds files, also to partitions that were split: the planner of an ingest may not know that."""
         tree = self.table.partitions.tree()
         partition = self.chance.choice(partitions_of(tree))
         files = [self.name() for _ in range(self.chance.randint(1, 5))]
@@ -121,7 +121,7 @@ class History:
 
 
 FEW = {("file_table", "size_ratio", 0), ("salted_counts", "basic", 0), ("dummy_reference", "size_ratio", 1)}
-"""Histories of each layout, strategy and seed that every run tries; the others are slow together."""
+"""The layouts, strategies and seeds that every run tries; all others are slow tests."""
 HISTORIES = [
     pytest.param(*one, marks=[] if one in FEW else pytest.mark.slow)
     for one in product(LAYOUTS, ("basic", "size_ratio"), range(4))
@@ -129,7 +129,7 @@ HISTORIES = [
 
 
 @pytest.mark.parametrize(("layout", "strategy", "seed"), HISTORIES)
-def test_nothing_is_forgotten_in_any_history(
+def test_looks_at_changes_find_everything_in_any_history(
     new_table: NewTable, layout: str, strategy: str, seed: int
 ) -> None:
     table = new_table(
@@ -158,7 +158,9 @@ def test_nothing_is_forgotten_in_any_history(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
-def test_nothing_is_forgotten_of_what_many_do_at_once(new_table: NewTable, seed: int) -> None:
+def test_looks_at_changes_find_everything_that_concurrent_processes_do(
+    new_table: NewTable, seed: int
+) -> None:
     table = new_table(
         split_points=range(0, 60, 10),
         compaction_strategy="basic",
@@ -189,7 +191,7 @@ def test_nothing_is_forgotten_of_what_many_do_at_once(new_table: NewTable, seed:
     assert table.store.totals.read() == found
 
 
-def test_a_name_that_was_forgotten_and_added_again_counts_with_its_new_size(new_table: NewTable) -> None:
+def test_a_filename_that_is_added_again_counts_with_its_new_size(new_table: NewTable) -> None:
     table = new_table()
     for size, again in ((5, False), (7, True), (11, True)):
         if again:
@@ -203,8 +205,8 @@ def test_a_name_that_was_forgotten_and_added_again_counts_with_its_new_size(new_
     assert table.store.totals.read().byte_count == 0
 
 
-def test_what_was_not_committed_when_it_looked_is_found_later(new_table: NewTable) -> None:
-    """A transaction may be older than the last look, and its references newer."""
+def test_a_transaction_that_commits_after_a_look_is_found_by_the_next(new_table: NewTable) -> None:
+    """The transaction may be older than the last look, and its references newer."""
     table = new_table(compaction_strategy="basic", compaction_batch_files=2)
     before = table.store.totals.bring_forward()
     with transaction(table) as conn:
@@ -233,7 +235,7 @@ def test_a_look_reads_only_what_has_changed(new_table: NewTable) -> None:
     assert table.jobs.create() == 1
 
 
-def test_other_properties_make_it_look_at_everything(new_table: NewTable) -> None:
+def test_changed_properties_make_a_look_examine_everything(new_table: NewTable) -> None:
     table = new_table(compaction_strategy="basic", compaction_batch_files=3, split_threshold_rows=1_000)
     table.store.add_files([ref("a"), ref("b")])
     assert (table.jobs.create(), table.partitions.look_for_full_leaves()) == (0, 0)
@@ -249,13 +251,13 @@ def test_a_full_leaf_that_is_settled_is_full_again_when_it_changes(new_table: Ne
     table.store.add_files([ref("b", rows=1)])
     table.partitions.settle(leaf.marks)
     assert list(table.partitions.full_leaves()) == []
-    assert table.partitions.look_for_full_leaves() == 1  # b came after it was looked at
+    assert table.partitions.look_for_full_leaves() == 1  # b was added after the look
     for leaf in table.partitions.full_leaves():
         table.partitions.settle(leaf.marks)
     assert table.partitions.look_for_full_leaves() == 0
 
 
-def test_a_mark_that_comes_while_another_is_removed_stays(new_table: NewTable) -> None:
+def test_a_mark_added_while_another_is_removed_stays(new_table: NewTable) -> None:
     """A call that frees files marks their leaf, even while a look removes the marks that it sees."""
     table = new_table(compaction_strategy="basic", compaction_batch_files=2)
     table.store.add_files([ref("a"), ref("b"), ref("c"), ref("d")])
@@ -282,7 +284,7 @@ def test_files_that_were_forgotten_with_their_sizes_are_counted_again(new_table:
 
 
 @pytest.mark.parametrize("maintenance", ["compact", "collect_garbage"])
-def test_who_only_reads_counts_from_where_maintenance_did_and_writes_nothing(
+def test_a_read_only_instance_counts_from_the_watermark_and_writes_nothing(
     dsn: str, tmp_path: Path, maintenance: str
 ) -> None:
     objects = (tmp_path / "objects").as_uri()
@@ -291,7 +293,7 @@ def test_who_only_reads_counts_from_where_maintenance_did_and_writes_nothing(
         table.ingest(pa.table({"key": [1, 2, 3]}))
         getattr(table, maintenance)()
     with closing(ConnectionSupplier(dsn)) as supplier:
-        # what is remembered shows when it is wrong
+        # a wrong total shows that the watermark is used
         query(
             supplier, "update watermark set facts = facts || '{\"row_count\": 1003}' where purpose = 'totals'"
         )

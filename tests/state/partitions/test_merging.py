@@ -31,7 +31,7 @@ def leaf_count(table: TableContext) -> int:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_small_leaves_become_one_level_by_level(new_table: NewTable, layout: str) -> None:
+def test_small_leaves_are_merged_level_by_level(new_table: NewTable, layout: str) -> None:
     table = new_table(split_points=[10, 20, 30], layout=layout, merge_threshold_rows=100)
     load(table, range(40))
     table.store.totals.bring_forward()
@@ -52,7 +52,7 @@ def test_small_leaves_become_one_level_by_level(new_table: NewTable, layout: str
     assert ("merge", None) in ended
 
 
-def test_files_that_leaves_share_are_compacted_first(new_table: NewTable) -> None:
+def test_files_shared_by_leaves_are_compacted_before_a_merge(new_table: NewTable) -> None:
     """The references move once each leaf has files of its own; no row is lost or doubled."""
     table = new_table(merge_threshold_rows=1_000)
     load(table, range(100))
@@ -99,7 +99,7 @@ def test_leaves_are_merged_below_the_threshold(
     assert (len(list(mergeable(table))), len(merge(table).partitions_merged)) == (merges, merges)
 
 
-def test_leaves_that_were_just_made_rest(new_table: NewTable) -> None:
+def test_new_leaves_are_not_merged_at_once(new_table: NewTable) -> None:
     table = new_table(split_points=[10], merge_threshold_rows=100)
     assert merge(table, rest_seconds=3_600).partitions_merged == ()
     back = "update epoch set created_at = created_at - interval '2 h' where table_id = %s"
@@ -107,7 +107,7 @@ def test_leaves_that_were_just_made_rest(new_table: NewTable) -> None:
     assert len(merge(table, rest_seconds=3_600).partitions_merged) == 1
 
 
-def test_only_what_has_changed_is_looked_at(new_table: NewTable) -> None:
+def test_only_changed_leaves_are_examined_for_merges(new_table: NewTable) -> None:
     table = new_table(split_points=[10, 20, 30], merge_threshold_rows=10)
     load(table, range(40))
     assert table.partitions.look_for_small_pairs() == 0
@@ -121,7 +121,7 @@ def test_only_what_has_changed_is_looked_at(new_table: NewTable) -> None:
     assert table.partitions.look_for_small_pairs() == 1
 
 
-def test_without_the_property_one_line_says_what_to_set(new_table: NewTable) -> None:
+def test_merging_without_the_property_is_refused_with_the_command_to_set_it(new_table: NewTable) -> None:
     table = new_table(split_points=[10])
     for use in (merge, mergeable):
         with pytest.raises(InvalidProperties, match=r"dormouse table set .* merge_threshold_rows="):

@@ -74,7 +74,7 @@ def test_the_first_row_key_is_split_unless_another_is_named(table: TableContext)
     assert left_left.region == Region(i=Range(None, 5), s=Range(None, "m"))
 
 
-def test_bytes_may_be_a_bytearray(table: TableContext) -> None:
+def test_a_split_point_of_bytes_may_be_a_bytearray(table: TableContext) -> None:
     left, _ = table.partitions.split("root", bytearray(b"m"), "b")  # type: ignore[arg-type]
     assert left.region == Region(b=Range(None, b"m"))
     assert regions(table)[0] == {"b": Range(None, b"m")}

@@ -98,7 +98,7 @@ def test_an_unknown_partition_is_an_error() -> None:
 
 @dataclass(frozen=True)
 class History:
-    """A table's tree at every epoch, as partition objects, and all its partitions as they are stored."""
+    """A table's partitions at every epoch, and all its partitions as they are stored."""
 
     epochs: list[dict[str, Partition]]
     rows: list[PartitionRow]

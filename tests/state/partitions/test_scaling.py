@@ -274,7 +274,7 @@ def test_leaves_whose_files_cannot_move_are_refused(new_table: NewTable, layout:
     assert everything(table)[:4] == before[:4]
 
 
-def test_a_request_that_comes_again_gets_the_same_answer(halves: TableContext) -> None:
+def test_a_repeated_request_gets_the_same_answer(halves: TableContext) -> None:
     a, b, c, _ = ids(halves)
     first = halves.partitions.scale([a, b], [("key", 7)], "r1")
     halves.partitions.split(first[0].partition_id, 3)
@@ -341,7 +341,7 @@ def test_running_totals_are_stored_every_thousand_epochs(
     assert any("running totals" in each.detail for each in tree_problems(table.supplier, table.table))
 
 
-def test_a_tree_of_before_the_last_merge_is_read_once(halves: TableContext) -> None:
+def test_a_tree_from_before_the_last_merge_is_read_once(halves: TableContext) -> None:
     pair = ids(halves)[:2]
     halves.partitions.merge(pair)
     fresh = PartitionStore(halves.supplier, halves.table)

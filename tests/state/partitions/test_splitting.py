@@ -116,7 +116,9 @@ def test_the_first_row_key_that_can_be_divided_is(plane: TableContext) -> None:
     assert "25" < str(divided.point) < "35"
 
 
-def test_references_come_down_one_level_a_round(new_table: NewTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_are_pushed_down_one_level_a_round(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(splitting, "BATCH_REFERENCES", 1)
     table = new_table(split_points=range(10, 80, 10))
     tree = table.partitions.tree()
@@ -178,7 +180,7 @@ def test_rows_of_other_partitions_do_not_fill_a_leaf(new_table: NewTable) -> Non
     assert [divided.parent for divided in split(table).partitions_split] == [leaves[1]]
 
 
-def test_the_median_is_that_of_the_rows_inside(new_table: NewTable) -> None:
+def test_the_median_is_computed_from_the_rows_inside_the_leaf(new_table: NewTable) -> None:
     table = new_table(split_points=[1000], split_threshold_rows=100, split_min_rows=2)
     leaves = [leaf.partition_id for leaf in table.partitions.leaves()]
     add_file(table, "wide", range(0, 2000, 4), leaves)

@@ -63,7 +63,7 @@ def test_a_dropped_table_is_forgotten() -> None:
     assert (cache.get(1), len(cache), cache.byte_size) == (None, 0, 0)
 
 
-def test_threads_share_it() -> None:
+def test_threads_share_the_cache_of_trees() -> None:
     cache = TreeCache(5 * SMALL)
     trees = {table_id: balanced_arrays(1) for table_id in range(10)}
 
@@ -85,7 +85,7 @@ def test_threads_share_it() -> None:
     assert cache.byte_size == len(kept) * SMALL
 
 
-def test_a_forked_child_begins_anew_whatever_its_parent_was_doing() -> None:
+def test_a_forked_child_has_a_cache_of_its_own() -> None:
     cache = TreeCache(10 * SMALL)
     cache.put(1, balanced_arrays(1))
     with warnings.catch_warnings(), cache.loading(1):

@@ -1,4 +1,4 @@
-"""Tests of reading a table's tree: as a whole, the changes, the part in some ranges; and shared reads."""
+"""Tests of reading a table's tree: all of it, its changes, or the part in some ranges; and shared reads."""
 
 from __future__ import annotations
 

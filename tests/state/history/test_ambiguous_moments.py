@@ -1,4 +1,4 @@
-"""Times that tell no one moment: clocks that were set back, commits whose times are lost, a hot standby."""
+"""Times that do not identify one moment: clocks that were set back, lost commit times, and a hot standby."""
 
 from __future__ import annotations
 
@@ -54,14 +54,16 @@ def test_a_time_finds_the_epoch_that_came_after_the_clock_was_set_back(instance:
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_a_time_that_was_twice_is_refused(instance: Instance, dsn: str, splits: bool) -> None:
-    """A merge of when the clock was ahead is hidden, and what came after it is not."""
+def test_a_time_before_and_after_a_clock_change_is_refused(
+    instance: Instance, dsn: str, splits: bool
+) -> None:
+    """The merge was made while the clock was ahead, so it is hidden, but later changes are not."""
     table = made(instance, split_threshold_rows=10**6)
     table.partitions.split("root", 10)
     add(table, 0, 20)
     first, rows = clock(instance), keys(table)
     with psycopg.connect(dsn, options="-c search_path=dormouse") as merging:
-        # it stands for the merge's transaction: begins now, and is committed after what came after it
+        # stands for the merge's transaction: it begins now, and commits after the later changes
         [(xid,)] = merging.execute("select pg_current_xact_id()::text").fetchall()
         table.partitions.merge([one.partition_id for one in table.partitions.leaves()])
         change(table, "update epoch set created_at = created_at + interval '1 hour' where epoch = 2")
@@ -78,7 +80,7 @@ def test_a_time_that_was_twice_is_refused(instance: Instance, dsn: str, splits: 
     assert keys(table, table.history.record_cut()) == keys(table)
 
 
-def test_a_time_at_which_what_came_later_was_removed_is_refused(instance: Instance) -> None:
+def test_a_time_is_refused_if_files_that_seem_later_were_removed(instance: Instance) -> None:
     table = made(instance)
     add(table, 0)
     add(table, 0)
@@ -95,8 +97,8 @@ def test_a_time_at_which_what_came_later_was_removed_is_refused(instance: Instan
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["references", "epoch"])
-def test_a_time_among_commits_whose_times_are_forgotten_is_refused(tmp_path: Path, what: str) -> None:
-    """The server forgets them when all databases are frozen."""
+def test_a_time_among_commits_without_known_times_is_refused(tmp_path: Path, what: str) -> None:
+    """The server forgets commit times when all databases are frozen."""
     lake, objects = EmbeddedPostgres(tmp_path / "lake", options=OPTIONS), f"file://{tmp_path}/objects"
     with lake as server, connect(server.dsn, objects) as instance:
         table = made(instance, split_threshold_rows=10**6)
@@ -124,14 +126,14 @@ def _forget_times(dsn: str) -> None:
         names = [name for (name,) in conn.execute("select datname from pg_database").fetchall()]
 
         def are_forgotten() -> bool:
-            conn.execute("select pg_current_xact_id()")  # of the last commit the server always knows it
+            conn.execute("select pg_current_xact_id()")  # the server always knows the time of the last commit
             for name in names:
                 with psycopg.connect(make_conninfo(dsn, dbname=name), autocommit=True) as other:
                     other.execute("vacuum (freeze)")
             found = conn.execute("select pg_xact_commit_timestamp(%s::text::xid)", [str(now)]).fetchall()
             return found == [(None,)]
 
-        # each freezes what the others did before
+        # each round freezes the transactions of the round before
         wait_until(are_forgotten)
 
 
@@ -143,7 +145,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture
 def both(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Instance, Instance]]:
-    """The primary, and the standby, which only reads."""
+    """Yields an instance on the primary, and one on the standby, which only reads."""
     objects = _objects(tmp_path_factory)
     with connect(pair.primary, objects) as primary:
         for table in primary.tables():
@@ -157,7 +159,7 @@ _known: list[str] = []
 
 
 def _objects(factory: pytest.TempPathFactory) -> str:
-    """One store for all that the pair does: a database has one."""
+    """Returns the URL of one object store for all tests of the pair, since a database has one store."""
     if not _known:
         _known.append((factory.mktemp("standby") / "objects").as_uri())
     return _known[0]
@@ -205,7 +207,7 @@ def _reads(table: Table, at: datetime) -> list[Callable[[], object]]:
 
 
 @pytest.mark.slow
-def test_history_reads_on_a_standby_and_what_writes_is_refused_by_name(
+def test_a_standby_reads_history_and_refuses_writes_by_name(
     pair: Pair, both: tuple[Instance, Instance]
 ) -> None:
     primary, standby = both
@@ -243,7 +245,7 @@ def test_history_reads_on_a_standby_and_what_writes_is_refused_by_name(
 
 
 @pytest.mark.slow
-def test_only_who_opened_a_primary_looks_for_it_again(
+def test_only_an_instance_opened_on_a_primary_retries_on_a_standby(
     pair: Pair, both: tuple[Instance, Instance], retries: Retries
 ) -> None:
     def tries(supplier: ConnectionSupplier) -> int:
@@ -265,7 +267,7 @@ def _listed(answer: Any) -> Any:
 def test_a_query_of_a_standby_sees_one_moment(
     pair: Pair, both: tuple[Instance, Instance], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commits that were under way when it began, and end before its next page, do not belong to it."""
+    """Commits that are open when it begins, and end before its next page, are not part of its moment."""
     for name in ("PAGE_LEAVES", "PAGE_LEAVES_MAX"):
         monkeypatch.setattr(table_view, name, 1)
     primary, standby = both
@@ -281,7 +283,7 @@ def test_a_query_of_a_standby_sees_one_moment(
         files = write_leaves(context, attempt, rows, lambda *_: None, 1 << 20)
         with context.supplier.connection() as conn, conn.transaction():
             context.store.add_files_with_references(files, conn=conn)
-            add(table, 0, 1)  # one that began later is committed
+            add(table, 0, 1)  # a later transaction is committed
             pair.catch_up()
             at = clock(primary)
             pages = copy.query(columns=["k"])
@@ -298,7 +300,7 @@ def test_a_query_of_a_standby_sees_one_moment(
 def test_a_change_of_columns_beside_a_slow_transaction_is_seen_on_a_standby(
     pair: Pair, both: tuple[Instance, Instance]
 ) -> None:
-    """The files that were written since are read, too."""
+    """Files that were written after the change are read too."""
     primary, standby = both
     table = made(primary)
     add(table, 0)
